@@ -1,0 +1,56 @@
+# The one door: `make demo` shows it, `make test` proves it. Both set everything up by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := $(BIN)/python -m pytest
+
+.PHONY: help setup demo check lint types unit test soak bench fmt clean
+
+help:
+	@echo "make demo    set up, then show Headwater working on an embedded database"
+	@echo "make test    set up, then run every test"
+	@echo "make check   lint, types and the fast tests (under two minutes)"
+	@echo "make soak    long random runs: SEEDS=20 by default"
+	@echo "make bench   side-by-side benchmarks; ratios go to bench/RESULTS.md by hand"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: install python3 and python3-venv"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; PYTHON=/path/to/python3.11 make …"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/headwater demo
+
+check: lint types unit
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+unit: setup
+	$(PYTEST) -m "not slow and not soak" -n 2
+
+test: setup lint types
+	$(PYTEST) -m "not soak" -n 2
+
+soak: setup
+	HEADWATER_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak
+
+bench: setup
+	$(BIN)/python -m bench
+
+fmt: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,235 @@
+"""One error tree: every error knows its code, its status on each wire, whether to retry, and the remedy.
+
+HeadwaterError                     internal             500
+  InvalidRequest                   invalid_request      400   fix the request
+    UnsupportedVersion             unsupported_version  400   speak "1.0"
+    NotSupported                   not_supported        501   named, but not built or not exact here
+    RequestTooLarge                request_too_large    413   send less
+  Unauthorized                     unauthorized         401   send a credential
+  Forbidden                        forbidden            403   ask for another role
+  NotFound                         not_found            404
+  Conflict                         conflict             409   read again, then write
+    DuplicateKey                   duplicate_key        409   another row has this key
+  PreconditionFailed               precondition_failed  412
+  TxExpired                        tx_expired           409   retry the whole transaction
+  Busy                             busy                 503   retry
+  Unavailable                      unavailable          503   the database or its disk refuses; retry
+    StorageFull                    storage_full         507   free space; nothing was written
+  OffsetExpired                    resnapshot_required  410   take a snapshot, then follow
+  LogDamaged                       log_damaged          500   move the log aside; a new generation starts
+  SourceError                      source_error         503   the source refused or went away
+    SourceMismatch                 source_mismatch      409   not the database this log was made from
+    SourceUnfit                    source_unfit         400   the database lacks what capture needs
+  ConfigError                      config_error         400   fix the setting
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class HeadwaterError(Exception):
+    """Something failed that we know; `hint` says what to do next."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    grpc_status: ClassVar[str] = "INTERNAL"
+    retryable: ClassVar[bool] = False
+    default_hint: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint or self.default_hint
+        self.extra = details
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What goes beside code and message on every wire."""
+        found: dict[str, Any] = dict(self.extra)
+        if self.hint:
+            found["hint"] = self.hint
+        if self.retryable:
+            found["retryable"] = True
+        return found
+
+
+class InvalidRequest(HeadwaterError):
+    """The request cannot be understood or names something that is not there."""
+
+    code = "invalid_request"
+    status = 400
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class UnsupportedVersion(InvalidRequest):
+    """The envelope asks for a protocol version we do not speak."""
+
+    code = "unsupported_version"
+    default_hint = 'Send "skeinql": "1.0", or leave the field out.'
+
+
+class NotSupported(InvalidRequest):
+    """Known by name, but not served here, or not exactly."""
+
+    code = "not_supported"
+    status = 501
+    grpc_status = "UNIMPLEMENTED"
+
+
+class RequestTooLarge(InvalidRequest):
+    """The body is larger than the server accepts."""
+
+    code = "request_too_large"
+    status = 413
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class Unauthorized(HeadwaterError):
+    """No credential, or one that does not hold."""
+
+    code = "unauthorized"
+    status = 401
+    grpc_status = "UNAUTHENTICATED"
+    default_hint = "Send `Authorization: Bearer <token>` or `x-api-key: <token>`."
+
+
+class Forbidden(HeadwaterError):
+    """The principal is known, and may not do this."""
+
+    code = "forbidden"
+    status = 403
+    grpc_status = "PERMISSION_DENIED"
+
+
+class NotFound(HeadwaterError):
+    """The named database, table, row or transaction does not exist."""
+
+    code = "not_found"
+    status = 404
+    grpc_status = "NOT_FOUND"
+
+
+class Conflict(HeadwaterError):
+    """The row is not what the caller believed it to be."""
+
+    code = "conflict"
+    status = 409
+    grpc_status = "ABORTED"
+    default_hint = "Read the row again, decide anew, and send its new etag."
+
+
+class DuplicateKey(Conflict):
+    """A primary key or UNIQUE constraint is taken."""
+
+    code = "duplicate_key"
+    grpc_status = "ALREADY_EXISTS"
+    default_hint = "Another row holds this key; update that row or choose another key."
+
+
+class PreconditionFailed(HeadwaterError):
+    """A header precondition or causality floor does not hold."""
+
+    code = "precondition_failed"
+    status = 412
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class TxExpired(HeadwaterError):
+    """The interactive transaction ran past its time and was rolled back."""
+
+    code = "tx_expired"
+    status = 409
+    grpc_status = "ABORTED"
+    retryable = True
+    default_hint = "Nothing of it was kept. Begin again and keep the transaction short."
+
+
+class Busy(HeadwaterError):
+    """Another writer holds the database, or too much is in flight."""
+
+    code = "busy"
+    status = 503
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+    default_hint = "Nothing was written. Try again in a moment."
+
+
+class Unavailable(HeadwaterError):
+    """The database or its storage refuses work for now."""
+
+    code = "unavailable"
+    status = 503
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
+class StorageFull(Unavailable):
+    """The disk under the database is full: reads go on, writes are refused."""
+
+    code = "storage_full"
+    status = 507
+    grpc_status = "RESOURCE_EXHAUSTED"
+    default_hint = "Nothing was written. Free space on the disk; writes work again by themselves."
+
+
+class OffsetExpired(HeadwaterError):
+    """The log no longer holds the changes after `after`."""
+
+    code = "resnapshot_required"
+    status = 410
+    grpc_status = "OUT_OF_RANGE"
+    default_hint = "Take a snapshot and follow from the offset it carries."
+
+    def __init__(self, after: int, horizon: int, latest: int) -> None:
+        super().__init__(
+            f"changes after offset {after} are gone; the log starts at {horizon}",
+            earliest_offset=horizon,
+            latest_offset=latest,
+        )
+        self.after, self.horizon, self.latest = after, horizon, latest
+
+
+class LogDamaged(HeadwaterError):
+    """The log file is not ours, or its content does not match its checksums."""
+
+    code = "log_damaged"
+    grpc_status = "DATA_LOSS"
+    default_hint = (
+        "Move the log file aside and start again: a new generation begins and readers take a new snapshot."
+    )
+
+
+class SourceError(HeadwaterError):
+    """The database refused, or went away."""
+
+    code = "source_error"
+    status = 503
+    grpc_status = "UNAVAILABLE"
+    retryable = True
+
+
+class SourceMismatch(SourceError):
+    """This is not the database, or not the history, that the log was made from."""
+
+    code = "source_mismatch"
+    status = 409
+    grpc_status = "FAILED_PRECONDITION"
+    retryable = False
+
+
+class SourceUnfit(SourceError):
+    """The database cannot be captured as it is."""
+
+    code = "source_unfit"
+    status = 400
+    grpc_status = "FAILED_PRECONDITION"
+    retryable = False
+
+
+class ConfigError(HeadwaterError):
+    """A setting is unknown or has a value that cannot be used."""
+
+    code = "config_error"
+    status = 400
+    grpc_status = "INVALID_ARGUMENT"

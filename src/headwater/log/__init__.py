@@ -1,0 +1,1 @@
+"""The durable log: ordered, retained changes of one database in one SQLite file."""

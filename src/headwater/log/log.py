@@ -1,0 +1,110 @@
+"""What a log promises: the durable, ordered, retained changes of one database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import msgspec
+
+from headwater.model.change import Transaction
+
+
+class Retention(msgspec.Struct, frozen=True):
+    """The strictest limit that is set wins; None means no limit."""
+
+    changes: int | None = 1_000_000
+    bytes: int | None = None
+    age_ms: int | None = None
+
+
+class Log(Protocol):
+    """Appends whole transactions, reads any stretch of them, forgets the oldest.
+
+    One writer at a time (the capture thread); readers from any thread, also in other processes for the
+    disk log. Offsets are 1, 2, 3 … without holes inside a generation and never go back, not even across
+    generations. What `append` returned from survives kill -9 and power loss.
+    """
+
+    @property
+    def generation(self) -> str:
+        """Names the unbroken history this log holds. Offsets compare only within one generation."""
+        ...
+
+    @property
+    def horizon(self) -> int:
+        """The first offset still retained; `latest + 1` when there is none."""
+        ...
+
+    @property
+    def latest(self) -> int:
+        """The newest offset; `horizon - 1` when there is none."""
+        ...
+
+    @property
+    def position(self) -> str:
+        """The source's position of the newest transaction, "" before the first."""
+        ...
+
+    def append(self, parts: Iterable[Transaction]) -> int:
+        """Make `parts` durable in one step and return the new `latest`.
+
+        They continue at `latest + 1` (InvalidRequest otherwise, and nothing is kept). The iterable is
+        consumed as it comes: a transaction of a million rows never stands in memory whole. A part with
+        `last` False must be followed by the rest of its transaction in the same call.
+        """
+        ...
+
+    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+        """Changes in (after, upto], at most `limit` of them, as transactions or parts of them.
+
+        Raises OffsetExpired when `after + 1` lies before the horizon. Empty at the head.
+        """
+        ...
+
+    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+        """Every change in (after, upto], block by block; a later append does not disturb it."""
+        ...
+
+    def offset_at(self, ts: int) -> int:
+        """The last offset whose hybrid time is at or below `ts`, at least `horizon - 1`."""
+        ...
+
+    @property
+    def clock_ceiling(self) -> int:
+        """A hybrid time above every one ever given out: where a clock starts after a crash."""
+        ...
+
+    def raise_ceiling(self, ts: int) -> None:
+        """Promise, durably, that times up to `ts` may be given out from now on."""
+        ...
+
+    def note(self, name: str) -> str:
+        """A small durable text kept beside the blocks (the source's nonce, its identity); "" if unset."""
+        ...
+
+    def set_notes(self, **notes: str) -> None:
+        """Keep `notes` durably, all in one step."""
+        ...
+
+    def restart(self, *, first: int, reason: str) -> str:
+        """Begin a new generation whose first offset will be `first` (> latest); drop the old blocks.
+
+        Returns its name. `reason` is kept for status pages.
+        """
+        ...
+
+    def retain(self, retention: Retention, *, now_ms: int) -> int:
+        """Forget one bounded step of what `retention` no longer keeps; returns changes dropped.
+
+        The horizon moves at once and exactly (for the count); space follows in steps.
+        """
+        ...
+
+    def merge(self) -> int:
+        """Join one bounded run of small blocks; returns how many blocks went away."""
+        ...
+
+    def close(self) -> None:
+        """Release files. Nothing is lost: there is nothing left to write."""
+        ...

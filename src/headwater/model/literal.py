@@ -1,0 +1,357 @@
+"""Values and their three written forms: `Lit` (tagged JSON), plain JSON, and msgpack for disk.
+
+A value is a plain Python object where one fits (None, bool, int, float, str, bytes, Decimal, UUID) and a
+small class where the tag would be lost (U64, Json, Embedding, Date, Time, DateTime).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+
+I64_MIN, I64_MAX, U64_MAX = -(2**63), 2**63 - 1, 2**64 - 1
+EXACT_JSON_INT = 2**53  # beyond this a JSON number is not safe in JavaScript
+
+
+class U64(msgspec.Struct, frozen=True):
+    """An unsigned 64-bit integer: not equal to the signed one, as `Lit` equality demands."""
+
+    v: int
+
+
+class Json(msgspec.Struct, frozen=True):
+    """A JSON document, kept as its text: parsed only by whoever needs it."""
+
+    text: str
+
+    def value(self) -> Any:
+        """The parsed document."""
+        return msgspec.json.decode(self.text)
+
+
+class Date(msgspec.Struct, frozen=True):
+    """A calendar date in ISO form."""
+
+    iso: str
+
+
+class Time(msgspec.Struct, frozen=True):
+    """A time of day in ISO form."""
+
+    iso: str
+
+
+class DateTime(msgspec.Struct, frozen=True):
+    """A date and time in ISO form."""
+
+    iso: str
+
+
+class Embedding(msgspec.Struct, frozen=True):
+    """A vector of 32-bit floats and, if known, the model that made it."""
+
+    values: tuple[float, ...]
+    model: str | None = None
+
+
+class Unavailable:
+    """A value the source did not send. It is not null: it is not known."""
+
+    _only: Unavailable | None = None
+
+    def __new__(cls) -> Unavailable:
+        cls._only = cls._only or super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "UNAVAILABLE"
+
+    def __reduce__(self) -> tuple[type[Unavailable], tuple[()]]:
+        return (Unavailable, ())
+
+
+UNAVAILABLE = Unavailable()
+
+Value = (
+    None
+    | bool
+    | int
+    | U64
+    | float
+    | Decimal
+    | str
+    | bytes
+    | Json
+    | Embedding
+    | Date
+    | Time
+    | DateTime
+    | UUID
+    | Unavailable
+)
+
+_DATE = re.compile(r"\d{4}-\d\d-\d\d\Z")
+_TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?\Z")
+_DATETIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?\Z")
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?\Z|NaN\Z|-?Infinity\Z")
+_ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def is_date(text: str) -> bool:
+    """Whether `text` is an ISO date."""
+    return bool(_DATE.match(text))
+
+
+def is_time(text: str) -> bool:
+    """Whether `text` is an ISO time of day."""
+    return bool(_TIME.match(text))
+
+
+def is_datetime(text: str) -> bool:
+    """Whether `text` is an ISO date and time."""
+    return bool(_DATETIME.match(text))
+
+
+def is_broken_text(text: str) -> bool:
+    """Whether `text` stands for bytes that are not UTF-8 (see `surrogateescape`)."""
+    return not text.isascii() and any("\udc80" <= char <= "\udcff" for char in text)
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _float_out(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _str_out(value: str) -> dict[str, Any]:
+    if is_broken_text(value):
+        return {"t": "bytes", "b64": _b64(value.encode("utf-8", "surrogateescape"))}
+    return {"t": "str", "v": value}
+
+
+def _embedding_out(value: Embedding) -> dict[str, Any]:
+    lit: dict[str, Any] = {"t": "embedding", "dims": len(value.values), "v": list(value.values)}
+    return lit if value.model is None else lit | {"model": value.model}
+
+
+_TO_LIT: dict[type, Callable[[Any], dict[str, Any]]] = {
+    type(None): lambda v: {"t": "null"},
+    bool: lambda v: {"t": "bool", "v": v},
+    int: lambda v: {"t": "i64", "v": v},
+    U64: lambda v: {"t": "u64", "v": v.v},
+    float: lambda v: {"t": "f64", "v": _float_out(v)},
+    Decimal: lambda v: {"t": "dec", "v": decimal_text(v)},
+    str: _str_out,
+    bytes: lambda v: {"t": "bytes", "b64": _b64(v)},
+    Json: lambda v: {"t": "json", "v": v.value()},
+    Embedding: _embedding_out,
+    Date: lambda v: {"t": "date", "iso": v.iso},
+    Time: lambda v: {"t": "time", "iso": v.iso},
+    DateTime: lambda v: {"t": "datetime", "iso": v.iso},
+    UUID: lambda v: {"t": "uuid", "v": str(v)},
+    Unavailable: lambda v: {"t": "unavailable"},
+}
+
+
+def decimal_text(value: Decimal) -> str:
+    """The decimal digit for digit, without exponent: `12.3400` stays `12.3400`."""
+    return format(value, "f") if value.is_finite() else str(value)
+
+
+def to_lit(value: Value) -> dict[str, Any]:
+    """The tagged JSON form of `value`."""
+    return _TO_LIT[type(value)](value)
+
+
+def _plain_int(value: int) -> int | str:
+    return value if -EXACT_JSON_INT <= value <= EXACT_JSON_INT else str(value)
+
+
+_TO_PLAIN: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda v: None,
+    bool: lambda v: v,
+    int: _plain_int,
+    U64: lambda v: _plain_int(v.v),
+    float: lambda v: v if math.isfinite(v) else None,
+    Decimal: decimal_text,
+    str: lambda v: _b64(v.encode("utf-8", "surrogateescape")) if is_broken_text(v) else v,
+    bytes: _b64,
+    Json: lambda v: v.value(),
+    Embedding: lambda v: list(v.values),
+    Date: lambda v: v.iso,
+    Time: lambda v: v.iso,
+    DateTime: lambda v: v.iso,
+    UUID: str,
+}
+
+
+def to_plain(value: Value) -> Any:
+    """The plain JSON form. `UNAVAILABLE` has none: the caller leaves the column out and names it."""
+    return _TO_PLAIN[type(value)](value)
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+def _bad(tag: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"bad {tag} literal: {why}", hint='Values look like {"t": "i64", "v": 1}.')
+
+
+def _typed(tag: str, body: dict[str, Any], field: str, wanted: type | tuple[type, ...]) -> Any:
+    value = body.get(field)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        raise _bad(tag, f"`{field}` is missing or of the wrong type")
+    return value
+
+
+def _int_in(tag: str, low: int, high: int) -> Callable[[dict[str, Any]], int]:
+    def read(body: dict[str, Any]) -> int:
+        value: int = _typed(tag, body, "v", int)
+        if not low <= value <= high:
+            raise _bad(tag, f"{value} does not fit")
+        return value
+
+    return read
+
+
+_read_i64, _read_u64 = _int_in("i64", I64_MIN, I64_MAX), _int_in("u64", 0, U64_MAX)
+
+
+def _read_f64(body: dict[str, Any]) -> float:
+    value = body.get("v")
+    if isinstance(value, str) and value in _ODD_FLOATS:
+        return _ODD_FLOATS[value]
+    try:
+        return float(_typed("f64", body, "v", (int, float)))
+    except OverflowError:
+        raise _bad("f64", "the number does not fit") from None
+
+
+def _read_dec(body: dict[str, Any]) -> Decimal:
+    text: str = _typed("dec", body, "v", str)
+    if not _DECIMAL.match(text):
+        raise _bad("dec", f"{text!r} is not a decimal number")
+    try:
+        value = Decimal(text)
+    except InvalidOperation:
+        raise _bad("dec", f"{text!r} is not a decimal number") from None
+    if value.is_finite() and abs(value.adjusted()) > 20_000:
+        raise _bad("dec", "the exponent is too large")  # printed without exponent it would fill the memory
+    return value
+
+
+def _read_str(body: dict[str, Any]) -> str:
+    value: str = _typed("str", body, "v", str)
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _bad("str", "lone surrogates are not text") from None
+    return value
+
+
+def _read_bytes(body: dict[str, Any]) -> bytes:
+    try:
+        return base64.b64decode(_typed("bytes", body, "b64", str), validate=True)
+    except (binascii.Error, ValueError):
+        raise _bad("bytes", "`b64` is not base64") from None
+
+
+def _read_json(body: dict[str, Any]) -> Json:
+    if "v" not in body:
+        raise _bad("json", "`v` is missing")
+    return Json(msgspec.json.encode(body["v"]).decode())
+
+
+def _read_embedding(body: dict[str, Any]) -> Embedding:
+    values = _typed("embedding", body, "v", list)
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
+        raise _bad("embedding", "`v` must hold numbers only")
+    if body.get("dims", len(values)) != len(values):
+        raise _bad("embedding", "`dims` is not the length of `v`")
+    model = body.get("model")
+    if not isinstance(model, str | None):
+        raise _bad("embedding", "`model` must be a string")
+    try:
+        return Embedding(tuple(float(v) for v in values), model)
+    except OverflowError:
+        raise _bad("embedding", "a number does not fit") from None
+
+
+def _iso(
+    tag: str, fits: Callable[[str], bool], make: Callable[[str], Any]
+) -> Callable[[dict[str, Any]], Any]:
+    def read(body: dict[str, Any]) -> Any:
+        text: str = _typed(tag, body, "iso", str)
+        if not fits(text):
+            raise _bad(tag, f"{text!r} is not an ISO {tag}")
+        return make(text)
+
+    return read
+
+
+def _read_uuid(body: dict[str, Any]) -> UUID:
+    try:
+        return UUID(_typed("uuid", body, "v", str))
+    except ValueError:
+        raise _bad("uuid", "`v` is not a UUID") from None
+
+
+_FROM_LIT: dict[str, tuple[frozenset[str], Callable[[dict[str, Any]], Value]]] = {
+    "null": (frozenset({"v"}), lambda body: None),  # an extra "v": null is tolerated
+    "bool": (frozenset({"v"}), lambda body: _typed("bool", body, "v", bool)),
+    "i64": (frozenset({"v"}), _read_i64),
+    "u64": (frozenset({"v"}), lambda body: U64(_read_u64(body))),
+    "f64": (frozenset({"v"}), _read_f64),
+    "dec": (frozenset({"v"}), _read_dec),
+    "str": (frozenset({"v"}), _read_str),
+    "bytes": (frozenset({"b64"}), _read_bytes),
+    "json": (frozenset({"v"}), _read_json),
+    "embedding": (frozenset({"v", "dims", "model"}), _read_embedding),
+    "date": (frozenset({"iso"}), _iso("date", is_date, Date)),
+    "time": (frozenset({"iso"}), _iso("time", is_time, Time)),
+    "datetime": (frozenset({"iso"}), _iso("datetime", is_datetime, DateTime)),
+    "uuid": (frozenset({"v"}), _read_uuid),
+    "unavailable": (frozenset(), lambda body: UNAVAILABLE),
+}
+TAGS = tuple(_FROM_LIT)
+
+
+def from_lit(body: Any) -> Value:
+    """The value of one `Lit`; raises InvalidRequest with the reason."""
+    if not isinstance(body, dict) or not isinstance(body.get("t"), str):
+        raise _bad("value", "an object with a `t` tag was expected")
+    known = _FROM_LIT.get(body["t"])
+    if known is None:
+        raise _bad("value", f"unknown tag {body['t']!r}; known tags are {', '.join(TAGS)}")
+    fields, read = known
+    extra = set(body) - fields - {"t"}
+    if extra:
+        raise _bad(body["t"], f"unknown field {sorted(extra)[0]!r}")
+    return read(body)
+
+
+def from_json(body: Any) -> Value:
+    """The value of a `Lit`, or of a plain JSON scalar where a request allows both."""
+    if isinstance(body, dict):
+        return from_lit(body)
+    if isinstance(body, int) and not isinstance(body, bool):
+        return _read_i64({"v": body})
+    if isinstance(body, str):
+        return _read_str({"v": body})
+    if body is None or isinstance(body, (bool, float)):
+        return body
+    raise _bad("value", "a scalar or a tagged object was expected")

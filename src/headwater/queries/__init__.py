@@ -1,0 +1,1 @@
+"""Rows, statements and transactions for callers; cacheable queries grow here."""

@@ -1,0 +1,1 @@
+"""The wire: HTTP and RPC. No decision is taken here."""

@@ -1,0 +1,170 @@
+"""What a source promises: a database we can describe, follow, read, and, by request, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from headwater.model.change import Transaction
+from headwater.model.key import Span
+from headwater.model.literal import Value
+from headwater.model.predicate import Expr
+from headwater.model.table import Key, Row, Table
+
+T = TypeVar("T")
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Rows of a statement, or how many it touched."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    affected: int = 0
+    last_insert_id: int = 0
+
+
+class Read(msgspec.Struct, frozen=True):
+    """Rows and the log offset that was current in the very read transaction that saw them."""
+
+    columns: tuple[str, ...]
+    rows: tuple[Row, ...]
+    offset: int
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """One stretch of a table read in one short read transaction. `next_key` is None at the end."""
+
+    table: Table
+    rows: tuple[Row, ...]
+    offset: int
+    next_key: Key | None
+
+
+class Written(msgspec.Struct, Generic[T], frozen=True):
+    """What a write returned, and where it stands in the log."""
+
+    value: T
+    offset: int  # of its last change; the head if it changed nothing
+    tables: dict[str, int] = {}  # table name to the offset of its last change by this write
+
+
+class Session(Protocol):
+    """The database inside one write transaction. Raises our errors only; a raise rolls the work back."""
+
+    def describe(self, table: str) -> Table:
+        """The table's shape; NotFound if there is none."""
+        ...
+
+    def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
+        """Whole rows matching `where`, in key order."""
+        ...
+
+    def insert(self, table: str, rows: Sequence[dict[str, Value]]) -> tuple[Result, list[Row]]:
+        """Insert all or none; the second value holds the stored rows."""
+        ...
+
+    def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
+        """Set `values` on matching rows, all or none."""
+        ...
+
+    def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
+        """Delete matching rows, all or none."""
+        ...
+
+    def execute(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Result:
+        """One statement, data or schema; transaction control and our own tables are refused."""
+        ...
+
+    def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
+        """Create `table` by kinds; False if it was there."""
+        ...
+
+    def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
+        """Drop `table`; False if it was not there."""
+        ...
+
+
+Work = Callable[[Session], T]  # may be run again from the start: it must not touch anything outside
+
+
+class Tx(Protocol):
+    """An interactive transaction. Expires by itself (`tx_expired`)."""
+
+    id: str
+    read_only: bool
+
+    def run(self, work: Work[T]) -> Future[T]:
+        """Run `work` inside; its own failure undoes only itself."""
+        ...
+
+    def commit(self) -> Future[Written[None]]:
+        """Make it durable."""
+        ...
+
+    def rollback(self) -> Future[None]:
+        """Forget it."""
+        ...
+
+
+class Source(Protocol):
+    """One database. Every method may be called from any thread unless it says otherwise."""
+
+    name: str
+
+    def describe(self) -> dict[str, Table]:
+        """The captured tables as they are now."""
+        ...
+
+    def head(self) -> int:
+        """The offset the newest committed change has or will have. Cheap: one small read."""
+        ...
+
+    def follow(self, *, after: int) -> Iterator[Transaction]:
+        """Committed transactions after offset `after`, in order, up to the head of the call; then stops.
+
+        Large ones come in parts. `ts` is 0: capture stamps it. Called from the capture thread only.
+        """
+        ...
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until something may have been committed, `wake` is called, or `timeout` passes."""
+        ...
+
+    def wake(self) -> None:
+        """End a `wait` now."""
+        ...
+
+    def acknowledge(self, upto: int) -> None:
+        """Everything at or below `upto` is durable in the log: the source may forget it, when it suits it."""
+        ...
+
+    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = (), *, limit: int = 0) -> Read:
+        """Run one read-only statement."""
+        ...
+
+    def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
+        """One row by its key, with the table's shape and the offset of the read."""
+        ...
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        ...
+
+    def write(self, work: Work[T]) -> Future[Written[T]]:
+        """Run `work` in a transaction of its own; done when durable. Many are committed together."""
+        ...
+
+    def begin(self, *, read_only: bool = False) -> Tx:
+        """Open an interactive transaction."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for the status page and metrics."""
+        ...
+
+    def close(self) -> None:
+        """Finish queued writes and release the database."""
+        ...

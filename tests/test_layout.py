@@ -1,0 +1,134 @@
+"""The house rules, held from the first commit: imports only downwards, libraries at home, no long files."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "src" / "headwater"
+LEVEL = {
+    "errors": 0,
+    "model": 1,
+    "config": 1,
+    "log": 2,
+    "sources": 2,
+    "capture": 3,
+    "feeds": 4,
+    "queries": 4,
+    "ranges": 4,
+    "serve": 5,
+    "app": 6,
+    "cli": 7,
+    "__main__": 8,
+}
+ONLY = {"client": {"model", "errors"}, "pipeline": {"client", "model", "config", "errors"}}
+RIGHT_OF_THE_LOG = {"feeds", "queries", "ranges"}
+HOME = {  # library -> the folders (or files) that may import it
+    "apsw": {"log", "sources/sqlite", "feeds"},
+    "inotify_simple": {"sources/sqlite"},
+    "psycopg": {"sources/postgres"},
+    "pymysqlreplication": {"sources/mysql"},
+    "pyspark": {"pipeline"},
+    "starlette": {"serve"},
+    "uvicorn": {"serve"},
+    "prometheus_client": {"serve"},
+    "grpc": {"serve"},
+    "rich": {"cli"},
+}
+BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+
+
+def imports(path: Path, root: Path = ROOT) -> set[str]:
+    """Absolute dotted names imported anywhere in the file."""
+    package = [root.name, *path.relative_to(root).parts[:-1]]
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            base = base + (node.module.split(".") if node.module else [])
+            names |= {".".join([*base, alias.name]) for alias in node.names}
+    return names
+
+
+def offences(path: Path, root: Path = ROOT) -> list[str]:
+    place = path.relative_to(root)
+    room = place.parts[0].removesuffix(".py")
+    found = []
+    for name in sorted(imports(path, root)):
+        head, *rest = name.split(".")
+        homes = HOME.get(head)
+        if homes and not any(str(place).startswith(home) for home in homes):
+            found.append(f"{place} imports {head}; its home is {sorted(homes)}")
+        if head != root.name or not rest or rest[0] == room or room == "__init__" or rest[0].startswith("__"):
+            continue
+        allowed = ONLY.get(room)
+        down = rest[0] in allowed if allowed else LEVEL.get(rest[0], 99) < LEVEL.get(room, -1)
+        if room in RIGHT_OF_THE_LOG and rest[0] == "capture":
+            down = False
+        if room in RIGHT_OF_THE_LOG and rest[0] == "sources" and rest[1:2] != ["source"]:
+            down = False
+        if not down:
+            found.append(f"{place} imports {name}")
+    return found
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_go_downwards_and_libraries_stay_at_home(path: Path) -> None:
+    assert offences(path) == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_file_says_what_it_is_for_and_stays_short(path: Path) -> None:
+    text = path.read_text()
+    assert ast.get_docstring(ast.parse(text)), f"{path.name} has no docstring"
+    assert text.count("\n") <= 400, f"{path.name} is over 400 lines: split it by reason to change"
+    assert path.stem not in BANNED_NAMES
+
+
+def test_every_room_has_a_level() -> None:
+    rooms = {path.relative_to(ROOT).parts[0].removesuffix(".py") for path in FILES}
+    assert rooms - {"__init__", "client", "pipeline"} <= set(LEVEL)
+
+
+def test_modules_inside_a_room_do_not_import_in_circles() -> None:
+    graph = {}
+    for path in FILES:
+        me = ".".join([ROOT.name, *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+        graph[me] = imports(path)
+    modules = set(graph)
+
+    def targets(name: str) -> set[str]:
+        return {m for i in graph[name] for m in (i, i.rpartition(".")[0]) if m in modules and m != name}
+
+    done: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name in done:
+            return
+        for target in sorted(targets(name)):
+            visit(target, (*trail, name))
+        done.add(name)
+
+    for name in sorted(modules):
+        visit(name, ())
+
+
+def test_the_rule_itself_catches_an_upward_import(tmp_path: Path) -> None:
+    root = tmp_path / "headwater"
+    (root / "log").mkdir(parents=True)
+    bad = root / "log" / "bad.py"
+    bad.write_text("import rich\nfrom headwater.capture import follow\nfrom ..serve import http\n")
+    assert len(offences(bad, root)) == 3
+
+
+def test_no_test_is_written_so_that_it_never_runs() -> None:
+    for path in (Path(__file__).parent).rglob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.FunctionDef) and node.name.lower().startswith("test"):
+                assert node.name.startswith("test_"), f"{path.name}: {node.name} is never collected"
