@@ -8,7 +8,8 @@
    +--------+             +-----+ ---- ranges (pulls) ---> Spark pipeline
 
 The log is the only meeting point: right of it, code knows a source only as `sources/source.py`.
-Imports go downwards only: errors < model, config < log, sources < capture < feeds, queries, ranges < serve < app < cli.
+Imports go downwards only:
+    errors < model, config < log, sources < capture < feeds, queries, ranges < serve < app < cli
 """
 
 __version__ = "0.1.0"

@@ -12,8 +12,8 @@ import msgspec
 from msgspec.msgpack import Ext
 
 from headwater.model.literal import (
-    UNAVAILABLE,
     U64,
+    UNAVAILABLE,
     Date,
     DateTime,
     Embedding,

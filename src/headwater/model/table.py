@@ -12,8 +12,23 @@ Row = tuple[Value, ...]  # values in the order of Table.columns
 Key = tuple[Value, ...]  # values in the order of Table.key
 
 KINDS = frozenset(
-    "any bool i64 u64 f64 dec str bytes json date time datetime uuid embedding".split()
-)  # "any": the tag follows the value, as SQLite's storage classes do
+    {
+        "bool",
+        "i64",
+        "u64",
+        "f64",
+        "dec",
+        "str",
+        "bytes",
+        "json",
+        "date",
+        "time",
+        "datetime",
+        "uuid",
+        "embedding",
+    }
+    | {"any"}  # the tag follows the value, as SQLite's storage classes do
+)
 
 
 class Column(msgspec.Struct, frozen=True, omit_defaults=True):
