@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 import msgspec
@@ -32,6 +32,16 @@ class Log(Protocol):
         ...
 
     @property
+    def generation_reason(self) -> str:
+        """Why this generation began: "created", or what `restart` was told."""
+        ...
+
+    @property
+    def generation_first(self) -> int:
+        """The first offset of this generation."""
+        ...
+
+    @property
     def horizon(self) -> int:
         """The first offset still retained; `latest + 1` when there is none."""
         ...
@@ -46,28 +56,38 @@ class Log(Protocol):
         """The source's position of the newest transaction, "" before the first."""
         ...
 
-    def append(self, parts: Iterable[Transaction]) -> int:
-        """Make `parts` durable in one step and return the new `latest`.
+    def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
+        """Make `parts`, and `notes` with them, durable in one step and return the new `latest`.
 
-        They continue at `latest + 1` (InvalidRequest otherwise, and nothing is kept). The iterable is
-        consumed as it comes: a transaction of a million rows never stands in memory whole. A part with
-        `last` False must be followed by the rest of its transaction in the same call.
+        They continue at `latest + 1`, times never go back and no part is empty (InvalidRequest otherwise,
+        and nothing is kept). The iterable is consumed as it comes: a transaction of a million rows never
+        stands in memory whole. A part with `last` False must be followed by the rest of its transaction in
+        the same call. The iterable itself must not write to the log.
         """
         ...
 
     def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
         """Changes in (after, upto], at most `limit` of them, as transactions or parts of them.
 
-        Raises OffsetExpired when `after + 1` lies before the horizon. Empty at the head.
+        Raises OffsetExpired when `after + 1` lies before the horizon. Empty at the head and only there:
+        fewer than `limit` come back when rows are very large.
         """
         ...
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Every change in (after, upto], block by block; a later append does not disturb it."""
+        """Every change in (after, upto], block by block; a later append does not disturb it.
+
+        `upto` is the `latest` of the call if not given. Raises OffsetExpired at once, or on the way when
+        retention overtakes it.
+        """
         ...
 
     def offset_at(self, ts: int) -> int:
         """The last offset whose hybrid time is at or below `ts`, at least `horizon - 1`."""
+        ...
+
+    def first_whole(self, offset: int) -> int:
+        """The first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         ...
 
     @property
@@ -95,9 +115,10 @@ class Log(Protocol):
         ...
 
     def retain(self, retention: Retention, *, now_ms: int) -> int:
-        """Forget one bounded step of what `retention` no longer keeps; returns changes dropped.
+        """Take one bounded step towards `retention`; returns how many changes' space it freed, 0 when done.
 
-        The horizon moves at once and exactly (for the count); space follows in steps.
+        The horizon moves at once and exactly for the count, by whole blocks for bytes and age. It never
+        goes back, also not when a later `retention` keeps more.
         """
         ...
 

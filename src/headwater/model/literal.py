@@ -100,10 +100,11 @@ Value = (
     | Unavailable
 )
 
-_DATE = re.compile(r"\d{4}-\d\d-\d\d\Z")
-_TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?\Z")
-_DATETIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?\Z")
-_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?\Z|NaN\Z|-?Infinity\Z")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d\Z", re.ASCII)
+_TIME = re.compile(r"\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:?\d\d)?\Z", re.ASCII)
+_DATETIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d(:?\d\d)?)?\Z", re.ASCII)
+_DECIMAL = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}\Z")
 _ODD_FLOATS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -222,7 +223,7 @@ def _int_in(tag: str, low: int, high: int) -> Callable[[dict[str, Any]], int]:
     def read(body: dict[str, Any]) -> int:
         value: int = _typed(tag, body, "v", int)
         if not low <= value <= high:
-            raise _bad(tag, f"{value} does not fit")
+            raise _bad(tag, "the number does not fit")
         return value
 
     return read
@@ -244,23 +245,31 @@ def _read_f64(body: dict[str, Any]) -> float:
 def _read_dec(body: dict[str, Any]) -> Decimal:
     text: str = _typed("dec", body, "v", str)
     if not _DECIMAL.match(text):
-        raise _bad("dec", f"{text!r} is not a decimal number")
+        raise _bad("dec", f"{text[:40]!r} is not a decimal number")
     try:
         value = Decimal(text)
     except InvalidOperation:
-        raise _bad("dec", f"{text!r} is not a decimal number") from None
+        raise _bad("dec", f"{text[:40]!r} is not a decimal number") from None
     if value.is_finite() and abs(value.adjusted()) > 20_000:
         raise _bad("dec", "the exponent is too large")  # printed without exponent it would fill the memory
     return value
 
 
-def _read_str(body: dict[str, Any]) -> str:
-    value: str = _typed("str", body, "v", str)
+def _read_null(body: dict[str, Any]) -> None:
+    if body.get("v") is not None:  # an extra "v": null is tolerated
+        raise _bad("null", "`v` is not null")
+
+
+def _clean(tag: str, text: str) -> str:
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise _bad("str", "lone surrogates are not text") from None
-    return value
+        raise _bad(tag, "lone surrogates are not text") from None
+    return text
+
+
+def _read_str(body: dict[str, Any]) -> str:
+    return _clean("str", _typed("str", body, "v", str))
 
 
 def _read_bytes(body: dict[str, Any]) -> bytes:
@@ -273,20 +282,26 @@ def _read_bytes(body: dict[str, Any]) -> bytes:
 def _read_json(body: dict[str, Any]) -> Json:
     if "v" not in body:
         raise _bad("json", "`v` is missing")
-    return Json(msgspec.json.encode(body["v"]).decode())
+    try:
+        return Json(msgspec.json.encode(body["v"]).decode())
+    except UnicodeEncodeError:
+        raise _bad("json", "lone surrogates are not text") from None
+    except RecursionError:
+        raise _bad("json", "`v` is nested too deeply") from None
 
 
 def _read_embedding(body: dict[str, Any]) -> Embedding:
     values = _typed("embedding", body, "v", list)
     if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in values):
         raise _bad("embedding", "`v` must hold numbers only")
-    if body.get("dims", len(values)) != len(values):
+    dims = body.get("dims", len(values))
+    if isinstance(dims, bool) or dims != len(values):
         raise _bad("embedding", "`dims` is not the length of `v`")
     model = body.get("model")
     if not isinstance(model, str | None):
         raise _bad("embedding", "`model` must be a string")
     try:
-        return Embedding(tuple(float(v) for v in values), model)
+        return Embedding(tuple(float(v) for v in values), model and _clean("embedding", model))
     except OverflowError:
         raise _bad("embedding", "a number does not fit") from None
 
@@ -297,21 +312,21 @@ def _iso(
     def read(body: dict[str, Any]) -> Any:
         text: str = _typed(tag, body, "iso", str)
         if not fits(text):
-            raise _bad(tag, f"{text!r} is not an ISO {tag}")
+            raise _bad(tag, f"{text[:40]!r} is not an ISO {tag}")
         return make(text)
 
     return read
 
 
 def _read_uuid(body: dict[str, Any]) -> UUID:
-    try:
-        return UUID(_typed("uuid", body, "v", str))
-    except ValueError:
-        raise _bad("uuid", "`v` is not a UUID") from None
+    text: str = _typed("uuid", body, "v", str)
+    if not _UUID.match(text):
+        raise _bad("uuid", "`v` is not a UUID")
+    return UUID(text)
 
 
 _FROM_LIT: dict[str, tuple[frozenset[str], Callable[[dict[str, Any]], Value]]] = {
-    "null": (frozenset({"v"}), lambda body: None),  # an extra "v": null is tolerated
+    "null": (frozenset({"v"}), _read_null),
     "bool": (frozenset({"v"}), lambda body: _typed("bool", body, "v", bool)),
     "i64": (frozenset({"v"}), _read_i64),
     "u64": (frozenset({"v"}), lambda body: U64(_read_u64(body))),
@@ -336,11 +351,11 @@ def from_lit(body: Any) -> Value:
         raise _bad("value", "an object with a `t` tag was expected")
     known = _FROM_LIT.get(body["t"])
     if known is None:
-        raise _bad("value", f"unknown tag {body['t']!r}; known tags are {', '.join(TAGS)}")
+        raise _bad("value", f"unknown tag {body['t'][:40]!r}; known tags are {', '.join(TAGS)}")
     fields, read = known
     extra = set(body) - fields - {"t"}
     if extra:
-        raise _bad(body["t"], f"unknown field {sorted(extra)[0]!r}")
+        raise _bad(body["t"], f"unknown field {sorted(extra)[0][:40]!r}")
     return read(body)
 
 

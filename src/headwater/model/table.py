@@ -39,6 +39,7 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     declared: str = ""
     nullable: bool = True
     generated: bool = False
+    auto: bool = False  # the database numbers it when an insert leaves it out
     hidden: bool = False  # a row identity the user did not declare (SQLite's rowid)
     collation: str = "BINARY"
 

@@ -24,6 +24,7 @@ class Result(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...] = ()
     affected: int = 0
     last_insert_id: int = 0
+    truncated: bool = False  # there were more rows than one answer holds
 
 
 class Read(msgspec.Struct, frozen=True):
@@ -32,6 +33,7 @@ class Read(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     offset: int
+    truncated: bool = False
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -109,13 +111,40 @@ class Tx(Protocol):
         ...
 
 
+class Notes(Protocol):
+    """Small durable texts kept with the log, by which a source recognises its own history."""
+
+    def note(self, name: str) -> str:
+        """The text kept under `name`, or ""."""
+        ...
+
+    def set_notes(self, **notes: str) -> None:
+        """Keep these durably, in one step."""
+        ...
+
+
 class Source(Protocol):
     """One database. Every method may be called from any thread unless it says otherwise."""
 
     name: str
 
+    def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
+        """Why the log (its generation, its newest offset) is not this database's history; "" if it is.
+
+        `read(after)` gives the log's own transactions, for comparing what both sides still hold.
+        """
+        ...
+
+    def restart(self, *, generation: str, first: int) -> None:
+        """Begin a new generation: the next change takes offset `first`."""
+        ...
+
+    def reopen(self) -> None:
+        """Connect anew: what stands behind the name is not what it was."""
+        ...
+
     def describe(self) -> dict[str, Table]:
-        """The captured tables as they are now."""
+        """The tables as they are now."""
         ...
 
     def head(self) -> int:
@@ -141,8 +170,12 @@ class Source(Protocol):
         """Everything at or below `upto` is durable in the log: the source may forget it, when it suits it."""
         ...
 
-    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = (), *, limit: int = 0) -> Read:
+    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """Run one read-only statement."""
+        ...
+
+    def is_read_only(self, sql: str) -> bool:
+        """Whether the engine itself says that `sql` writes nothing."""
         ...
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:

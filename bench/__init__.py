@@ -1,0 +1,1 @@
+"""Side-by-side benchmarks, one file each; ratios come out, because machines differ."""

@@ -1,0 +1,196 @@
+"""Builds the rooms and wires them: databases with their logs and capture threads, in the order they need."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from headwater.capture.capture import Capture
+from headwater.config import Config, DatabaseConfig
+from headwater.errors import ConfigError, HeadwaterError, NotFound, NotSupported
+from headwater.log.disk import DiskLog
+from headwater.log.live import LiveLog
+from headwater.log.log import Retention
+from headwater.queries.databases import DatabaseStatus
+from headwater.sources.sqlite.source import SqliteSource
+
+SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
+
+
+class Database(msgspec.Struct, frozen=True):
+    """One database that is open: its source, its log, and the thread between them."""
+
+    source: SqliteSource
+    log: LiveLog
+    disk: DiskLog
+    capture: Capture
+    embedded: bool
+
+    def close(self) -> None:
+        """Stop in the order that loses nothing: writers first, then capture, then the log."""
+        self.source.finish_writes()
+        self.capture.stop()
+        self.source.close()
+        self.log.close()
+
+
+class App:
+    """The databases of one server. Fulfils `queries.databases.Databases`."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._data = Path(config.data)
+        # Guards _open.
+        self._lock = threading.Lock()
+        self._open: dict[str, Database] = {}
+
+    def start(self) -> None:
+        """Open every configured database, and those created under the data folder before."""
+        self._data.mkdir(parents=True, exist_ok=True)
+        configured = {database.name: database for database in self._config.databases}
+        if not configured:
+            configured["main"] = DatabaseConfig("main", "")
+        for path in sorted(self._data.glob("*.log.db")):
+            name = path.name.removesuffix(".log.db")
+            if (self._data / f"{name}.db").exists():
+                configured.setdefault(name, DatabaseConfig(name, ""))
+        try:
+            for database in configured.values():
+                self._add(database)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close every database."""
+        with self._lock:
+            databases, self._open = list(self._open.values()), {}
+        for database in databases:
+            database.close()
+
+    def database(self, name: str) -> Database:
+        """The open database `name`."""
+        found = self._open.get(name)
+        if found is None:
+            raise NotFound(f"there is no database {name!r}", hint=f"There are: {', '.join(self.names())}.")
+        return found
+
+    # --- Databases -------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> SqliteSource:
+        """The source called `name`."""
+        return self.database(name).source
+
+    def names(self) -> list[str]:
+        """Their names, sorted."""
+        return sorted(self._open)
+
+    def create(self, name: str) -> bool:
+        """Create an embedded database and open it."""
+        if name in self._open:
+            return False
+        self._add(DatabaseConfig(name, ""))
+        return True
+
+    def drop(self, name: str) -> bool:
+        """Close an embedded database and delete its files."""
+        found = self._open.get(name)
+        if found is None:
+            return False
+        if not found.embedded or name == "main":
+            raise NotSupported(f"{name!r} cannot be dropped", hint="Only databases made by schema.create_database can.")
+        with self._lock:
+            self._open.pop(name, None)
+        found.close()
+        for path in (*_files(found.source.path), *_files(str(self._log_path(name)))):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+        return True
+
+    def status(self) -> dict[str, DatabaseStatus]:
+        """Every database in numbers."""
+        return {name: self._status(database) for name, database in sorted(self._open.items())}
+
+    def _status(self, database: Database) -> DatabaseStatus:
+        log, capture = database.log, database.capture
+        error = capture.error
+        head: int | None = None
+        rows: int | None = None
+        writes: int | None = None
+        try:
+            found = database.source.status()
+            head, rows, writes = found["head"], found["capture_rows"], found["writes"]
+        except HeadwaterError as failure:
+            error = error or f"{failure.code}: {failure.message}"
+        return DatabaseStatus(
+            ready=capture.ready.is_set(),
+            generation=log.generation,
+            horizon=log.horizon,
+            latest=log.latest,
+            log_bytes=database.disk.bytes,
+            retention_changes=self._config.log.retention_events,
+            lag_changes=None if head is None else max(head - log.latest, 0),
+            lag_seconds=capture.lag_seconds(),
+            capture_rows=rows,
+            writes=writes,
+            error=error,
+        )
+
+    # --- building --------------------------------------------------------------------------------------------
+
+    def _add(self, config: DatabaseConfig) -> None:
+        database = self._build(config)
+        with self._lock:
+            self._open[config.name] = database
+
+    def _log_path(self, name: str) -> Path:
+        return self._data / f"{name}.log.db"
+
+    def _build(self, config: DatabaseConfig) -> Database:
+        with contextlib.ExitStack() as undo:
+            disk = DiskLog.open(self._log_path(config.name))
+            undo.callback(disk.close)
+            log = LiveLog(disk)
+            source = SqliteSource(config.name, self._path(config), notes=log, config=self._config.sqlite)
+            undo.callback(source.close)
+            capture = Capture(
+                source,
+                log,
+                retention=_retention(self._config),
+                flush_seconds=self._config.log.flush_ms / 1000,
+                stop_when_lost=self._config.sqlite.on_discontinuity == "stop",
+            )
+            capture.start()
+            undo.pop_all()
+        return Database(source, log, disk, capture, embedded=not config.url)
+
+    def _path(self, config: DatabaseConfig) -> str:
+        if not config.url:
+            return str(self._data / f"{config.name}.db")
+        for scheme in SQLITE_SCHEMES:
+            if config.url.startswith(scheme):
+                return config.url.removeprefix(scheme)
+        if "://" in config.url:
+            scheme = config.url.split("://")[0]
+            raise ConfigError(
+                f"{config.name!r}: there is no source for {scheme}:// yet", hint="Give a SQLite file: app.db."
+            )
+        return config.url
+
+
+def _files(path: str) -> Iterator[str]:
+    yield from (path + suffix for suffix in ("", "-wal", "-shm", "-headwater"))
+
+
+def _retention(config: Config) -> Retention:
+    age = config.log.retention_age
+    return Retention(
+        changes=config.log.retention_events,
+        bytes=config.log.retention_bytes,
+        age_ms=None if age is None else int(age * 1000),
+    )

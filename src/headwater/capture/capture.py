@@ -1,0 +1,191 @@
+"""The follow loop: what a source commits is staged at once, made durable in blocks, then acknowledged.
+
+    source.follow --stamp--> stage (readable) --flush--> log (durable) --> source.acknowledge
+
+Every step may be cut off by kill -9. What was not durable is followed again under the same offsets; what
+was durable is skipped, because following starts after the log's newest offset.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from itertools import chain
+
+from headwater.capture.stamp import Stamper, wall_ms
+from headwater.errors import HeadwaterError, SourceMismatch
+from headwater.log.live import LiveLog
+from headwater.log.log import Retention
+from headwater.model.change import Transaction
+from headwater.sources.source import Source
+
+logger = logging.getLogger("headwater.capture")
+
+STAGE = 512  # changes staged at a time: one block
+FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
+MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
+HOUSEKEEPING_SECONDS = 0.25  # between two steps of retention or merging
+
+
+class Capture:
+    """One thread that keeps one log up to date with one source."""
+
+    def __init__(
+        self, source: Source, log: LiveLog, *, retention: Retention, flush_seconds: float, stop_when_lost: bool = False
+    ) -> None:
+        self._source, self._log = source, log
+        self._retention, self._flush_seconds = retention, flush_seconds
+        self._stop_when_lost = stop_when_lost
+        self._stamper = Stamper(log)
+        self._stopping = threading.Event()
+        self._housekept = 0.0
+        self._current_at: float | None = None  # when the log last held everything the source had
+        self.error: str | None = None  # why capture stands still; written by the capture thread only
+        self.ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
+
+    def start(self) -> None:
+        """Prove that log and source belong together, catch up once, then follow."""
+        log = self._log
+        reason = self._source.prove(
+            generation=log.generation, latest=log.latest, read=lambda after: log.scan(after=max(after, log.horizon - 1))
+        )
+        if reason:
+            self._lost(reason)
+        self._pass()
+        self.ready.set()
+        self._thread.start()
+
+    def reach(self, offset: int, timeout: float) -> bool:
+        """Wait until the log holds `offset`; whether it does."""
+        self._source.wake()
+        return self._log.wait_beyond(offset - 1, timeout)
+
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until the log holds everything committed before this call."""
+        return self.reach(self._source.head(), timeout)
+
+    def lag_seconds(self) -> float | None:
+        """How long the log has been behind the source; None until it is known."""
+        return (
+            None
+            if self._current_at is None
+            else max(time.monotonic() - self._current_at - 2 * self._flush_seconds, 0.0)
+        )
+
+    def stop(self) -> None:
+        """Take in what is committed, make it durable, stop."""
+        self._stopping.set()
+        self._source.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        with contextlib.suppress(HeadwaterError):
+            self._pass()
+            self._log.flush()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._source.wait(self._flush_seconds)
+            if not self._stopping.is_set() and not self._attempt():
+                self._stopping.wait(0.2)  # a busy file or a bad disk: look again in a moment
+
+    def _attempt(self) -> bool:
+        """One pass; errors become `error` and are tried again, for ever."""
+        try:
+            self._pass()
+        except SourceMismatch as mismatch:
+            return self._attempt_restart(mismatch)
+        except HeadwaterError as error:
+            self._fail(f"{error.code}: {error.message}")
+            return False
+        except Exception as error:
+            logger.exception("capture of %s failed", self._source.name)
+            self._fail(f"internal: {type(error).__name__}")
+            return False
+        self.error = None
+        return True
+
+    def _attempt_restart(self, mismatch: SourceMismatch) -> bool:
+        try:
+            self._source.reopen()
+            self._lost(mismatch.message)
+        except HeadwaterError as error:
+            self._fail(f"{error.code}: {error.message}")
+            return False
+        return True
+
+    def _fail(self, error: str) -> None:
+        if error != self.error:
+            logger.warning("capture of %s stands still: %s", self._source.name, error)
+        self.error = error
+
+    def _pass(self) -> None:
+        if self._log.staged_changes < MAX_STAGED:
+            self._take(map(self._stamper.stamp, self._source.follow(after=self._log.latest)))
+            self._current_at = time.monotonic()
+        self._flush_if_due()
+        self._source.acknowledge(self._log.durable)
+        self._housekeep()
+
+    def _take(self, parts: Iterator[Transaction]) -> None:
+        """Stage whole transactions; one that comes in parts goes to the log in one step, as it comes."""
+        batch: list[Transaction] = []
+        waiting = 0
+        for part in parts:
+            if not part.last:
+                self._log.stage(batch)
+                self._log.append(chain([part], _rest(parts)))
+                batch, waiting = [], 0
+                continue
+            batch.append(part)
+            waiting += len(part.changes)
+            if waiting >= STAGE:
+                self._log.stage(batch)
+                batch, waiting = [], 0
+                self._flush_if_due()
+        self._log.stage(batch)
+
+    def _flush_if_due(self) -> None:
+        since = self._log.staged_since
+        late = since is not None and time.monotonic() - since >= self._flush_seconds
+        if late or self._log.staged_changes >= FLUSH_CHANGES:
+            self._log.flush()
+
+    def _housekeep(self) -> None:
+        """One bounded step of retention and merging; more when there is nothing else to do."""
+        if time.monotonic() - self._housekept < HOUSEKEEPING_SECONDS or self._log.staged_changes:
+            return
+        self._housekept = time.monotonic()
+        self._log.retain(self._retention, now_ms=wall_ms())
+        self._log.merge()
+
+    def _lost(self, reason: str) -> None:
+        """Log and source do not belong together: a new generation, or a stop with the way out."""
+        if self._stop_when_lost:
+            raise SourceMismatch(
+                reason,
+                hint="Start with sqlite.on_discontinuity = 'new_generation' to go on: readers take a new snapshot.",
+            )
+        self._log.unstage()
+        first = max(self._log.highest, self._source_head()) + 2
+        generation = self._log.restart(first=first, reason=reason)
+        self._source.restart(generation=generation, first=first)
+        self._stamper = Stamper(self._log)
+        logger.warning("%s: new log generation %s at offset %d: %s", self._source.name, generation, first, reason)
+
+    def _source_head(self) -> int:
+        try:
+            return self._source.head()
+        except HeadwaterError:
+            return 0  # a file that was never captured has no numbering yet
+
+
+def _rest(parts: Iterator[Transaction]) -> Iterator[Transaction]:
+    """The parts up to the end of the transaction that has begun."""
+    for part in parts:
+        yield part
+        if part.last:
+            return

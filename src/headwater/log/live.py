@@ -1,0 +1,319 @@
+"""The live log: a log plus an in-memory tail, so that changes are read at once and made durable in blocks.
+
+    stage ──> [ kept | staged ]  tail in memory, what live readers read
+                  ^       │ flush
+                  └───────┴──> wrapped log, durable
+
+Staged transactions are durable at their source under the same offsets; a crash only means that capture
+brings them again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+
+from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.log.log import Log, Retention
+from headwater.log.parts import in_order
+from headwater.log.tail import Tail
+from headwater.model.change import Transaction
+
+KEEP_CHANGES = 4096
+KEEP_BYTES = 32 << 20
+
+Listener = Callable[[], None]
+
+
+class LiveLog:
+    """See `Log`. `latest` counts staged transactions, `durable` does not.
+
+    One thread stages, appends, unstages and restarts; `flush` may run in another; anybody reads.
+    """
+
+    def __init__(
+        self, wrapped: Log, *, keep_changes: int = KEEP_CHANGES, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.wrapped = wrapped
+        self._keep_changes = keep_changes
+        self._clock = clock
+        self._moving = threading.RLock()  # held while staged ones go to disk; taken before _changed
+        self._changed = threading.Condition()  # guards what follows; never held during I/O
+        self._tail = Tail()
+        self._latest = self._highest = wrapped.latest
+        self._ts = _newest_ts(wrapped)
+        self._staged_since: float | None = None
+        self._closed = False
+        self._listeners: tuple[Listener, ...] = ()
+
+    # Staging
+
+    def stage(self, parts: Iterable[Transaction]) -> int:
+        """Make whole transactions readable in this process at once; returns the new `latest`."""
+        new = list(in_order(parts, after=self._latest, ts=self._ts))
+        if not new:
+            return self._latest
+        with self._changed:
+            self._tail.extend(new)
+            if self._staged_since is None:
+                self._staged_since = self._clock()
+            self._reached(new[-1])
+        self._tell()
+        return self._latest
+
+    def flush(self, *, notes: Mapping[str, str] | None = None) -> int:
+        """Append everything staged to the wrapped log in one step; returns the new `durable`."""
+        with self._moving:
+            began = self._clock()
+            staged = self._staged()
+            if staged or notes:
+                self.wrapped.append(staged, notes=notes)
+            with self._changed:
+                self._settle(began)
+            return self.durable
+
+    def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
+        """See Log. What is staged goes first, in the same step."""
+        with self._moving:
+            began = self._clock()
+            passed = Tail()
+            self.wrapped.append(chain(self._staged(), self._remembered(parts, passed)), notes=notes)
+            with self._changed:
+                if passed:
+                    self._continue_with(passed)
+                self._settle(began)
+        self._tell()
+        return self._latest
+
+    def unstage(self) -> int:
+        """Forget what is staged (its continuity with the log is lost); returns how many changes that was."""
+        with self._moving, self._changed:
+            lost = self.staged_changes
+            self._tail.drop_after(self.durable)
+            self._latest, self._staged_since = self.durable, None
+            return lost
+
+    def _staged(self) -> list[Transaction]:
+        with self._changed:
+            return self._tail.cut(self.durable, self._latest)
+
+    def _remembered(self, parts: Iterable[Transaction], passed: Tail) -> Iterator[Transaction]:
+        """`parts` as they come, the newest of them kept in `passed`."""
+        for part in parts:
+            yield part
+            passed.extend([part])
+            self._bound(passed, upto=part.upto)
+
+    def _continue_with(self, passed: Tail) -> None:
+        if self._tail and passed.first == self._tail.newest.upto + 1:
+            self._tail.extend(passed.cut(passed.first - 1, passed.newest.upto))
+        else:
+            self._tail = passed
+        self._reached(passed.newest)
+
+    def _reached(self, part: Transaction) -> None:
+        self._latest, self._ts = part.upto, part.ts
+        self._highest = max(self._highest, part.upto)
+
+    def _settle(self, began: float) -> None:
+        """After a move: what is left was staged since it `began`, and what is durable need not stay."""
+        self._latest = max(self._latest, self.durable)
+        self._staged_since = began if self.staged_changes else None
+        self._bound(self._tail, upto=self.durable)
+
+    def _bound(self, tail: Tail, *, upto: int) -> None:
+        # With some slack: dropping a few at a time would move all the others each time.
+        if tail.changes > self._keep_changes * 9 // 8 or tail.weight > KEEP_BYTES:
+            tail.forget(upto=upto, changes=self._keep_changes, weight=KEEP_BYTES)
+
+    @property
+    def durable(self) -> int:
+        """The newest offset in the wrapped log."""
+        return self.wrapped.latest
+
+    @property
+    def staged_changes(self) -> int:
+        """How many changes are readable but not yet in the wrapped log."""
+        return max(self._latest - self.durable, 0)
+
+    @property
+    def staged_since(self) -> float | None:
+        """When the oldest of them was staged, by the clock given, or a little before; None without any."""
+        return self._staged_since
+
+    # Being told
+
+    def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
+        """Sleep until `latest` passes `offset`, the log is closed or `timeout` ends; whether it passed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._latest > offset or self._closed, timeout)
+            return self._latest > offset
+
+    def add_listener(self, listener: Listener) -> None:
+        """Call `listener` whenever `latest` moved, in the capture thread: it must not block or raise."""
+        with self._changed:
+            self._listeners = (*self._listeners, listener)
+
+    def remove_listener(self, listener: Listener) -> None:
+        """Call it no more."""
+        with self._changed:
+            self._listeners = tuple(other for other in self._listeners if other != listener)
+
+    def _tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    # Reading
+
+    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+        """See Log."""
+        self._check_kept(after)
+        upto = min(self._latest if upto is None else upto, after + limit)
+        found = self._from_tail(after, upto)
+        if found is None:
+            found = self.wrapped.read(after=after, upto=upto, limit=limit)
+            # What was staged when we looked may have been flushed and forgotten since: ask again.
+            if found and found[-1].upto < upto:
+                found += self._from_tail(found[-1].upto, upto) or []
+        return found
+
+    def _from_tail(self, after: int, upto: int) -> list[Transaction] | None:
+        """(after, upto] from memory; None when memory begins later."""
+        with self._changed:
+            if after >= self._latest:
+                return []
+            held = self._tail and self._tail.first <= after + 1
+            return self._tail.cut(after, upto) if held else None
+
+    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+        """See Log."""
+        self._check_kept(after)
+        return self._pages(after, self._latest if upto is None else min(upto, self._latest))
+
+    def _pages(self, after: int, upto: int) -> Iterator[Transaction]:
+        with self._changed:
+            in_memory = self._tail.first if self._tail else self._latest + 1
+        if after + 1 < in_memory:
+            edge = min(upto, in_memory - 1)
+            yield from self.wrapped.scan(after=after, upto=edge)
+            after = edge
+        while after < upto:
+            page = self.read(after=after, upto=upto)
+            if not page:
+                return  # unstaged meanwhile
+            yield from page
+            after = page[-1].upto
+
+    def _check_kept(self, after: int) -> None:
+        horizon = self.horizon
+        if after + 1 < horizon:
+            raise OffsetExpired(after, horizon, self._latest)
+
+    def offset_at(self, ts: int) -> int:
+        """See Log."""
+        with self._changed:
+            found = self._tail.offset_at(ts)
+        return max(self.wrapped.offset_at(ts) if found is None else found, self.horizon - 1)
+
+    def first_whole(self, offset: int) -> int:
+        """See Log."""
+        offset = max(offset, self.horizon)
+        with self._changed:
+            if offset > self._latest:
+                return self._latest + 1
+            if self._tail and self._tail.first <= offset:
+                return self._tail.first_whole(offset) or self._latest + 1
+        return self.wrapped.first_whole(offset)  # past its own latest begins the first staged transaction
+
+    # The rest is the wrapped log's
+
+    @property
+    def generation(self) -> str:
+        """See Log."""
+        return self.wrapped.generation
+
+    @property
+    def generation_reason(self) -> str:
+        """See Log."""
+        return self.wrapped.generation_reason
+
+    @property
+    def generation_first(self) -> int:
+        """See Log."""
+        return self.wrapped.generation_first
+
+    @property
+    def horizon(self) -> int:
+        """See Log."""
+        return self.wrapped.horizon
+
+    @property
+    def latest(self) -> int:
+        """See Log."""
+        return self._latest
+
+    @property
+    def highest(self) -> int:
+        """The highest offset anybody could ever read here, unstaged ones included."""
+        return self._highest
+
+    @property
+    def position(self) -> str:
+        """See Log."""
+        with self._changed:
+            return self._tail.newest.position if self._tail else self.wrapped.position
+
+    @property
+    def clock_ceiling(self) -> int:
+        """See Log."""
+        return max(self.wrapped.clock_ceiling, self._ts)
+
+    def raise_ceiling(self, ts: int) -> None:
+        """See Log."""
+        self.wrapped.raise_ceiling(ts)
+
+    def note(self, name: str) -> str:
+        """See Log."""
+        return self.wrapped.note(name)
+
+    def set_notes(self, **notes: str) -> None:
+        """See Log."""
+        self.wrapped.set_notes(**notes)
+
+    def restart(self, *, first: int, reason: str) -> str:
+        """See Log. Drops what is staged; `first` lies beyond everything that was ever readable."""
+        if first <= self._highest:
+            raise InvalidRequest(f"a new generation starts after {self._highest}, not at {first}")
+        with self._moving:
+            name = self.wrapped.restart(first=first, reason=reason)
+            with self._changed:
+                self._tail = Tail()
+                self._latest = self._highest = first - 1
+                self._staged_since = None
+        self._tell()
+        return name
+
+    def retain(self, retention: Retention, *, now_ms: int) -> int:
+        """See Log. Flushes first: the count is exact for everything readable."""
+        self.flush()
+        return self.wrapped.retain(retention, now_ms=now_ms)
+
+    def merge(self) -> int:
+        """See Log."""
+        return self.wrapped.merge()
+
+    def close(self) -> None:
+        """See Log. What is staged and not flushed comes again from its source."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self.wrapped.close()
+
+
+def _newest_ts(log: Log) -> int:
+    kept = log.horizon <= log.latest
+    return log.read(after=log.latest - 1)[-1].ts if kept else 0

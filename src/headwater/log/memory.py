@@ -1,0 +1,110 @@
+"""The log in memory: every promise but durability, for tests and for databases that live as shortly."""
+
+from __future__ import annotations
+
+import secrets
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+
+from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.log.block import Block, encode
+from headwater.log.log import Retention
+from headwater.log.parts import first_begin, in_order, last_at, within
+from headwater.log.retention import Held, next_horizon
+from headwater.model.change import Transaction
+
+
+class MemoryLog:
+    """See `Log`."""
+
+    def __init__(self, *, first: int = 1) -> None:
+        self._begin(first, "created")
+        self._ts = self.clock_ceiling = 0
+        self._notes: dict[str, str] = {}
+
+    def _begin(self, first: int, reason: str) -> None:
+        self.generation, self.generation_reason = secrets.token_hex(8), reason
+        self.generation_first = self.horizon = first
+        self.latest, self.position = first - 1, ""
+        # Grows in place and is replaced when it shrinks: a reader in another thread keeps what it holds.
+        self._parts: list[Transaction] = []
+        self._blocks: list[Held] = []
+
+    def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
+        """See Log."""
+        new = list(in_order(parts, after=self.latest, ts=self._ts))
+        blocks = [_held(block) for block in encode(new)]
+        self._parts += new
+        self._blocks += blocks
+        self._notes.update(notes or {})
+        if new:
+            self.latest, self.position, self._ts = new[-1].upto, new[-1].position, new[-1].ts
+            self.clock_ceiling = max(self.clock_ceiling, self._ts)
+        return self.latest
+
+    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+        """See Log."""
+        if after + 1 < self.horizon:
+            raise OffsetExpired(after, self.horizon, self.latest)
+        upto = min(self.latest if upto is None else upto, after + limit)
+        parts = self._parts
+        low = max(bisect_right(parts, after + 1, key=_first) - 1, 0)
+        return within(parts[low : bisect_right(parts, upto, key=_first)], after, upto)
+
+    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+        """See Log."""
+        upto = self.latest if upto is None else min(upto, self.latest)
+        return iter(self.read(after=after, upto=upto, limit=self.latest))
+
+    def offset_at(self, ts: int) -> int:
+        """See Log."""
+        return max(last_at(self._parts, ts) or 0, self.horizon - 1)
+
+    def first_whole(self, offset: int) -> int:
+        """See Log."""
+        return first_begin(self._parts, max(offset, self.horizon)) or self.latest + 1
+
+    def raise_ceiling(self, ts: int) -> None:
+        """See Log."""
+        self.clock_ceiling = max(self.clock_ceiling, ts)
+
+    def note(self, name: str) -> str:
+        """See Log."""
+        return self._notes.get(name, "")
+
+    def set_notes(self, **notes: str) -> None:
+        """See Log."""
+        self._notes.update(notes)
+
+    def restart(self, *, first: int, reason: str) -> str:
+        """See Log."""
+        if first <= self.latest:
+            raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
+        self._begin(first, reason)
+        return self.generation
+
+    def retain(self, retention: Retention, *, now_ms: int) -> int:
+        """See Log. Here one step does everything."""
+        total = sum(block.bytes for block in self._blocks)
+        self.horizon = next_horizon(
+            retention, self._blocks, horizon=self.horizon, latest=self.latest, total=total, now_ms=now_ms
+        )
+        before = self._blocks
+        self._blocks = [block for block in before if block.upto >= self.horizon]
+        self._parts = [part for part in self._parts if part.upto >= self.horizon]
+        return sum(block.count for block in before[: len(before) - len(self._blocks)])
+
+    def merge(self) -> int:
+        """See Log. There is nothing to join."""
+        return 0
+
+    def close(self) -> None:
+        """See Log."""
+
+
+def _first(part: Transaction) -> int:
+    return part.first
+
+
+def _held(block: Block) -> Held:
+    return Held(block.first, block.count, len(block.data), block.raw, block.commit_ms_last)

@@ -1,0 +1,65 @@
+"""Which changes a log still keeps, and which small blocks it joins. Pure decisions over block sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from headwater.log.block import MAX_RAW
+from headwater.log.log import Retention
+from headwater.log.parts import BLOCK_CHANGES
+
+
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A block as retention sees it."""
+
+    first: int
+    count: int
+    bytes: int
+    raw: int
+    commit_ms_last: int
+
+    @property
+    def upto(self) -> int:
+        """Offset of its last change."""
+        return self.first + self.count - 1
+
+
+def next_horizon(
+    retention: Retention, oldest: Iterable[Held], *, horizon: int, latest: int, total: int, now_ms: int
+) -> int:
+    """Where the horizon goes, never back: exactly by the count, block by block for bytes and age.
+
+    `oldest` are the first blocks of the log in order, `total` the bytes of all of them.
+    """
+    if retention.changes is not None:
+        horizon = max(horizon, latest - retention.changes + 1)
+    for block in oldest:
+        if block.upto >= horizon and not _over(retention, block, latest, total, now_ms):
+            break
+        horizon = max(horizon, block.upto + 1)
+        total -= block.bytes
+    return horizon
+
+
+def _over(retention: Retention, block: Held, latest: int, total: int, now_ms: int) -> bool:
+    too_many = retention.bytes is not None and total > retention.bytes and block.upto < latest
+    too_old = retention.age_ms is not None and block.commit_ms_last < now_ms - retention.age_ms
+    return too_many or too_old
+
+
+def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
+    """Adjacent blocks that fit into one, each run as long as it gets.
+
+    The last run is left out: more may still come to it, and rewriting a block at every commit would cost
+    more than it saves.
+    """
+    run: list[Held] = []
+    count = raw = 0
+    for block in blocks:
+        if run and (count + block.count > BLOCK_CHANGES or raw + block.raw > MAX_RAW):
+            yield run
+            run, count, raw = [], 0, 0
+        run.append(block)
+        count, raw = count + block.count, raw + block.raw

@@ -1,0 +1,59 @@
+"""Hybrid time: wall-clock milliseconds that never go back, as one integer `ms << 16 | counter`."""
+
+from __future__ import annotations
+
+import re
+
+from headwater.errors import InvalidRequest
+
+Timestamp = int  # 48 bits of milliseconds, 16 bits of counter
+
+COUNTER_BITS = 16
+MAX_COUNTER = (1 << COUNTER_BITS) - 1
+MAX_MS = (1 << 48) - 1
+
+_TEXT = re.compile(r"(\d{1,15})(?:\.(\d{1,5}))?", re.ASCII)
+
+
+def ts_ms(ts: Timestamp) -> int:
+    """The milliseconds of `ts`."""
+    return ts >> COUNTER_BITS
+
+
+def ts_of_ms(ms: int) -> Timestamp:
+    """The first timestamp of millisecond `ms`."""
+    if not 0 <= ms <= MAX_MS:
+        raise InvalidRequest(f"{ms} is not a time in milliseconds", hint="Send milliseconds since 1970.")
+    return ms << COUNTER_BITS
+
+
+def ts_text(ts: Timestamp) -> str:
+    """`<ms>.<counter>`, the form on the wire."""
+    return f"{ts_ms(ts)}.{ts & MAX_COUNTER}"
+
+
+def parse_ts(text: str) -> Timestamp:
+    """The timestamp that `ts_text` wrote; a bare `<ms>` is its first."""
+    found = _TEXT.fullmatch(text)
+    if not found or int(found[2] or 0) > MAX_COUNTER or int(found[1]) > MAX_MS:
+        raise InvalidRequest(
+            f"{text[:40]!r} is not a timestamp",
+            hint='Timestamps look like "1763172000000.0": milliseconds since 1970, a dot, a counter.',
+        )
+    return ts_of_ms(int(found[1])) | int(found[2] or 0)
+
+
+class HybridClock:
+    """Gives out timestamps, each above every one given out or observed before. Not for two threads."""
+
+    def __init__(self, last: Timestamp = 0) -> None:
+        self.last = last
+
+    def tick(self, now_ms: int) -> Timestamp:
+        """The next timestamp: at `now_ms`, or just above the last when the wall clock is behind it."""
+        self.last = max(self.last + 1, ts_of_ms(now_ms))
+        return self.last
+
+    def observe(self, ts: Timestamp) -> None:
+        """Everything from now on comes after `ts`."""
+        self.last = max(self.last, ts)

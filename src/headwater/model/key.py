@@ -1,0 +1,297 @@
+"""Keys as bytes: byte order is the database's key order, and a Span is a half-open interval of it.
+
+A key is its values one after the other, each a tag and a body that ends by itself, so that a shorter key
+stands before every longer one that starts with it. What a database calls equal has equal bytes: 1, 1.0, True
+and U64(1) are one number, and dates are their ISO text. Decimal and UUID have tags of their own: a column
+of them holds nothing else. The bytes leave the process (cursors, gRPC): never change them.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from itertools import chain, repeat
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import I64_MAX, I64_MIN, U64, U64_MAX, Date, DateTime, Time, Value
+from headwater.model.table import Key
+
+_NULL, _TEXT, _UUID, _BLOB = 0x05, 0x30, 0x38, 0x40
+# One ladder for binary numbers, one for decimals: -Infinity, below zero, zero, above zero, Infinity, NaN.
+_NUMBER, _DECIMAL = 0x10, 0x20
+_LOWEST, _BELOW, _ZERO, _ABOVE, _HIGHEST, _NAN = range(6)
+
+_BINARY_BIAS = 1075  # the smallest double is 2 ** -1074
+_DECIMAL_BIAS = 2**31
+_FLIP = bytes(255 - byte for byte in range(256))
+_FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
+
+
+# --- writing ---------------------------------------------------------------------------------------------
+
+
+def _groups(groups: Sequence[int]) -> bytes:
+    """Seven bits per byte, the lowest bit saying that more follow: a longer fraction is a larger one."""
+    last = len(groups) - 1
+    return bytes(group << 1 | (place < last) for place, group in enumerate(groups))
+
+
+def _signed(ladder: int, negative: bool, body: bytes) -> bytes:
+    if negative:
+        return bytes([ladder + _BELOW]) + body.translate(_FLIP)
+    return bytes([ladder + _ABOVE]) + body
+
+
+def _number(value: int | float) -> bytes:
+    if value == 0:
+        return bytes([_NUMBER + _ZERO])
+    if isinstance(value, float) and not math.isfinite(value):
+        return bytes([_NUMBER + (_NAN if math.isnan(value) else _HIGHEST if value > 0 else _LOWEST)])
+    if isinstance(value, int) and not I64_MIN <= value <= U64_MAX:
+        raise InvalidRequest(f"{value} does not fit into 64 bits")
+    top, bottom = abs(value).as_integer_ratio()  # the bottom is a power of two: both are exact
+    exponent = top.bit_length() - bottom.bit_length()
+    top >>= (top & -top).bit_length() - 1
+    width = top.bit_length() - 1
+    fraction = (top - (1 << width)) << (-width % 7)
+    groups = [fraction >> shift & 0x7F for shift in range(width + -width % 7 - 7, -1, -7)] or [0]
+    return _signed(_NUMBER, value < 0, struct.pack(">H", exponent + _BINARY_BIAS) + _groups(groups))
+
+
+def _decimal(value: Decimal) -> bytes:
+    if not value.is_finite():
+        return bytes([_DECIMAL + (_NAN if value.is_nan() else _HIGHEST if value > 0 else _LOWEST)])
+    if not value:
+        return bytes([_DECIMAL + _ZERO])
+    if abs(value.adjusted()) >= _DECIMAL_BIAS:
+        raise InvalidRequest("the exponent of a decimal key is too large")
+    digits = "".join(map(str, value.as_tuple().digits)).rstrip("0")
+    groups = [int(digits[place : place + 2].ljust(2, "0")) for place in range(0, len(digits), 2)]
+    body = struct.pack(">I", value.adjusted() + _DECIMAL_BIAS) + _groups(groups)
+    return _signed(_DECIMAL, value < 0, body)
+
+
+def _string(tag: int, data: bytes) -> bytes:
+    # The end mark is two bytes so that "a" is no byte prefix of "a\0b": spans of prefixes rely on it.
+    return bytes([tag]) + data.replace(b"\0", b"\0\xff") + b"\0\x01"
+
+
+def _text_bytes(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        raise InvalidRequest("lone surrogates are not text") from None
+
+
+def _nocase(data: bytes) -> bytes:
+    # SQLite's NOCASE stops reading at the first NUL; behind it only the length counts.
+    seen, _, _ = data.partition(b"\0")
+    return seen.translate(_FOLD).ljust(len(data), b"\0")
+
+
+_COLLATE: dict[str, Callable[[bytes], bytes]] = {
+    "BINARY": lambda data: data,
+    "NOCASE": _nocase,
+    "RTRIM": lambda data: data.rstrip(b" "),
+}
+
+
+def _collation(name: str) -> Callable[[bytes], bytes]:
+    found = _COLLATE.get(name.upper())
+    if found is None:
+        raise NotSupported(
+            f"keys with collation {name!r} have no byte order here",
+            hint="Use a key column with collation BINARY, NOCASE or RTRIM.",
+        )
+    return found
+
+
+_PLAIN: dict[type, Callable[[Any], bytes]] = {
+    type(None): lambda v: bytes([_NULL]),
+    bool: lambda v: _number(int(v)),
+    int: _number,
+    float: _number,
+    U64: lambda v: _number(v.v),
+    Decimal: _decimal,
+    UUID: lambda v: bytes([_UUID]) + v.bytes,
+    bytes: lambda v: _string(_BLOB, v),
+}
+_TEXTUAL: dict[type, Callable[[Any], str]] = {
+    str: lambda v: v,
+    Date: lambda v: v.iso,
+    Time: lambda v: v.iso,
+    DateTime: lambda v: v.iso,
+}
+
+
+def _encode(value: Value, collate: Callable[[bytes], bytes]) -> bytes:
+    kind = type(value)
+    if kind in _TEXTUAL:
+        return _string(_TEXT, collate(_text_bytes(_TEXTUAL[kind](value))))
+    if kind in _PLAIN:
+        return _PLAIN[kind](value)
+    raise NotSupported(
+        f"a value of type {kind.__name__.lower()} has no place in a key",
+        hint="Keys hold null, numbers, text, bytes, dates, times and UUIDs.",
+    )
+
+
+def encode_key(values: Key, collations: Sequence[str] = ()) -> bytes:
+    """The key as bytes that compare as the database compares keys; a missing collation is BINARY."""
+    names = chain(collations, repeat("BINARY"))
+    return b"".join([_encode(value, _collation(name)) for value, name in zip(values, names, strict=False)])
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+Taken = tuple[Value, bytes]  # a value, and the bytes behind it
+
+
+def _take_groups(data: bytes) -> tuple[list[int], bytes]:
+    end = 1
+    while data[end - 1] & 1:
+        end += 1
+    return [byte >> 1 for byte in data[:end]], data[end:]
+
+
+def _whole(number: int) -> Value:
+    """An integer as the type that every database can bind; U64 only where nothing else is exact."""
+    if I64_MIN <= number <= I64_MAX:
+        return number
+    return float(number) if int(float(number)) == number else U64(number)
+
+
+def _take_number(data: bytes) -> tuple[int, int, bytes]:
+    """An odd number, the power of two it is multiplied by, and the rest."""
+    (exponent,) = struct.unpack_from(">H", data)
+    groups, rest = _take_groups(data[2:])
+    top = 1
+    for group in groups:
+        top = top << 7 | group
+    zeros = (top & -top).bit_length() - 1
+    return top >> zeros, exponent - _BINARY_BIAS - 7 * len(groups) + zeros, rest
+
+
+def _finite_number(data: bytes, sign: int) -> Taken:
+    odd, power, rest = _take_number(data)
+    return _whole(sign * odd << power) if power >= 0 else sign * math.ldexp(odd, power), rest
+
+
+def _finite_decimal(data: bytes, sign: int) -> Taken:
+    (exponent,) = struct.unpack_from(">I", data)
+    groups, rest = _take_groups(data[4:])
+    digits = "".join(f"{group:02}" for group in groups).rstrip("0")
+    scale = exponent - _DECIMAL_BIAS - len(digits) + 1
+    return Decimal((int(sign < 0), tuple(map(int, digits)), scale)), rest
+
+
+def _below(read: Callable[[bytes, int], Taken]) -> Callable[[bytes], Taken]:
+    def take(data: bytes) -> Taken:
+        value, rest = read(data.translate(_FLIP), -1)
+        return value, rest.translate(_FLIP)
+
+    return take
+
+
+def _ladder(tag: int, make: Callable[[str], Any], read: Callable[[bytes, int], Taken]) -> dict[int, Any]:
+    constants = {_LOWEST: make("-inf"), _ZERO: make("0"), _HIGHEST: make("inf"), _NAN: make("nan")}
+    steps: dict[int, Any] = {tag + step: _constant(value) for step, value in constants.items()}
+    return steps | {tag + _ABOVE: lambda data: read(data, 1), tag + _BELOW: _below(read)}
+
+
+def _constant(value: Value) -> Callable[[bytes], Taken]:
+    return lambda data: (value, data)
+
+
+def _take_string(data: bytes) -> tuple[bytes, bytes]:
+    end = data.index(b"\0\x01")
+    return data[:end].replace(b"\0\xff", b"\0"), data[end + 2 :]
+
+
+def _take_text(data: bytes) -> Taken:
+    found, rest = _take_string(data)
+    return found.decode("utf-8", "surrogateescape"), rest
+
+
+_READ: dict[int, Callable[[bytes], Taken]] = {
+    _NULL: _constant(None),
+    **_ladder(_NUMBER, float, _finite_number),
+    _NUMBER + _ZERO: _constant(0),
+    **_ladder(_DECIMAL, Decimal, _finite_decimal),
+    _TEXT: _take_text,
+    _UUID: lambda data: (UUID(bytes=data[:16]), data[16:]),
+    _BLOB: _take_string,
+}
+
+
+def decode_key(data: bytes) -> Key:
+    """Values that the database calls equal to those encoded; InvalidRequest if `data` is not a key."""
+    values: list[Value] = []
+    rest = data
+    try:
+        while rest:
+            value, rest = _READ[rest[0]](rest[1:])
+            values.append(value)
+        written = encode_key(tuple(values))
+    except (LookupError, ValueError, ArithmeticError, struct.error):
+        written = None
+    if written != data:
+        raise InvalidRequest("these bytes are not a key", hint="Send back key bytes as they were received.")
+    return tuple(values)
+
+
+# --- intervals -------------------------------------------------------------------------------------------
+
+
+def prefix_end(data: bytes) -> bytes | None:
+    """The first bytes after everything that starts with `data`; None when nothing comes after."""
+    kept = data.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else None
+
+
+class Span(msgspec.Struct, frozen=True):
+    """The keys in [start, end); no end means to the last key."""
+
+    start: bytes = b""
+    end: bytes | None = None
+
+    @classmethod
+    def all(cls) -> Span:
+        """Every key."""
+        return cls()
+
+    @classmethod
+    def of_prefix(cls, values: Key, collations: Sequence[str] = ()) -> Span:
+        """The keys whose first values are `values`."""
+        start = encode_key(values, collations)
+        return cls(start, prefix_end(start))
+
+    @classmethod
+    def between(cls, low: Key | None, high: Key | None, collations: Sequence[str] = ()) -> Span:
+        """The keys from `low` to `high`, both included with all keys that start with them; None is open."""
+        start = b"" if low is None else encode_key(low, collations)
+        end = None if high is None else prefix_end(encode_key(high, collations))
+        if end is not None and start >= end:
+            raise InvalidRequest("the lower bound lies above the upper bound")
+        return cls(start, end)
+
+    def contains(self, key: bytes) -> bool:
+        """Whether the encoded `key` lies inside."""
+        return self.start <= key and (self.end is None or key < self.end)
+
+    def intersect(self, other: Span) -> Span | None:
+        """What both hold; None when that is nothing."""
+        start = max(self.start, other.start)
+        ends = [end for end in (self.end, other.end) if end is not None]
+        end = min(ends, default=None)
+        return Span(start, end) if end is None or start < end else None
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether some key lies in both."""
+        return self.intersect(other) is not None

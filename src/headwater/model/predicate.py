@@ -1,0 +1,302 @@
+"""Row conditions as values: the JSON expressions of the wire, checked and bound, without any SQL text.
+
+An Expr is complete and small: params are already literals, every `op` is one Call, so that a source renders
+it, or a room evaluates it, with one match statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import UNAVAILABLE, Value, from_json
+from headwater.model.table import Key, Table
+
+MAX_DEPTH = 64
+MAX_NODES = 10_000
+
+
+class Col(msgspec.Struct, frozen=True):
+    """A column of the row."""
+
+    name: str
+    table: str | None = None
+
+
+class Literal(msgspec.Struct, frozen=True):
+    """A value, bound by the renderer and never written into text."""
+
+    value: Value
+
+
+class Call(msgspec.Struct, frozen=True):
+    """An operator and its operands.
+
+    and or: one or more; not is_null: a; in: a, then the list (may be empty); between: a, low, high;
+    all others: a, b. `is` compares like `eq` and calls NULL equal to NULL; only we write it.
+    """
+
+    op: str
+    args: tuple[Expr, ...]
+
+
+class Function(msgspec.Struct, frozen=True):
+    """A deterministic scalar function."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+
+class Cast(msgspec.Struct, frozen=True):
+    """`expr` turned into another kind: one of CASTS."""
+
+    expr: Expr
+    kind: str
+
+
+class Case(msgspec.Struct, frozen=True):
+    """The first branch (condition, result) whose condition holds, else `otherwise`."""
+
+    branches: tuple[tuple[Expr, Expr], ...]
+    otherwise: Expr
+
+
+Expr = Col | Literal | Call | Function | Cast | Case
+
+_AB = ("a", "b")
+OPS: dict[str, tuple[str, ...]] = {  # op -> its operand fields
+    **dict.fromkeys(("and", "or"), ("args",)),
+    **dict.fromkeys(("not", "is_null"), ("a",)),
+    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "like", "ilike"), _AB),
+    **dict.fromkeys(("add", "sub", "mul", "div", "mod"), _AB),
+    "in": ("a", "list"),
+    "between": ("a", "lo", "hi"),
+}
+MANY = 100
+FUNCTIONS: dict[str, tuple[int, int]] = {  # name -> fewest and most arguments
+    **dict.fromkeys(("lower", "upper", "length", "octet_length", "unicode"), (1, 1)),
+    **dict.fromkeys(("abs", "sign", "hex", "typeof", "quote"), (1, 1)),
+    **dict.fromkeys(("trim", "ltrim", "rtrim", "round", "unhex"), (1, 2)),
+    **dict.fromkeys(("ifnull", "nullif", "instr"), (2, 2)),
+    **dict.fromkeys(("substr", "substring"), (2, 3)),
+    **dict.fromkeys(("replace", "iif"), (3, 3)),
+    **dict.fromkeys(("coalesce", "min", "max"), (2, MANY)),  # min and max of one argument are aggregates
+    "char": (1, MANY),
+}
+CASTS = {"i64": "i64", "f64": "f64", "str": "str", "varchar": "str", "bytes": "bytes"}
+_LATER = "Queries come later; for now a condition looks at one row."
+
+
+# --- making ----------------------------------------------------------------------------------------------
+
+
+def eq(column: str, value: Value) -> Expr:
+    """`column` equals `value`; NULL equals nothing."""
+    return Call("eq", (Col(column), Literal(value)))
+
+
+def all_of(exprs: Sequence[Expr]) -> Expr:
+    """Every one of `exprs` holds; true when there is none."""
+    if len(exprs) == 1:
+        return exprs[0]
+    return Call("and", tuple(exprs)) if exprs else Literal(True)
+
+
+def key_is(table: Table, key: Key) -> Expr:
+    """The row of `table` whose key is `key`; a NULL in it is equal to NULL."""
+    if len(key) != len(table.key):
+        raise InvalidRequest(
+            f"the key of {table.name!r} has {len(table.key)} values, {len(key)} given",
+            hint=f"Its key columns are {', '.join(table.key)}." if table.key else "",
+        )
+    pairs = zip(table.key, key, strict=True)
+    return all_of([Call("is", (Col(name), Literal(value))) for name, value in pairs])
+
+
+# --- walking ---------------------------------------------------------------------------------------------
+
+
+def children(expr: Expr) -> Iterator[Expr]:
+    """The expressions directly inside `expr`."""
+    match expr:
+        case Call(args=args) | Function(args=args):
+            yield from args
+        case Cast(expr=inner):
+            yield inner
+        case Case(branches=branches, otherwise=otherwise):
+            for branch in branches:
+                yield from branch
+            yield otherwise
+
+
+def columns(expr: Expr) -> set[str]:
+    """The names of the columns that `expr` looks at."""
+    found = {expr.name} if isinstance(expr, Col) else set()
+    return found.union(*map(columns, children(expr)))
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+def parse_expr(body: Any, *, args: Sequence[Value] = (), path: str = "where") -> Expr:
+    """The expression that the JSON `body` stands for, with `args` in place of its params.
+
+    Raises InvalidRequest or NotSupported, naming the place of the fault: `where.a.b[2]: unknown op 'foo'`.
+    """
+    return _Reader(args).read(body, path, 1)
+
+
+def _bad(path: str, why: str, hint: str = "") -> InvalidRequest:
+    return InvalidRequest(f"{path}: {why}", hint=hint)
+
+
+def _field(body: dict[str, Any], name: str, wanted: type, path: str) -> Any:
+    value = body[name]
+    if type(value) is not wanted:
+        words = {str: "a string", list: "a list", dict: "an object", int: "an integer", bool: "true or false"}
+        raise _bad(f"{path}.{name}", f"{words[wanted]} was expected")
+    return value
+
+
+def _fields(body: dict[str, Any], path: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
+    for name in body:
+        if name not in required and name not in optional:
+            raise _bad(path, f"unknown field {name[:40]!r}")
+    for name in required:
+        if name not in body:
+            raise _bad(path, f"field {name!r} is missing")
+
+
+class _Reader:
+    """One pass over one body: it holds the arguments and counts the nodes, so hostile JSON stays small."""
+
+    def __init__(self, args: Sequence[Value]) -> None:
+        self.args = args
+        self.nodes = 0
+        self.forms: dict[str, Callable[[dict[str, Any], str, int], Expr]] = {
+            "col": self.col,
+            "lit": self.lit,
+            "param": self.param,
+            "op": self.op,
+            "fn": self.function,
+            "cast": self.cast,
+            "case": self.case,
+            "subquery": self.later,
+            "exists": self.later,
+        }
+
+    def read(self, body: Any, path: str, depth: int) -> Expr:
+        self.nodes += 1
+        if self.nodes > MAX_NODES:
+            raise _bad(path, f"more than {MAX_NODES} parts in one expression")
+        if depth > MAX_DEPTH:
+            raise _bad(path, f"nested deeper than {MAX_DEPTH}")
+        forms = [form for form in self.forms if form in body] if isinstance(body, dict) else []
+        if len(forms) != 1:
+            raise _bad(path, f"an object with one of {', '.join(self.forms)} was expected")
+        return self.forms[forms[0]](body, path, depth)
+
+    def many(self, body: dict[str, Any], name: str, path: str, depth: int) -> tuple[Expr, ...]:
+        items = enumerate(_field(body, name, list, path))
+        return tuple([self.read(item, f"{path}.{name}[{place}]", depth + 1) for place, item in items])
+
+    def col(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        _fields(body, path, ["col"], ["table"])
+        table = _field(body, "table", str, path) if body.get("table") is not None else None
+        return Col(_field(body, "col", str, path), table)
+
+    def lit(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        _fields(body, path, ["lit"])
+        try:
+            value = from_json(body["lit"])
+        except InvalidRequest as error:
+            raise _bad(f"{path}.lit", error.message, error.hint) from None
+        return _literal(value, path)
+
+    def param(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        _fields(body, path, ["param"])
+        place = _field(body, "param", int, path)
+        if not 0 <= place < len(self.args):
+            raise _bad(path, f"param {place} has no argument; {len(self.args)} given")
+        return _literal(self.args[place], path)
+
+    def op(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        name = _field(body, "op", str, path)
+        operands = OPS.get(name)
+        if operands is None:
+            raise _bad(path, f"unknown op {name[:40]!r}", f"Known ops are {', '.join(OPS)}.")
+        if operands == ("args",) and "args" not in body:
+            operands = _AB  # two operands may be written as a and b
+        _fields(body, path, ["op", *operands])
+        args: list[Expr] = []
+        for operand in operands:
+            if operand in ("args", "list"):
+                args += self.many(body, operand, path, depth)
+            else:
+                args.append(self.read(body[operand], f"{path}.{operand}", depth + 1))
+        if not args:
+            raise _bad(f"{path}.args", "at least one operand was expected")
+        return Call(name, tuple(args))
+
+    def function(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        _fields(body, path, ["fn", "args"], ["distinct"])
+        name = _field(body, "fn", str, path).lower()
+        if name not in FUNCTIONS:
+            known = ", ".join(sorted(FUNCTIONS))
+            raise NotSupported(f"{path}: function {name[:40]!r} is not served", hint=f"Served are {known}.")
+        if "distinct" in body and _field(body, "distinct", bool, path):
+            raise NotSupported(f"{path}: distinct belongs to aggregates", hint=_LATER)
+        args = self.many(body, "args", path, depth)
+        fewest, most = FUNCTIONS[name]
+        if not fewest <= len(args) <= most:
+            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+            raise _bad(path, f"{name} takes {wanted} arguments, {len(args)} given")
+        return Function(name, args)
+
+    def cast(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        _fields(body, path, ["cast"])
+        inner, path = _field(body, "cast", dict, path), f"{path}.cast"
+        _fields(inner, path, ["expr", "to"])
+        return Cast(self.read(inner["expr"], f"{path}.expr", depth + 1), _cast_kind(inner, path))
+
+    def case(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        _fields(body, path, ["case"])
+        inner, path = _field(body, "case", dict, path), f"{path}.case"
+        _fields(inner, path, ["when"], ["else"])
+        branches = []
+        for place, branch in enumerate(_field(inner, "when", list, path)):
+            at = f"{path}.when[{place}]"
+            if not isinstance(branch, dict):
+                raise _bad(at, "an object was expected")
+            _fields(branch, at, ["if", "then"])
+            condition = self.read(branch["if"], f"{at}.if", depth + 1)
+            branches.append((condition, self.read(branch["then"], f"{at}.then", depth + 1)))
+        if not branches:
+            raise _bad(f"{path}.when", "at least one branch was expected")
+        otherwise = inner.get("else")
+        last = Literal(None) if otherwise is None else self.read(otherwise, f"{path}.else", depth + 1)
+        return Case(tuple(branches), last)
+
+    def later(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        raise NotSupported(f"{path}: subqueries are not served here", hint=_LATER)
+
+
+def _literal(value: Value, path: str) -> Literal:
+    if value is UNAVAILABLE:
+        raise _bad(path, "an unavailable value cannot be compared with")
+    return Literal(value)
+
+
+def _cast_kind(body: dict[str, Any], path: str) -> str:
+    to = _field(body, "to", dict, path)
+    _fields(to, f"{path}.to", ["kind"], ["max", "precision", "scale", "charset", "collation", "unsigned"])
+    kind = CASTS.get(_field(to, "kind", str, f"{path}.to"))
+    if kind is None or any(value is not None for name, value in to.items() if name != "kind"):
+        raise NotSupported(
+            f"{path}.to: no exact cast to this type",
+            hint=f"Cast to one of {', '.join(CASTS)}, without limits.",
+        )
+    return kind

@@ -1,0 +1,89 @@
+"""Databases and tables: create, drop, list, describe."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import Conflict, InvalidRequest, NotFound
+from headwater.model.principal import Principal
+from headwater.model.table import Table
+from headwater.queries.causality import Token
+from headwater.queries.databases import MAIN, Databases, check_new_name, real_name
+from headwater.queries.kinds import nearest
+from headwater.queries.pending import Pending
+from headwater.queries.transactions import Transactions
+from headwater.sources.source import Session
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A change of the schema. `changed` is False when it was so already."""
+
+    changed: bool
+    causality: Token | None = None
+
+
+class Schema:
+    """The shape of the databases of this server."""
+
+    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+        self._databases = databases
+        self._transactions = transactions
+
+    def create_database(self, principal: Principal, db: str) -> Done:
+        """Create an embedded database."""
+        name = check_new_name(db)
+        if not self._databases.create(name):
+            raise Conflict(f"database {name!r} exists", hint="Use it, or choose another name.")
+        return Done(True)
+
+    def drop_database(self, principal: Principal, db: str) -> Done:
+        """Delete an embedded database with everything in it."""
+        name = real_name(db)
+        if name == MAIN:
+            raise InvalidRequest(f"database {MAIN!r} cannot be dropped", hint="Drop its tables instead.")
+        if not self._databases.drop(name):
+            raise NotFound(f"there is no database {name!r}", hint=nearest(name, self._databases.names()))
+        return Done(True)
+
+    def list_databases(self, principal: Principal) -> list[str]:
+        """The names of all databases."""
+        return self._databases.names()
+
+    def list_tables(self, principal: Principal, db: str | None = None) -> list[str]:
+        """The names of the tables of one database."""
+        return sorted(self._databases.get(real_name(db)).describe())
+
+    def describe_table(self, principal: Principal, db: str | None, table: str) -> Table:
+        """The shape of one table."""
+        tables = self._databases.get(real_name(db)).describe()
+        if table not in tables:
+            raise NotFound(f"there is no table {table!r}", hint=nearest(table, tables))
+        return tables[table]
+
+    def create_table(
+        self, principal: Principal, db: str | None, table: Table, *, if_not_exists: bool = False
+    ) -> Pending[Done]:
+        """Create `table`; the database too, if it is new."""
+        name = real_name(db)
+        made = name not in self._databases.names() and self._databases.create(check_new_name(name))
+
+        def work(_: str, session: Session) -> bool:
+            return session.create_table(table, if_not_exists=if_not_exists)
+
+        pending = self._transactions.write(principal, name, None, work, Done)
+        if made:
+            self._settle(pending, name)
+        return pending
+
+    def drop_table(self, principal: Principal, db: str | None, table: str, *, if_exists: bool = False) -> Pending[Done]:
+        """Drop `table` with its rows."""
+
+        def work(_: str, session: Session) -> bool:
+            return session.drop_table(table, if_exists=if_exists)
+
+        return self._transactions.write(principal, db, None, work, Done)
+
+    def _settle(self, pending: Pending[Done], name: str) -> None:
+        """A database made for a table that was then refused goes again: a failed request changes nothing."""
+        if pending.future.exception() is not None and not self._databases.get(name).describe():
+            self._databases.drop(name)

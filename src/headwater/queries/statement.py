@@ -1,0 +1,107 @@
+"""One SQL statement as the caller wrote it: read or written, in its own transaction or in an open one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import UNAVAILABLE, Value
+from headwater.model.principal import Principal
+from headwater.model.table import Row
+from headwater.queries.causality import Token
+from headwater.queries.databases import Databases, real_name
+from headwater.queries.pending import Pending
+from headwater.queries.transactions import Transactions
+from headwater.sources.source import Result, Session
+
+Args = Sequence[Value] | dict[str, Value]
+
+FORMATS = ("rows_json", "objects_json")
+OTHER_FORMATS = frozenset({"skeinpack_v1", "wasm_batch_v1"})
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The rows of a statement, and what it wrote."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    affected: int = 0
+    last_insert_id: int = 0
+    truncated: bool = False  # there were more rows than one answer holds
+    causality: Token | None = None
+
+
+class Statement:
+    """Runs statements; whether one writes is asked of the source, never read from its text."""
+
+    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+        self._databases = databases
+        self._transactions = transactions
+
+    def execute(
+        self,
+        principal: Principal,
+        sql: str,
+        args: Args = (),
+        *,
+        db: str | None = None,
+        tx: str | None = None,
+        named: bool = False,
+    ) -> Outcome | Pending[Outcome]:
+        """Run one statement. `named` demands that no two columns of its rows share a name."""
+        _check_text(sql)
+        _check_args(args)
+        if tx is None:
+            source = self._databases.get(real_name(db))
+            if source.is_read_only(sql):
+                read = source.read(sql, args)
+                return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
+
+        def work(_: str, session: Session) -> Result:
+            result = session.execute(sql, args)
+            _check(result, named)
+            return result
+
+        return self._transactions.write(principal, db, tx, work, lambda result, seen: _outcome(result, seen, named))
+
+
+def check_format(name: str | None) -> bool:
+    """Whether the rows of an answer are objects; NotSupported or InvalidRequest for other formats."""
+    if name in OTHER_FORMATS:
+        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(FORMATS)}.")
+    if name is not None and name not in FORMATS:
+        raise InvalidRequest(f"unknown result_format {name!r}", hint=f"Use one of {', '.join(FORMATS)}.")
+    return name == "objects_json"
+
+
+def _outcome(result: Result, seen: Token | None, named: bool) -> Outcome:
+    _check(result, named)
+    return Outcome(result.columns, result.rows, result.affected, result.last_insert_id, result.truncated, seen)
+
+
+def _check(result: Result, named: bool) -> None:
+    """Inside the transaction, so that a refused answer is also a statement that never happened."""
+    twice = [name for name, count in Counter(result.columns).items() if count > 1] if named else []
+    if twice:
+        raise InvalidRequest(
+            f"two columns are called {twice[0]!r}; an object can hold only one",
+            hint='Give them different names with AS, or ask for "rows_json".',
+        )
+
+
+def _check_text(sql: str) -> None:
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the statement is not valid Unicode") from None
+    if "\0" in sql:
+        raise InvalidRequest("the statement holds a NUL character", hint="Bind it as an argument.")
+
+
+def _check_args(args: Args) -> None:
+    for value in args.values() if isinstance(args, dict) else args:
+        if value is UNAVAILABLE:
+            raise InvalidRequest("an argument cannot be of tag `unavailable`")

@@ -1,0 +1,186 @@
+"""Open transactions and who holds them; also the one door by which a write reaches its database."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import msgspec
+
+from headwater.errors import Busy, InvalidRequest, NotFound, TxExpired
+from headwater.model.principal import Principal
+from headwater.queries.causality import Token, token
+from headwater.queries.databases import Databases, real_name
+from headwater.queries.pending import Pending
+from headwater.sources.source import Session, Tx, Work, Written
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+MAX_OPEN = 64  # over all principals: each may hold a connection or the writer
+MAX_IDLE_SECONDS = 60.0  # a transaction nobody used for so long is rolled back when room is needed
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A transaction was opened."""
+
+    tx: str
+    db: str
+    read_only: bool
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A transaction is over."""
+
+    tx: str
+    status: str
+    causality: Token | None = None
+
+
+class _Open:
+    """One open transaction. `used` is guarded by the registry's lock."""
+
+    __slots__ = ("db", "owner", "tx", "used")
+
+    def __init__(self, tx: Tx, db: str, owner: Principal, used: float) -> None:
+        self.tx, self.db, self.owner, self.used = tx, db, owner, used
+
+
+class Transactions:
+    """The registry of open transactions: bounded, and each usable only by the principal that began it."""
+
+    def __init__(
+        self, databases: Databases, *, most: int = MAX_OPEN, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._databases = databases
+        self._most = most
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[str, _Open] = {}
+
+    def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
+        """Open a transaction on one database."""
+        name = real_name(db)
+        source = self._databases.get(name)
+        self._make_room()
+        tx = source.begin(read_only=read_only)
+        with self._lock:
+            self._open[tx.id] = _Open(tx, name, principal, self._clock())
+        return Begun(tx.id, name, read_only)
+
+    def commit(self, principal: Principal, tx: str) -> Pending[Finished]:
+        """Make it durable."""
+        held = self._take(principal, tx)
+
+        def finish(written: Written[None]) -> Finished:
+            return Finished(tx, "committed", token(held.db, written.tables))
+
+        return Pending(held.tx.commit(), finish)
+
+    def rollback(self, principal: Principal, tx: str) -> Pending[Finished]:
+        """Forget it."""
+        held = self._take(principal, tx)
+        return Pending(held.tx.rollback(), lambda _: Finished(tx, "rolled_back"))
+
+    def write(
+        self,
+        principal: Principal,
+        db: str | None,
+        tx: str | None,
+        work: Callable[[str, Session], T],
+        finish: Callable[[T, Token | None], A],
+    ) -> Pending[A]:
+        """Run `work` (given the database's name) in the open transaction `tx`, or in one of its own.
+
+        `finish` gets the causality token, which only a write that is committed has.
+        """
+        if tx is not None:
+            held = self._use(principal, tx, db)
+            future = self._run(held, lambda session: work(held.db, session))
+            return Pending(future, lambda value: finish(value, None))
+        name = real_name(db)
+        written = self._databases.get(name).write(lambda session: work(name, session))
+        return Pending(written, lambda done: finish(done.value, token(name, done.tables)))
+
+    def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:
+        """Read in the open transaction `tx`."""
+        held = self._use(principal, tx, db)
+        return Pending(self._run(held, lambda session: work(held.db, session)), lambda value: value)
+
+    def close(self) -> None:
+        """Roll back whatever is still open."""
+        with self._lock:
+            left, self._open = list(self._open.values()), {}
+        for held in left:
+            held.tx.rollback()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def _run(self, held: _Open, work: Work[T]) -> Future[T]:
+        try:
+            future = held.tx.run(work)
+        except TxExpired:
+            self._forget(held)
+            raise
+        future.add_done_callback(lambda done: self._forget_if_over(held, done))
+        return future
+
+    def _forget_if_over(self, held: _Open, done: Future[T]) -> None:
+        if not done.cancelled() and isinstance(done.exception(), TxExpired):
+            self._forget(held)
+
+    def _forget(self, held: _Open) -> None:
+        with self._lock:
+            self._open.pop(held.tx.id, None)
+
+    def _find(self, principal: Principal, tx: str) -> _Open:
+        held = self._open.get(tx)
+        if held is None or held.owner != principal:
+            raise NotFound(
+                f"there is no open transaction {tx!r}",
+                hint="It was committed, rolled back, has expired, or belongs to another principal.",
+            )
+        return held
+
+    def _use(self, principal: Principal, tx: str, db: str | None) -> _Open:
+        with self._lock:
+            held = self._find(principal, tx)
+            if db is not None and real_name(db) != held.db:
+                raise InvalidRequest(
+                    f"transaction {tx!r} is on database {held.db!r}, not {real_name(db)!r}",
+                    hint="A transaction is bound to one database.",
+                )
+            held.used = self._clock()
+        return held
+
+    def _take(self, principal: Principal, tx: str) -> _Open:
+        with self._lock:
+            held = self._find(principal, tx)
+            del self._open[tx]
+        return held
+
+    def _make_room(self) -> None:
+        with self._lock:
+            full = len(self._open) >= self._most
+            oldest = self._clock() - MAX_IDLE_SECONDS
+            stale = [held for held in self._open.values() if held.used < oldest] if full else []
+            for held in stale:
+                del self._open[held.tx.id]
+            if full and not stale:
+                raise Busy(f"{self._most} transactions are open already")
+        for held in stale:
+            held.tx.rollback()
+
+
+def one_tx(tx: str | None, tx_id: str | None) -> str:
+    """The transaction a request names, by either name."""
+    if tx is not None and tx_id is not None and tx != tx_id:
+        raise InvalidRequest("`tx` and `tx_id` name different transactions", hint="Send one of them.")
+    found = tx if tx is not None else tx_id
+    if found is None:
+        raise InvalidRequest("`tx_id` is missing", hint="Send the `tx_id` that tx.begin returned.")
+    return found

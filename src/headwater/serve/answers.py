@@ -1,0 +1,105 @@
+"""Results of the rooms as the JSON of the RPC wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headwater.errors import InvalidRequest
+from headwater.model.literal import Value, to_lit, to_plain
+from headwater.model.table import Column, Table
+from headwater.queries.rows import Found, Stored
+from headwater.queries.schema import Done
+from headwater.queries.statement import Outcome
+from headwater.queries.transactions import Begun, Finished
+
+ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}
+
+
+def check_row_format(name: str | None) -> None:
+    """InvalidRequest unless rows can be written in format `name`."""
+    if name not in ROW_FORMATS:
+        raise InvalidRequest(f"unknown format {name!r}", hint="Use objects_json or plain_json.")
+
+
+def _lits(names: Sequence[str], row: Sequence[Value]) -> dict[str, Any]:
+    return {name: to_lit(value) for name, value in zip(names, row, strict=True)}
+
+
+def found(result: Found, format: str | None) -> dict[str, Any]:
+    """data.get"""
+    write, index = ROW_FORMATS[format], result.table.index
+    row = {column.name: write(result.row[index[column.name]]) for column in result.table.visible}
+    return {"row": row} if result.etag is None else {"row": row, "etag": result.etag}
+
+
+def stored(result: Stored) -> dict[str, Any]:
+    """data.insert, data.update, data.delete"""
+    answer: dict[str, Any] = {"affected": result.affected, "last_insert_id": result.last_insert_id}
+    if result.returning is not None:
+        answer["returning"] = [_lits(result.columns, row) for row in result.returning]
+    if result.etag is not None:
+        answer["etag"] = result.etag
+    if result.causality is not None:
+        answer["causality"] = result.causality
+    return answer
+
+
+def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
+    """sql.exec"""
+    rows: list[Any]
+    if as_objects:
+        rows = [_lits(result.columns, row) for row in result.rows]
+    else:
+        rows = [[to_lit(value) for value in row] for row in result.rows]
+    data: dict[str, Any] = {"columns": [{"name": name} for name in result.columns], "rows": rows}
+    inner: dict[str, Any] = {
+        "data": data | {"truncated": True} if result.truncated else data,
+        "affected": result.affected,
+        "last_insert_id": result.last_insert_id,
+    }
+    if result.causality is not None:
+        inner["causality"] = result.causality
+    return {"result": inner}
+
+
+def begun(result: Begun) -> dict[str, Any]:
+    """tx.begin"""
+    return {"tx": result.tx, "tx_id": result.tx, "db": result.db, "read_only": result.read_only}
+
+
+def finished(result: Finished) -> dict[str, Any]:
+    """tx.commit, tx.rollback"""
+    answer: dict[str, Any] = {"tx": result.tx, "tx_id": result.tx, "status": result.status}
+    return answer if result.causality is None else answer | {"causality": result.causality}
+
+
+def done(result: Done) -> dict[str, Any]:
+    """schema.create_* and schema.drop_*"""
+    answer: dict[str, Any] = {"ok": True, "changed": result.changed}
+    return answer if result.causality is None else answer | {"causality": result.causality}
+
+
+def described(db: str, table: Table) -> dict[str, Any]:
+    """schema.describe_table"""
+    return {
+        "db": db,
+        "table": table.name,
+        "columns": [_column(column) for column in table.visible],
+        "primary_key": list(table.primary_key),
+        "schema": table.version,
+    }
+
+
+def _column(column: Column) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "name": column.name,
+        "type": {"kind": column.kind},
+        "nullable": column.nullable,
+        "declared": column.declared,
+    }
+    return answer | {field: True for field, holds in _marks(column).items() if holds}
+
+
+def _marks(column: Column) -> dict[str, bool]:
+    return {"generated": column.generated, "auto_increment": column.auto}

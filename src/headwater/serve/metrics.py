@@ -1,0 +1,121 @@
+"""Metrics for Prometheus: requests as they are answered, log and capture as they are when asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headwater import __version__
+from headwater.queries.databases import DatabaseStatus
+from headwater.serve.methods import METHODS
+
+Status = Callable[[], dict[str, DatabaseStatus]]
+
+METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels
+    "headwater_info": ("gauge", "Always 1; the version as a label.", ("version",)),
+    "headwater_uptime_seconds": ("gauge", "Time since the server started.", ()),
+    "headwater_ready": ("gauge", "1 once the database has its first capture position.", ("db",)),
+    "headwater_rpc_requests_total": ("counter", "RPC requests answered.", ("method", "code")),
+    "headwater_rpc_request_seconds": ("histogram", "Time to answer an RPC request.", ("method",)),
+    "headwater_http_responses_total": ("counter", "HTTP responses sent.", ("route", "status")),
+    "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
+    "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
+    "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
+    "headwater_capture_table_rows": ("gauge", "Rows waiting in the capture table.", ("db",)),
+    "headwater_log_latest_offset": ("gauge", "The newest offset of the log.", ("db",)),
+    "headwater_log_horizon_offset": ("gauge", "The first offset still retained.", ("db",)),
+    "headwater_log_bytes": ("gauge", "Size of the log on disk.", ("db",)),
+    "headwater_log_generation_info": ("gauge", "Always 1; the generation as a label.", ("db", "generation")),
+}
+BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
+    "headwater_ready": lambda status: float(status.ready),
+    "headwater_writes_total": lambda status: status.writes,
+    "headwater_capture_lag_changes": lambda status: status.lag_changes,
+    "headwater_capture_lag_seconds": lambda status: status.lag_seconds,
+    "headwater_capture_table_rows": lambda status: status.capture_rows,
+    "headwater_log_latest_offset": lambda status: status.latest,
+    "headwater_log_horizon_offset": lambda status: status.horizon,
+    "headwater_log_bytes": lambda status: status.log_bytes,
+}
+
+
+class Metrics:
+    """The numbers of one server, in a registry of its own."""
+
+    def __init__(self, status: Status, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(_Pulled(status, clock))
+        self._requests = self._counter("headwater_rpc_requests_total")
+        self._responses = self._counter("headwater_http_responses_total")
+        name = "headwater_rpc_request_seconds"
+        _, text, labels = METRICS[name]
+        self._seconds = Histogram(name, text, labels, buckets=BUCKETS, registry=self._registry)
+        self._answered: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._sent: dict[tuple[str, int], Counter] = {}
+
+    def answered(self, method: str, code: str, seconds: float) -> None:
+        """One RPC request was answered. Names that are not methods are counted together."""
+        pair = self._answered.get((method, code))
+        if pair is None:
+            pair = self._children(method, code)
+        pair[0].inc()
+        pair[1].observe(seconds)
+
+    def responded(self, route: str, status: int) -> None:
+        """One HTTP response was sent."""
+        child = self._sent.get((route, status))
+        if child is None:
+            child = self._sent[route, status] = self._responses.labels(route, str(status))
+        child.inc()
+
+    def text(self) -> bytes:
+        """Everything, in Prometheus' text form. May block: it asks for the status of each database."""
+        return generate_latest(self._registry)
+
+    def _counter(self, name: str) -> Counter:
+        _, text, labels = METRICS[name]
+        return Counter(name, text, labels, registry=self._registry)
+
+    def _children(self, method: str, code: str) -> tuple[Counter, Histogram]:
+        name = method if method in METHODS else "unknown"
+        pair = self._answered.get((name, code))
+        if pair is None:
+            pair = self._requests.labels(name, code), self._seconds.labels(name)
+            self._answered[name, code] = pair
+        return pair
+
+
+class _Pulled(Collector):
+    """What is read from the databases when Prometheus asks. What is not known is absent."""
+
+    def __init__(self, status: Status, clock: Callable[[], float]) -> None:
+        self._status = status
+        self._clock = clock
+        self._started = clock()
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        found = self._status()
+        yield _family("headwater_info", [((__version__,), 1.0)])
+        yield _family("headwater_uptime_seconds", [((), self._clock() - self._started)])
+        generations = [((db, status.generation), 1.0) for db, status in found.items()]
+        yield _family("headwater_log_generation_info", generations)
+        for name, read in _PULLED.items():
+            known = [((db,), value) for db, each in found.items() if (value := read(each)) is not None]
+            yield _family(name, [(labels, float(value)) for labels, value in known])
+
+
+def _family(name: str, samples: Sequence[tuple[Sequence[str], float]]) -> Metric:
+    kind, text, labels = METRICS[name]
+    family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    metric = family(name, text, labels=labels)
+    for values, number in samples:
+        metric.add_metric(values, number)
+    return metric

@@ -1,0 +1,122 @@
+"""The OpenAPI 3.1 document, built from ROUTES and METHODS so that it cannot lag behind them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater import __version__
+from headwater.serve.auth import Access
+from headwater.serve.methods import METHODS
+from headwater.serve.routes import ROUTES, Route
+
+_REF = "#/components/schemas/{name}"
+
+
+def document() -> dict[str, Any]:
+    """The whole document."""
+    _, schemas = msgspec.json.schema_components([method.params for method in METHODS.values()], ref_template=_REF)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Headwater",
+            "version": __version__,
+            "description": "A SQL database made live: a data API, and every committed change in a log.",
+        },
+        "paths": {path: _path(path) for path in dict.fromkeys(route.path for route in ROUTES)},
+        "components": {
+            "schemas": {**schemas, "Request": _request(), "Answer": _ANSWER, "Problem": _PROBLEM},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer"},
+                "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
+        },
+    }
+
+
+def _path(path: str) -> dict[str, Any]:
+    return {route.method.lower(): _operation(route) for route in ROUTES if route.path == path}
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "operationId": route.handler,
+        "summary": route.summary,
+        "security": [] if route.access is Access.OPEN else [{}, {"bearer": []}, {"apiKey": []}],
+        "responses": _RPC_RESPONSES if route.rpc else _RESPONSES,
+    }
+    if route.rpc:
+        schema = _ref("Request" if route.handler == "rpc" else "SqlExec")
+        found["requestBody"] = {"required": True, "content": _json(schema)}
+    return found
+
+
+def _request() -> dict[str, Any]:
+    """One alternative per method, told apart by its name."""
+    return {
+        "oneOf": [
+            {
+                "type": "object",
+                "description": method.summary,
+                "required": ["method"],
+                "additionalProperties": False,
+                "properties": {
+                    "skeinql": {"const": "1.0"},
+                    "id": {"type": ["string", "integer", "null"]},
+                    "method": {"const": method.name},
+                    "params": _ref(method.params.__name__),
+                },
+            }
+            for method in METHODS.values()
+        ]
+    }
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": _REF.format(name=name)}
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+_ANSWER = {
+    "type": "object",
+    "required": ["id", "ok"],
+    "properties": {
+        "id": {"type": ["string", "integer", "null"]},
+        "ok": {"type": "boolean"},
+        "result": {},
+        "error": {
+            "type": "object",
+            "required": ["code", "message"],
+            "properties": {
+                "code": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {"type": "object"},
+            },
+        },
+    },
+}
+_PROBLEM = {
+    "type": "object",
+    "required": ["type", "title", "status", "code"],
+    "properties": {
+        "type": {"type": "string"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "code": {"type": "string"},
+        "hint": {"type": "string"},
+    },
+}
+_PROBLEM_CONTENT = {"application/problem+json": {"schema": _ref("Problem")}}
+_RESPONSES = {
+    "200": {"description": "As asked."},
+    "default": {"description": "An error.", "content": _PROBLEM_CONTENT},
+}
+_RPC_RESPONSES = {
+    "200": {"description": "The answer, or why there is none.", "content": _json(_ref("Answer"))},
+    "204": {"description": "The request had no id."},
+    "default": {"description": "The request was not read.", "content": _json(_ref("Answer"))},
+}

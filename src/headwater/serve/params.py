@@ -1,0 +1,179 @@
+"""What each RPC method takes. Every field is honoured, refused as not served, or unknown and refused."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, ClassVar
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_AT = re.compile(r"(.*) - at `(?:key in )?\$(.*)`\Z", re.DOTALL)
+
+
+class Params(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The base: `unserved` names fields we know and cannot honour; empty or false values of them are fine."""
+
+    unserved: ClassVar[tuple[str, ...]] = ()
+
+
+class Nothing(Params):
+    """No parameters."""
+
+
+class TableName(Params):
+    """A table by name; `db` is `main` unless given."""
+
+    table: str
+    db: str | None = None
+
+
+class Get(Params):
+    """data.get"""
+
+    table: TableName
+    pk: list[Any]
+    format: str | None = None
+    tx: str | None = None
+
+
+class Insert(Params):
+    """data.insert"""
+
+    unserved = ("hints",)
+    into: TableName
+    rows: list[dict[str, Any]]
+    returning: list[str] | None = None
+    hints: Any = None
+    tx: str | None = None
+
+
+class Update(Params):
+    """data.update"""
+
+    table: TableName
+    where: Any
+    set: dict[str, Any]
+    limit: Count | None = None
+    if_match: str | None = None
+    expected_etag: str | None = None
+    args: list[Any] = []
+    tx: str | None = None
+
+
+class Delete(Params):
+    """data.delete"""
+
+    table: TableName
+    where: Any
+    limit: Count | None = None
+    if_match: str | None = None
+    expected_etag: str | None = None
+    args: list[Any] = []
+    tx: str | None = None
+
+
+class SqlExec(Params):
+    """sql.exec; `default_db` is another name of `db`."""
+
+    unserved = ("explain", "as_of_ms")
+    sql: str
+    args: list[Any] | dict[str, Any] = []
+    db: str | None = None
+    default_db: str | None = None
+    result_format: str | None = None
+    tx: str | None = None
+    explain: Any = None
+    as_of_ms: Any = None
+
+
+class Begin(Params):
+    """tx.begin"""
+
+    db: str | None = None
+    read_only: bool = False
+
+
+class Finish(Params):
+    """tx.commit, tx.rollback"""
+
+    tx: str | None = None
+    tx_id: str | None = None
+
+
+class Database(Params):
+    """A database by name."""
+
+    db: str
+
+
+class MaybeDatabase(Params):
+    """A database by name, `main` unless given."""
+
+    db: str | None = None
+
+
+class TypeDesc(Params):
+    """The type of a column."""
+
+    kind: str
+    max: Count | None = None
+    precision: Count | None = None
+    scale: Count | None = None
+    charset: str | None = None
+    collation: str | None = None
+    unsigned: bool = False
+
+
+class ColumnDesc(Params):
+    """A column of a table to create."""
+
+    name: str
+    type: TypeDesc
+    nullable: bool | None = None
+    auto_increment: bool = False
+
+
+class CreateTable(Params):
+    """schema.create_table"""
+
+    unserved = ("compat_mysql",)
+    table: str
+    columns: list[ColumnDesc]
+    db: str | None = None
+    primary_key: list[str] = []
+    if_not_exists: bool = False
+    compat_mysql: Any = None
+
+
+class DropTable(Params):
+    """schema.drop_table"""
+
+    table: str
+    db: str | None = None
+    if_exists: bool = False
+
+
+def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
+    """The parameters in `raw`; InvalidRequest names the field at fault."""
+    try:
+        found = decoder.decode(raw)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise explain(error, "params") from None
+    for name in type(found).unserved:
+        value = getattr(found, name)
+        if value is not None and value is not False and value != [] and value != {}:
+            raise NotSupported(f"`{name}` is not served", hint="Leave the field out.")
+    return found
+
+
+def explain(error: Exception, root: str) -> InvalidRequest:
+    """What msgspec found, said with the path of the field."""
+    if isinstance(error, RecursionError):
+        return InvalidRequest(f"{root}: nested too deeply")
+    match = _AT.match(str(error))
+    if match:
+        return InvalidRequest(f"{root}{match[2]}: {match[1]}")
+    return InvalidRequest(f"{root}: {error}")

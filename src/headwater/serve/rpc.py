@@ -1,0 +1,156 @@
+"""The RPC envelope: one request in, one answer out, whatever the body holds."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from typing import Annotated, Any
+
+import msgspec
+
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
+from headwater.model.principal import Principal
+from headwater.queries.pending import Pending
+from headwater.serve import params
+from headwater.serve.api import Api
+from headwater.serve.bridge import Bridge
+from headwater.serve.methods import METHODS, RANK, Method, refusal
+from headwater.serve.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+VERSION = "1.0"
+SQL_ID = "sql.exec.http"
+
+Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
+Reply = tuple[int, bytes]  # HTTP status and body
+
+
+class Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    """A request. Without an id (or with null) it is a notification: nobody waits for the answer."""
+
+    method: str
+    skeinql: Any = VERSION
+    id: Id = None
+    params: msgspec.Raw = msgspec.Raw(b"")
+
+
+_envelopes = msgspec.json.Decoder(Envelope)
+_encode = msgspec.json.Encoder().encode
+_PARAMS = {method.name: msgspec.json.Decoder(method.params) for method in METHODS.values()}
+_BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def error_body(id: str | int | None, error: HeadwaterError) -> bytes:
+    """An error envelope."""
+    body: dict[str, Any] = {"code": error.code, "message": clean(error.message)}
+    if error.details:
+        body["details"] = clean(error.details)
+    return _encode({"id": id, "ok": False, "error": body})
+
+
+def unexpected(error: Exception, doing: str) -> HeadwaterError:
+    """What the caller is told of a defect of ours: nothing but where to look for it."""
+    request = uuid.uuid4().hex
+    log.error("request %s failed in %s", request, doing, exc_info=error)
+    return HeadwaterError("internal error", hint="The server's log has the reason.", request_id=request)
+
+
+class Rpc:
+    """Answers envelopes. Never raises but for cancellation."""
+
+    def __init__(self, api: Api, bridge: Bridge, metrics: Metrics) -> None:
+        self._api = api
+        self._bridge = bridge
+        self._metrics = metrics
+
+    async def envelope(self, who: Principal, body: bytes) -> Reply:
+        """The answer to the request in `body`."""
+        try:
+            request = _envelopes.decode(body)
+        except _BAD_JSON as error:
+            return _no_envelope(body, error)
+        status, reply = await self._answer(who, request)
+        return (204, b"") if request.id is None else (status, reply)
+
+    async def sql(self, who: Principal, body: bytes) -> Reply:
+        """The answer to `body`, the bare parameters of sql.exec."""
+        try:
+            is_object = isinstance(msgspec.json.decode(body), dict)
+        except _BAD_JSON:
+            is_object = False
+        if not is_object:
+            return 400, error_body(SQL_ID, InvalidRequest("the body is not a JSON object"))
+        return await self._answer(who, Envelope("sql.exec", id=SQL_ID, params=msgspec.Raw(body)))
+
+    async def _answer(self, who: Principal, request: Envelope) -> Reply:
+        started = time.perf_counter()
+        code = "ok"
+        try:
+            result = await self._call(who, request)
+            reply = _encode({"id": request.id, "ok": True, "result": result})
+        except HeadwaterError as error:
+            code, reply = error.code, error_body(request.id, error)
+        except RecursionError:
+            deep = InvalidRequest("the request is nested too deeply")
+            code, reply = deep.code, error_body(request.id, deep)
+        except Exception as error:
+            code, reply = "internal", error_body(request.id, unexpected(error, request.method))
+        self._metrics.answered(request.method, code, time.perf_counter() - started)
+        return 200, reply
+
+    async def _call(self, who: Principal, request: Envelope) -> Any:
+        if request.skeinql != VERSION:
+            raise UnsupportedVersion(f"version {str(request.skeinql)[:40]!r} is not spoken here")
+        method = METHODS.get(request.method)
+        if method is None:
+            raise refusal(request.method)
+        if RANK.get(who.role, 0) < RANK[method.role]:
+            raise Forbidden(f"{method.name} needs the role {method.role}", hint="Ask for another role.")
+        return await self._run(who, method, _params(method, request.params))
+
+    async def _run(self, who: Principal, method: Method, found: params.Params) -> Any:
+        if method.blocking:
+            result = await self._bridge.call(method.call, self._api, who, found)
+        else:
+            result = method.call(self._api, who, found)
+        if isinstance(result, Pending):
+            return result.finish(await self._bridge.wait(result.future))
+        return result
+
+
+def _params(method: Method, raw: msgspec.Raw) -> params.Params:
+    body: msgspec.Raw | bytes = raw
+    with memoryview(raw) as view:
+        absent = view.nbytes <= 4 and bytes(view) in (b"", b"null")
+    if absent:
+        if any(field.required for field in msgspec.structs.fields(method.params)):
+            raise InvalidRequest("missing params", hint=f"{method.name} needs a `params` object.")
+        body = b"{}"
+    found: params.Params = params.decode(_PARAMS[method.name], body)
+    return found
+
+
+def _no_envelope(body: bytes, error: Exception) -> Reply:
+    """Why `body` is not a request: 400 if it is not even an object, else an error for the id it names."""
+    try:
+        found = msgspec.json.decode(body)
+    except _BAD_JSON as fault:
+        return 400, error_body(None, InvalidRequest(f"the body is not JSON: {_reason(fault)}"))
+    if not isinstance(found, dict):
+        return 400, error_body(None, InvalidRequest("the body is not a JSON object"))
+    id = found.get("id")
+    known = id if isinstance(id, str) or (type(id) is int and -(2**63) <= id < 2**63) else None
+    return 200, error_body(known, params.explain(error, "request"))
+
+
+def _reason(fault: Exception) -> str:
+    return "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
+
+
+def clean(found: Any) -> Any:
+    """`found` with every text fit for JSON: a name in the database need not be valid Unicode."""
+    if isinstance(found, dict):
+        return {name: clean(value) for name, value in found.items()}
+    return found.encode("utf-8", "backslashreplace").decode() if isinstance(found, str) else found

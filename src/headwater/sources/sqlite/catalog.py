@@ -1,0 +1,59 @@
+"""The shapes of a file's tables as one connection sees them, read again only when the schema moved."""
+
+from __future__ import annotations
+
+import difflib
+
+import msgspec
+
+from headwater.errors import NotFound
+from headwater.model.table import Row, Table
+from headwater.sources.sqlite.decode import row_decoder
+from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.install import read_kinds, read_layouts
+from headwater.sources.sqlite.plan import Layout
+from headwater.sources.sqlite.shape import Shape, read_shape, table_names
+
+
+class Catalog:
+    """One per connection; not shared between threads at the same time."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._version = -1
+        self.layouts: dict[int, Layout] = {}
+        self._shapes: dict[str, Shape] = {}
+
+    def refresh(self) -> bool:
+        """Look at the schema; True if it moved since the last look."""
+        ((version,),) = self._guard.run("PRAGMA schema_version").fetchall()
+        if version == self._version:
+            return False
+        with self._guard.own() as db:
+            kinds, self.layouts = read_kinds(db), read_layouts(db)
+            shapes = {name: read_shape(db, name, kinds.get(name)) for name in table_names(db)}
+        for layout in self.layouts.values():  # captured tables carry their schema version
+            name = layout.table.name
+            if layout.active and name in shapes:
+                table = msgspec.structs.replace(shapes[name].table, version=layout.table.version)
+                shapes[name] = msgspec.structs.replace(shapes[name], table=table)
+        self._shapes, self._version = shapes, int(str(version))
+        return True
+
+    def shape(self, name: str) -> Shape:
+        """The shape of a table; NotFound names the nearest one there is."""
+        self.refresh()
+        if (shape := self._shapes.get(name)) is None:
+            near = difflib.get_close_matches(name, self._shapes, 1)
+            raise NotFound(f"there is no table {name!r}", hint=f"Did you mean {near[0]!r}?" if near else "")
+        return shape
+
+    def tables(self) -> dict[str, Table]:
+        """Every table of the user."""
+        self.refresh()
+        return {name: shape.table for name, shape in self._shapes.items()}
+
+    def decode(self, shape: Shape, stored: list[tuple[object, ...]]) -> list[Row]:
+        """Stored rows of a table to values."""
+        decode = row_decoder(Layout(0, shape))
+        return [decode(row) for row in stored]

@@ -1,0 +1,97 @@
+"""Opening SQLite files, quoting names, and turning SQLite's errors into ours: nothing of apsw leaves this room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import apsw
+
+from headwater.errors import (
+    Busy,
+    DuplicateKey,
+    HeadwaterError,
+    InvalidRequest,
+    SourceError,
+    SourceUnfit,
+    StorageFull,
+    Unavailable,
+)
+
+OURS = "_headwater_"  # prefix of every object we put into the user's file
+
+_UNIQUE = {
+    apsw.SQLITE_CONSTRAINT_UNIQUE,
+    apsw.SQLITE_CONSTRAINT_PRIMARYKEY,
+    apsw.SQLITE_CONSTRAINT_ROWID,
+}
+
+
+def ident(name: str) -> str:
+    """The one way a name gets into SQL text."""
+    if "\0" in name:
+        raise InvalidRequest("a name cannot hold a NUL character")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text_literal(text: str) -> str:
+    """`text` as a SQL string, for places where nothing can be bound (trigger bodies)."""
+    if "\0" in text:
+        raise InvalidRequest("a SQL literal cannot hold a NUL character")
+    return "'" + text.replace("'", "''") + "'"
+
+
+def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> apsw.Connection:
+    """A connection with our pragmas. `vfs` is the door through which tests bring a bad disk."""
+    flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    with sqlite_errors(path):
+        connection = apsw.Connection(path, flags=flags, vfs=vfs, statementcachesize=200)
+        connection.set_busy_timeout(5_000)
+        # Double-quoted strings would turn a misspelt column into text (WIRE §11.25).
+        connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
+        connection.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
+        connection.pragma("synchronous", "FULL")
+    return connection
+
+
+def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
+    """Our error for one of SQLite's."""
+    text = f"{what}: {error}" if what else str(error)
+    extended = getattr(error, "extendedresult", 0)
+    match error:
+        case apsw.ConstraintError() if extended in _UNIQUE:
+            return DuplicateKey(text)
+        case apsw.ConstraintError():
+            return InvalidRequest(text, hint="The statement breaks a constraint of the table; nothing was kept.")
+        case apsw.BusyError() | apsw.LockedError():
+            return Busy(text)
+        case apsw.FullError():
+            return StorageFull(text)
+        case apsw.IOError() | apsw.CantOpenError() | apsw.PermissionsError():
+            return Unavailable(text, hint="Check the disk and the permissions of the database file.")
+        case apsw.NotADBError() | apsw.CorruptError():
+            return SourceUnfit(text, hint="The file is damaged or not a SQLite database; restore it from a backup.")
+        case apsw.ReadOnlyError():
+            return SourceUnfit(text, hint="Make the database file and its folder writable.")
+        case apsw.AuthError():
+            return InvalidRequest(
+                text,
+                hint="Transaction control, ATTACH, PRAGMA and Headwater's own tables are not open to statements.",
+            )
+        case apsw.SQLError() | apsw.MismatchError() | apsw.TooBigError() | apsw.BindingsError() | apsw.RangeError():
+            return InvalidRequest(text, hint="Check the statement and its arguments.")
+        case apsw.AbortError() | apsw.InterruptError():
+            return InvalidRequest(text, hint="The statement was stopped before it ended; nothing was kept.")
+        case _:
+            return SourceError(text, hint="SQLite refused; the server's log has the details.")
+
+
+@contextmanager
+def sqlite_errors(what: str = "") -> Iterator[None]:
+    """Foreign errors stop at this door."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise to_error(error, what) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("the database holds text that is not UTF-8 here", hint="Read it AS BLOB.") from error

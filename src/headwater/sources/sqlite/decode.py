@@ -1,0 +1,93 @@
+"""From rows of the capture table to changes: pure, one decoder per layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from headwater.model.change import Change, Op
+from headwater.model.key import encode_key
+from headwater.model.table import Row
+from headwater.sources.sqlite.plan import Layout
+from headwater.sources.sqlite.triggers import ANCHOR
+from headwater.sources.sqlite.values import FROM_STORED
+
+CaptureRow = tuple[Any, ...]  # seq, layout, op, c0, c1, …
+Replaced = tuple[int, int, Row]  # head, layout, the stored row
+Numbered = tuple[int, Change]
+FIRST = 3  # where the cells begin in a CaptureRow
+
+
+def row_decoder(layout: Layout) -> Callable[[Sequence[Any]], Row]:
+    """Stored values to values; most tables need no conversion at all."""
+    columns = layout.table.columns
+    rich = [(place, FROM_STORED[c.kind]) for place, c in enumerate(columns) if c.kind in FROM_STORED]
+    if not rich:
+        return tuple
+
+    def decode(stored: Sequence[Any]) -> Row:
+        values = list(stored)
+        for place, read in rich:
+            values[place] = read(values[place])
+        return tuple(values)
+
+    return decode
+
+
+class Decoder:
+    """Decodes capture rows for all layouts of one file."""
+
+    def __init__(self, layouts: Mapping[int, Layout]) -> None:
+        self.layouts = layouts
+        self._rows = {n: row_decoder(layout) for n, layout in layouts.items()}
+
+    def change(self, row: CaptureRow) -> Change | None:
+        """The change of one capture row; None for an anchor."""
+        op = row[2]
+        if op == ANCHOR:
+            return None
+        layout, decode = self.layouts[row[1]], self._rows[row[1]]
+        table, width = layout.table, len(layout.table.columns)
+        if op == Op.INSERT:
+            return Change(Op.INSERT, table, None, decode(row[FIRST : FIRST + width]))
+        if op == Op.UPDATE:
+            middle = FIRST + width
+            return Change(Op.UPDATE, table, decode(row[middle : middle + width]), decode(row[FIRST:middle]))
+        if op == Op.DELETE:
+            return Change(Op.DELETE, table, decode(row[FIRST : FIRST + width]), None)
+        return Change(Op.SCHEMA_CHANGE, table, ddl=row[3], resnapshot=bool(row[4]))
+
+    def page(self, rows: Iterable[CaptureRow], replaced: Sequence[Replaced] = ()) -> list[Numbered]:
+        """The changes of a stretch of rows, with REPLACE on a key joined into one update."""
+        found = [(row[0], change) for row in rows if (change := self.change(row)) is not None]
+        return self._join(found, replaced) if replaced else found
+
+    def _join(self, changes: list[Numbered], replaced: Sequence[Replaced]) -> list[Numbered]:
+        aside: dict[tuple[str, bytes], tuple[int, Row]] = {}
+        pending = sorted(replaced, key=lambda item: item[0], reverse=True)
+        joined: list[Numbered] = []
+        for seq, change in changes:
+            while pending and pending[-1][0] < seq:
+                head, n, stored = pending.pop()
+                row = self._rows[n](stored)
+                aside[self._place(self.layouts[n], row)] = (head, row)
+            joined.append((seq, self._settle(change, aside)))
+        return joined
+
+    def _settle(self, change: Change, aside: dict[tuple[str, bytes], tuple[int, Row]]) -> Change:
+        """An insert onto a row set aside replaced it; any other change of that key proves it was not."""
+        if change.row is None:
+            return change
+        taken = [aside.pop(self._key(change, row), None) for row in (change.before, change.after) if row is not None]
+        if change.op is Op.INSERT and taken[0] is not None:
+            return Change(Op.UPDATE, change.table, taken[0][1], change.after)
+        return change
+
+    def _place(self, layout: Layout, row: Row) -> tuple[str, bytes]:
+        collations = [layout.table.columns[place].collation for place in layout.table.key_places]
+        return layout.table.name, encode_key(layout.table.key_of(row), collations)
+
+    def _key(self, change: Change, row: Row) -> tuple[str, bytes]:
+        table = change.table
+        collations = [table.columns[place].collation for place in table.key_places]
+        return table.name, encode_key(table.key_of(row), collations)

@@ -1,0 +1,31 @@
+"""Reading rows that may hold text which is not UTF-8: exact, at the price of a second query when one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import apsw
+
+Run = Callable[[str, Any], apsw.Cursor]
+
+
+def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]]:
+    """All rows of `sql`, which yields `width` columns. Broken bytes become surrogates in the text."""
+    try:
+        return run(sql, bindings).fetchall()
+    except UnicodeDecodeError:
+        return [_join(row) for row in run(_as_blobs(sql, width), bindings)]
+
+
+def _as_blobs(sql: str, width: int) -> str:
+    names = [f"q{place}" for place in range(width)]
+    cells = ", ".join(
+        f"typeof({n}) = 'text', CASE typeof({n}) WHEN 'text' THEN CAST({n} AS BLOB) ELSE {n} END" for n in names
+    )
+    return f"WITH q({', '.join(names)}) AS ({sql}) SELECT {cells} FROM q"
+
+
+def _join(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    pairs = zip(row[::2], row[1::2], strict=True)
+    return tuple(value.decode("utf-8", "surrogateescape") if text else value for text, value in pairs)

@@ -1,0 +1,221 @@
+"""Reading the capture table: pages of rows become transactions; schema moves and lost history are noticed.
+
+One short read transaction per page, never one across a hand-over: a long read keeps the WAL growing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import apsw
+import msgspec
+
+from headwater.errors import SourceMismatch
+from headwater.model.change import Transaction
+from headwater.sources.sqlite.chain import settle
+from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.decode import CaptureRow, Decoder, Numbered, Replaced
+from headwater.sources.sqlite.fetch import fetch
+from headwater.sources.sqlite.install import capture_cells, meta, read_layouts
+from headwater.sources.sqlite.triggers import CAPTURE, REPLACED, TXN, cells
+
+PAGE = 4096  # rows of one read; also the most changes one part of a transaction carries
+
+
+class Own(msgspec.Struct, frozen=True):
+    """A transaction our own writer recorded: offsets `first` to `upto`."""
+
+    upto: int
+    first: int
+    ms: int
+
+
+class Page(msgspec.Struct, frozen=True):
+    """What one read transaction saw."""
+
+    rows: list[CaptureRow]
+    replaced: list[Replaced]
+    own: list[Own]
+    head: int
+    nonce: str
+    schema_version: int
+
+
+class Follower:
+    """Follows one file from the capture thread. `reconcile` and `demand_resnapshot` go through the writer."""
+
+    def __init__(
+        self,
+        db: apsw.Connection,
+        *,
+        nonces: Callable[[], tuple[str, ...]],
+        reconcile: Callable[[int], None],
+        demand_resnapshot: Callable[[set[str]], None],
+    ) -> None:
+        self._db = db
+        self._nonces = nonces
+        self._reconcile, self._demand = reconcile, demand_resnapshot
+        self._schema_version = -1
+        self._decoder = Decoder({})
+        self._cells = 0
+        self._boundary: CaptureRow | None = None  # the newest row read: it must still be there, unchanged
+
+    def follow(self, after: int) -> Iterator[Transaction]:
+        """Transactions after `after`, up to the head of this call."""
+        head: int | None = None
+        grouping = Grouping()
+        while head is None or after < head:
+            page = self._read(after, head)
+            if page.schema_version != self._schema_version:
+                self._adopt(page, after)
+                continue
+            self._check(page, after)
+            head = page.head if head is None else head
+            if not page.rows:
+                return
+            self._boundary = page.rows[-1]
+            changes, broken = settle(self._decoder.page(page.rows, page.replaced))
+            yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000_000)
+            after = page.rows[-1][0]
+            if broken:
+                self._demand(broken)
+
+    def rows(self, after: int, upto: int) -> list[Numbered]:
+        """The retained changes in (after, upto], for comparing with the log."""
+        page = self._read(after, upto, limit=upto - after)
+        if page.schema_version != self._schema_version:
+            self._load()
+        return settle(self._decoder.page(page.rows, page.replaced))[0]
+
+    def oldest(self) -> int:
+        """The oldest offset still in the capture table."""
+        with sqlite_errors():
+            ((oldest,),) = self._db.execute(f"SELECT min(seq) FROM {CAPTURE}").fetchall()
+        return int(str(oldest))
+
+    def _read(self, after: int, head: int | None, limit: int = PAGE) -> Page:
+        with sqlite_errors():
+            self._db.execute("BEGIN")
+            try:
+                return self._page(after, head, limit)
+            finally:
+                self._db.execute("COMMIT")
+
+    def _page(self, after: int, head: int | None, limit: int) -> Page:
+        version = _one(self._db, "PRAGMA schema_version")
+        top = _one(self._db, f"SELECT max(seq) FROM {CAPTURE}")
+        nonce = meta(self._db, "nonce")
+        if version != self._schema_version and self._cells == 0:
+            return Page([], [], [], top, nonce, version)
+        upto = top if head is None else head
+        columns = f"seq, t, op, {cells(self._cells)}"
+        rows = fetch(
+            self._db.execute,
+            f"SELECT {columns} FROM {CAPTURE} WHERE seq >= ? AND seq <= ? ORDER BY seq LIMIT {limit + 1}",
+            (after, upto),
+            self._cells + 3,
+        )
+        if rows and rows[0][0] == after:
+            self._compare(rows.pop(0))
+        rows = rows[:limit]
+        last = rows[-1][0] if rows else after
+        own = self._db.execute(
+            f"SELECT upto, first, ms FROM {TXN} WHERE upto > ? AND first <= ? ORDER BY upto", (after, last)
+        ).fetchall()
+        return Page(
+            rows, self._replaced(after, last), [Own(*map(int, map(str, row))) for row in own], top, nonce, version
+        )
+
+    def _replaced(self, after: int, last: int) -> list[Replaced]:
+        width = self._cells // 2
+        rows = fetch(
+            self._db.execute,
+            f"SELECT head, t, {cells(width)} FROM {REPLACED} WHERE head >= ? AND head < ? ORDER BY id",
+            (after - PAGE, last),
+            width + 2,
+        )
+        return [(row[0], row[1], self._trim_width(row)) for row in rows]
+
+    def _trim_width(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        layout = self._decoder.layouts.get(row[1])
+        return row[2 : 2 + len(layout.table.columns)] if layout else row[2:]
+
+    def _compare(self, row: CaptureRow) -> None:
+        mine = self._boundary
+        if mine is not None and mine[0] == row[0] and mine != row[: len(mine)]:
+            raise SourceMismatch(f"change {row[0]} is not the one that was read before", hint=_RESTORED)
+
+    def _check(self, page: Page, after: int) -> None:
+        if page.nonce not in self._nonces():
+            raise SourceMismatch("the database file is an older copy of itself", hint=_RESTORED)
+        if page.head < after:
+            raise SourceMismatch(f"the newest change is {page.head}, but {after} was read already", hint=_RESTORED)
+        if page.rows and page.rows[0][0] != after + 1:
+            raise SourceMismatch(f"change {after + 1} is missing; the next is {page.rows[0][0]}", hint=_RESTORED)
+
+    def _adopt(self, page: Page, after: int) -> None:
+        """The schema moved: make capture fit it, then read with the new layouts."""
+        if page.nonce in self._nonces():
+            self._reconcile(after if self._schema_version == -1 else max(after, 0))
+        self._load()
+
+    def _load(self) -> None:
+        with sqlite_errors():
+            self._db.execute("BEGIN")
+            try:
+                self._schema_version = _one(self._db, "PRAGMA schema_version")
+                self._decoder = Decoder(read_layouts(self._db))
+                self._cells = capture_cells(self._db)
+            finally:
+                self._db.execute("COMMIT")
+
+
+_RESTORED = "The file was restored or swapped: readers need a new snapshot."
+
+
+def _one(db: apsw.Connection, sql: str) -> int:
+    ((value,),) = db.execute(sql).fetchall()
+    return int(str(value))
+
+
+class Grouping:
+    """Cuts numbered changes into transactions: our own by their record, foreign ones by what one look saw.
+
+    SQLite shows no transaction ids. What other processes committed between two looks is one transaction
+    here: a union of whole ones, never a part of one.
+    """
+
+    def __init__(self) -> None:
+        self._open: tuple[int, int] | None = None  # a transaction cut by a page: its first offset, changes so far
+
+    def parts(self, changes: list[Numbered], own: list[Own], head: int, now_ms: int) -> Iterator[Transaction]:
+        """The transactions, or parts of them, that `changes` make up."""
+        place = 0
+        records = list(own)
+        while place < len(changes):
+            seq = changes[place][0]
+            while records and records[0].upto < seq:
+                records.pop(0)
+            mine = records[0] if records and records[0].first <= seq else None
+            end = mine.upto if mine else records[0].first - 1 if records else head
+            stop = place
+            while stop < len(changes) and changes[stop][0] <= end:
+                stop += 1
+            yield self._part(changes[place:stop], end, mine.ms if mine else now_ms)
+            place = stop
+
+    def _part(self, changes: list[Numbered], end: int, ms: int) -> Transaction:
+        first, start = self._open or (changes[0][0], 0)
+        last = changes[-1][0] == end
+        self._open = None if last else (first, start + len(changes))
+        return Transaction(
+            id=str(first),
+            changes=tuple(change for _, change in changes),
+            first=changes[0][0],
+            commit_ts_ms=ms,
+            start=start,
+            last=last,
+            position=str(changes[-1][0]),
+        )

@@ -1,0 +1,126 @@
+"""What a caller's statement may do: an authorizer for every prepare, and what the engine says of a statement."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator
+
+import apsw
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.sources.sqlite.connection import OURS, sqlite_errors
+
+_DENIED = {
+    apsw.SQLITE_TRANSACTION,
+    apsw.SQLITE_SAVEPOINT,
+    apsw.SQLITE_ATTACH,
+    apsw.SQLITE_DETACH,
+    apsw.SQLITE_PRAGMA,
+    # The writer's connection is shared: nothing of one caller may stay on it for the next.
+    apsw.SQLITE_CREATE_TEMP_INDEX,
+    apsw.SQLITE_CREATE_TEMP_TABLE,
+    apsw.SQLITE_CREATE_TEMP_TRIGGER,
+    apsw.SQLITE_CREATE_TEMP_VIEW,
+}
+_SCHEMA = {
+    apsw.SQLITE_CREATE_INDEX,
+    apsw.SQLITE_CREATE_TABLE,
+    apsw.SQLITE_CREATE_TRIGGER,
+    apsw.SQLITE_CREATE_VIEW,
+    apsw.SQLITE_CREATE_VTABLE,
+    apsw.SQLITE_DROP_INDEX,
+    apsw.SQLITE_DROP_TABLE,
+    apsw.SQLITE_DROP_TRIGGER,
+    apsw.SQLITE_DROP_VIEW,
+    apsw.SQLITE_DROP_VTABLE,
+    apsw.SQLITE_ALTER_TABLE,
+}
+_BAD_FUNCTIONS = {"load_extension"}
+
+# Our own statements carry this mark, so that their cached forms can never be reached by a caller's text.
+_MARK = f"/*{secrets.token_hex(8)}*/"
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """What the engine says of one statement."""
+
+    read_only: bool
+    schema: bool  # changes the schema
+    alters: str | None = None  # the table of an ALTER TABLE
+
+
+class Guard:
+    """Watches one connection. `own` statements pass; everything else is a caller's."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._ours = False
+        self._seen: list[tuple[int, str | None, str | None]] = []
+        self._known: dict[str, Statement] = {}
+        db.authorizer = self._authorize
+
+    def run(self, sql: str, bindings: apsw.Bindings = ()) -> apsw.Cursor:
+        """Run a statement of our own."""
+        with self.own():
+            return self._db.execute(sql + _MARK, bindings)
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[apsw.Connection]:
+        """Inside, plain statements on the connection are ours (installing triggers, for instance)."""
+        before, self._ours = self._ours, True
+        try:
+            yield self._db
+        finally:
+            self._ours = before
+
+    def examine(self, sql: str) -> Statement:
+        """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""
+        found = self._known.get(sql)
+        if found is None:
+            found = self._prepare(sql)
+            if len(self._known) >= 1_000:
+                self._known.clear()
+            self._known[sql] = found
+        return found
+
+    def _prepare(self, sql: str) -> Statement:
+        cursor = self._db.cursor()
+        seen: list[tuple[str, bool]] = []
+
+        def trace(found: apsw.Cursor, text: str, bindings: object) -> bool:
+            if found.has_vdbe:
+                seen.append((text, found.is_readonly))
+            return False
+
+        cursor.exec_trace = trace
+        self._seen = []
+        try:
+            with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
+                cursor.execute(sql, _Anything(), can_cache=False)
+        finally:
+            cursor.close()
+        if not seen:
+            raise InvalidRequest("there is no statement in the text")
+        text, read_only = seen[0]
+        if sql[sql.find(text) + len(text) :].strip(" \t\r\n;"):
+            raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
+        alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
+        return Statement(read_only, any(op in _SCHEMA for op, _, _ in self._seen), alters)
+
+    def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
+        if self._ours or (by or "").startswith(OURS):
+            return apsw.SQLITE_OK
+        self._seen.append((op, a, b))
+        names_ours = any((name or "").startswith(OURS) for name in (a, b))
+        if op in _DENIED or names_ours or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in _BAD_FUNCTIONS):
+            return apsw.SQLITE_DENY
+        return apsw.SQLITE_OK
+
+
+class _Anything(dict[str, object]):
+    """Bindings for a statement that is prepared but never run."""
+
+    def __missing__(self, key: str) -> None:
+        return None

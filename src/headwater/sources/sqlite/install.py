@@ -1,0 +1,238 @@
+"""Putting capture into a SQLite file and keeping it true to the schema; taking every trace out again.
+
+All functions run inside a write transaction of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import apsw
+import msgspec
+
+from headwater.errors import SourceUnfit
+from headwater.model.change import Op
+from headwater.sources.sqlite.connection import OURS, ident
+from headwater.sources.sqlite.plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, plan
+from headwater.sources.sqlite.shape import Shape, read_shape, table_names
+from headwater.sources.sqlite.triggers import (
+    ANCHOR,
+    CANARY,
+    CAPTURE,
+    LAYOUT,
+    MAX_COLUMNS,
+    META,
+    TABLES,
+    create_tables,
+    create_triggers,
+    trigger_prefix,
+    widen,
+)
+
+FORMAT = "1"  # of our tables in the user's file
+
+
+def is_installed(db: apsw.Connection) -> bool:
+    """Whether the file holds our tables."""
+    return bool(list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (CAPTURE,))))
+
+
+def install(db: apsw.Connection, *, seq: int) -> None:
+    """Create our tables; the next change will be number `seq + 1`."""
+    for statement in create_tables(2):
+        db.execute(statement)
+    set_meta(db, "format", FORMAT)
+    anchor(db, seq)
+
+
+def anchor(db: apsw.Connection, seq: int) -> None:
+    """Make `seq` the newest place of the numbering: the next change takes `seq + 1`."""
+    db.execute(f"INSERT INTO {CAPTURE}(seq, op) VALUES (?, {ANCHOR})", (seq,))
+
+
+def uninstall(db: apsw.Connection) -> None:
+    """Remove every trace."""
+    for trigger in read_triggers(db):
+        if trigger.name.startswith(OURS):
+            db.execute(f"DROP TRIGGER {ident(trigger.name)}")
+    for name in TABLES:
+        db.execute(f"DROP TABLE IF EXISTS {name}")
+
+
+def check_format(db: apsw.Connection) -> None:
+    """Refuse tables of a form this version does not know."""
+    if (found := meta(db, "format")) != FORMAT:
+        raise SourceUnfit(
+            f"the capture tables have format {found!r}; this version knows {FORMAT!r}",
+            hint="Use the Headwater version that made them, or `headwater source detach` with it first.",
+        )
+
+
+def meta(db: apsw.Connection, name: str) -> str:
+    """One small text of ours in the user's file; "" if unset."""
+    found = list(db.execute(f"SELECT value FROM {META} WHERE name = ?", (name,)))
+    return str(found[0][0]) if found else ""
+
+
+def set_meta(db: apsw.Connection, name: str, value: str) -> None:
+    """Keep a small text."""
+    db.execute(f"INSERT OR REPLACE INTO {META} VALUES (?, ?)", (name, value))
+
+
+def read_kinds(db: apsw.Connection) -> dict[str, dict[str, str]]:
+    """Table to column to kind, where the declared type alone would lose it (a numbered u64 key)."""
+    text = meta(db, "kinds") if is_installed(db) else ""
+    return msgspec.json.decode(text, type=dict[str, dict[str, str]]) if text else {}
+
+
+def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
+    """Every layout ever used that capture rows may still refer to."""
+    rows = db.execute(f"SELECT id, active, shape FROM {LAYOUT} ORDER BY id")
+    return {n: Layout(n, msgspec.json.decode(shape, type=Shape), bool(active)) for n, active, shape in rows}
+
+
+def read_triggers(db: apsw.Connection) -> list[Trigger]:
+    """All triggers of the file, oldest first."""
+    rows = db.execute("SELECT name, tbl_name, sql, rowid FROM sqlite_schema WHERE type='trigger' ORDER BY rowid")
+    return [Trigger(*row) for row in rows]
+
+
+def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Shapes of the wanted tables (all, if none is named), and why others cannot be captured."""
+    shapes, refused = {}, {}
+    kinds = read_kinds(db)
+    for name in table_names(db):
+        if wanted and name not in wanted:
+            continue
+        shape = read_shape(db, name, kinds.get(name))
+        if len(shape.table.columns) > MAX_COLUMNS:
+            refused[name] = f"it has {len(shape.table.columns)} columns; at most {MAX_COLUMNS} can be captured"
+        elif not shape.table.key:
+            refused[name] = "it has no primary key and its columns hide every name of the rowid"
+        else:
+            shapes[name] = shape
+    return shapes, refused
+
+
+def reconcile(
+    db: apsw.Connection, wanted: Collection[str], *, known_good: int, ddl: str = "", first: bool = False
+) -> list[Step]:
+    """Make capture fit the schema as it is now, and tell readers by `schema_change` rows.
+
+    `known_good` is an offset at which the old schema was still seen: changes after it may have been
+    captured in the old form. `ddl` is set when we ran it ourselves, in this very transaction: then nothing
+    can have slipped through. `first` is the first attach, which is no news to anybody.
+    """
+    shapes, _ = capturable(db, wanted)
+    active = [layout for layout in read_layouts(db).values() if layout.active]
+    steps = plan(shapes, active, read_triggers(db))
+    for step in steps:
+        _apply(db, step, known_good=known_good, ddl=ddl, first=first)
+    if renumbered(db):
+        for layout in read_layouts(db).values():
+            if layout.active and not layout.table.primary_key:
+                _announce(db, layout.id, ddl or "VACUUM", resnapshot=True)
+        db.execute(f"UPDATE {CANARY} SET rowid = 2")
+    return steps
+
+
+def renumbered(db: apsw.Connection) -> bool:
+    """Whether a VACUUM gave rows of tables without a key new rowids."""
+    return not list(db.execute(f"SELECT 1 FROM {CANARY} WHERE rowid = 2"))
+
+
+def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first: bool) -> None:
+    match step:
+        case Add(shape):
+            layout = _new_layout(db, shape)
+            if not first:
+                _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=_has_rows(db, shape))
+        case Reshape(old, shape, unseen):
+            late = not ddl and (unseen or _captured_since(db, old.id, known_good))
+            remove_triggers(db, old.id)
+            _retire(db, old.id)
+            layout = _new_layout(db, shape, version=old.table.version + 1)
+            _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=late)
+        case Renew(layout_, unseen):
+            remove_triggers(db, layout_.id)
+            _create(db, layout_.shape, layout_.id)
+            if unseen and not ddl:
+                _announce(db, layout_.id, _sql_of(db, layout_.table.name), resnapshot=True)
+        case Drop(layout_):
+            remove_triggers(db, layout_.id)
+            _retire(db, layout_.id)
+            _announce(db, layout_.id, ddl or f"DROP TABLE {ident(layout_.table.name)}", resnapshot=False)
+
+
+def remove_triggers(db: apsw.Connection, layout: int) -> None:
+    """Drop the triggers of one layout."""
+    prefix = trigger_prefix(layout)
+    for trigger in read_triggers(db):
+        if trigger.name.startswith(prefix):
+            db.execute(f"DROP TRIGGER {ident(trigger.name)}")
+
+
+def _new_layout(db: apsw.Connection, shape: Shape, version: int = 0) -> int:
+    name = shape.table.name
+    if not version:
+        (last,) = next(db.execute(f"SELECT coalesce(max(version), 0) FROM {LAYOUT} WHERE name = ?", (name,)))
+        version = last + 1
+    shape = msgspec.structs.replace(shape, table=msgspec.structs.replace(shape.table, version=version))
+    db.execute(
+        f"INSERT INTO {LAYOUT}(name, version, active, shape) VALUES (?, ?, 1, ?)",
+        (name, version, msgspec.json.encode(shape).decode()),
+    )
+    layout = db.last_insert_rowid()
+    _fit_width(db, len(shape.table.columns))
+    _create(db, shape, layout)
+    return layout
+
+
+def _create(db: apsw.Connection, shape: Shape, layout: int) -> None:
+    for statement in create_triggers(shape, layout).values():
+        db.execute(statement)
+
+
+def _retire(db: apsw.Connection, layout: int) -> None:
+    db.execute(f"UPDATE {LAYOUT} SET active = 0 WHERE id = ?", (layout,))
+
+
+def capture_cells(db: apsw.Connection) -> int:
+    """How many value columns the capture table has."""
+    (columns,) = next(db.execute("SELECT count(*) FROM pragma_table_info(?)", (CAPTURE,)))
+    return int(columns) - 3
+
+
+def _fit_width(db: apsw.Connection, width: int) -> None:
+    for statement in widen(capture_cells(db) // 2, width):
+        db.execute(statement)
+
+
+def _announce(db: apsw.Connection, layout: int, ddl: str, *, resnapshot: bool) -> None:
+    db.execute(
+        f"INSERT INTO {CAPTURE}(t, op, c0, c1) VALUES (?, {Op.SCHEMA_CHANGE:d}, ?, ?)",
+        (layout, ddl, int(resnapshot)),
+    )
+
+
+def demand_resnapshot(db: apsw.Connection, tables: Collection[str], why: str) -> None:
+    """Tell readers of `tables` that their changes cannot be trusted to be complete."""
+    for layout in read_layouts(db).values():
+        if layout.active and layout.table.name in tables:
+            _announce(db, layout.id, f"-- {why}", resnapshot=True)
+
+
+def _captured_since(db: apsw.Connection, layout: int, after: int) -> bool:
+    return bool(list(db.execute(f"SELECT 1 FROM {CAPTURE} WHERE seq > ? AND t = ? LIMIT 1", (after, layout))))
+
+
+def _has_rows(db: apsw.Connection, shape: Shape) -> bool:
+    return bool(list(db.execute(f"SELECT 1 FROM {ident(shape.table.name)} LIMIT 1")))
+
+
+def _sql_of(db: apsw.Connection, name: str) -> str:
+    return next((sql for (sql,) in _schema_sql(db, name)), "")
+
+
+def _schema_sql(db: apsw.Connection, name: str) -> Iterator[tuple[str]]:
+    return db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,))

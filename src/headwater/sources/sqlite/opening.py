@@ -1,0 +1,99 @@
+"""Opening a database file for capture: what it must be, what is changed about it, and who closes it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import apsw
+import msgspec
+
+from headwater.config import SqliteConfig
+from headwater.errors import SourceUnfit
+from headwater.sources.sqlite.catalog import Catalog
+from headwater.sources.sqlite.connection import open_file, sqlite_errors
+from headwater.sources.sqlite.guard import Guard
+
+BUSY_SECONDS = 5.0
+_BUSY_STEP = 0.0005  # short and even: a foreign writer in a loop leaves only short gaps
+
+
+class Own(msgspec.Struct, frozen=True):
+    """A connection and what belongs to it."""
+
+    db: apsw.Connection
+    guard: Guard
+    catalog: Catalog
+
+
+class File:
+    """A fit database file; remembers the connections it gave out."""
+
+    def __init__(self, path: str, *, vfs: str | None, foreign_keys: bool, journal_mode_before: str) -> None:
+        self._path, self._vfs, self._foreign_keys = path, vfs, foreign_keys
+        self.journal_mode_before = journal_mode_before
+        self._lock = threading.Lock()  # guards _connections
+        self._connections: list[apsw.Connection] = []
+
+    def connect(self) -> Own:
+        """A further connection, guarded: callers' statements may run on it."""
+        db = self.connect_bare()
+        guard = Guard(db)
+        return Own(db, guard, Catalog(guard))
+
+    def connect_bare(self) -> apsw.Connection:
+        """A connection for our own statements only."""
+        db = open_file(self._path, vfs=self._vfs)
+        db.pragma("foreign_keys", self._foreign_keys)
+        db.set_busy_handler(_patience())
+        with self._lock:
+            self._connections.append(db)
+        return db
+
+    def close(self) -> None:
+        """Close every connection given out."""
+        with self._lock:
+            for db in self._connections:
+                db.close()
+            self._connections.clear()
+
+
+def _patience() -> Callable[[int], bool]:
+    started = 0.0
+
+    def wait(attempt: int) -> bool:
+        nonlocal started
+        if attempt == 0:
+            started = time.monotonic()
+        if time.monotonic() - started > BUSY_SECONDS:
+            return False
+        time.sleep(_BUSY_STEP)
+        return True
+
+    return wait
+
+
+def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
+    """The file at `path`, created if there is none; SourceUnfit says what it lacks."""
+    fresh = not os.path.exists(path) or os.path.getsize(path) == 0
+    db = open_file(path, vfs=vfs)
+    try:
+        with sqlite_errors(path):
+            encoding, mode = str(db.pragma("encoding")), str(db.pragma("journal_mode"))
+            if encoding != "UTF-8":
+                raise SourceUnfit(
+                    f"{path} stores text as {encoding}", hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO)."
+                )
+            if mode != "wal":
+                if not fresh and not config.wal:
+                    raise SourceUnfit(
+                        f"{path} has journal mode {mode!r}; capture needs WAL",
+                        hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
+                    )
+                if str(db.pragma("journal_mode", "wal")) != "wal":
+                    raise SourceUnfit(f"{path} cannot use WAL", hint="WAL needs a local disk and no open transaction.")
+    finally:
+        db.close()
+    return File(path, vfs=vfs, foreign_keys=config.foreign_keys, journal_mode_before="" if fresh else mode)

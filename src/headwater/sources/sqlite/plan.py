@@ -1,0 +1,103 @@
+"""What must be done so that every wanted table is captured as it is now: a pure decision over the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headwater.model.table import Table
+from headwater.sources.sqlite.shape import Shape
+from headwater.sources.sqlite.triggers import create_triggers
+
+
+class Layout(msgspec.Struct, frozen=True):
+    """One numbered form in which a table's rows stand in the capture table."""
+
+    id: int
+    shape: Shape
+    active: bool = True
+
+    @property
+    def table(self) -> Table:
+        """The table's shape in the words of the model."""
+        return self.shape.table
+
+
+class Trigger(msgspec.Struct, frozen=True):
+    """A trigger as sqlite_schema has it; `place` grows with its age's inverse: the newest has the largest."""
+
+    name: str
+    table: str
+    sql: str
+    place: int
+
+
+class Add(msgspec.Struct, frozen=True):
+    """A table not captured yet."""
+
+    shape: Shape
+
+
+class Reshape(msgspec.Struct, frozen=True):
+    """A captured table that changed its columns, keys or name. `unseen`: rows were written without triggers."""
+
+    layout: Layout
+    shape: Shape
+    unseen: bool
+
+
+class Renew(msgspec.Struct, frozen=True):
+    """Triggers of an unchanged table that are no longer the last created, or not as we made them."""
+
+    layout: Layout
+    unseen: bool
+
+
+class Drop(msgspec.Struct, frozen=True):
+    """A captured table that is gone, or no longer wanted."""
+
+    layout: Layout
+
+
+Step = Add | Reshape | Renew | Drop
+
+
+def plan(shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Sequence[Trigger]) -> list[Step]:
+    """The steps from what is installed (`layouts`, `triggers`) to what `shapes` asks for."""
+    steps: list[Step] = []
+    claimed: set[str] = set()
+    ours = {trigger.name: trigger for trigger in triggers}
+    for layout in layouts:
+        expected = create_triggers(layout.shape, layout.id)
+        present = [ours[name] for name in expected if name in ours]
+        # RENAME TABLE takes the triggers along: where they stand now is where the table went.
+        name = present[0].table if present else layout.table.name
+        shape = shapes.get(name)
+        if shape is None:
+            steps.append(Drop(layout))
+            continue
+        claimed.add(name)
+        unseen = len(present) < len(expected)
+        if not _same(layout.shape, shape):
+            steps.append(Reshape(layout, shape, unseen))
+        elif unseen or [t.sql for t in present] != list(expected.values()):
+            steps.append(Renew(layout, unseen))
+        elif _overtaken(name, present, triggers, expected):
+            steps.append(Renew(layout, False))
+    steps += [Add(shape) for name, shape in sorted(shapes.items()) if name not in claimed]
+    return steps
+
+
+def _same(old: Shape, new: Shape) -> bool:
+    return _bare(old) == _bare(new)
+
+
+def _bare(shape: Shape) -> Shape:
+    return msgspec.structs.replace(shape, table=msgspec.structs.replace(shape.table, version=0))
+
+
+def _overtaken(name: str, present: list[Trigger], triggers: Sequence[Trigger], ours: Mapping[str, str]) -> bool:
+    """Whether a user's trigger was created after ours: SQLite would fire it first."""
+    oldest = min(trigger.place for trigger in present)
+    return any(t.place > oldest for t in triggers if t.table == name and t.name not in ours)

@@ -1,0 +1,195 @@
+"""A caller's work inside one transaction of SQLite: row operations, statements, schema changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from headwater.errors import Conflict, HeadwaterError, InvalidRequest
+from headwater.model.literal import Value
+from headwater.model.predicate import Expr
+from headwater.model.table import Row, Table
+from headwater.sources.source import Result
+from headwater.sources.sqlite.catalog import Catalog
+from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
+from headwater.sources.sqlite.fetch import fetch
+from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
+from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
+from headwater.sources.sqlite.values import FROM_STORED, kind_of, to_stored
+
+MAX_ROWS = 100_000  # of one statement's answer; past it the answer says `truncated`
+
+
+class SqliteSession:
+    """Fulfils `Session`. `before_write` runs ahead of the first statement that may change something."""
+
+    def __init__(
+        self,
+        db: apsw.Connection,
+        guard: Guard,
+        catalog: Catalog,
+        wanted: Collection[str],
+        before_write: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._db, self._guard, self._catalog, self._wanted = db, guard, catalog, wanted
+        self._before_write = before_write
+
+    def describe(self, table: str) -> Table:
+        """The table's shape."""
+        return self._catalog.shape(table).table
+
+    def select(self, table: str, where: Expr | None, limit: int | None = None) -> list[Row]:
+        """Whole rows matching `where`, in key order."""
+        shape = self._catalog.shape(table)
+        text = Renderer(shape.table)
+        sql = (
+            f"SELECT {column_list(shape.table)} FROM {ident(table)}{text.where(where)} ORDER BY {order_by(shape.table)}"
+        )
+        if limit is not None:
+            sql += f" LIMIT {int(limit)}"
+        with sqlite_errors():
+            return self._catalog.decode(shape, fetch(self._run, sql, text.bindings, len(shape.table.columns)))
+
+    def insert(self, table: str, rows: Sequence[dict[str, Value]]) -> tuple[Result, list[Row]]:
+        """Insert all or none."""
+        self._before_write()
+        shape = self._catalog.shape(table)
+        stored: list[tuple[Any, ...]] = []
+        with sqlite_errors():
+            for row in rows:
+                text = Renderer(shape.table)
+                names = ", ".join(map(text.column, row))
+                values = ", ".join(map(text.bind, row.values()))
+                into = f"({names}) VALUES ({values})" if row else "DEFAULT VALUES"
+                sql = f"INSERT INTO {ident(table)} {into} RETURNING {column_list(shape.table)}"
+                stored += self._run(sql, text.bindings).fetchall()
+        last = self._db.last_insert_rowid() if rows and shape.rowid else 0
+        return Result(affected=len(stored), last_insert_id=last), self._catalog.decode(shape, stored)
+
+    def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
+        """Set `values` on matching rows."""
+        self._before_write()
+        shape = self._catalog.shape(table)
+        text = Renderer(shape.table)
+        assign = ", ".join(f"{text.column(name)} = {text.bind(value)}" for name, value in values.items())
+        return self._change(f"UPDATE {ident(table)} SET {assign}{text.limited(shape.rowid, where, limit)}", text)
+
+    def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
+        """Delete matching rows."""
+        self._before_write()
+        shape = self._catalog.shape(table)
+        text = Renderer(shape.table)
+        return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text)
+
+    def execute(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Result:
+        """One statement, data or schema."""
+        statement = self._guard.examine(sql)
+        if not statement.read_only:
+            self._before_write()
+        if statement.schema:
+            return self._change_schema(sql, args, statement.alters)
+        return run_statement(self._db, sql, args)
+
+    def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
+        """Create `table` by kinds."""
+        if table.name.startswith((OURS, "sqlite_")):
+            raise InvalidRequest(f"table names beginning with {OURS!r} or 'sqlite_' are taken")
+        there = table.name in self._catalog.tables()
+        if there and not if_not_exists:
+            raise Conflict(f"table {table.name!r} exists already", hint='Send "if_not_exists": true to accept it.')
+        if there:
+            return False
+        self._before_write()
+        lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+        if lone and lone.auto and lone.kind not in ("i64", "u64"):
+            raise InvalidRequest(f"column {lone.name!r} of kind {lone.kind} cannot be numbered by the database")
+        if lone and lone.auto and lone.kind == "u64":
+            self._remember_kind(table.name, lone.name, lone.kind)
+        self._change_schema(create_table(table, if_not_exists=False), (), None)
+        return True
+
+    def drop_table(self, table: str, *, if_exists: bool = False) -> bool:
+        """Drop `table`."""
+        if if_exists and table not in self._catalog.tables():
+            return False
+        self._catalog.shape(table)
+        self._before_write()
+        self._change_schema(f"DROP TABLE {ident(table)}", (), None)
+        return True
+
+    def _run(self, sql: str, bindings: Any) -> apsw.Cursor:
+        return self._db.execute(sql, bindings)
+
+    def _change(self, sql: str, text: Renderer) -> Result:
+        with sqlite_errors():
+            self._run(sql, text.bindings)
+            return Result(affected=self._db.changes())
+
+    def _remember_kind(self, table: str, column: str, kind: str) -> None:
+        with self._guard.own() as db:
+            kinds = read_kinds(db)
+            kinds.setdefault(table, {})[column] = kind
+            set_meta(db, "kinds", msgspec.json.encode(kinds).decode())
+
+    def _change_schema(self, sql: str, args: Sequence[Value] | dict[str, Value], alters: str | None) -> Result:
+        try:
+            result = run_statement(self._db, sql, args)
+        except HeadwaterError as error:
+            # DROP COLUMN fails while a trigger of ours names the column: take them off and try once more.
+            if alters is None or f"in trigger {OURS}" not in error.message:
+                raise
+            self._release(alters)
+            result = run_statement(self._db, sql, args)
+        with self._guard.own() as db, sqlite_errors():
+            reconcile(db, self._wanted, known_good=0, ddl=sql)
+        return result
+
+    def _release(self, table: str) -> None:
+        with self._guard.own() as db, sqlite_errors():
+            for layout in self._catalog.layouts.values():
+                if layout.active and layout.table.name.lower() == table.lower():
+                    remove_triggers(db, layout.id)
+
+
+def run_statement(
+    db: apsw.Connection, sql: str, args: Sequence[Value] | dict[str, Value], limit: int = MAX_ROWS
+) -> Result:
+    """Run one statement already examined and collect its answer."""
+    description: list[tuple[str, str | None]] = []
+
+    def trace(cursor: apsw.Cursor, text: str, bindings: object) -> bool:
+        description.extend((name, declared) for name, declared, *_ in cursor.get_description())
+        return True
+
+    cursor = db.cursor()
+    cursor.exec_trace = trace
+    before = db.total_changes()
+    try:
+        with sqlite_errors():
+            rows = cursor.execute(sql, _bindings(args)).fetchall()
+    except KeyError as error:
+        raise InvalidRequest(f"argument {error.args[0]!r} is missing") from None
+    changed = db.total_changes() != before
+    readers = [FROM_STORED.get(kind_of(declared or "")) for _, declared in description]
+    rich = any(readers)
+    values = [
+        tuple(read(v) if read else v for read, v in zip(readers, row, strict=True)) if rich else row
+        for row in rows[:limit]
+    ]
+    return Result(
+        columns=tuple(name for name, _ in description),
+        rows=tuple(values),
+        affected=db.changes() if changed else 0,
+        last_insert_id=db.last_insert_rowid() if changed else 0,
+        truncated=len(rows) > limit,
+    )
+
+
+def _bindings(args: Sequence[Value] | dict[str, Value]) -> Any:
+    if isinstance(args, dict):
+        return {name: to_stored(value) for name, value in args.items()}
+    return [to_stored(value) for value in args]

@@ -1,0 +1,324 @@
+"""SQLite as a source: one file, captured by triggers, read by a pool, written by one thread."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import apsw
+
+from headwater.config import SqliteConfig
+from headwater.errors import SourceMismatch
+from headwater.model.change import Transaction
+from headwater.model.key import Span
+from headwater.model.literal import Value
+from headwater.model.predicate import key_is
+from headwater.model.table import Key, Row, Table
+from headwater.sources.source import Chunk, Notes, Read, Work, Written
+from headwater.sources.sqlite.chunk import read_chunk
+from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.continuity import Facts, compare, judge
+from headwater.sources.sqlite.follow import Follower
+from headwater.sources.sqlite.install import (
+    capturable,
+    check_format,
+    demand_resnapshot,
+    install,
+    is_installed,
+    meta,
+    reconcile,
+    set_meta,
+    uninstall,
+)
+from headwater.sources.sqlite.lock import FileLock
+from headwater.sources.sqlite.opening import open_database
+from headwater.sources.sqlite.pool import Pool
+from headwater.sources.sqlite.session import SqliteSession, run_statement
+from headwater.sources.sqlite.triggers import CAPTURE
+from headwater.sources.sqlite.trim import Trimmer
+from headwater.sources.sqlite.tx import SqliteTx
+from headwater.sources.sqlite.watch import Waker
+from headwater.sources.sqlite.writer import Ledger, Writer
+
+T = TypeVar("T")
+READERS = 8  # read connections: more only wait for each other on two cores
+
+
+class SqliteSource:
+    """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
+
+    def __init__(self, name: str, path: str, *, notes: Notes, config: SqliteConfig, vfs: str | None = None) -> None:
+        self.name, self.path = name, os.path.abspath(path)
+        self._config, self._notes, self._vfs = config, notes, vfs
+        self._lock = FileLock(self.path)
+        try:
+            self._open()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _open(self) -> None:
+        self._file = open_database(self.path, vfs=self._vfs, config=self._config)
+        self._inode = os.stat(self.path).st_ino
+        self._waker = Waker(self.path + "-wal")
+        writing = self._file.connect()
+        session = SqliteSession(writing.db, writing.guard, writing.catalog, self._config.tables)
+        self._guard = writing.guard
+        self._writer = Writer(writing.db, writing.guard, writing.catalog, session, self._committed)
+        self._pool = Pool(lambda: self._file.connect().db, READERS)
+        self._own = self._file.connect_bare()
+        self._own_lock = threading.Lock()  # guards _own
+        self._executor = ThreadPoolExecutor(16, thread_name_prefix="headwater-tx")
+        self._transactions: set[SqliteTx] = set()
+        self._trimmer = Trimmer(
+            self._notes,
+            lambda work: self._writer.submit(work),
+            self._guard,
+            rows=self._config.trim_rows,
+            seconds=self._config.trim_seconds,
+        )
+        self._follower = Follower(
+            self._file.connect_bare(),
+            nonces=lambda: self._trimmer.nonces,
+            reconcile=self._reconcile,
+            demand_resnapshot=self._demand_resnapshot,
+        )
+
+    # --- history ---------------------------------------------------------------------------------------------
+
+    def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
+        """Why the log is not this file's history; "" if it is. A file never seen before joins a new log."""
+        with self._own_lock, sqlite_errors(self.path):
+            installed = is_installed(self._own)
+        if not installed and latest:
+            return "the file has no capture tables: it is another file, or was detached"
+        if not installed:
+            self._install(generation, 0)
+            return ""
+        head = self.head()
+        with self._own_lock, sqlite_errors(self.path):
+            check_format(self._own)
+            facts = Facts(
+                file_generation=meta(self._own, "generation"),
+                log_generation=generation,
+                file_nonce=meta(self._own, "nonce"),
+                log_nonces=(self._notes.note("nonce"), self._notes.note("pending_nonce")),
+                head=head,
+                latest=latest,
+            )
+        reason = judge(facts)
+        if not reason:
+            oldest = self._follower.oldest()
+            reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1, 0)), latest)
+            self._trimmer.start(facts.file_nonce, oldest - 1)
+        return reason
+
+    def restart(self, *, generation: str, first: int) -> None:
+        """Begin a new generation in this file."""
+        self._install(generation, first - 1)
+
+    def reopen(self) -> None:
+        """Open the file at our path anew: it was swapped for another."""
+        self._shut()
+        self._open()
+
+    def _install(self, generation: str, seq: int) -> None:
+        nonce = secrets.token_hex(8)
+        self._notes.set_notes(nonce=nonce, pending_nonce="")
+
+        def work(_: object) -> None:
+            with self._guard.own() as db, sqlite_errors(self.path), _immediate(db):
+                kept = {n: meta(db, n) for n in ("kinds", "journal_mode_before")} if is_installed(db) else {}
+                uninstall(db)
+                install(db, seq=seq)
+                kept.setdefault("journal_mode_before", self._file.journal_mode_before)
+                for name, value in {**kept, "generation": generation, "nonce": nonce}.items():
+                    set_meta(db, name, value)
+                reconcile(db, self._config.tables, known_good=0, first=True)
+
+        self._writer.submit(work, alone=True).result()
+        self._trimmer.start(nonce, seq)
+
+    # --- following -------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Table]:
+        """The tables as they are now."""
+        with self._pool.read() as reader:
+            return reader.catalog.tables()
+
+    def head(self) -> int:
+        """The newest offset in the file."""
+        with self._own_lock, sqlite_errors(self.path):
+            ((head,),) = self._own.execute(f"SELECT max(seq) FROM {CAPTURE}").fetchall()
+            return int(str(head))
+
+    def follow(self, *, after: int) -> Iterator[Transaction]:
+        """Committed transactions after `after`, up to the head of this call."""
+        self._check_swapped()
+        return self._follower.follow(after)
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until something may have been committed."""
+        self._waker.wait(min(timeout, self._config.poll_seconds))
+
+    def wake(self) -> None:
+        """End a wait now."""
+        self._waker.wake()
+
+    def acknowledge(self, upto: int) -> None:
+        """The log holds everything at or below `upto`."""
+        self._trimmer.acknowledge(upto)
+
+    def _committed(self, head: int) -> None:
+        self._waker.wake()
+
+    def _check_swapped(self) -> None:
+        try:
+            same = os.stat(self.path).st_ino == self._inode
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
+
+    def _reconcile(self, known_good: int) -> None:
+        def work(_: object) -> None:
+            with self._guard.own() as db:
+                reconcile(db, self._config.tables, known_good=known_good)
+
+        self._writer.submit(work).result()
+
+    def _demand_resnapshot(self, tables: set[str]) -> None:
+        def work(_: object) -> None:
+            with self._guard.own() as db:
+                demand_resnapshot(db, tables, "images of a key do not chain")
+
+        self._writer.submit(work).result()
+
+    # --- reading and writing ---------------------------------------------------------------------------------
+
+    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+        """Run one read-only statement."""
+        with self._pool.read() as reader:
+            reader.guard.examine(sql)
+            result = run_statement(reader.db, sql, args)
+            return Read(result.columns, result.rows, reader.offset(), result.truncated)
+
+    def is_read_only(self, sql: str) -> bool:
+        """Whether the engine itself says that `sql` writes nothing."""
+        with self._pool.read() as reader:
+            return reader.guard.examine(sql).read_only
+
+    def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
+        """One row by its key."""
+        with self._pool.read() as reader:
+            session = SqliteSession(reader.db, reader.guard, reader.catalog, ())
+            shape = session.describe(table)
+            rows = session.select(table, key_is(shape, key), 1)
+            return shape, rows[0] if rows else None, reader.offset()
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        with self._pool.read() as reader:
+            return read_chunk(reader, table, after=after, span=span, limit=limit)
+
+    def write(self, work: Work[T]) -> Future[Written[T]]:
+        """Run `work` in a transaction of its own; done when durable."""
+        return self._writer.submit(work)
+
+    def begin(self, *, read_only: bool = False) -> SqliteTx:
+        """Open an interactive transaction."""
+        own = self._file.connect()
+        tx = SqliteTx(
+            own.db,
+            own.guard,
+            Ledger(own.guard, own.catalog),
+            lambda hook: SqliteSession(own.db, own.guard, own.catalog, self._config.tables, hook),
+            self._writer,
+            self._executor,
+            read_only=read_only,
+            seconds=self._config.tx_seconds,
+            idle_seconds=self._config.tx_idle_seconds,
+            finished=self._tx_finished,
+        )
+        self._transactions.add(tx)
+        return tx
+
+    def _tx_finished(self, tx: SqliteTx, offset: int) -> None:
+        self._transactions.discard(tx)
+        if offset:
+            self._committed(offset)
+
+    # --- life ------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for the status page and metrics."""
+        with self._pool.read() as reader:
+            head = reader.offset()
+            reader.catalog.refresh()
+            active = sorted(layout.table.name for layout in reader.catalog.layouts.values() if layout.active)
+            with reader.guard.own() as db:
+                _, refused = capturable(db, self._config.tables)
+        return {
+            "path": self.path,
+            "head": head,
+            "tables": active,
+            "uncaptured": refused,
+            "capture_rows": head - self._trimmer.trimmed,
+            "writes_waiting": self._writer.waiting,
+            "commits": self._writer.groups,
+            "writes": self._writer.members,
+            "open_transactions": len(self._transactions),
+        }
+
+    def finish_writes(self) -> None:
+        """Take no more writes; return when the queued ones are durable."""
+        for tx in list(self._transactions):
+            tx.abandon()
+        self._executor.shutdown()
+        self._writer.close()
+
+    def close(self) -> None:
+        """Finish queued writes and release the file."""
+        self._shut()
+        self._lock.release()
+
+    def _shut(self) -> None:
+        self.finish_writes()
+        self._pool.close()
+        self._waker.close()
+        self._file.close()
+
+
+@contextmanager
+def _immediate(db: apsw.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+def detach(path: str, *, config: SqliteConfig) -> None:
+    """Remove every trace of Headwater from the file at `path`; no server may be attached."""
+    lock = FileLock(path)
+    try:
+        file = open_database(path, vfs=None, config=config)
+        own = file.connect()
+        with sqlite_errors(path):
+            with own.guard.own() as db:
+                before = meta(db, "journal_mode_before") if is_installed(db) else ""
+            with own.guard.own() as db, _immediate(db):
+                uninstall(db)
+            if before and before != "wal":
+                own.guard.run(f"PRAGMA journal_mode = {before}")
+        file.close()
+    finally:
+        lock.release(remove=True)

@@ -1,0 +1,123 @@
+"""Rendering conditions and row statements into SQLite's SQL: names quoted, values bound, nothing pasted."""
+
+from __future__ import annotations
+
+from headwater.errors import InvalidRequest
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal
+from headwater.model.table import Table
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.values import DECLARED, Stored, to_stored
+
+_BINARY = {
+    "eq": "=",
+    "ne": "<>",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "is": "IS",
+    "like": "LIKE",
+    "ilike": "LIKE",  # SQLite's LIKE ignores ASCII case already
+}
+_CASTS = {"i64": "INTEGER", "f64": "REAL", "str": "TEXT", "bytes": "BLOB"}
+
+
+class Renderer:
+    """Collects bindings while it writes text. One per statement."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.bindings: list[Stored] = []
+
+    def bind(self, value: object) -> str:
+        """A placeholder for `value`."""
+        self.bindings.append(to_stored(value))  # type: ignore[arg-type]
+        return "?"
+
+    def column(self, name: str) -> str:
+        """A quoted column of the table."""
+        place = self.table.index.get(name)
+        if place is None:
+            raise InvalidRequest(
+                f"table {self.table.name!r} has no column {name!r}",
+                hint=f"Its columns are {', '.join(c.name for c in self.table.visible)}.",
+            )
+        return ident(name)
+
+    def expr(self, expr: Expr) -> str:
+        """The condition as SQL text."""
+        match expr:
+            case Col(name, _):
+                return self.column(name)
+            case Literal(value):
+                return self.bind(value)
+            case Call(op, args):
+                return self._call(op, [self.expr(arg) for arg in args])
+            case Function(name, args):
+                return f"{name}({', '.join(self.expr(arg) for arg in args)})"
+            case Cast(inner, kind):
+                return f"CAST({self.expr(inner)} AS {_CASTS[kind]})"
+            case Case(branches, otherwise):
+                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
+                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
+
+    def _call(self, op: str, args: list[str]) -> str:
+        match op, args:
+            case (("and" | "or"), _):
+                return "(" + f" {op.upper()} ".join(args) + ")"
+            case "not", [a]:
+                return f"(NOT {a})"
+            case "is_null", [a]:
+                return f"({a} IS NULL)"
+            case "in", [a, *options]:
+                return f"({a} IN ({', '.join(options)}))"
+            case "between", [a, low, high]:
+                return f"({a} BETWEEN {low} AND {high})"
+            case _, [a, b] if op in _BINARY:
+                return f"({a} {_BINARY[op]} {b})"
+        raise InvalidRequest(f"operator {op!r} is not known to SQLite")
+
+    def where(self, expr: Expr | None) -> str:
+        """` WHERE …`, or nothing."""
+        return "" if expr is None else f" WHERE {self.expr(expr)}"
+
+    def limited(self, rowid: str | None, expr: Expr | None, limit: int | None) -> str:
+        """A WHERE that touches at most `limit` rows, the first in key order."""
+        if limit is None:
+            return self.where(expr)
+        keys = [rowid] if rowid else [ident(name) for name in self.table.key]
+        tuple_ = ", ".join(keys)
+        inner = f"SELECT {tuple_} FROM {ident(self.table.name)}{self.where(expr)} ORDER BY {order_by(self.table)}"
+        left = tuple_ if len(keys) == 1 else f"({tuple_})"
+        return f" WHERE {left} IN ({inner} LIMIT {int(limit)})"
+
+
+def order_by(table: Table) -> str:
+    """Key order."""
+    return ", ".join(ident(name) for name in table.key)
+
+
+def column_list(table: Table) -> str:
+    """Every column, the hidden identity included."""
+    return ", ".join(ident(name) for name in table.names)
+
+
+def create_table(table: Table, *, if_not_exists: bool) -> str:
+    """CREATE TABLE from kinds. A lone integer key becomes the rowid, which SQLite numbers by itself."""
+    lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+    numbered = lone.name if lone and (lone.kind == "i64" or lone.auto) else None
+    parts = [
+        f"{ident(column.name)} INTEGER PRIMARY KEY"
+        if column.name == numbered
+        else f"{ident(column.name)} {DECLARED[column.kind]}" + ("" if column.nullable else " NOT NULL")
+        for column in table.columns
+    ]
+    if table.key and not numbered:
+        parts.append(f"PRIMARY KEY ({', '.join(map(ident, table.key))})")
+    exists = "IF NOT EXISTS " if if_not_exists else ""
+    return f"CREATE TABLE {exists}{ident(table.name)} ({', '.join(parts)})"

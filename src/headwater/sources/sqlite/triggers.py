@@ -1,0 +1,184 @@
+"""The SQL of capture: our tables in the user's file, and the triggers of one table. Text only, no I/O.
+
+Every change is one row of the capture table, its typed columns unconverted: new values for an insert, old
+ones for a delete, new then old for an update. The rowid is the offset.
+
+REPLACE deletes rows without firing DELETE triggers. A BEFORE trigger therefore looks for rows about to
+collide. Where only the key can collide, the row is set aside in `replaced` and the reader joins it with
+the insert that follows: one update, at no cost to inserts that collide with nothing. Where another UNIQUE
+rule exists, or a key is updated, the row goes to `stash` and the AFTER trigger writes its delete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.model.change import Op
+from headwater.sources.sqlite.connection import OURS, ident
+from headwater.sources.sqlite.shape import ROWID_NAMES, Shape, Unique
+
+CAPTURE = OURS + "capture"
+REPLACED = OURS + "replaced"
+STASH = OURS + "stash"
+LAYOUT = OURS + "layout"
+TXN = OURS + "txn"
+META = OURS + "meta"
+CANARY = OURS + "canary"
+TABLES = (CAPTURE, REPLACED, STASH, LAYOUT, TXN, META, CANARY)
+
+ANCHOR = 0  # op of a capture row that is no change: it only holds a place in the numbering
+MAX_COLUMNS = 990  # an update holds old and new: twice this, and ours, stay under SQLite's 2000
+
+
+def cells(count: int, start: int = 0) -> str:
+    """`c0, c1, …`: the value columns of our tables."""
+    return ", ".join(f"c{place}" for place in range(start, start + count))
+
+
+def create_tables(width: int) -> list[str]:
+    """Our tables, wide enough for rows of `width` columns."""
+    return [
+        f"CREATE TABLE {CAPTURE}(seq INTEGER PRIMARY KEY, t, op, {cells(2 * width)})",
+        f"CREATE TABLE {REPLACED}(id INTEGER PRIMARY KEY, head, t, {cells(width)})",
+        f"CREATE INDEX {REPLACED}_head ON {REPLACED}(head)",
+        f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, {cells(width)})",
+        f"CREATE INDEX {STASH}_t ON {STASH}(t)",
+        f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT)",
+        f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER)",
+        f"CREATE TABLE {META}(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
+        # VACUUM renumbers rowids of tables like this one: row 2 becomes row 1, and we notice.
+        f"CREATE TABLE {CANARY}(x)",
+        f"INSERT INTO {CANARY}(rowid, x) VALUES (2, 'canary')",
+    ]
+
+
+def widen(have: int, width: int) -> list[str]:
+    """Statements that make our tables as wide as `width` columns need, from `have`."""
+    wider = [(CAPTURE, 2 * have, 2 * width), (REPLACED, have, width), (STASH, have, width)]
+    return [f"ALTER TABLE {name} ADD COLUMN c{n}" for name, low, high in wider for n in range(low, high)]
+
+
+def trigger_prefix(layout: int) -> str:
+    """How the names of a layout's triggers begin."""
+    return f"{OURS}{layout}_"
+
+
+def create_triggers(shape: Shape, layout: int) -> dict[str, str]:
+    """Trigger name to its CREATE statement, in the order of creation (the last created fires first)."""
+    texts = _Texts(shape, layout)
+    found = {
+        "update": texts.after_update(),
+        "delete": texts.after_delete(),
+        "insert": texts.after_insert(),
+        "before_insert": texts.before_insert(),
+        "before_update": texts.before_key_update(),
+        "key_update": texts.after_key_update(),
+    }
+    prefix = trigger_prefix(layout)
+    return {prefix + name: f"CREATE TRIGGER {prefix}{name} {text}" for name, text in found.items()}
+
+
+class _Texts:
+    """The six trigger bodies of one table."""
+
+    def __init__(self, shape: Shape, layout: int) -> None:
+        self.shape, self.layout = shape, layout
+        self.target = ident(shape.table.name)
+        self.names = [ident(name) for name in shape.table.names]
+        self.key = [ident(name) for name in shape.table.key]
+        self.width = len(self.names)
+        self.merges = not shape.uniques and shape.key_is_plain
+
+    def after_insert(self) -> str:
+        displaced = "" if self.merges else self._displaced() + " "
+        return f"AFTER INSERT ON {self.target} BEGIN {displaced}{self._row(Op.INSERT, 'NEW')} END"
+
+    def after_update(self) -> str:
+        return f"AFTER UPDATE ON {self.target} BEGIN {self._row(Op.UPDATE, 'NEW', 'OLD')} END"
+
+    def after_delete(self) -> str:
+        # A row that went with a DELETE of its own was not displaced, whatever an earlier OR IGNORE set aside.
+        forget = f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_key('', 'OLD.')};"
+        return f"AFTER DELETE ON {self.target} BEGIN {forget} {self._row(Op.DELETE, 'OLD')} END"
+
+    def before_insert(self) -> str:
+        hit = self._collision(self.shape.uniques)
+        if self.merges:
+            body = (
+                f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
+                f"{self.layout}, {self._list('')} FROM {self.target} WHERE {hit};"
+            )
+        else:
+            body = self._set_aside(hit)
+        return f"BEFORE INSERT ON {self.target} WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {body} END"
+
+    def before_key_update(self) -> str:
+        hit = f"({self._collision(self.shape.uniques)}) AND NOT ({self._same_key('', 'OLD.', named=True)})"
+        return (
+            f"BEFORE UPDATE {self._of_keys()}ON {self.target} "
+            f"WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {self._set_aside(hit)} END"
+        )
+
+    def after_key_update(self) -> str:
+        return f"AFTER UPDATE {self._of_keys()}ON {self.target} BEGIN {self._displaced()} END"
+
+    def _list(self, prefix: str) -> str:
+        return ", ".join(prefix + name for name in self.names)
+
+    def _row(self, op: Op, *images: str) -> str:
+        values = ", ".join(self._list(image + ".") for image in images)
+        places = cells(self.width * len(images))
+        return f"INSERT INTO {CAPTURE}(t, op, {places}) VALUES ({self.layout}, {op:d}, {values});"
+
+    def _same_key(self, left: str, right: str, *, named: bool = False) -> str:
+        """Key equality between our cells (or, `named`, the table's columns) and a row of the table."""
+        places = self.shape.table.key_places
+        mine = self.key if named else [f"c{place}" for place in places]
+        return " AND ".join(f"{left}{a} IS {right}{b}" for a, b in zip(mine, self.key, strict=True))
+
+    def _collision(self, uniques: Sequence[Unique]) -> str:
+        """Rows of the table that NEW would collide with. May name too many; the AFTER trigger looks again."""
+        key = " AND ".join(f"{name} = NEW.{name}" for name in self.key)
+        return " OR ".join(f"({rule})" for rule in [key, *map(self._breaks, uniques)])
+
+    def _breaks(self, unique: Unique) -> str:
+        rule = " AND ".join(
+            f"({term}) = ({self._of_new(term)} COLLATE {ident(collation)})"
+            for term, collation in zip(unique.terms, unique.collations, strict=True)
+        )
+        return f"{rule} AND ({unique.where})" if unique.where else rule
+
+    def _of_new(self, term: str) -> str:
+        if term in self.names:
+            return f"NEW.{term}"
+        new = ", ".join(f"NEW.{name} AS {name}" for name in self.names)
+        return f"(SELECT {term} FROM (SELECT {new}))"
+
+    def _set_aside(self, hit: str) -> str:
+        return (
+            f"DELETE FROM {STASH} WHERE t = {self.layout}; INSERT INTO {STASH}(t, {cells(self.width)}) "
+            f"SELECT {self.layout}, {self._list('')} FROM {self.target} WHERE {hit};"
+        )
+
+    def _displaced(self) -> str:
+        """Deletes for rows set aside that are gone now, or whose key NEW has taken."""
+        gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_key('s.', 'x.')})"
+        return (
+            f"INSERT INTO {CAPTURE}(t, op, {cells(self.width)}) SELECT {self.layout}, {Op.DELETE:d}, "
+            f"{cells(self.width)} FROM {STASH} AS s WHERE s.t = {self.layout} "
+            f"AND (({self._same_key('s.', 'NEW.')}) OR {gone}); DELETE FROM {STASH} WHERE t = {self.layout};"
+        )
+
+    def _of_keys(self) -> str:
+        """`OF a, b` when the columns a collision depends on are known, so that other updates pay nothing."""
+        terms = [term for unique in self.shape.uniques for term in unique.terms]
+        plain = all(term in self.names for term in terms) and not any(u.where for u in self.shape.uniques)
+        columns = [name for name in self.names if name in {*self.key, *terms}]
+        if not plain or self._generated().intersection(columns):
+            return ""
+        # SQLite matches these by the name the UPDATE uses, so the rowid's own names count as well.
+        rowid = [ident(name) for name in ROWID_NAMES if self.shape.rowid and ident(name) not in columns]
+        return f"OF {', '.join([*columns, *rowid])} "
+
+    def _generated(self) -> set[str]:
+        return {ident(column.name) for column in self.shape.table.columns if column.generated}

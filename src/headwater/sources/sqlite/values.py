@@ -1,0 +1,197 @@
+"""Which kind a declared SQLite type means, and values to and from SQLite's five storage classes."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import (
+    I64_MAX,
+    U64,
+    UNAVAILABLE,
+    Date,
+    DateTime,
+    Embedding,
+    Json,
+    Time,
+    Value,
+    is_broken_text,
+    is_date,
+    is_datetime,
+    is_time,
+)
+
+Stored = None | int | float | str | bytes
+
+# What `create_table` declares for a kind. The names carry the affinity SQLite derives from them, so that
+# a decimal or a JSON text is never turned into a float.
+DECLARED = {
+    "any": "BLOB",
+    "bool": "BOOLEAN",
+    "i64": "INTEGER",
+    "u64": "UNSIGNED INTEGER",
+    "f64": "REAL",
+    "dec": "DECIMAL_TEXT",
+    "str": "TEXT",
+    "bytes": "BLOB",
+    "json": "JSON_TEXT",
+    "date": "DATE_TEXT",
+    "time": "TIME_TEXT",
+    "datetime": "DATETIME_TEXT",
+    "uuid": "UUID_TEXT",
+    "embedding": "EMBEDDING_BLOB",
+}
+_EXACT = {
+    "BOOL": "bool",
+    "BOOLEAN": "bool",
+    "UNSIGNED INTEGER": "u64",
+    "UNSIGNED BIG INT": "u64",
+    "BIGINT UNSIGNED": "u64",
+    "INTEGER UNSIGNED": "u64",
+    "DECIMAL_TEXT": "dec",
+    "JSON": "json",
+    "JSONB": "any",
+    "JSON_TEXT": "json",
+    "DATE": "date",
+    "DATE_TEXT": "date",
+    "TIME": "time",
+    "TIME_TEXT": "time",
+    "DATETIME": "datetime",
+    "DATETIME_TEXT": "datetime",
+    "TIMESTAMP": "datetime",
+    "UUID": "uuid",
+    "UUID_TEXT": "uuid",
+    "EMBEDDING_BLOB": "embedding",
+}
+
+
+def kind_of(declared: str) -> str:
+    """The kind of a column declared as `declared`."""
+    name = " ".join(declared.upper().split("(")[0].split())
+    if name in _EXACT:
+        return _EXACT[name]
+    if "INT" in name:
+        return "i64"
+    if any(part in name for part in ("CHAR", "CLOB", "TEXT")):
+        return "str"
+    if "BLOB" in name:
+        return "bytes"
+    if any(part in name for part in ("REAL", "FLOA", "DOUB")):
+        return "f64"
+    return "any"  # NUMERIC and DECIMAL store integers and floats: the value tells
+
+
+def _bool(value: Stored) -> Value:
+    return bool(value) if value in (0, 1) and isinstance(value, int) else value
+
+
+def _u64(value: Stored) -> Value:
+    return U64(value) if isinstance(value, int) and value >= 0 else value
+
+
+def _dec(value: Stored) -> Value:
+    try:
+        return Decimal(value) if isinstance(value, str) else value
+    except InvalidOperation:
+        return value
+
+
+def _json(value: Stored) -> Value:
+    if not isinstance(value, str):
+        return value
+    try:
+        msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return value
+    return Json(value)
+
+
+def _uuid(value: Stored) -> Value:
+    try:
+        # Only the canonical spelling: anything else would come back changed.
+        return found if isinstance(value, str) and str(found := UUID(value)) == value else value
+    except ValueError:
+        return value
+
+
+def _iso(fits: Callable[[str], bool], make: Callable[[str], Value]) -> Callable[[Stored], Value]:
+    return lambda value: make(value) if isinstance(value, str) and fits(value) else value
+
+
+def _embedding(value: Stored) -> Value:
+    if not isinstance(value, bytes) or len(value) < 4:
+        return value
+    (count,) = struct.unpack_from("<I", value)
+    if len(value) < 4 + 4 * count:
+        return value
+    try:
+        model = value[4 + 4 * count :].decode()
+    except UnicodeDecodeError:
+        return value
+    return Embedding(struct.unpack_from(f"<{count}f", value, 4), model or None)
+
+
+# Kinds whose stored value is not the value itself. A value that does not fit its column's kind (SQLite
+# allows it) keeps its storage class: the image stays true.
+FROM_STORED: dict[str, Callable[[Stored], Value]] = {
+    "bool": _bool,
+    "u64": _u64,
+    "dec": _dec,
+    "json": _json,
+    "uuid": _uuid,
+    "date": _iso(is_date, Date),
+    "time": _iso(is_time, Time),
+    "datetime": _iso(is_datetime, DateTime),
+    "embedding": _embedding,
+}
+
+
+def _embedding_out(value: Embedding) -> bytes:
+    count = len(value.values)
+    try:
+        return struct.pack(f"<I{count}f", count, *value.values) + (value.model or "").encode()
+    except (struct.error, OverflowError):
+        raise InvalidRequest("an embedding holds 32-bit floats only") from None
+
+
+def _u64_out(value: U64) -> int:
+    if value.v > I64_MAX:
+        raise InvalidRequest(f"{value.v} does not fit: SQLite integers end at {I64_MAX}")
+    return value.v
+
+
+def _str_out(value: str) -> str:
+    if is_broken_text(value):
+        raise NotSupported("text that is not UTF-8 cannot be bound; send it as bytes and CAST it")
+    return value
+
+
+_TO_STORED: dict[type, Callable[[Any], Stored]] = {
+    type(None): lambda v: None,
+    bool: int,
+    int: lambda v: v,
+    float: lambda v: v,
+    bytes: lambda v: v,
+    str: _str_out,
+    U64: _u64_out,
+    Decimal: lambda v: format(v, "f") if v.is_finite() else str(v),
+    Json: lambda v: v.text,
+    Date: lambda v: v.iso,
+    Time: lambda v: v.iso,
+    DateTime: lambda v: v.iso,
+    UUID: str,
+    Embedding: _embedding_out,
+}
+
+
+def to_stored(value: Value) -> Stored:
+    """What to bind for `value`."""
+    if value is UNAVAILABLE:
+        raise InvalidRequest("a value that is unavailable cannot be written")
+    return _TO_STORED[type(value)](value)

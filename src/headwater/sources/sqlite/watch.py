@@ -1,0 +1,83 @@
+"""Waking up when somebody commits: told by our own writer, by inotify on the WAL, or by a timed look."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+
+
+class Waker:
+    """`wait` returns when `wake` was called, the WAL was written to, or the time is up.
+
+    inotify may wake before the commit is complete, so a wake is a hint: whoever waits looks for himself,
+    and looks again after `timeout` in any case.
+    """
+
+    def __init__(self, wal: str) -> None:
+        self._wal = wal
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._inotify = _inotify()
+        self._watching = False
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until there may be something to see."""
+        self._watch()
+        ready, _, _ = select.select([self._read, *([self._inotify] if self._inotify else [])], [], [], timeout)
+        if self._read in ready:
+            _drain(self._read)
+        if self._inotify and self._inotify in ready:
+            for event in self._inotify.read(timeout=0):
+                if event.mask & _GONE:
+                    self._watching = False  # the file was replaced; watch the new one next time
+
+    def wake(self) -> None:
+        """End a wait now; safe from any thread and from signal handlers."""
+        try:
+            os.write(self._write, b"!")
+        except BlockingIOError:
+            return  # the pipe is full of wakes already
+
+    def close(self) -> None:
+        """Release the pipe and the watch."""
+        os.close(self._read)
+        os.close(self._write)
+        if self._inotify:
+            self._inotify.close()
+
+    def _watch(self) -> None:
+        if self._inotify and not self._watching and os.path.exists(self._wal):
+            try:
+                self._inotify.add_watch(self._wal, _WRITTEN | _GONE)
+                self._watching = True
+            except OSError:
+                self._inotify.close()
+                self._inotify = None  # out of watches: the timed look remains
+
+
+def _drain(fd: int) -> None:
+    try:
+        while os.read(fd, 4096):
+            pass
+    except BlockingIOError:
+        return
+
+
+if sys.platform == "linux":
+    from inotify_simple import INotify, flags
+
+    _WRITTEN = flags.MODIFY
+    _GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.IGNORED
+
+    def _inotify() -> INotify | None:
+        try:
+            return INotify()
+        except OSError:
+            return None
+else:
+    _WRITTEN = _GONE = 0
+
+    def _inotify() -> None:
+        return None

@@ -1,0 +1,224 @@
+"""One writer thread with group commit: many callers' transactions share one fsync, and fail alone.
+
+Each member runs in a SAVEPOINT. A member that kills the whole transaction (OR ROLLBACK, a full disk) gets
+its error; the members before it are run again without it. One that leaves a deferred foreign key open is
+undone before it can spoil the COMMIT.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import apsw
+
+from headwater.errors import Busy, InvalidRequest
+from headwater.sources.source import Session, Written
+from headwater.sources.sqlite.catalog import Catalog
+from headwater.sources.sqlite.connection import to_error
+from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.triggers import CAPTURE, TXN
+
+T = TypeVar("T")
+MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon
+MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
+
+_RECORD = (
+    f"INSERT INTO {TXN}(upto, first, ms) SELECT m, ?, ? FROM (SELECT max(seq) AS m FROM {CAPTURE}) "
+    "WHERE m >= ? RETURNING upto"
+)
+_TABLES = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
+_HEAD = f"SELECT max(seq) FROM {CAPTURE}"
+
+
+class Job:
+    """Work waiting for the writer. `alone`: it takes the connection's place in the queue, not the connection."""
+
+    __slots__ = ("work", "future", "alone")
+
+    def __init__(self, work: Callable[[Session], Any], alone: bool = False) -> None:
+        self.work, self.alone = work, alone
+        self.future: Future[Any] = Future()
+
+
+Outcome = tuple[Job, Written[Any] | BaseException]
+
+
+class Ledger:
+    """Numbers the transactions made through one connection: which offsets each one took."""
+
+    def __init__(self, guard: Guard, catalog: Catalog) -> None:
+        self._guard, self._catalog = guard, catalog
+        self.head = 0
+
+    def open(self) -> None:
+        """Note the head as a transaction begins."""
+        ((head,),) = self._guard.run(_HEAD).fetchall()
+        self.head = int(str(head))
+
+    def record(self, value: T) -> Written[T]:
+        """Close one caller's transaction: its offsets are everything after the last one's."""
+        first = self.head + 1
+        found = self._guard.run(_RECORD, (first, time.time_ns() // 1_000_000, first)).fetchall()
+        if not found:
+            return Written(value, self.head)
+        self.head = int(str(found[0][0]))
+        return Written(value, self.head, self._tables(first))
+
+    def _tables(self, first: int) -> dict[str, int]:
+        rows = [(int(str(t)), int(str(seq))) for t, seq in self._guard.run(_TABLES, (first,)).fetchall()]
+        if any(t not in self._catalog.layouts for t, _ in rows):
+            self._catalog.refresh()
+        found: dict[str, int] = {}
+        for t, seq in rows:
+            name = self._catalog.layouts[t].table.name
+            found[name] = max(seq, found.get(name, 0))
+        return found
+
+
+class Writer:
+    """Owns the write connection. `committed(head)` is called after every commit, from the writer thread."""
+
+    def __init__(
+        self, db: apsw.Connection, guard: Guard, catalog: Catalog, session: Session, committed: Callable[[int], None]
+    ) -> None:
+        self._db, self._guard, self._session = db, guard, session
+        self._ledger = Ledger(guard, catalog)
+        self._committed = committed
+        # Guards _queue and _closing. Never held while work runs.
+        self._ready = threading.Condition()
+        self._queue: deque[Job] = deque()
+        self._closing = False
+        self.groups = self.members = 0  # written by the writer thread only
+        self._thread = threading.Thread(target=self._loop, name="headwater-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[Session], T], *, alone: bool = False) -> Future[Written[T]]:
+        """Queue `work`; the future is done when it is durable."""
+        job = Job(work, alone)
+        with self._ready:
+            if self._closing:
+                raise Busy("the database is closing")
+            if len(self._queue) >= MAX_QUEUE:
+                raise Busy(f"{MAX_QUEUE} writes are waiting already")
+            self._queue.append(job)
+            self._ready.notify()
+        return job.future
+
+    @property
+    def waiting(self) -> int:
+        """Writes in the queue."""
+        return len(self._queue)
+
+    def close(self) -> None:
+        """Finish what is queued, then stop."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while jobs := self._take():
+            if jobs[0].alone:
+                self._lend(jobs[0])
+            else:
+                self._settle(self._group(jobs))
+
+    def _take(self) -> list[Job]:
+        with self._ready:
+            while not self._queue and not self._closing:
+                self._ready.wait()
+            jobs: list[Job] = []
+            while self._queue and len(jobs) < MAX_GROUP:
+                if self._queue[0].alone and jobs:
+                    break
+                jobs.append(self._queue.popleft())
+                if jobs[-1].alone:
+                    break
+        return [job for job in jobs if job.future.set_running_or_notify_cancel()] or (jobs and self._take()) or []
+
+    def _lend(self, job: Job) -> None:
+        """Stand aside while an interactive transaction holds the database's one place for a writer."""
+        try:
+            job.future.set_result(job.work(self._session))
+        except BaseException as error:
+            job.future.set_exception(error)
+
+    def _group(self, jobs: list[Job]) -> list[Outcome]:
+        """Run `jobs` in one transaction; what it kills is run again without the killer."""
+        try:
+            self._guard.run("BEGIN IMMEDIATE")
+            self._ledger.open()
+        except apsw.Error as error:
+            self._abandon()
+            return [(job, to_error(error)) for job in jobs]
+        done: list[Outcome] = []
+        for place, job in enumerate(jobs):
+            outcome = self._member(job)
+            if not self._db.in_transaction:
+                return self._without_killer(jobs, place, outcome, done)
+            done.append((job, outcome))
+        return self._commit(jobs, done)
+
+    def _without_killer(
+        self, jobs: list[Job], place: int, outcome: Written[Any] | BaseException, done: list[Outcome]
+    ) -> list[Outcome]:
+        """Member `place` took the whole transaction with it: everybody else runs again."""
+        fault = outcome if isinstance(outcome, BaseException) else InvalidRequest("the transaction was lost")
+        failed = [pair for pair in done if isinstance(pair[1], BaseException)]
+        again = [job for job, result in done if not isinstance(result, BaseException)]
+        rest = jobs[place + 1 :]
+        replayed = (self._group(again) if again else []) + (self._group(rest) if rest else [])
+        return [*failed, (jobs[place], fault), *replayed]
+
+    def _commit(self, jobs: list[Job], done: list[Outcome]) -> list[Outcome]:
+        try:
+            self._guard.run("COMMIT")
+        except apsw.Error as error:
+            self._abandon()
+            if len(jobs) == 1:
+                return [(jobs[0], to_error(error))]
+            return [pair for job in jobs for pair in self._group([job])]
+        self.groups += 1
+        self.members += len(jobs)
+        return done
+
+    def _member(self, job: Job) -> Written[Any] | BaseException:
+        head = self._ledger.head
+        try:
+            self._guard.run("SAVEPOINT member")
+            value = job.work(self._session)
+            self._check_foreign_keys()
+            written = self._ledger.record(value)
+            self._guard.run("RELEASE member")
+            return written
+        except BaseException as error:
+            self._ledger.head = head
+            if self._db.in_transaction:
+                self._guard.run("ROLLBACK TO member")
+                self._guard.run("RELEASE member")
+            return to_error(error) if isinstance(error, apsw.Error) else error
+
+    def _check_foreign_keys(self) -> None:
+        if self._db.in_transaction and self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
+            raise InvalidRequest("FOREIGN KEY constraint failed", hint="A deferred foreign key has no parent row.")
+
+    def _abandon(self) -> None:
+        if self._db.in_transaction:
+            try:
+                self._guard.run("ROLLBACK")
+            except apsw.Error:  # a broken disk may refuse even this; the next BEGIN will tell
+                return
+
+    def _settle(self, outcomes: list[Outcome]) -> None:
+        if any(not isinstance(outcome, BaseException) for _, outcome in outcomes):
+            self._committed(self._ledger.head)
+        for job, outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                job.future.set_exception(outcome)
+            else:
+                job.future.set_result(outcome)

@@ -1,0 +1,59 @@
+"""Transactions for log tests: small, varied, and the same on every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from headwater.log.log import Log
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Column, Row, Table
+
+ORDERS = Table("orders", (Column("id", "i64", nullable=False), Column("note", "str")), ("id",))
+ITEMS = Table("items", (Column("id", "i64"), Column("order_id", "i64"), Column("price", "f64")), ("id",))
+
+
+def inserts(first: int, count: int, note: str = "new") -> tuple[Change, ...]:
+    """`count` inserts whose ids are their offsets."""
+    return tuple(Change(Op.INSERT, ORDERS, None, (first + i, note)) for i in range(count))
+
+
+def transaction(first: int, count: int = 1, *, ts: int | None = None, ms: int = 0, start: int = 0) -> Transaction:
+    """A whole transaction at `first`; its time is `first` unless given."""
+    when = first if ts is None else ts
+    return Transaction(f"t{first}", inserts(first, count), first, when, ms, start, True, f"p{first + count - 1}")
+
+
+def transactions(sizes: Iterable[int], *, first: int = 1, ms: int = 0) -> Iterator[Transaction]:
+    """Whole transactions of these sizes, one after the other."""
+    for size in sizes:
+        yield transaction(first, size, ms=ms)
+        first += size
+
+
+def in_parts(whole: Transaction, size: int) -> Iterator[Transaction]:
+    """`whole` as a source hands on a large one."""
+    for after in range(whole.first - 1, whole.upto, size):
+        yield whole.cut(after, min(after + size, whole.upto))
+
+
+def fill(log: Log, sizes: Sequence[int], *, ms: int = 0) -> list[Transaction]:
+    """Append each size as a commit of its own; returns what was appended."""
+    added = list(transactions(sizes, first=log.latest + 1, ms=ms))
+    for part in added:
+        log.append([part])
+    return added
+
+
+def flat(parts: Iterable[Transaction]) -> list[tuple[object, ...]]:
+    """One entry per change with everything known about it, however the parts are cut."""
+    return [
+        (part.first + i, part.start + i, part.id, part.ts, part.commit_ts_ms, change)
+        for part in parts
+        for i, change in enumerate(part.changes)
+    ]
+
+
+def ids(parts: Iterable[Transaction]) -> list[int]:
+    """The offsets, read from the rows themselves (see `inserts`)."""
+    rows: list[Row | None] = [change.after for part in parts for change in part.changes]
+    return [row[0] for row in rows if row is not None and isinstance(row[0], int)]

@@ -1,0 +1,175 @@
+"""The block codec gives back exactly what it was given, or says that the bytes are damaged."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.log.samples import ITEMS, ORDERS, flat, in_parts, transaction, transactions
+
+from headwater.errors import LogDamaged
+from headwater.log.block import COMPRESS_ABOVE, MAX_RAW, PLAIN, ZSTD, Block, decode, encode
+from headwater.log.parts import BLOCK_CHANGES, cut_into_blocks
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
+from headwater.model.table import Column, Table
+
+NATIVE = [
+    None,
+    True,
+    False,
+    0,
+    -(2**63),
+    2**63 - 1,
+    0.0,
+    -0.0,
+    math.inf,
+    -math.inf,
+    "",
+    "a\0b",
+    "ü",
+    b"",
+    b"\xff\0",
+]
+TAGGED = [
+    U64(2**64 - 1), Decimal("1.10"), Json('{"a": 1}'), Embedding((0.5, -1.0), "m"), Date("2024-02-29"),
+    Time("12:00:00"), DateTime("2024-02-29T12:00:00Z"), UUID(int=5), UNAVAILABLE,
+]  # fmt: skip
+BROKEN = [b"\xff\xfe text".decode("utf-8", "surrogateescape")]
+ANY = Table("any", (Column("v"),))
+
+
+def back(block: Block) -> list[Transaction]:
+    return decode(block.first, block.codec, block.crc, block.data, block.tables)
+
+
+def round_trip(parts: list[Transaction]) -> list[Transaction]:
+    return [part for block in encode(parts) for part in back(block)]
+
+
+def typed(row: tuple[object, ...] | None) -> list[str]:
+    return [] if row is None else [f"{type(value).__name__} {value!r}" for value in row]
+
+
+@pytest.mark.parametrize("value", [*NATIVE, *TAGGED, *BROKEN], ids=repr)
+def test_every_value_comes_back_with_its_type(value: object) -> None:
+    sent = Change(Op.UPDATE, ANY, (value,), (value,))
+    (found,) = round_trip([Transaction("t", (sent,), 1)])
+    (change,) = found.changes
+    assert typed(change.before) == typed(change.after) == typed((value,))
+    assert type(change.before) is tuple and change.op is Op.UPDATE and change.table is ANY
+
+
+def test_nan_comes_back() -> None:
+    (found,) = round_trip([Transaction("t", (Change(Op.INSERT, ANY, None, (math.nan,)),), 1)])
+    (value,) = found.changes[0].after or ()
+    assert isinstance(value, float) and math.isnan(value)
+
+
+def test_one_odd_value_does_not_disturb_the_plain_rows_beside_it() -> None:
+    changes = tuple(Change(Op.INSERT, ANY, None, (value,)) for value in [*NATIVE, *TAGGED, *BROKEN, *NATIVE])
+    (found,) = round_trip([Transaction("t", changes, 1)])
+    assert [typed(change.after) for change in found.changes] == [typed(change.after) for change in changes]
+
+
+values = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(),
+    st.binary(), st.sampled_from([*TAGGED, *BROKEN]),
+)  # fmt: skip
+rows = st.none() | st.lists(values, max_size=4).map(tuple)
+changes = st.builds(
+    Change,
+    st.sampled_from(Op),
+    st.sampled_from([ANY, ORDERS, ITEMS]),
+    rows,
+    rows,
+    st.none() | st.text(max_size=5),
+    st.booleans(),
+)
+groups = st.lists(
+    st.tuples(st.lists(changes, min_size=1, max_size=5), st.integers(0, 2**20), st.integers(0, 2**45)),
+    max_size=8,
+)
+
+
+@settings(deadline=None)
+@given(groups, st.integers(1, 2**50))
+def test_any_transactions_round_trip(groups: list[tuple[list[Change], int, int]], first: int) -> None:
+    parts, ts = [], 2**60
+    for number, (made, step, ms) in enumerate(groups):
+        ts += step
+        parts.append(Transaction(f"t{number}", tuple(made), first, ts, ms, position=f"p{number}"))
+        first += len(made)
+    assert round_trip(parts) == parts
+
+
+def test_only_large_blocks_are_compressed() -> None:
+    (small,) = encode([transaction(1, 2)])
+    (large,) = encode([transaction(1, 500)])
+    assert (small.codec, small.raw) == (PLAIN, len(small.data))
+    assert large.codec == ZSTD and len(large.data) < COMPRESS_ABOVE < large.raw
+
+
+def test_a_block_says_what_is_inside() -> None:
+    parts = [transaction(10, 2, ts=5, ms=70), transaction(12, 3, ts=6, ms=60)]
+    (block,) = encode(parts)
+    assert (block.first, block.count, block.upto, block.ts_first, block.ts_last) == (10, 5, 14, 5, 6)
+    assert (block.commit_ms_last, block.position, block.id_first, block.id_last) == (70, "p14", "t10", "t12")
+    assert (block.whole, block.ends, block.tables) == (10, True, (ORDERS,))
+
+
+def test_a_block_inside_a_large_transaction_says_where_the_next_one_begins() -> None:
+    blocks = list(encode([transaction(1, 1100), transaction(1101, 2)]))
+    assert [(block.first, block.whole, block.ends) for block in blocks] == [
+        (1, 1, False), (513, None, False), (1025, 1101, True),
+    ]  # fmt: skip
+
+
+def test_very_large_rows_make_more_and_smaller_blocks() -> None:
+    text = "x" * (MAX_RAW // 3)
+    whole = Transaction("t", tuple(Change(Op.INSERT, ANY, None, (text,)) for _ in range(10)), 1)
+    blocks = list(encode([whole]))
+    assert all(block.raw <= MAX_RAW for block in blocks) and len(blocks) == 6
+    assert flat(part for block in blocks for part in back(block)) == flat([whole])
+
+
+def test_one_row_larger_than_a_block_is_still_stored() -> None:
+    huge = Transaction("t", (Change(Op.INSERT, ANY, None, ("x" * (MAX_RAW + 1),)),), 1)
+    assert round_trip([huge]) == [huge]
+
+
+@pytest.mark.parametrize("count", [2, 400])
+def test_a_flipped_bit_is_noticed(count: int) -> None:
+    (block,) = encode([transaction(1, count)])
+    damaged = bytearray(block.data)
+    damaged[len(damaged) // 2] ^= 1
+    with pytest.raises(LogDamaged, match="checksum"):
+        decode(block.first, block.codec, block.crc, bytes(damaged), block.tables)
+
+
+@pytest.mark.parametrize("codec", [PLAIN, ZSTD])
+def test_bytes_of_another_kind_are_noticed(codec: int) -> None:
+    (block,) = encode(transactions([1], first=9))
+    with pytest.raises(LogDamaged, match="offset 9"):
+        decode(9, codec, 0, b"", block.tables)
+
+
+def test_blocks_hold_whole_transactions_unless_one_is_larger() -> None:
+    groups = list(cut_into_blocks(transactions([300, 300, 512, 1, 600, 5])))
+    sizes = [[len(part.changes) for part in group] for group in groups]
+    assert sizes == [[300], [300], [512], [1], [512], [88, 5]]
+
+
+@given(st.lists(st.integers(1, 1200), max_size=12), st.integers(1, 700))
+@settings(max_examples=50, deadline=None)
+def test_cutting_loses_nothing_and_joins_parts(sizes: list[int], part_size: int) -> None:
+    sent = list(transactions(sizes))
+    groups = list(cut_into_blocks(part for whole in sent for part in in_parts(whole, part_size)))
+    assert flat(part for group in groups for part in group) == flat(sent)
+    for group in groups:
+        assert 0 < sum(len(part.changes) for part in group) <= BLOCK_CHANGES
+        assert all(part.start == 0 for part in group[1:]) and all(part.last for part in group[:-1])

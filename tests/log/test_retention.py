@@ -1,0 +1,91 @@
+"""The pure decisions: where the horizon goes, and which blocks are joined."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.log.block import MAX_RAW
+from headwater.log.log import Retention
+from headwater.log.parts import BLOCK_CHANGES
+from headwater.log.retention import Held, next_horizon, runs
+
+
+def blocks(*counts: int, size: int = 100) -> list[Held]:
+    first, found = 1, []
+    for number, count in enumerate(counts):
+        found.append(Held(first, count, size, size * 3, commit_ms_last=1000 * number))
+        first += count
+    return found
+
+
+def horizon(retention: Retention, held: list[Held], now: int = 0, at: int = 1) -> int:
+    total = sum(block.bytes for block in held)
+    return next_horizon(retention, held, horizon=at, latest=held[-1].upto, total=total, now_ms=now)
+
+
+def test_without_limits_everything_stays() -> None:
+    assert horizon(Retention(changes=None), blocks(10, 10)) == 1
+
+
+def test_the_count_cuts_inside_a_block() -> None:
+    assert horizon(Retention(changes=7), blocks(10, 10)) == 14
+
+
+def test_bytes_cut_between_blocks() -> None:
+    assert horizon(Retention(changes=None, bytes=250), blocks(10, 10, 10, 10)) == 21
+
+
+def test_age_stops_at_the_first_block_that_is_young_enough() -> None:
+    held = blocks(10, 10, 10)
+    assert horizon(Retention(changes=None, age_ms=500), held, now=1500) == 11
+    late = [held[1], held[0], held[2]]  # a source whose clock stepped back
+    assert horizon(Retention(changes=None, age_ms=500), late, now=1500) == 1
+
+
+def test_the_strictest_limit_wins() -> None:
+    assert horizon(Retention(changes=25, bytes=150, age_ms=10**9), blocks(10, 10, 10, 10)) == 31
+
+
+def test_blocks_already_below_the_horizon_do_not_count_against_the_bytes() -> None:
+    assert horizon(Retention(changes=None, bytes=200), blocks(10, 10, 10, 10), at=25) == 25
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=20),
+    st.integers(0, 400) | st.none(),
+    st.integers(0, 2500) | st.none(),
+    st.integers(0, 20_000) | st.none(),
+    st.integers(1, 100),
+)
+def test_the_horizon_never_goes_back_and_never_beyond_the_head(
+    counts: list[int], changes: int | None, size: int | None, age: int | None, at: int
+) -> None:
+    held = blocks(*counts)
+    at = min(at, held[-1].upto + 1)
+    found = horizon(Retention(changes, size, age), held, now=15_000, at=at)
+    assert at <= found <= held[-1].upto + 1
+    if changes is not None:
+        assert found >= held[-1].upto - changes + 1
+
+
+def test_small_neighbours_are_joined_up_to_a_full_block() -> None:
+    assert [len(run) for run in runs(blocks(*[1] * 1100))] == [512, 512]
+
+
+def test_full_blocks_stand_alone_and_the_newest_run_waits() -> None:
+    found = [[block.count for block in run] for run in runs(blocks(512, 272, 512, 1, 1, 511, 2))]
+    assert found == [[512], [272], [512], [1, 1], [511]]
+
+
+def test_large_rows_are_not_joined_beyond_a_blocks_bytes() -> None:
+    found = list(runs(blocks(1, 1, 1, 1, 1, size=MAX_RAW // 6)))
+    assert [len(run) for run in found] == [2, 2]
+
+
+@given(st.lists(st.integers(1, BLOCK_CHANGES), max_size=60))
+def test_two_neighbouring_runs_never_fit_into_one_block(counts: list[int]) -> None:
+    found = [sum(block.count for block in run) for run in runs(blocks(*counts, size=1))]
+    heads = [run[0].count for run in runs(blocks(*counts, size=1))]
+    assert all(count <= BLOCK_CHANGES for count in found)
+    assert all(one + head > BLOCK_CHANGES for one, head in zip(found, heads[1:], strict=False))

@@ -1,0 +1,73 @@
+"""Changes and transactions: what a change is about, and how a transaction is cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Column, Table
+
+T = Table("t", (Column("id"), Column("n")), ("id",))
+
+
+def changes(count: int) -> tuple[Change, ...]:
+    return tuple(Change(Op.INSERT, T, after=(n, n)) for n in range(count))
+
+
+@pytest.mark.parametrize(
+    ("change", "row"),
+    [
+        (Change(Op.INSERT, T, after=(1, 2)), (1, 2)),
+        (Change(Op.UPDATE, T, before=(1, 2), after=(3, 4)), (3, 4)),
+        (Change(Op.DELETE, T, before=(1, 2)), (1, 2)),
+    ],
+)
+def test_the_row_and_key_of_a_change_are_its_newest_image(change: Change, row: tuple[int, int]) -> None:
+    assert change.row == row
+    assert change.key == (row[0],)
+
+
+def test_a_change_of_shape_has_no_row_and_no_key() -> None:
+    change = Change(Op.SCHEMA_CHANGE, T, ddl="ALTER TABLE t ADD n")
+    assert (change.row, change.key) == (None, None)
+
+
+def test_ops_have_their_numbers_and_words_for_good() -> None:
+    words = {"insert": 1, "update": 2, "delete": 3, "schema_change": 4, "truncate": 5}
+    assert {op.word: op.value for op in Op} == words
+
+
+@given(st.integers(1, 8), st.integers(1, 50), st.integers(0, 20), st.booleans(), st.data())
+def test_a_cut_holds_exactly_the_offsets_asked_for(
+    count: int, first: int, start: int, last: bool, data: st.DataObject
+) -> None:
+    whole = Transaction(
+        "x", changes(count), first=first, ts=7, commit_ts_ms=9, start=start, last=last, position="p"
+    )
+    after = data.draw(st.integers(0, whole.upto - 1))
+    upto = data.draw(st.integers(max(after + 1, first), whole.upto + 5))
+    part = whole.cut(after, upto)
+    offsets = range(part.first, part.upto + 1)
+    assert list(offsets) == [n for n in range(first, whole.upto + 1) if after < n <= upto]
+    assert part.changes == tuple(whole.changes[n - first] for n in offsets)
+    assert part.start - whole.start == part.first - whole.first
+    assert part.last == (last and part.upto == whole.upto)
+    assert (part.id, part.ts, part.commit_ts_ms, part.position) == ("x", 7, 9, "p")
+
+
+@given(st.integers(1, 8), st.integers(1, 50), st.data())
+def test_two_cuts_at_one_place_are_the_whole_again(count: int, first: int, data: st.DataObject) -> None:
+    whole = Transaction("x", changes(count), first=first)
+    middle = data.draw(st.integers(first, whole.upto))
+    left = whole.cut(0, middle)
+    right = whole.cut(middle, whole.upto) if middle < whole.upto else None
+    parts = [left, right] if right else [left]
+    assert sum((part.changes for part in parts), ()) == whole.changes
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [part.start for part in parts] == [0, middle + 1 - first][: len(parts)]
+
+
+def test_a_cut_that_takes_everything_is_the_transaction_itself() -> None:
+    whole = Transaction("x", changes(3), first=5)
+    assert whole.cut(4, 7) is whole
+    assert whole.cut(0, 99) is whole

@@ -1,0 +1,105 @@
+"""Which value fits which column, and what it becomes."""
+
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from headwater.errors import InvalidRequest
+from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
+from headwater.model.table import KINDS, Column, Table
+from headwater.queries.kinds import check_columns, check_key, check_values, fit, nearest
+
+ONE_OF_EACH: dict[str, Any] = {
+    "bool": True,
+    "i64": 7,
+    "u64": U64(7),
+    "f64": 1.5,
+    "dec": Decimal("1.50"),
+    "str": "x",
+    "bytes": b"x",
+    "json": Json("{}"),
+    "date": Date("2026-01-01"),
+    "time": Time("10:00"),
+    "datetime": DateTime("2026-01-01T10:00"),
+    "uuid": UUID(int=1),
+    "embedding": Embedding((1.0,)),
+}
+TAKES = {("i64", "u64"), ("u64", "i64"), ("f64", "i64"), ("f64", "u64"), ("dec", "i64"), ("dec", "u64")}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS - {"any"}))
+def test_each_kind_takes_its_own_values_and_exact_numbers_only(kind: str) -> None:
+    for tag, value in ONE_OF_EACH.items():
+        if tag == kind or (kind, tag) in TAKES:
+            assert type(fit(Column("c", kind), value)) is type(ONE_OF_EACH[kind])
+        else:
+            with pytest.raises(InvalidRequest, match=f"'c' is of kind {kind}; this {tag} value"):
+                fit(Column("c", kind), value)
+
+
+@pytest.mark.parametrize("value", ONE_OF_EACH.values(), ids=ONE_OF_EACH)
+def test_a_column_without_a_kind_takes_everything(value: Any) -> None:
+    assert fit(Column("c"), value) is value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("i64", U64(2**63)),
+        ("u64", -1),
+        ("f64", 2**53 + 1),
+        ("any", UNAVAILABLE),
+        ("i64", True),
+        ("f64", True),
+    ],
+)
+def test_a_number_that_would_change_is_refused(kind: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        fit(Column("c", kind), value)
+
+
+def test_null_is_left_to_the_database() -> None:
+    assert fit(Column("c", "i64", nullable=False), None) is None
+
+
+TABLE = Table(
+    "users",
+    (
+        Column("id", "i64"),
+        Column("email", "str"),
+        Column("shout", "str", generated=True),
+        Column("rowid", "i64", hidden=True),
+    ),
+    ("id",),
+)
+
+
+def test_an_unknown_column_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(InvalidRequest) as found:
+        check_values(TABLE, {"emial": "x"})
+    assert found.value.hint == "Did you mean 'email'?"
+    assert nearest("zzz", ["b", "a"]) == "There are: a, b."
+
+
+@pytest.mark.parametrize("name", ["rowid", "shout", "EMAIL", 'id"; DROP TABLE users; --'])
+def test_hidden_generated_and_misspelt_columns_are_not_written(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_values(TABLE, {name: 1})
+
+
+def test_a_generated_column_may_be_returned_but_a_hidden_one_may_not() -> None:
+    assert check_columns(TABLE, ["shout", "id"]) == ("shout", "id")
+    with pytest.raises(InvalidRequest):
+        check_columns(TABLE, ["rowid"])
+
+
+def test_a_key_has_the_width_and_kinds_of_the_primary_key() -> None:
+    assert check_key(TABLE, [U64(5)]) == (5,)
+    for key in ([], [1, 2], ["1"]):
+        with pytest.raises(InvalidRequest):
+            check_key(TABLE, key)
+    keyless = Table("log", (Column("rowid", "i64", hidden=True), Column("line")), ("rowid",))
+    with pytest.raises(InvalidRequest, match="no primary key"):
+        check_key(keyless, [1])

@@ -1,0 +1,130 @@
+"""SQL as the caller wrote it, on a real SQLite file."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from open_databases import Files, dump
+
+from headwater.errors import DuplicateKey, InvalidRequest, NotFound, NotSupported
+from headwater.model.literal import UNAVAILABLE
+from headwater.model.principal import ANONYMOUS
+from headwater.queries.pending import Pending
+from headwater.queries.statement import Outcome, Statement, check_format
+from headwater.queries.transactions import Transactions
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    with Files(tmp_path) as found:
+        found.run("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT UNIQUE)")
+        yield found
+
+
+class Run:
+    def __init__(self, files: Files) -> None:
+        self.statement = Statement(files, Transactions(files))
+
+    def __call__(self, sql: str, args: Any = (), **more: Any) -> Outcome:
+        found = self.statement.execute(ANONYMOUS, sql, args, **more)
+        return found.result(10) if isinstance(found, Pending) else found
+
+
+@pytest.fixture
+def run(files: Files) -> Run:
+    return Run(files)
+
+
+def test_a_write_says_what_it_did_and_a_read_shows_it(files: Files, run: Run) -> None:
+    done = run("INSERT INTO t (v) VALUES (?), (?)", ["a", "b"])
+    assert (done.affected, done.last_insert_id) == (2, 2)
+    assert done.causality is not None
+    assert [(dep.table, dep.v) for dep in done.causality.deps] == [("main.t", files.get("main").head())]
+    read = run("SELECT id, v AS w FROM t WHERE v = :v", {"v": "b"})
+    assert (read.columns, read.rows, read.causality) == (("id", "w"), ((2, "b"),), None)
+
+
+def test_a_write_that_returns_rows_returns_them(run: Run) -> None:
+    assert run("INSERT INTO t (v) VALUES ('x') RETURNING id, v").rows == ((1, "x"),)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "   -- nothing",
+        "SELEKT 1",
+        "SELECT nope FROM t",
+        'SELECT "nope" FROM t',
+        "SELECT * FROM nope",
+        "SELECT 1; SELECT 2",
+        "INSERT INTO t (v) VALUES ('a'); DELETE FROM t",
+        "BEGIN",
+        "COMMIT",
+        "SAVEPOINT a",
+        "PRAGMA journal_mode = DELETE",
+        "ATTACH ':memory:' AS x",
+        "VACUUM INTO 'copy.db'",
+        "INSERT INTO t (v) VALUES (?)\0",
+        "INSERT INTO t (id, v) VALUES ('x', 'y')",
+        "CREATE TEMP TABLE x (y)",
+        "SELECT load_extension('x')",
+        "\ud800",
+    ],
+)
+def test_what_is_not_one_honest_statement_is_refused_and_changes_nothing(files: Files, run: Run, sql: str) -> None:
+    before, head = dump(files.path("main")), files.get("main").head()
+    with pytest.raises(InvalidRequest):
+        run(sql)
+    assert (dump(files.path("main")), files.get("main").head()) == (before, head)
+
+
+@pytest.mark.parametrize("args", [[], [1, 2], {"nope": 1}, [UNAVAILABLE]])
+def test_arguments_must_be_those_of_the_statement(files: Files, run: Run, args: Any) -> None:
+    for sql in ("SELECT ?", "INSERT INTO t (v) VALUES (?)"):
+        with pytest.raises(InvalidRequest):
+            run(sql, args)
+    assert files.rows("SELECT * FROM t") == []
+
+
+def test_a_taken_key_is_a_duplicate(run: Run) -> None:
+    run("INSERT INTO t VALUES (1, 'a')")
+    for sql in ("INSERT INTO t VALUES (1, 'b')", "INSERT INTO t VALUES (2, 'a')"):
+        with pytest.raises(DuplicateKey):
+            run(sql)
+
+
+def test_two_columns_of_one_name_do_not_become_one_value(files: Files, run: Run) -> None:
+    assert run("SELECT 1 AS a, 2 AS a").rows == ((1, 2),)
+    head = files.get("main").head()
+    for sql in ("SELECT 1 AS a, 2 AS a", "INSERT INTO t (v) VALUES ('x') RETURNING id, v AS id"):
+        with pytest.raises(InvalidRequest, match="'(a|id)'"):
+            run(sql, named=True)
+    assert files.get("main").head() == head
+
+
+def test_a_write_hidden_in_a_read_is_known_by_the_engine(files: Files, run: Run) -> None:
+    done = run("WITH x(v) AS (SELECT 'cte') INSERT INTO t (v) SELECT v FROM x")
+    assert (done.affected, done.causality is None) == (1, False)
+    assert files.rows("SELECT v FROM t") == [("cte",)]
+
+
+def test_a_schema_change_takes_an_offset(files: Files, run: Run) -> None:
+    head = files.get("main").head()
+    run("CREATE TABLE u (id INTEGER PRIMARY KEY)")
+    assert files.get("main").head() > head
+    assert "u" in files.get("main").describe()
+
+
+def test_an_unknown_database_is_not_found(run: Run) -> None:
+    with pytest.raises(NotFound):
+        run("SELECT 1", db="nowhere")
+    assert run("SELECT 1", db="default").rows == ((1,),)
+
+
+def test_formats() -> None:
+    assert [check_format(name) for name in (None, "rows_json", "objects_json")] == [False, False, True]
+    with pytest.raises(NotSupported):
+        check_format("skeinpack_v1")
+    with pytest.raises(InvalidRequest):
+        check_format("xml")

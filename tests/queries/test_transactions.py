@@ -1,0 +1,184 @@
+"""Interactive transactions: who may use them, what they see, how they end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from open_databases import Files
+
+from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound
+from headwater.model.predicate import eq
+from headwater.model.principal import ANONYMOUS, Principal
+from headwater.queries.pending import Pending
+from headwater.queries.rows import Place, Rows
+from headwater.queries.statement import Statement
+from headwater.queries.transactions import Transactions, one_tx
+
+USERS = Place("users")
+MALLORY = Principal("mallory")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    with Files(tmp_path) as found:
+        found.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT UNIQUE)")
+        yield found
+
+
+@pytest.fixture
+def transactions(files: Files) -> Any:
+    found = Transactions(files, most=3)
+    yield found
+    found.close()
+
+
+def see(found: Any) -> Any:
+    return found.result(10) if isinstance(found, Pending) else found
+
+
+def test_a_commit_makes_everything_visible_at_once(files: Files, transactions: Transactions) -> None:
+    rows = Rows(files, transactions)
+    tx = transactions.begin(ANONYMOUS).tx
+    done = rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+    assert done.causality is None
+    found = see(rows.get(ANONYMOUS, USERS, [1], tx=tx))
+    assert (found.row, found.etag) == ((1, "a"), None)
+    with pytest.raises(NotFound):
+        rows.get(ANONYMOUS, USERS, [1])
+    over = transactions.commit(ANONYMOUS, tx).result(10)
+    assert over.status == "committed"
+    assert over.causality is not None
+    assert [(dep.table, dep.v) for dep in over.causality.deps] == [("main.users", files.get("main").head())]
+    assert see(rows.get(ANONYMOUS, USERS, [1])).etag
+
+
+def test_a_rollback_leaves_no_trace(files: Files, transactions: Transactions) -> None:
+    rows = Rows(files, transactions)
+    head = files.get("main").head()
+    tx = transactions.begin(ANONYMOUS).tx
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+    assert transactions.rollback(ANONYMOUS, tx).result(10).status == "rolled_back"
+    assert files.get("main").head() == head
+    with pytest.raises(NotFound):
+        rows.get(ANONYMOUS, USERS, [1])
+
+
+def test_a_statement_that_fails_inside_undoes_only_itself(files: Files, transactions: Transactions) -> None:
+    rows = Rows(files, transactions)
+    tx = transactions.begin(ANONYMOUS).tx
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+    with pytest.raises(DuplicateKey):
+        rows.insert(ANONYMOUS, USERS, [{"email": "b"}, {"email": "a"}], tx=tx).result(10)
+    transactions.commit(ANONYMOUS, tx).result(10)
+    assert files.rows("SELECT email FROM users") == [("a",)]
+
+
+def test_a_tag_is_checked_inside_but_none_is_given(files: Files, transactions: Transactions) -> None:
+    rows = Rows(files, transactions)
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(10)
+    tag = see(rows.get(ANONYMOUS, USERS, [1])).etag
+    tx = transactions.begin(ANONYMOUS).tx
+    done = rows.update(ANONYMOUS, USERS, eq("id", 1), {"email": "b"}, if_match=tag, tx=tx).result(10)
+    assert (done.affected, done.etag) == (1, None)
+    with pytest.raises(Conflict):
+        rows.update(ANONYMOUS, USERS, eq("id", 1), {"email": "c"}, if_match=tag, tx=tx).result(10)
+    transactions.rollback(ANONYMOUS, tx).result(10)
+
+
+@pytest.mark.parametrize("finish", ["commit", "rollback"])
+def test_a_finished_transaction_is_not_found(transactions: Transactions, finish: str) -> None:
+    tx = transactions.begin(ANONYMOUS).tx
+    getattr(transactions, finish)(ANONYMOUS, tx).result(10)
+    for again in (transactions.commit, transactions.rollback):
+        with pytest.raises(NotFound):
+            again(ANONYMOUS, tx)
+    with pytest.raises(NotFound):
+        transactions.commit(ANONYMOUS, "no-such")
+
+
+def test_only_the_principal_that_began_it_may_use_it(files: Files, transactions: Transactions) -> None:
+    rows = Rows(files, transactions)
+    tx = transactions.begin(ANONYMOUS).tx
+    for use in (
+        lambda: transactions.commit(MALLORY, tx),
+        lambda: transactions.rollback(MALLORY, tx),
+        lambda: rows.insert(MALLORY, USERS, [{"email": "x"}], tx=tx),
+        lambda: rows.get(MALLORY, USERS, [1], tx=tx),
+    ):
+        with pytest.raises(NotFound):
+            use()
+    transactions.rollback(ANONYMOUS, tx).result(10)
+
+
+def test_a_transaction_is_bound_to_its_database(files: Files, transactions: Transactions) -> None:
+    files.create("other")
+    files.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)", db="other")
+    rows = Rows(files, transactions)
+    tx = transactions.begin(ANONYMOUS, db="other").tx
+    with pytest.raises(InvalidRequest):
+        rows.insert(ANONYMOUS, Place("users", "main"), [{"email": "x"}], tx=tx)
+    rows.insert(ANONYMOUS, Place("users"), [{"email": "x"}], tx=tx).result(10)
+    transactions.commit(ANONYMOUS, tx).result(10)
+    assert files.rows("SELECT email FROM users", db="other") == [("x",)]
+    with pytest.raises(NotFound):
+        transactions.begin(ANONYMOUS, db="nowhere")
+
+
+def test_too_many_open_transactions_are_refused_until_one_ends(transactions: Transactions) -> None:
+    held = [transactions.begin(ANONYMOUS, read_only=True).tx for _ in range(3)]
+    with pytest.raises(Busy):
+        transactions.begin(ANONYMOUS)
+    transactions.rollback(ANONYMOUS, held[0]).result(10)
+    held[0] = transactions.begin(ANONYMOUS).tx
+    for tx in held:
+        transactions.rollback(ANONYMOUS, tx).result(10)
+    assert len(transactions) == 0
+
+
+def test_forgotten_transactions_make_room_after_a_while(files: Files) -> None:
+    now = [0.0]
+    transactions = Transactions(files, most=2, clock=lambda: now[0])
+    old = [transactions.begin(ANONYMOUS, read_only=True).tx for _ in range(2)]
+    now[0] = 61.0
+    fresh = transactions.begin(ANONYMOUS).tx
+    for tx in old:
+        with pytest.raises(NotFound):
+            transactions.commit(ANONYMOUS, tx)
+    transactions.rollback(ANONYMOUS, fresh).result(10)
+
+
+def test_a_read_only_transaction_sees_one_moment_and_cannot_write(files: Files, transactions: Transactions) -> None:
+    rows, statement = Rows(files, transactions), Statement(files, transactions)
+    tx = transactions.begin(ANONYMOUS, read_only=True).tx
+    count = "SELECT count(*) FROM users"
+    assert see(statement.execute(ANONYMOUS, count, tx=tx)).rows == ((0,),)
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(10)
+    assert see(statement.execute(ANONYMOUS, count, tx=tx)).rows == ((0,),)
+    with pytest.raises(HeadwaterError):
+        rows.insert(ANONYMOUS, USERS, [{"email": "b"}], tx=tx).result(10)
+    transactions.rollback(ANONYMOUS, tx).result(10)
+    assert files.rows("SELECT email FROM users") == [("a",)]
+
+
+def test_an_expired_transaction_says_so_once_and_is_gone(files: Files) -> None:
+    with Files(files.folder / "short", tx_seconds=0.05, tx_idle_seconds=0.05) as short:
+        short.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
+        transactions = Transactions(short)
+        rows = Rows(short, transactions)
+        tx = transactions.begin(ANONYMOUS).tx
+        rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+        # Another writer waits until the first has expired.
+        rows.insert(ANONYMOUS, USERS, [{"email": "b"}]).result(10)
+        with pytest.raises(HeadwaterError) as found:
+            rows.insert(ANONYMOUS, USERS, [{"email": "c"}], tx=tx).result(10)
+        assert (found.value.code, found.value.retryable) == ("tx_expired", True)
+        with pytest.raises(NotFound):
+            transactions.commit(ANONYMOUS, tx)
+        assert short.rows("SELECT email FROM users") == [("b",)]
+
+
+def test_the_two_names_of_a_transaction_must_agree() -> None:
+    assert one_tx("a", None) == one_tx(None, "a") == one_tx("a", "a") == "a"
+    for tx, tx_id in ((None, None), ("a", "b")):
+        with pytest.raises(InvalidRequest):
+            one_tx(tx, tx_id)

@@ -1,0 +1,164 @@
+"""Who may come in: every route against every kind of caller. A route without a row fails here."""
+
+from typing import Any
+
+import pytest
+from serving import NoDatabases, serving
+
+from headwater.config import Secret, ServeConfig
+from headwater.errors import ConfigError, Forbidden, HeadwaterError
+from headwater.serve.auth import Access, Gate, is_loopback
+from headwater.serve.routes import ROUTES
+
+TOKEN = "s3cret-token"
+CALLERS: dict[str, dict[str, str]] = {
+    "nobody": {},
+    "bearer": {"authorization": f"Bearer {TOKEN}"},
+    "api key": {"x-api-key": TOKEN},
+    "wrong bearer": {"authorization": "Bearer s3cret-tokem"},
+    "wrong key": {"x-api-key": TOKEN + "x"},
+    "basic": {"authorization": f"Basic {TOKEN}"},
+    "bare": {"authorization": TOKEN},
+    "empty bearer": {"authorization": "Bearer"},
+    "wrong and right": {"authorization": "Bearer x", "x-api-key": TOKEN},
+}
+HOLDERS = {"bearer", "api key", "wrong and right"}
+EVERYBODY = set(CALLERS)
+LOCKED = {  # route -> who comes in when a token is set
+    "POST /api/v1/rpc": HOLDERS,
+    "POST /api/v1/sql/exec": HOLDERS,
+    "GET /": HOLDERS,
+    "GET /metrics": HOLDERS,
+    "GET /openapi.json": HOLDERS,
+    "GET /healthz": EVERYBODY,
+    "GET /readyz": EVERYBODY,
+}
+
+
+def name(route: Any) -> str:
+    return f"{route.method} {route.path}"
+
+
+def test_every_route_has_a_row_in_the_table() -> None:
+    assert {name(route) for route in ROUTES} == set(LOCKED)
+
+
+def test_with_a_token_every_route_admits_exactly_who_holds_it() -> None:
+    with serving(NoDatabases(), token=Secret(TOKEN)) as client:
+        for route in ROUTES:
+            for caller, headers in CALLERS.items():
+                response = client.http.request(route.method, route.path, headers=headers)
+                inside = response.status_code != 401
+                assert inside == (caller in LOCKED[name(route)]), (name(route), caller, response.text)
+                if not inside:
+                    assert response.headers["www-authenticate"].startswith("Bearer")
+                    body = response.json()
+                    assert (body["error"] if route.rpc else body)["code"] == "unauthorized"
+
+
+def test_with_a_token_an_unknown_path_is_locked_too() -> None:
+    with serving(NoDatabases(), token=Secret(TOKEN)) as client:
+        assert client.http.get("/secret").status_code == 401
+        assert client.http.get("/secret", headers=CALLERS["bearer"]).status_code == 404
+
+
+def test_metrics_can_be_opened_alone() -> None:
+    with serving(NoDatabases(), token=Secret(TOKEN), metrics_open=True) as client:
+        assert client.http.get("/metrics").status_code == 200
+        assert client.http.get("/openapi.json").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "admitted"),
+    [
+        ({"host": "127.0.0.1:7171"}, True),
+        ({"host": "127.9.9.9"}, True),
+        ({"host": "LOCALHOST:7171"}, True),
+        ({"host": "[::1]:7171"}, True),
+        ({"host": "[::1]"}, True),
+        ({"host": "localhost", "origin": "http://localhost:3000"}, True),
+        ({"host": "localhost", "origin": "https://[::1]:3000"}, True),
+        ({"host": ""}, False),
+        ({}, False),
+        ({"host": "evil.example"}, False),
+        ({"host": "localhost.evil.example"}, False),
+        ({"host": "localhost@evil.example"}, False),
+        ({"host": "127.0.0.1.evil.example:80"}, False),
+        ({"host": "127.0.0.1:80:90"}, False),
+        ({"host": "0.0.0.0"}, False),
+        ({"host": "10.0.0.1"}, False),
+        ({"host": "[::2]:80"}, False),
+        ({"host": "localhost", "origin": "null"}, False),
+        ({"host": "localhost", "origin": ""}, False),
+        ({"host": "localhost", "origin": "http://evil.example"}, False),
+        ({"host": "localhost", "origin": "http://localhost:80@evil.example"}, False),
+        ({"host": "localhost", "origin": "http://localhost/evil.example"}, False),
+        ({"host": "localhost", "origin": "file://localhost"}, False),
+    ],
+)
+def test_without_a_token_host_and_origin_must_be_this_machine(headers: dict[str, str], admitted: bool) -> None:
+    pairs = [(key.encode(), value.encode()) for key, value in headers.items()]
+    gate = Gate(None)
+    assert gate.admit(pairs, Access.OPEN).name == "anonymous"
+    for access in (Access.LOCKED, Access.METRICS):
+        if admitted:
+            assert gate.admit(pairs, access).name == "anonymous"
+        else:
+            with pytest.raises(Forbidden):
+                gate.admit(pairs, access)
+
+
+def test_two_host_headers_are_refused() -> None:
+    with pytest.raises(Forbidden):
+        Gate(None).admit([(b"host", b"localhost"), (b"host", b"localhost")], Access.LOCKED)
+
+
+def test_without_a_token_every_route_but_health_refuses_a_page_of_another_origin() -> None:
+    with serving(NoDatabases()) as client:
+        for route in ROUTES:
+            response = client.http.request(route.method, route.path, headers={"origin": "http://evil.example"})
+            assert (response.status_code == 403) == (route.access is not Access.OPEN), name(route)
+
+
+def test_without_a_token_a_form_of_a_web_page_cannot_write() -> None:
+    with serving(NoDatabases()) as client:
+        response = client.http.post(
+            "/api/v1/rpc", content=b'{"method": "system.ping"}', headers={"content-type": "text/plain"}
+        )
+        assert response.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"http": "0.0.0.0:0"},
+        {"http": "[::]:0"},
+        {"http": "10.1.2.3:0"},
+        {"http": "example.org:0"},
+        {"auth": True},
+    ],
+)
+def test_a_door_without_a_lock_is_refused_at_start(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as found:
+        Gate.of(ServeConfig(**settings))
+    assert "HEADWATER_TOKEN" in found.value.hint
+
+
+def test_a_token_allows_any_address() -> None:
+    Gate.of(ServeConfig(http="0.0.0.0:0", token=Secret(TOKEN), auth=True))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "127.255.0.1"])
+def test_loopback_addresses_are_known(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "localhost.", "example.org", "1", "127.0.0.1 "])
+def test_other_addresses_are_not_loopback(host: str) -> None:
+    assert not is_loopback(host)
+
+
+def test_the_token_does_not_show_in_an_error() -> None:
+    with pytest.raises(HeadwaterError) as found:
+        Gate(TOKEN.encode()).admit([(b"x-api-key", b"guess")], Access.LOCKED)
+    assert TOKEN not in str(found.value)

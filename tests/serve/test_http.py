@@ -1,0 +1,250 @@
+"""Routes, statuses, limits and stopping, against a running server."""
+
+import asyncio
+import http.client
+import socket
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from serving import NoDatabases, serving
+
+from headwater.config import ServeConfig
+from headwater.errors import ConfigError
+from headwater.queries.databases import DatabaseStatus
+from headwater.serve.api import Api
+from headwater.serve.openapi import document
+from headwater.serve.routes import ROUTES
+from headwater.serve.server import Server
+
+
+class Numbers(NoDatabases):
+    """Databases that only have numbers."""
+
+    def __init__(self, **found: DatabaseStatus) -> None:
+        self.found = found
+
+    def status(self) -> dict[str, Any]:
+        return self.found
+
+
+READY = DatabaseStatus(ready=True, generation="g1", horizon=5, latest=9, retention_changes=1000)
+NOT_READY = DatabaseStatus(ready=False, generation="g1", horizon=1, latest=0)
+
+
+def test_an_unknown_path_is_a_problem_with_a_hint() -> None:
+    with serving(NoDatabases()) as client:
+        for path in ("/nope", "/api/v1", "/api/v1/rpc/", "/healthz/", "/%00"):
+            response = client.http.get(path)
+            assert response.status_code == 404, path
+            assert response.headers["content-type"] == "application/problem+json"
+            assert response.json()["code"] == "not_found"
+            assert response.json()["status"] == 404
+            assert response.json()["hint"]
+
+
+def test_the_wrong_method_says_which_are_right() -> None:
+    with serving(NoDatabases()) as client:
+        for route in ROUTES:
+            wrong = "DELETE" if route.method == "GET" else "GET"
+            response = client.http.request(wrong, route.path)
+            assert response.status_code == 405
+            assert response.headers["allow"] == route.allow
+
+
+def test_head_gives_the_headers_of_get_and_no_body() -> None:
+    with serving(Numbers(main=READY)) as client:
+        for route in (route for route in ROUTES if route.method == "GET" and route.handler != "metrics"):
+            head, get = client.http.head(route.path), client.http.get(route.path)
+            assert (head.status_code, head.content) == (200, b"")
+            assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_ready_only_when_every_database_has_a_position() -> None:
+    for found, status in (
+        (Numbers(), 503),
+        (Numbers(main=NOT_READY), 503),
+        (Numbers(main=READY, other=NOT_READY), 503),
+        (Numbers(main=READY, other=READY), 200),
+    ):
+        with serving(found) as client:
+            assert client.http.get("/readyz").status_code == status
+            assert client.http.get("/healthz").status_code == 200
+
+
+def test_a_declared_length_over_the_limit_gives_413() -> None:
+    with serving(NoDatabases(), max_body_bytes=1024) as client:
+        big = {"id": 1, "method": "system.ping", "params": {"x": "y" * 2000}}
+        response = client.http.post("/api/v1/rpc", json=big)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+        assert response.json()["id"] is None
+        assert client.ok("system.ping")
+
+
+def test_a_chunked_body_over_the_limit_gives_413() -> None:
+    with serving(NoDatabases(), max_body_bytes=1024) as client:
+        chunks = iter([b'{"id": 1, "method": "system.ping", "params": {"x": "'] + [b"y" * 100] * 50 + [b'"}}'])
+        response = client.http.post("/api/v1/rpc", content=chunks, headers={"content-type": "application/json"})
+        assert response.status_code == 413
+        assert client.ok("system.ping")
+
+
+def test_a_chunked_body_within_the_limit_is_read_whole() -> None:
+    with serving(NoDatabases(), max_body_bytes=1024) as client:
+        response = client.http.post(
+            "/api/v1/rpc",
+            content=iter([b'{"id": 1,', b'"method":', b'"system.ping"}']),
+            headers={"content-type": "application/json"},
+        )
+        assert response.json()["ok"]
+
+
+def test_a_client_that_leaves_in_the_middle_of_its_body_disturbs_nobody() -> None:
+    with serving(NoDatabases()) as client:
+        host, port = client.server.addresses[0]
+        with socket.create_connection((host, port)) as raw:
+            raw.sendall(
+                b"POST /api/v1/rpc HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+                b"content-length: 100\r\n\r\n{"
+            )
+        assert client.ok("system.ping")
+
+
+def test_a_connection_is_kept_for_the_next_request() -> None:
+    with serving(NoDatabases()) as client:
+        host, port = client.server.addresses[0]
+        connection = http.client.HTTPConnection(host, port)
+        for _ in range(3):
+            connection.request(
+                "POST", "/api/v1/rpc", b'{"method": "system.ping"}', {"content-type": "application/json"}
+            )
+            response = connection.getresponse()
+            assert (response.status, response.read()) == (204, b"")
+        connection.close()
+
+
+def test_numbers_appear_in_stats_and_metrics_and_unknown_ones_do_not() -> None:
+    with serving(Numbers(main=READY, other=NOT_READY)) as client:
+        cdc = client.ok("stats.snapshot")["cdc"]
+        assert len(cdc) == 17
+        assert (cdc["earliest_offset"], cdc["latest_offset"], cdc["retained_events"]) == (5, 9, 5)
+        assert (cdc["dropped_events_total"], cdc["warn_lag"], cdc["throttle_lag"]) == (4, 500, 750)
+        assert client.ok("stats.snapshot", db="other")["cdc"]["earliest_offset"] == 0
+        assert client.error("stats.snapshot", db="nope")["code"] == "not_found"
+        text = client.http.get("/metrics").text
+    assert 'headwater_log_latest_offset{db="main"} 9.0' in text
+    assert 'headwater_ready{db="other"} 0.0' in text
+    assert 'headwater_rpc_requests_total{code="not_found",method="stats.snapshot"} 1.0' in text
+    assert "headwater_capture_lag_seconds{" not in text
+
+
+def test_the_openapi_document_holds_every_route_and_resolves() -> None:
+    with serving(NoDatabases()) as client:
+        found = client.http.get("/openapi.json").json()
+    assert found == httpx.Response(200, json=document()).json()
+    assert found["openapi"].startswith("3.1")
+    assert {(m.upper(), path) for path, item in found["paths"].items() for m in item} == {
+        (route.method, route.path) for route in ROUTES
+    }
+    operations = [operation for item in found["paths"].values() for operation in item.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(ROUTES)
+    assert all(operation["responses"] for operation in operations)
+    for reference in references(found):
+        here: Any = found
+        for part in reference.removeprefix("#/").split("/"):
+            here = here[part]
+
+
+def references(body: Any) -> list[str]:
+    if isinstance(body, dict):
+        own = [body["$ref"]] if "$ref" in body else []
+        return own + [found for value in body.values() for found in references(value)]
+    return [found for value in body for found in references(value)] if isinstance(body, list) else []
+
+
+class Slow(NoDatabases):
+    """Answers when told to."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def names(self) -> list[str]:
+        self.entered.set()
+        self.release.wait(20)
+        return ["late"]
+
+
+def test_a_stop_lets_open_requests_finish_and_accepts_no_more() -> None:
+    slow = Slow()
+    got: list[Any] = []
+    with serving(slow) as client:
+        thread = threading.Thread(target=lambda: got.append(client.ok("schema.list_databases")))
+        thread.start()
+        assert slow.entered.wait(20)
+        stopping = asyncio.run_coroutine_threadsafe(client.server.stop(), client.loop)
+        refused = threading.Event()
+
+        def watch() -> None:
+            while not refused.is_set():
+                try:
+                    httpx.get(client.server.url + "/healthz").close()
+                except httpx.TransportError:
+                    refused.set()
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        assert refused.wait(20)
+        assert not stopping.done()
+        slow.release.set()
+        thread.join(20)
+        stopping.result(20)
+        watcher.join(20)
+    assert got == [{"databases": ["late"]}]
+
+
+def test_a_stop_cuts_off_a_request_that_outlasts_the_drain() -> None:
+    slow = Slow()
+    got: list[httpx.Response] = []
+    body = {"id": 1, "method": "schema.list_databases"}
+    with serving(slow, drain_seconds=0.05) as client:
+        thread = threading.Thread(target=lambda: got.append(client.http.post("/api/v1/rpc", json=body)))
+        thread.start()
+        assert slow.entered.wait(20)
+        stopping = asyncio.run_coroutine_threadsafe(client.server.stop(), client.loop)
+        thread.join(20)
+        slow.release.set()
+        stopping.result(20)
+    assert got[0].status_code == 503
+    assert got[0].json()["error"]["code"] == "unavailable"
+
+
+def test_a_port_that_is_taken_is_a_clear_refusal() -> None:
+    with serving(NoDatabases()) as client:
+        host, port = client.server.addresses[0]
+        second = Server(ServeConfig(http=f"{host}:{port}"), Api.over(NoDatabases()))
+        with pytest.raises(ConfigError) as found:
+            asyncio.run(second.start())
+    assert str(port) in found.value.message
+    assert found.value.hint
+
+
+def test_a_name_that_does_not_resolve_is_a_clear_refusal() -> None:
+    from headwater.config import Secret
+
+    server = Server(ServeConfig(http="no-such-host.invalid:0", token=Secret("t")), Api.over(NoDatabases()))
+    with pytest.raises(ConfigError):
+        asyncio.run(server.start())
+
+
+def test_a_host_with_two_addresses_listens_on_one_port() -> None:
+    with serving(NoDatabases(), http="localhost:0") as client:
+        assert len({port for _, port in client.server.addresses}) == 1
+        for host, port in client.server.addresses:
+            socket.create_connection((host, port)).close()
+
+
+def test_a_server_that_never_started_can_be_stopped() -> None:
+    asyncio.run(Server(ServeConfig(http="127.0.0.1:0"), Api.over(NoDatabases())).stop())

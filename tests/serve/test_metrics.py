@@ -1,0 +1,71 @@
+"""METRICS is the truth: what is exposed is in the table, and what is in the table is exposed."""
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from headwater.queries.databases import DatabaseStatus
+from headwater.serve.metrics import METRICS, Metrics
+
+FULL = DatabaseStatus(
+    ready=True,
+    generation="g1",
+    horizon=1,
+    latest=3,
+    log_bytes=4096,
+    retention_changes=10,
+    lag_changes=0,
+    lag_seconds=0.0,
+    capture_rows=2,
+    writes=7,
+)
+UNKNOWN = DatabaseStatus(ready=False, generation="g", horizon=1, latest=0)
+
+
+def exposed(metrics: Metrics) -> dict[str, str]:
+    families = text_string_to_metric_families(metrics.text().decode())
+    return {
+        family.name + ("_total" if family.type == "counter" else ""): family.type
+        for family in families
+        if not family.name.endswith("_created") and family.samples
+    }
+
+
+def test_everything_in_the_table_is_exposed_and_nothing_else() -> None:
+    metrics = Metrics(lambda: {"main": FULL})
+    metrics.answered("system.ping", "ok", 0.001)
+    metrics.responded("/", 200)
+    assert exposed(metrics) == {name: kind for name, (kind, _, _) in METRICS.items()}
+
+
+def test_what_is_not_known_is_absent() -> None:
+    text = Metrics(lambda: {"main": UNKNOWN}).text().decode()
+    for name in ("capture_lag_changes", "capture_lag_seconds", "log_bytes", "writes_total"):
+        assert f"headwater_{name}{{" not in text
+
+
+def test_names_that_are_no_methods_are_counted_together() -> None:
+    metrics = Metrics(dict)
+    for place in range(100):
+        metrics.answered(f"guess.{place}", "not_supported", 0.001)
+    text = metrics.text().decode()
+    assert 'headwater_rpc_requests_total{code="not_supported",method="unknown"} 100.0' in text
+    assert "guess" not in text
+
+
+def test_uptime_follows_the_clock() -> None:
+    now = [5.0]
+    metrics = Metrics(dict, clock=lambda: now[0])
+    now[0] = 12.5
+    assert "headwater_uptime_seconds 7.5" in metrics.text().decode()
+
+
+def test_two_servers_in_one_process_do_not_share_numbers() -> None:
+    one, other = Metrics(dict), Metrics(dict)
+    one.answered("system.ping", "ok", 0.001)
+    assert "system.ping" not in other.text().decode()
+
+
+def test_names_are_in_base_units() -> None:
+    for name, (kind, text, _) in METRICS.items():
+        assert name.startswith("headwater_") and text.endswith(".")
+        assert (kind == "counter") == name.endswith("_total")
+        assert not name.endswith(("_ms", "_kb", "_mb"))

@@ -1,0 +1,280 @@
+"""Settings: one order of precedence, nothing unknown accepted, no secret shown."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.config import ROOMS, SETTINGS, Config, DatabaseConfig, Secret, load
+from headwater.errors import ConfigError
+
+
+def file_with(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "headwater.toml"
+    path.write_text(text)
+    return path
+
+
+def from_env(**environ: str) -> Config:
+    return load(file=None, environ=environ, flags={})
+
+
+def from_toml(tmp_path: Path, text: str) -> Config:
+    return load(file=file_with(tmp_path, text), environ={}, flags={})
+
+
+def from_flags(**flags: Any) -> Config:
+    return load(
+        file=None, environ={}, flags={name.replace("__", "."): value for name, value in flags.items()}
+    )
+
+
+def value_of(config: Config, name: str) -> Any:
+    room, _, field = name.rpartition(".")
+    return getattr(getattr(config, room) if room else config, field)
+
+
+def test_without_anything_the_defaults_hold() -> None:
+    assert load(file=None, environ={"PATH": "/bin"}, flags={}) == Config()
+    config = Config()
+    assert (config.serve.http, config.serve.grpc) == ("127.0.0.1:7171", "127.0.0.1:7172")
+    assert (config.log.retention_events, config.log.retention_bytes, config.log.retention_age) == (
+        1_000_000,
+        None,
+        None,
+    )
+    assert config.serve.max_body_bytes == 16 * 1024 * 1024
+
+
+def test_flags_win_over_environment_over_file_over_defaults(tmp_path: Path) -> None:
+    toml = file_with(tmp_path, 'data = "file"\n[serve]\nhttp = "h:1"\ngrpc = "h:2"\n[log]\nflush_ms = 3\n')
+    environ = {"HEADWATER_HTTP": "h:10", "HEADWATER_SERVE_GRPC": "h:20"}
+    config = load(file=toml, environ=environ, flags={"serve.http": "h:100", "serve.auth": None})
+    assert (config.serve.http, config.serve.grpc, config.log.flush_ms) == ("h:100", "h:20", 3)
+    assert (config.data, config.serve.auth) == ("file", False)
+
+
+SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOML text, value
+    "data": ("/x", '"/x"', "/x"),
+    "databases": (
+        "main=/a.db, b=c=d",
+        '{main = "/a.db", b = "c=d"}',
+        (DatabaseConfig("main", "/a.db"), DatabaseConfig("b", "c=d")),
+    ),
+    "serve.http": ("[::1]:0", '"[::1]:0"', "[::1]:0"),
+    "serve.grpc": ("h:65535", '"h:65535"', "h:65535"),
+    "serve.token": ("s3cret", '"s3cret"', "s3cret"),
+    "serve.auth": ("yes", "true", True),
+    "serve.max_body_bytes": ("2048", "2048", 2048),
+    "serve.drain_seconds": ("3", "3", 3.0),
+    "serve.metrics_open": ("1", "true", True),
+    "log.retention_events": ("none", '"none"', None),
+    "log.retention_bytes": ("5", "5", 5),
+    "log.retention_age": ("7d", '"7d"', 604800.0),
+    "log.flush_ms": ("0", "0", 0),
+    "sqlite.wal": ("on", "true", True),
+    "sqlite.foreign_keys": ("FALSE", "false", False),
+    "sqlite.tables": ("a, b", '["a", "b"]', ("a", "b")),
+    "sqlite.tx_seconds": ("0.5", "0.5", 0.5),
+    "sqlite.tx_idle_seconds": ("0.25", "0.25", 0.25),
+    "sqlite.trim_rows": ("7", "7", 7),
+    "sqlite.trim_seconds": ("2", "2", 2.0),
+    "sqlite.poll_seconds": ("1", "1", 1.0),
+    "sqlite.on_discontinuity": ("stop", '"stop"', "stop"),
+}
+
+
+def test_every_setting_has_a_sample_here() -> None:
+    assert set(SAMPLES) == {setting.name for setting in SETTINGS}
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_is_read_from_each_of_its_environment_names(setting: Any) -> None:
+    text, _, value = SAMPLES[setting.name]
+    assert value_of(Config(), setting.name) == setting.default != value
+    for name in setting.environment:
+        assert value_of(from_env(**{name: text}), setting.name) == value
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_every_setting_is_read_from_the_file(setting: Any, tmp_path: Path) -> None:
+    _, toml, value = SAMPLES[setting.name]
+    field = setting.name.rpartition(".")[2]
+    text = f"[{setting.room}]\n{field} = {toml}\n" if setting.room else f"{field} = {toml}\n"
+    assert value_of(from_toml(tmp_path, text), setting.name) == value
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_the_table_of_settings_describes_each(setting: Any) -> None:
+    assert setting.doc
+    assert setting.type
+    assert f"HEADWATER_{setting.name.replace('.', '_').upper()}" in setting.environment
+
+
+def test_the_table_of_settings_is_complete() -> None:
+    by_hand = {f"{room}.{field.name}" for room, cls in ROOMS.items() for field in dataclasses.fields(cls)}
+    assert {setting.name for setting in SETTINGS} == by_hand | {"data", "databases"}
+    assert {field.name for field in dataclasses.fields(Config)} == {*ROOMS, "data", "databases"}
+
+
+def test_the_aliases_of_the_other_system_are_honoured_and_ours_win() -> None:
+    config = from_env(SKEINDB_TOKEN="theirs", SKEINDB_CDC_RETENTION_EVENTS="5")
+    assert (config.serve.token, config.log.retention_events) == ("theirs", 5)
+    config = from_env(SKEINDB_TOKEN="theirs", HEADWATER_TOKEN="ours", SKEINDB_OTHER="ignored")
+    assert config.serve.token == "ours"
+
+
+def test_an_empty_variable_is_as_good_as_none() -> None:
+    assert from_env(HEADWATER_TOKEN="", HEADWATER_HTTP="") == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("7d", 604800), ("12h", 43200), ("30m", 1800), ("10s", 10), ("500ms", 0.5), ("90", 90), ("1.5h", 5400)],
+)
+def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float, tmp_path: Path) -> None:
+    assert from_env(HEADWATER_LOG_RETENTION_AGE=text).log.retention_age == seconds
+    assert from_toml(tmp_path, f"[log]\nretention_age = {seconds}\n").log.retention_age == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "nearest"),
+    [
+        ("[serve]\nhtpp = 'h:1'\n", "serve.htpp", "serve.http"),
+        ("[log]\nretention_event = 1\n", "log.retention_event", "log.retention_events"),
+        ("[serv]\nhttp = 'h:1'\n", "serv", "serve"),
+        ("dat = 'x'\n", "dat", "data"),
+    ],
+)
+def test_an_unknown_key_in_the_file_names_the_nearest(
+    text: str, unknown: str, nearest: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"unknown setting '{unknown}'") as caught:
+        from_toml(tmp_path, text)
+    assert f"Did you mean {nearest}" in caught.value.hint
+
+
+def test_an_unknown_variable_of_ours_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown environment variable 'HEADWATER_TOKN'") as caught:
+        from_env(HEADWATER_TOKN="s3cret")
+    assert caught.value.hint == "Did you mean HEADWATER_TOKEN?"
+    assert "s3cret" not in caught.value.message
+
+
+def test_an_unknown_flag_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="unknown flag 'sqlite.wall'") as caught:
+        from_flags(sqlite__wall=True)
+    assert caught.value.hint == "Did you mean sqlite.wal?"
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("serve = 5\n", "serve"),
+        ("[serve]\nhttp = 7171\n", "serve.http"),
+        ("[serve]\nhttp = 'localhost'\n", "serve.http"),
+        ("[serve]\nhttp = 'h:65536'\n", "serve.http"),
+        ("[serve]\nhttp = ':80'\n", "serve.http"),
+        ("[serve]\ntoken = ''\n", "serve.token"),
+        ("[serve]\nauth = 1\n", "serve.auth"),
+        ("[serve]\nauth = 'yes'\n", "serve.auth"),
+        ("[serve]\nmax_body_bytes = 0\n", "serve.max_body_bytes"),
+        ("[serve]\nmax_body_bytes = true\n", "serve.max_body_bytes"),
+        ("[serve]\nmax_body_bytes = '2048'\n", "serve.max_body_bytes"),
+        ("[serve]\ndrain_seconds = -1\n", "serve.drain_seconds"),
+        ("[serve]\ndrain_seconds = nan\n", "serve.drain_seconds"),
+        ("[serve]\ndrain_seconds = inf\n", "serve.drain_seconds"),
+        ("[log]\nretention_events = 0\n", "log.retention_events"),
+        ("[log]\nretention_events = 1.5\n", "log.retention_events"),
+        ("[log]\nretention_age = '7 days'\n", "log.retention_age"),
+        ("[log]\nretention_age = '0s'\n", "log.retention_age"),
+        ("[log]\nretention_age = true\n", "log.retention_age"),
+        ("[sqlite]\ntables = 'a'\n", "sqlite.tables"),
+        ("[sqlite]\ntables = [1]\n", "sqlite.tables"),
+        ("[sqlite]\non_discontinuity = 'ignore'\n", "sqlite.on_discontinuity"),
+        ("[sqlite]\non_discontinuity = []\n", "sqlite.on_discontinuity"),
+        ("databases = ['a']\n", "databases"),
+        ("[databases]\n'../a' = 'x'\n", "databases"),
+        ("[databases]\ndefault = 'x'\n", "databases"),
+        ("[databases]\nmain = 5\n", "databases"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_path_and_origin(text: str, path: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_toml(tmp_path, text)
+    assert caught.value.message.startswith(f"{path}: ")
+    assert "headwater.toml" in caught.value.hint or caught.value.hint == f"Write [{path}]."
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("HEADWATER_HTTP", "nowhere"),
+        ("HEADWATER_CDC_RETENTION_EVENTS", "many"),
+        ("HEADWATER_LOG_RETENTION_AGE", "1w"),
+        ("HEADWATER_SQLITE_WAL", "maybe"),
+        ("HEADWATER_SQLITE_TX_SECONDS", "nan"),
+        ("HEADWATER_SQLITE_TABLES", "a,,b"),
+        ("HEADWATER_DATABASES", "main"),
+    ],
+)
+def test_a_wrong_variable_is_refused_by_its_own_name(name: str, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_env(**{name: text})
+    assert caught.value.hint == f"It is set by {name}."
+
+
+@given(
+    st.sampled_from(SETTINGS),
+    st.text(min_size=1) | st.none() | st.integers() | st.floats() | st.lists(st.none()),
+)
+@settings(deadline=None, derandomize=True)
+def test_any_value_is_used_or_refused_by_a_config_error(setting: Any, value: Any) -> None:
+    try:
+        if isinstance(value, str):
+            from_env(**{setting.environment[0]: value})
+        load(file=None, environ={}, flags={setting.name: value})
+    except ConfigError as error:
+        assert error.message.startswith(setting.name)
+
+
+def test_a_missing_or_broken_file_is_a_config_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read .*nowhere.toml: No such file"):
+        load(file=tmp_path / "nowhere.toml", environ={}, flags={})
+    with pytest.raises(ConfigError, match="is not TOML"):
+        from_toml(tmp_path, "data = \n")
+    (tmp_path / "headwater.toml").write_bytes(b"data = '\xff'")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load(file=tmp_path / "headwater.toml", environ={}, flags={})
+
+
+def test_a_secret_is_refused_as_a_flag_with_a_better_way() -> None:
+    with pytest.raises(ConfigError, match="serve.token is a secret") as caught:
+        from_flags(serve__token="s3cret")
+    assert "HEADWATER_TOKEN" in caught.value.hint
+    assert "s3cret" not in caught.value.message + caught.value.hint
+
+
+def test_a_secret_never_shows_itself() -> None:
+    config = from_env(HEADWATER_TOKEN="s3cret")
+    token = config.serve.token
+    assert token is not None
+    shown = [repr(config), str(config), f"{token}", f"{token:>9}", str(token), repr(token), "%s" % token]  # noqa: UP031
+    assert not [text for text in shown if "s3cret" in text]
+    assert token == "s3cret"
+    assert token.encode() == b"s3cret"
+    assert isinstance(token, Secret)
+
+
+def test_a_wrong_url_is_not_shown_since_it_may_hold_a_password(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        from_env(HEADWATER_DATABASES="a b=postgres://u:s3cret@h/d")
+    assert "s3cret" not in caught.value.message + caught.value.hint
+
+
+def test_settings_do_not_change_once_read() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().serve.http = "h:1"  # type: ignore[misc]

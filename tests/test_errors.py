@@ -1,0 +1,75 @@
+"""The error tree: every error knows its code and its place on each wire, and the drawing is true."""
+
+import inspect
+import re
+
+import pytest
+
+from headwater import errors
+from headwater.errors import HeadwaterError, OffsetExpired
+
+GRPC = {"CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS"}
+GRPC |= {"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE"}
+GRPC |= {"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED"}
+ALL = [each for _, each in inspect.getmembers(errors, inspect.isclass) if issubclass(each, HeadwaterError)]
+
+
+def drawn() -> dict[str, tuple[str, str, int]]:
+    """Name to parent, code and status, as the module docstring draws them."""
+    found: dict[str, tuple[str, str, int]] = {}
+    trail: list[str] = []
+    for line in (errors.__doc__ or "").splitlines():
+        match = re.match(r"( *)([A-Z]\w+) {2,}(\w+) +(\d{3})", line)
+        if match:
+            del trail[len(match[1]) // 2 :]
+            found[match[2]] = (trail[-1] if trail else "Exception", match[3], int(match[4]))
+            trail.append(match[2])
+    return found
+
+
+def test_the_drawing_is_the_tree() -> None:
+    tree = {each.__name__: (each.__mro__[1].__name__, each.code, each.status) for each in ALL}
+    assert drawn() == tree
+
+
+def test_codes_are_unique_and_each_class_says_its_own() -> None:
+    assert len({each.code for each in ALL}) == len(ALL)
+    assert all("code" in vars(each) for each in ALL)
+
+
+@pytest.mark.parametrize("error", ALL)
+def test_every_error_has_a_sentence_a_status_and_a_grpc_status(error: type[HeadwaterError]) -> None:
+    assert "__doc__" in vars(error)
+    assert (inspect.getdoc(error) or "").endswith(".")
+    assert 400 <= error.status < 600
+    assert error.grpc_status in GRPC
+    assert re.fullmatch(r"[a-z_]+", error.code)
+
+
+def test_what_may_be_retried_is_not_the_callers_fault() -> None:
+    assert {each.__name__ for each in ALL if each.retryable} == {
+        "Busy",
+        "SourceError",
+        "StorageFull",
+        "TxExpired",
+        "Unavailable",
+    }
+
+
+def test_details_carry_hint_and_retry_beside_what_was_given() -> None:
+    error = errors.Busy("wait", hint="soon", table="t")
+    assert error.details == {"table": "t", "hint": "soon", "retryable": True}
+    assert str(error) == error.message == "wait"
+
+
+def test_a_hint_falls_back_to_the_one_of_the_class_and_is_left_out_when_there_is_none() -> None:
+    assert errors.Busy("wait").hint == errors.Busy.default_hint
+    assert errors.NotFound("nothing").details == {}
+
+
+def test_an_expired_offset_says_where_the_log_starts() -> None:
+    error = OffsetExpired(after=3, horizon=9, latest=20)
+    assert (error.after, error.horizon, error.latest) == (3, 9, 20)
+    assert error.message == "changes after offset 3 are gone; the log starts at 9"
+    assert error.details["earliest_offset"] == 9
+    assert error.details["latest_offset"] == 20
