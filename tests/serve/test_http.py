@@ -51,6 +51,7 @@ def test_the_wrong_method_says_which_are_right() -> None:
             response = client.http.request(wrong, route.path)
             assert response.status_code == 405
             assert response.headers["allow"] == route.allow
+            assert response.headers["content-type"] == "application/problem+json"
 
 
 def test_head_gives_the_headers_of_get_and_no_body() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 import ipaddress
 import re
@@ -108,6 +109,7 @@ def _from_here(headers: Headers) -> None:
                 )
 
 
+@functools.lru_cache(maxsize=256)  # a client sends the same header with every request
 def _names_loopback(host: str) -> bool:
     match = _HOST.match(host)
     return match is not None and is_loopback(match[1])

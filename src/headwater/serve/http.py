@@ -154,8 +154,7 @@ def _cut_off() -> HeadwaterError:
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
     """The whole body; RequestTooLarge as soon as it is known to be larger than `most` bytes."""
-    declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
-    if int(declared) > most:
+    if int(_header(scope["headers"], b"content-length") or 0) > most:
         raise await _too_large(scope, receive, most, 0)
     parts, size = [], 0
     while True:
@@ -173,8 +172,7 @@ async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
 
 async def _too_large(scope: Scope, receive: Receive, most: int, seen: int) -> Refusal:
     """The refusal, after reading a little more: a client that is still sending would see a reset instead."""
-    waits = any(name == b"expect" for name, _ in scope["headers"])
-    more = not waits
+    more = not _header(scope["headers"], b"expect")
     while more and seen <= 2 * most:
         message = await receive()
         seen += len(message.get("body", b""))
@@ -183,15 +181,22 @@ async def _too_large(scope: Scope, receive: Receive, most: int, seen: int) -> Re
     return Refusal(error, headers=[(b"connection", b"close")])
 
 
+def _header(headers: Headers, wanted: bytes) -> bytes:
+    for name, value in headers:
+        if name == wanted:
+            return value
+    return b""
+
+
 def _check_json(headers: Headers) -> None:
-    found = next((value for name, value in headers if name == b"content-type"), b"")
+    found = _header(headers, b"content-type")
     if found != JSON and found.split(b";")[0].strip().lower() != JSON:
         error = InvalidRequest("the body is not application/json", hint="Send content-type: application/json.")
         raise Refusal(error, status=415)
 
 
 async def _refuse(send: Send, route: Route | None, refusal: Refusal) -> int:
-    if route is not None and route.rpc:
+    if route is not None and route.rpc and refusal.status != 405:
         id = SQL_ID if route.handler == "sql" else None
         await _send(send, refusal.status, JSON, error_body(id, refusal.error), refusal.headers)
     else:
@@ -206,8 +211,8 @@ def problem(error: HeadwaterError, status: int) -> bytes:
 
 
 async def _send(send: Send, status: int, kind: bytes, body: bytes, extra: Headers | None = None) -> None:
-    headers = [(b"content-type", kind), (b"cache-control", b"no-store"), *(extra or ())]
+    headers = [(b"cache-control", b"no-store"), *(extra or ())]
     if status != 204:
-        headers.append((b"content-length", b"%d" % len(body)))
+        headers += ((b"content-type", kind), (b"content-length", b"%d" % len(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

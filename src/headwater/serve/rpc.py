@@ -121,14 +121,14 @@ class Rpc:
 
 
 def _params(method: Method, raw: msgspec.Raw) -> params.Params:
-    body: msgspec.Raw | bytes = raw
     with memoryview(raw) as view:
         absent = view.nbytes <= 4 and bytes(view) in (b"", b"null")
-    if absent:
-        if any(field.required for field in msgspec.structs.fields(method.params)):
-            raise InvalidRequest("missing params", hint=f"{method.name} needs a `params` object.")
-        body = b"{}"
-    found: params.Params = params.decode(_PARAMS[method.name], body)
+    try:
+        found: params.Params = params.decode(_PARAMS[method.name], b"{}" if absent else raw)
+    except InvalidRequest:
+        if absent:
+            raise InvalidRequest("missing params", hint=f"{method.name} needs a `params` object.") from None
+        raise
     return found
 
 

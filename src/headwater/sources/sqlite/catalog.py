@@ -9,10 +9,11 @@ import msgspec
 from headwater.errors import NotFound
 from headwater.model.table import Row, Table
 from headwater.sources.sqlite.decode import row_decoder
-from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.guard import Answer, Guard
 from headwater.sources.sqlite.install import read_kinds, read_layouts
 from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.shape import Shape, read_shape, table_names
+from headwater.sources.sqlite.values import kind_of
 
 
 class Catalog:
@@ -21,14 +22,26 @@ class Catalog:
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._version = -1
+        self._held = False
         self.layouts: dict[int, Layout] = {}
         self._shapes: dict[str, Shape] = {}
+
+    def hold(self) -> None:
+        """Look once: inside a write transaction the schema moves by our own hand only, and then we say so."""
+        self.refresh()
+        self._held = True
+
+    def look(self) -> None:
+        """Be up to date, unless nothing can have moved."""
+        if not self._held:
+            self.refresh()
 
     def refresh(self) -> bool:
         """Look at the schema; True if it moved since the last look."""
         ((version,),) = self._guard.run("PRAGMA schema_version").fetchall()
         if version == self._version:
             return False
+        self._guard.forget()
         with self._guard.own() as db:
             kinds, self.layouts = read_kinds(db), read_layouts(db)
             shapes = {name: read_shape(db, name, kinds.get(name)) for name in table_names(db)}
@@ -42,15 +55,23 @@ class Catalog:
 
     def shape(self, name: str) -> Shape:
         """The shape of a table; NotFound names the nearest one there is."""
-        self.refresh()
+        self.look()
         if (shape := self._shapes.get(name)) is None:
             near = difflib.get_close_matches(name, self._shapes, 1)
             raise NotFound(f"there is no table {name!r}", hint=f"Did you mean {near[0]!r}?" if near else "")
         return shape
 
+    def kind(self, answer: Answer) -> str:
+        """The kind of a column of an answer: its table's word first, then its declared type."""
+        shape = self._shapes.get(answer.table or "")
+        place = shape.table.index.get(answer.column or "") if shape else None
+        if shape is not None and place is not None:
+            return shape.table.columns[place].kind
+        return kind_of(answer.declared or "")
+
     def tables(self) -> dict[str, Table]:
         """Every table of the user."""
-        self.refresh()
+        self.look()
         return {name: shape.table for name, shape in self._shapes.items()}
 
     def decode(self, shape: Shape, stored: list[tuple[object, ...]]) -> list[Row]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 from collections.abc import Iterator
 
@@ -43,12 +44,30 @@ _BAD_FUNCTIONS = {"load_extension"}
 _MARK = f"/*{secrets.token_hex(8)}*/"
 
 
+@functools.cache
+def _marked(sql: str) -> str:
+    return sql + _MARK
+
+
+_ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # what apsw.ext.query_info passes
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A column of a statement's answer, and the table's column it comes from, if it does."""
+
+    name: str
+    declared: str | None
+    table: str | None
+    column: str | None
+
+
 class Statement(msgspec.Struct, frozen=True):
     """What the engine says of one statement."""
 
     read_only: bool
     schema: bool  # changes the schema
     alters: str | None = None  # the table of an ALTER TABLE
+    columns: tuple[Answer, ...] = ()
 
 
 class Guard:
@@ -63,8 +82,11 @@ class Guard:
 
     def run(self, sql: str, bindings: apsw.Bindings = ()) -> apsw.Cursor:
         """Run a statement of our own."""
-        with self.own():
-            return self._db.execute(sql + _MARK, bindings)
+        before, self._ours = self._ours, True
+        try:
+            return self._db.execute(_marked(sql), bindings)
+        finally:
+            self._ours = before
 
     @contextlib.contextmanager
     def own(self) -> Iterator[apsw.Connection]:
@@ -85,29 +107,34 @@ class Guard:
             self._known[sql] = found
         return found
 
+    def forget(self) -> None:
+        """The schema moved: what was learned of statements may no longer hold."""
+        self._known.clear()
+
     def _prepare(self, sql: str) -> Statement:
         cursor = self._db.cursor()
-        seen: list[tuple[str, bool]] = []
+        seen: list[tuple[str, bool, tuple[Answer, ...]]] = []
 
         def trace(found: apsw.Cursor, text: str, bindings: object) -> bool:
             if found.has_vdbe:
-                seen.append((text, found.is_readonly))
+                columns = tuple(Answer(n, kind, table, column) for n, kind, _, table, column in found.description_full)
+                seen.append((text, found.is_readonly, columns))
             return False
 
         cursor.exec_trace = trace
         self._seen = []
         try:
             with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
-                cursor.execute(sql, _Anything(), can_cache=False)
+                cursor.execute(sql, _ANY_BINDINGS, can_cache=False)
         finally:
             cursor.close()
         if not seen:
             raise InvalidRequest("there is no statement in the text")
-        text, read_only = seen[0]
+        text, read_only, columns = seen[0]
         if sql[sql.find(text) + len(text) :].strip(" \t\r\n;"):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
-        return Statement(read_only, any(op in _SCHEMA for op, _, _ in self._seen), alters)
+        return Statement(read_only, any(op in _SCHEMA for op, _, _ in self._seen), alters, columns)
 
     def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
         if self._ours or (by or "").startswith(OURS):
@@ -117,10 +144,3 @@ class Guard:
         if op in _DENIED or names_ours or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in _BAD_FUNCTIONS):
             return apsw.SQLITE_DENY
         return apsw.SQLITE_OK
-
-
-class _Anything(dict[str, object]):
-    """Bindings for a statement that is prepared but never run."""
-
-    def __missing__(self, key: str) -> None:
-        return None

@@ -18,9 +18,10 @@ from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
 from headwater.sources.sqlite.fetch import fetch
 from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
-from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
-from headwater.sources.sqlite.values import FROM_STORED, kind_of, to_stored
+from headwater.sources.sqlite.sql import Renderer, column_list, create_table, insert_into, order_by
+from headwater.sources.sqlite.values import FROM_STORED, to_stored
 
+Args = Sequence[Value] | dict[str, Value]
 MAX_ROWS = 100_000  # of one statement's answer; past it the answer says `truncated`
 
 
@@ -61,12 +62,8 @@ class SqliteSession:
         stored: list[tuple[Any, ...]] = []
         with sqlite_errors():
             for row in rows:
-                text = Renderer(shape.table)
-                names = ", ".join(map(text.column, row))
-                values = ", ".join(map(text.bind, row.values()))
-                into = f"({names}) VALUES ({values})" if row else "DEFAULT VALUES"
-                sql = f"INSERT INTO {ident(table)} {into} RETURNING {column_list(shape.table)}"
-                stored += self._run(sql, text.bindings).fetchall()
+                sql = insert_into(shape.table, tuple(row))
+                stored += self._run(sql, [to_stored(value) for value in row.values()]).fetchall()
         last = self._db.last_insert_rowid() if rows and shape.rowid else 0
         return Result(affected=len(stored), last_insert_id=last), self._catalog.decode(shape, stored)
 
@@ -85,14 +82,15 @@ class SqliteSession:
         text = Renderer(shape.table)
         return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text)
 
-    def execute(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Result:
+    def execute(self, sql: str, args: Args = ()) -> Result:
         """One statement, data or schema."""
+        self._catalog.look()
         statement = self._guard.examine(sql)
         if not statement.read_only:
             self._before_write()
         if statement.schema:
             return self._change_schema(sql, args, statement.alters)
-        return run_statement(self._db, sql, args)
+        return self._execute(sql, args)
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
         """Create `table` by kinds."""
@@ -121,6 +119,9 @@ class SqliteSession:
         self._change_schema(f"DROP TABLE {ident(table)}", (), None)
         return True
 
+    def _execute(self, sql: str, args: Args) -> Result:
+        return run_statement(self._db, self._guard, self._catalog, sql, args)
+
     def _run(self, sql: str, bindings: Any) -> apsw.Cursor:
         return self._db.execute(sql, bindings)
 
@@ -135,17 +136,18 @@ class SqliteSession:
             kinds.setdefault(table, {})[column] = kind
             set_meta(db, "kinds", msgspec.json.encode(kinds).decode())
 
-    def _change_schema(self, sql: str, args: Sequence[Value] | dict[str, Value], alters: str | None) -> Result:
+    def _change_schema(self, sql: str, args: Args, alters: str | None) -> Result:
         try:
-            result = run_statement(self._db, sql, args)
+            result = self._execute(sql, args)
         except HeadwaterError as error:
             # DROP COLUMN fails while a trigger of ours names the column: take them off and try once more.
             if alters is None or f"in trigger {OURS}" not in error.message:
                 raise
             self._release(alters)
-            result = run_statement(self._db, sql, args)
+            result = self._execute(sql, args)
         with self._guard.own() as db, sqlite_errors():
             reconcile(db, self._wanted, known_good=0, ddl=sql)
+        self._catalog.refresh()
         return result
 
     def _release(self, table: str) -> None:
@@ -155,41 +157,29 @@ class SqliteSession:
                     remove_triggers(db, layout.id)
 
 
-def run_statement(
-    db: apsw.Connection, sql: str, args: Sequence[Value] | dict[str, Value], limit: int = MAX_ROWS
-) -> Result:
-    """Run one statement already examined and collect its answer."""
-    description: list[tuple[str, str | None]] = []
-
-    def trace(cursor: apsw.Cursor, text: str, bindings: object) -> bool:
-        description.extend((name, declared) for name, declared, *_ in cursor.get_description())
-        return True
-
-    cursor = db.cursor()
-    cursor.exec_trace = trace
+def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str, args: Args) -> Result:
+    """Run one statement and collect its answer."""
+    columns = guard.examine(sql).columns
     before = db.total_changes()
     try:
         with sqlite_errors():
-            rows = cursor.execute(sql, _bindings(args)).fetchall()
+            rows = db.execute(sql, _bindings(args)).fetchall()
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing") from None
     changed = db.total_changes() != before
-    readers = [FROM_STORED.get(kind_of(declared or "")) for _, declared in description]
-    rich = any(readers)
-    values = [
-        tuple(read(v) if read else v for read, v in zip(readers, row, strict=True)) if rich else row
-        for row in rows[:limit]
-    ]
+    readers = [FROM_STORED.get(catalog.kind(column)) for column in columns]
+    if any(readers):
+        rows = [tuple(r(v) if r else v for r, v in zip(readers, row, strict=True)) for row in rows[: MAX_ROWS + 1]]
     return Result(
-        columns=tuple(name for name, _ in description),
-        rows=tuple(values),
+        columns=tuple(column.name for column in columns),
+        rows=tuple(rows[:MAX_ROWS]),
         affected=db.changes() if changed else 0,
         last_insert_id=db.last_insert_rowid() if changed else 0,
-        truncated=len(rows) > limit,
+        truncated=len(rows) > MAX_ROWS,
     )
 
 
-def _bindings(args: Sequence[Value] | dict[str, Value]) -> Any:
+def _bindings(args: Args) -> Any:
     if isinstance(args, dict):
         return {name: to_stored(value) for name, value in args.items()}
     return [to_stored(value) for value in args]

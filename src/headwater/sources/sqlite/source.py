@@ -204,8 +204,8 @@ class SqliteSource:
     def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """Run one read-only statement."""
         with self._pool.read() as reader:
-            reader.guard.examine(sql)
-            result = run_statement(reader.db, sql, args)
+            reader.catalog.look()
+            result = run_statement(reader.db, reader.guard, reader.catalog, sql, args)
             return Read(result.columns, result.rows, reader.offset(), result.truncated)
 
     def is_read_only(self, sql: str) -> bool:

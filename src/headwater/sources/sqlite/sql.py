@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from headwater.errors import InvalidRequest
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal
 from headwater.model.table import Table
@@ -105,6 +107,15 @@ def order_by(table: Table) -> str:
 def column_list(table: Table) -> str:
     """Every column, the hidden identity included."""
     return ", ".join(ident(name) for name in table.names)
+
+
+@functools.lru_cache(1000)
+def insert_into(table: Table, names: tuple[str, ...]) -> str:
+    """INSERT of one row, returning what was stored."""
+    text = Renderer(table)
+    columns = ", ".join(map(text.column, names))
+    values = f"({columns}) VALUES ({', '.join('?' * len(names))})" if names else "DEFAULT VALUES"
+    return f"INSERT INTO {ident(table.name)} {values} RETURNING {column_list(table)}"
 
 
 def create_table(table: Table, *, if_not_exists: bool) -> str:

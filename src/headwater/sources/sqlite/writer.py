@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import apsw
 
@@ -27,10 +27,7 @@ T = TypeVar("T")
 MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon
 MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
 
-_RECORD = (
-    f"INSERT INTO {TXN}(upto, first, ms) SELECT m, ?, ? FROM (SELECT max(seq) AS m FROM {CAPTURE}) "
-    "WHERE m >= ? RETURNING upto"
-)
+_RECORD = f"INSERT INTO {TXN}(upto, first, ms) VALUES (?, ?, ?)"
 _TABLES = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
 _HEAD = f"SELECT max(seq) FROM {CAPTURE}"
 
@@ -57,20 +54,22 @@ class Ledger:
 
     def open(self) -> None:
         """Note the head as a transaction begins."""
-        ((head,),) = self._guard.run(_HEAD).fetchall()
-        self.head = int(str(head))
+        self.head = self._newest()
 
     def record(self, value: T) -> Written[T]:
         """Close one caller's transaction: its offsets are everything after the last one's."""
-        first = self.head + 1
-        found = self._guard.run(_RECORD, (first, time.time_ns() // 1_000_000, first)).fetchall()
-        if not found:
+        first, upto = self.head + 1, self._newest()
+        if upto < first:
             return Written(value, self.head)
-        self.head = int(str(found[0][0]))
-        return Written(value, self.head, self._tables(first))
+        self._guard.run(_RECORD, (upto, first, time.time_ns() // 1_000_000))
+        self.head = upto
+        return Written(value, upto, self._tables(first))
+
+    def _newest(self) -> int:
+        return cast(int, next(self._guard.run(_HEAD))[0])
 
     def _tables(self, first: int) -> dict[str, int]:
-        rows = [(int(str(t)), int(str(seq))) for t, seq in self._guard.run(_TABLES, (first,)).fetchall()]
+        rows = cast(list[tuple[int, int]], self._guard.run(_TABLES, (first,)).fetchall())
         if any(t not in self._catalog.layouts for t, _ in rows):
             self._catalog.refresh()
         found: dict[str, int] = {}
@@ -86,7 +85,7 @@ class Writer:
     def __init__(
         self, db: apsw.Connection, guard: Guard, catalog: Catalog, session: Session, committed: Callable[[int], None]
     ) -> None:
-        self._db, self._guard, self._session = db, guard, session
+        self._db, self._guard, self._catalog, self._session = db, guard, catalog, session
         self._ledger = Ledger(guard, catalog)
         self._committed = committed
         # Guards _queue and _closing. Never held while work runs.
@@ -153,6 +152,7 @@ class Writer:
         try:
             self._guard.run("BEGIN IMMEDIATE")
             self._ledger.open()
+            self._catalog.hold()
         except apsw.Error as error:
             self._abandon()
             return [(job, to_error(error)) for job in jobs]
@@ -201,6 +201,7 @@ class Writer:
             if self._db.in_transaction:
                 self._guard.run("ROLLBACK TO member")
                 self._guard.run("RELEASE member")
+                self._catalog.hold()  # what was undone may have been DDL
             return to_error(error) if isinstance(error, apsw.Error) else error
 
     def _check_foreign_keys(self) -> None:
