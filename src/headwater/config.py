@@ -198,6 +198,7 @@ class SqliteConfig:
     tables: tuple[str, ...] = _setting((), NAMES, "tables to capture; none named means all")
     tx_seconds: float = _setting(2.0, SECONDS, "longest an interactive transaction may hold the writer")
     tx_idle_seconds: float = _setting(0.5, SECONDS, "longest it may hold the writer without a statement")
+    statement_seconds: float = _setting(30.0, SECONDS, "longest one statement of a caller may run")
     trim_rows: int = _setting(10_000, _integer(1), "moved changes that make a trim of the capture table due")
     trim_seconds: float = _setting(1.0, SECONDS, "time that makes a trim of the capture table due")
     poll_seconds: float = _setting(0.05, SECONDS, "look for foreign commits this often without inotify")

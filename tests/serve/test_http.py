@@ -14,6 +14,7 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.queries.databases import DatabaseStatus
 from headwater.serve.api import Api
+from headwater.serve.auth import Access
 from headwater.serve.openapi import document
 from headwater.serve.routes import ROUTES
 from headwater.serve.server import Server
@@ -52,6 +53,13 @@ def test_the_wrong_method_says_which_are_right() -> None:
             assert response.status_code == 405
             assert response.headers["allow"] == route.allow
             assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_a_query_string_nobody_reads_is_refused_but_health_checks_may_add_one() -> None:
+    with serving(Numbers(main=READY)) as client:
+        for route in ROUTES:
+            status = client.http.request(route.method, route.path + "?x=1").status_code
+            assert (status == 400) == (route.access is not Access.OPEN), route.path
 
 
 def test_head_gives_the_headers_of_get_and_no_body() -> None:

@@ -101,6 +101,8 @@ class Application:
             allow = [(b"allow", route.allow.encode())]
             error = InvalidRequest(f"{scope['method'][:20]} is not served at {route.path}")
             raise Refusal(error, status=405, headers=allow)
+        if scope["query_string"] and route.access is not Access.OPEN:
+            raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
         if route.rpc:
             return await self._rpc(scope, receive, send, principal, self._answers[route.handler])
         response = await self._pages[route.handler](principal, Request(scope, receive))
@@ -116,8 +118,6 @@ class Application:
     # --- the busy routes, without Starlette --------------------------------------------------------------
 
     async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
-        if scope["query_string"]:
-            raise InvalidRequest("no query string is served here", hint="Put the parameters in the body.")
         _check_json(scope["headers"])
         status, body = await answer(principal, await read_body(scope, receive, self._max_body))
         await _send(send, status, JSON, body)

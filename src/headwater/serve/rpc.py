@@ -112,12 +112,17 @@ class Rpc:
 
     async def _run(self, who: Principal, method: Method, found: params.Params) -> Any:
         if method.blocking:
-            result = await self._bridge.call(method.call, self._api, who, found)
+            result = await self._bridge.call(self._block, who, method, found)
         else:
             result = method.call(self._api, who, found)
         if isinstance(result, Pending):
             return result.finish(await self._bridge.wait(result.future))
         return result
+
+    def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
+        """In a thread, the encoding too: a large answer would hold up the loop."""
+        result = method.call(self._api, who, found)
+        return result if isinstance(result, Pending) else msgspec.Raw(_encode(result))
 
 
 def _params(method: Method, raw: msgspec.Raw) -> params.Params:

@@ -10,14 +10,14 @@ from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Chunk
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.fetch import fetch
-from headwater.sources.sqlite.pool import Reader
+from headwater.sources.sqlite.opening import Connected
 from headwater.sources.sqlite.sql import column_list, order_by
 from headwater.sources.sqlite.values import to_stored
 
 MAX_BYTES = 16 * 1024 * 1024
 
 
-def read_chunk(reader: Reader, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
     """At most `limit` rows (and about 16 MiB) with keys after `after`, inside `span`."""
     shape = reader.catalog.shape(name)
     table = shape.table
@@ -30,7 +30,7 @@ def read_chunk(reader: Reader, name: str, *, after: Key | None, span: Span | Non
     return Chunk(table, tuple(rows), offset, next_key)
 
 
-def _rows(reader: Reader, table: Table, after: Key | None, span: Span | None, limit: int) -> list[tuple[Any, ...]]:
+def _rows(reader: Connected, table: Table, after: Key | None, span: Span | None, limit: int) -> list[tuple[Any, ...]]:
     conditions, bindings = [], []
     if after is not None:
         condition, values = _beyond(table, after)
@@ -68,7 +68,7 @@ def _decodable(start: bytes) -> Key | None:
 
 
 def _bounded(
-    stored: list[tuple[Any, ...]], table: Table, span: Span | None, limit: int, reader: Reader, shape: Any
+    stored: list[tuple[Any, ...]], table: Table, span: Span | None, limit: int, reader: Connected, shape: Any
 ) -> tuple[list[Row], bool]:
     more = len(stored) > limit
     rows = reader.catalog.decode(shape, stored[:limit])
@@ -86,7 +86,7 @@ def _bounded(
     return rows, more
 
 
-def _twins(reader: Reader, table: Table, key: Key) -> list[Row]:
+def _twins(reader: Connected, table: Table, key: Key) -> list[Row]:
     same = " AND ".join(f"{ident(name)} IS ?" for name in table.key)
     sql = f"SELECT {column_list(table)} FROM {ident(table.name)} WHERE {same}"
     stored = fetch(

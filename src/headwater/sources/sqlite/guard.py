@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import secrets
+import time
 from collections.abc import Iterator
 
 import apsw
@@ -38,6 +40,7 @@ _SCHEMA = {
     apsw.SQLITE_DROP_VTABLE,
     apsw.SQLITE_ALTER_TABLE,
 }
+_STEPS = 50_000  # virtual machine steps between two looks at the clock: about a millisecond
 _BAD_FUNCTIONS = {"load_extension"}
 
 # Our own statements carry this mark, so that their cached forms can never be reached by a caller's text.
@@ -73,8 +76,11 @@ class Statement(msgspec.Struct, frozen=True):
 class Guard:
     """Watches one connection. `own` statements pass; everything else is a caller's."""
 
-    def __init__(self, db: apsw.Connection) -> None:
+    def __init__(self, db: apsw.Connection, seconds: float) -> None:
         self._db = db
+        self._seconds = seconds
+        self._deadline = math.inf
+        db.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS)
         self._ours = False
         self._seen: list[tuple[int, str | None, str | None]] = []
         self._known: dict[str, Statement] = {}
@@ -96,6 +102,22 @@ class Guard:
             yield self._db
         finally:
             self._ours = before
+
+    @contextlib.contextmanager
+    def limited(self) -> Iterator[None]:
+        """Inside, a statement that runs too long is stopped: nobody may hold the writer for ever."""
+        self._deadline = time.monotonic() + self._seconds
+        try:
+            yield
+        except apsw.InterruptError:
+            if time.monotonic() < self._deadline:
+                raise
+            raise InvalidRequest(
+                f"the statement ran longer than {self._seconds:g} seconds and was stopped",
+                hint="Nothing of it was kept. Do it in smaller steps, or raise sqlite.statement_seconds.",
+            ) from None
+        finally:
+            self._deadline = math.inf
 
     def examine(self, sql: str) -> Statement:
         """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import apsw
 import msgspec
@@ -15,38 +16,43 @@ from headwater.errors import SourceUnfit
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.triggers import CAPTURE
 
 BUSY_SECONDS = 5.0
 _BUSY_STEP = 0.0005  # short and even: a foreign writer in a loop leaves only short gaps
 
 
-class Own(msgspec.Struct, frozen=True):
+class Connected(msgspec.Struct, frozen=True):
     """A connection and what belongs to it."""
 
     db: apsw.Connection
     guard: Guard
     catalog: Catalog
 
+    def offset(self) -> int:
+        """The newest offset, in the current transaction if there is one."""
+        return cast(int, next(self.guard.run(f"SELECT max(seq) FROM {CAPTURE}"))[0])
+
 
 class File:
     """A fit database file; remembers the connections it gave out."""
 
-    def __init__(self, path: str, *, vfs: str | None, foreign_keys: bool, journal_mode_before: str) -> None:
-        self._path, self._vfs, self._foreign_keys = path, vfs, foreign_keys
+    def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode_before: str) -> None:
+        self._path, self._vfs, self._config = path, vfs, config
         self.journal_mode_before = journal_mode_before
         self._lock = threading.Lock()  # guards _connections
         self._connections: list[apsw.Connection] = []
 
-    def connect(self) -> Own:
+    def connect(self) -> Connected:
         """A further connection, guarded: callers' statements may run on it."""
         db = self.connect_bare()
-        guard = Guard(db)
-        return Own(db, guard, Catalog(guard))
+        guard = Guard(db, self._config.statement_seconds)
+        return Connected(db, guard, Catalog(guard))
 
     def connect_bare(self) -> apsw.Connection:
         """A connection for our own statements only."""
         db = open_file(self._path, vfs=self._vfs)
-        db.pragma("foreign_keys", self._foreign_keys)
+        db.pragma("foreign_keys", self._config.foreign_keys)
         db.set_busy_handler(_patience())
         with self._lock:
             self._connections.append(db)
@@ -96,4 +102,4 @@ def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
                     raise SourceUnfit(f"{path} cannot use WAL", hint="WAL needs a local disk and no open transaction.")
     finally:
         db.close()
-    return File(path, vfs=vfs, foreign_keys=config.foreign_keys, journal_mode_before="" if fresh else mode)
+    return File(path, vfs=vfs, config=config, journal_mode_before="" if fresh else mode)

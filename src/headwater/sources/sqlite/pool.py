@@ -6,40 +6,22 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import apsw
-import msgspec
-
-from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import sqlite_errors
-from headwater.sources.sqlite.guard import Guard
-from headwater.sources.sqlite.triggers import CAPTURE
-
-
-class Reader(msgspec.Struct, frozen=True):
-    """A connection that cannot write, and what belongs to it."""
-
-    db: apsw.Connection
-    guard: Guard
-    catalog: Catalog
-
-    def offset(self) -> int:
-        """The newest offset in the current read transaction."""
-        ((head,),) = self.guard.run(f"SELECT max(seq) FROM {CAPTURE}").fetchall()
-        return int(str(head))
+from headwater.sources.sqlite.opening import Connected
 
 
 class Pool:
     """At most `size` connections, opened when needed."""
 
-    def __init__(self, open_reader: Callable[[], apsw.Connection], size: int) -> None:
+    def __init__(self, open_reader: Callable[[], Connected], size: int) -> None:
         self._open = open_reader
         self._places = threading.Semaphore(size)
         # Guards _idle.
         self._lock = threading.Lock()
-        self._idle: list[Reader] = []
+        self._idle: list[Connected] = []
 
     @contextmanager
-    def read(self) -> Iterator[Reader]:
+    def read(self) -> Iterator[Connected]:
         """A reader inside a read transaction."""
         with self._places:
             reader = self._take()
@@ -55,14 +37,13 @@ class Pool:
                 with self._lock:
                     self._idle.append(reader)
 
-    def _take(self) -> Reader:
+    def _take(self) -> Connected:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        db = self._open()
-        guard = Guard(db)
-        guard.run("PRAGMA query_only = 1")
-        return Reader(db, guard, Catalog(guard))
+        reader = self._open()
+        reader.guard.run("PRAGMA query_only = 1")
+        return reader
 
     def close(self) -> None:
         """Close what is idle; callers still reading close nothing of ours."""

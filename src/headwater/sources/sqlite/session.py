@@ -162,7 +162,7 @@ def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str,
     columns = guard.examine(sql).columns
     before = db.total_changes()
     try:
-        with sqlite_errors():
+        with sqlite_errors(), guard.limited():
             rows = db.execute(sql, _bindings(args)).fetchall()
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing") from None

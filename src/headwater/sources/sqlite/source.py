@@ -70,7 +70,7 @@ class SqliteSource:
         session = SqliteSession(writing.db, writing.guard, writing.catalog, self._config.tables)
         self._guard = writing.guard
         self._writer = Writer(writing.db, writing.guard, writing.catalog, session, self._committed)
-        self._pool = Pool(lambda: self._file.connect().db, READERS)
+        self._pool = Pool(self._file.connect, READERS)
         self._own = self._file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
         self._executor = ThreadPoolExecutor(16, thread_name_prefix="headwater-tx")

@@ -1,0 +1,42 @@
+"""Which role each method needs: every method against every role."""
+
+import asyncio
+import json
+
+import pytest
+from serving import NoDatabases
+
+from headwater.model.principal import Principal
+from headwater.serve.api import Api
+from headwater.serve.bridge import Bridge
+from headwater.serve.methods import METHODS
+from headwater.serve.metrics import Metrics
+from headwater.serve.rpc import Rpc
+
+WRITER = {"data.insert", "data.update", "data.delete", "sql.exec"}
+OWNER = {
+    "schema.create_database",
+    "schema.drop_database",
+    "schema.create_table",
+    "schema.drop_table",
+}
+
+
+def code(role: str, method: str) -> str:
+    bridge = Bridge(threads=1)
+    rpc = Rpc(Api.over(NoDatabases()), bridge, Metrics(dict))
+    body = json.dumps({"id": 1, "method": method, "params": {"unknown": 1}}).encode()
+    try:
+        _, reply = asyncio.run(rpc.envelope(Principal("somebody", role), body))
+    finally:
+        bridge.close()
+    return str(json.loads(reply)["error"]["code"])
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_is_open_to_its_role_and_those_above(method: str) -> None:
+    needed = "owner" if method in OWNER else "writer" if method in WRITER else "reader"
+    ranks = ["nobody", "reader", "writer", "owner"]
+    for role in ranks:
+        wanted = "invalid_request" if ranks.index(role) >= ranks.index(needed) else "forbidden"
+        assert code(role, method) == wanted, role
