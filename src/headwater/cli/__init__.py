@@ -1,1 +1,1 @@
-"""The command line, one file per command group."""
+"""The command line: one file per command group, `main.py` puts them together."""

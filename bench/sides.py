@@ -1,0 +1,109 @@
+"""What the benchmarks share: interleaved runs, medians, files made fresh, a server as a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+
+from headwater.config import SqliteConfig
+from headwater.sources.sqlite.source import SqliteSource
+
+TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, a INTEGER, b TEXT, c REAL, d TEXT, e INTEGER)"
+INSERT = "INSERT INTO t VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class Notes(dict[str, str]):
+    """Where a source keeps its nonces when no log is there."""
+
+    def note(self, name: str) -> str:
+        return self.get(name, "")
+
+    def set_notes(self, **notes: str) -> None:
+        self.update(notes)
+
+
+def rows(count: int, start: int = 1) -> list[tuple[int, int, str, float, str, int]]:
+    """Rows of about 90 bytes."""
+    return [
+        (n, n * 7, f"{n * 2654435761 % 2**64:020x}", n * 0.5, f"{n * 40503:048x}", n % 100)
+        for n in range(start, start + count)
+    ]
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    """A fresh folder on the disk the benchmarks measure (BENCH_DIR, or the system's temporary one)."""
+    path = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=os.environ.get("BENCH_DIR")))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
+
+
+def new_file(path: Path, *, captured: bool, setup: str = TABLE) -> None:
+    """A WAL database with the table `t`, with or without capture."""
+    db = apsw.Connection(str(path))
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute(setup)
+    db.close()
+    if captured:
+        source = SqliteSource("bench", str(path), notes=Notes(), config=SqliteConfig())
+        source.prove(generation="bench", latest=0, read=lambda after: iter(()))
+        source.close()
+
+
+def medians(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
+    """The median of each side, the sides taking turns."""
+    found: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(repeats):
+        for name, run in sides.items():
+            found[name].append(run())
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+@contextlib.contextmanager
+def server(data: Path, *urls: str) -> Iterator[tuple[str, int]]:
+    """A real `headwater serve` in a child process: its URL and process id."""
+    command = [sys.executable, "-m", "headwater", "serve", *urls, "--data", str(data), "--http", "127.0.0.1:0"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield _ready(child), child.pid
+    finally:
+        child.terminate()
+        child.wait()
+        if child.stdout:
+            child.stdout.close()
+
+
+def _ready(child: subprocess.Popen[str]) -> str:
+    assert child.stdout
+    for line in child.stdout:
+        for word in line.split():
+            if word.startswith("http://"):
+                url = word.rstrip("/,;.")
+                while True:
+                    with contextlib.suppress(OSError), urllib.request.urlopen(url + "/readyz") as answer:
+                        if answer.status == 200:
+                            return url
+                    time.sleep(0.02)
+    raise RuntimeError("the server did not start")
+
+
+def versions() -> str:
+    """One line that says what was measured on what."""
+    return (
+        f"{time.strftime('%Y-%m-%d')} · Python {platform.python_version()} · SQLite {apsw.sqlite_lib_version()} · "
+        f"{platform.system()} {platform.machine()} · {os.cpu_count()} cores"
+    )

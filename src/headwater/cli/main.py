@@ -1,0 +1,80 @@
+"""The command `headwater`: one parser from all command groups; every error leaves as words, not as a traceback."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from headwater import __version__
+from headwater.cli import doctor, log, serve, settings, source, sql, status
+from headwater.cli.demo import command as demo
+from headwater.cli.failure import FAILED, OK, USAGE, Failure
+from headwater.cli.output import add_output, print_json
+from headwater.errors import ConfigError, HeadwaterError
+
+GROUPS = (serve, status, doctor, source, sql, log, settings, demo)
+INTERRUPTED = 130  # as shells say of Ctrl-C
+EPILOG = """exit codes: 0 done, 1 failed or unhealthy, 2 wrong usage or setting, 3 no server answers.
+The credential comes from HEADWATER_TOKEN or --token-file, never from an argument."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in two lines."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {message}\nhint: {self.prog} --help", file=sys.stderr)
+        raise SystemExit(USAGE)
+
+
+def build_parser() -> Parser:
+    """The whole command line. Abbreviated flags are refused: a later flag must not change what a script does."""
+    parser = Parser(
+        prog="headwater",
+        description="Makes a SQL database live: an ordered, durable, replayable log of every committed change.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for group in GROUPS:
+        group.add(commands)
+    version = commands.add_parser("version", help="print the version")
+    add_output(version)
+    version.set_defaults(run=_version)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    args = build_parser().parse_args(argv)
+    try:
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except Failure as failure:
+        return _complain(failure.message, failure.hint, failure.exit_code)
+    except HeadwaterError as error:
+        return _complain(error.message, error.hint, USAGE if isinstance(error, ConfigError) else FAILED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _complain(message: str, hint: str, exit_code: int) -> int:
+    print(f"error: {message}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
+    return exit_code
+
+
+def _version(args: argparse.Namespace) -> int:
+    if args.output == "json":
+        print_json({"name": "headwater", "version": __version__, "python": sys.version.split()[0]})
+    else:
+        print(f"headwater {__version__}")
+    return OK

@@ -1,0 +1,73 @@
+"""What commands print: tables for people, JSON for programs. Colours only on a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any, TextIO
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """The flag every command that prints data has."""
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print (table)")
+
+
+def print_json(document: Any) -> None:
+    """One JSON document, indented for people on a terminal."""
+    print(json.dumps(document, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
+
+
+def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, out: TextIO | None = None) -> None:
+    """Rows under headers: drawn by rich on a terminal, plain columns elsewhere."""
+    target = sys.stdout if out is None else out
+    cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
+    if target.isatty():
+        _draw(headers, cells, target)
+    else:
+        target.write(plain_table(headers, cells))
+
+
+def plain_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two blanks apart."""
+    lines = [list(headers), *map(list, cells)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(headers))]
+    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "".join(line.rstrip() + "\n" for line in padded)
+
+
+def printable(text: str) -> str:
+    """`text` without control characters: what a row holds must not drive the terminal."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+def amount(number: int | None) -> str:
+    """A count with thousands set apart; `?` when it is not known."""
+    return "?" if number is None else f"{number:,}"
+
+
+def size(count: int | None) -> str:
+    """Bytes in the largest unit that keeps the number above one."""
+    if count is None:
+        return "?"
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], target: TextIO) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for header in headers:
+        table.add_column(header)
+    for row in cells:
+        table.add_row(*map(Text, row))
+    Console(file=target, highlight=False).print(table)

@@ -1,0 +1,98 @@
+"""Asking a running server: one RPC request over HTTP, its refusal as a Failure."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from headwater.cli.failure import FAILED, UNREACHABLE, USAGE, Failure
+from headwater.cli.settings import add_token_file, load_config
+
+TIMEOUT_SECONDS = 60.0
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Which server to ask."""
+    parser.add_argument("--server", metavar="URL", help="the server to ask (http://127.0.0.1:7171)")
+    add_token_file(parser)
+
+
+class Remote:
+    """One server. Keeps its connection open between requests; not for two threads."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+            raise Failure(f"{url!r} is not the URL of a server", hint="http://127.0.0.1:7171", exit_code=USAGE)
+        if parts.username or parts.password:
+            raise Failure(
+                "a URL with a password is seen by other users",
+                hint="Use HEADWATER_TOKEN or --token-file.",
+                exit_code=USAGE,
+            )
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self.url = f"{parts.scheme}://{parts.netloc}"
+        self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS)
+        self._headers = {"content-type": "application/json"}
+        if token is not None:
+            self._headers["authorization"] = f"Bearer {token}"
+
+    def call(self, method: str, **params: Any) -> Any:
+        """The result of an RPC method."""
+        body = json.dumps({"id": 1, "method": method, "params": params}).encode()
+        answer = self._decoded(self._request("POST", "/api/v1/rpc", body)[1])
+        if not answer.get("ok"):
+            raise _refusal(answer.get("error") or {})
+        return answer["result"]
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body of a GET."""
+        return self._request("GET", path, None)
+
+    def close(self) -> None:
+        """Let the connection go."""
+        self._connection.close()
+
+    def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        try:
+            self._connection.request(method, path, body, self._headers)
+            response = self._connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise Failure(
+                f"no server answers at {self.url}: {error or type(error).__name__}",
+                hint="Start one with `headwater serve`, or name another with --server.",
+                exit_code=UNREACHABLE,
+            ) from None
+
+    def _decoded(self, body: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(body)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Failure(f"{self.url} is not a Headwater server", exit_code=UNREACHABLE)
+        return found
+
+
+def open_remote(args: argparse.Namespace) -> Remote:
+    """The server of --server, or the one the settings here would start."""
+    serve = load_config(args).serve
+    token = None if serve.token is None else serve.token.encode().decode()
+    return Remote(args.server or _here(serve.http), token)
+
+
+def _here(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    return f"http://{host}:{port}"
+
+
+def _refusal(error: dict[str, Any]) -> Failure:
+    details = error.get("details") or {}
+    message = f"{error.get('message', 'the server refused')} ({error.get('code', 'internal')})"
+    return Failure(message, hint=str(details.get("hint", "")), exit_code=FAILED)

@@ -1,0 +1,53 @@
+"""`headwater serve`: the server in the foreground until SIGTERM or Ctrl-C."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+from headwater.cli.failure import OK
+from headwater.cli.settings import add_config_flags, add_databases, add_token_file, load_config
+
+
+def add(commands: Any) -> None:
+    """Register `serve`."""
+    parser = commands.add_parser("serve", help="capture databases and serve them", allow_abbrev=False)
+    add_databases(parser)
+    add_config_flags(parser)
+    parser.add_argument("--http", metavar="HOST:PORT", help="where HTTP listens (127.0.0.1:7171; port 0: any)")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="where gRPC will listen (127.0.0.1:7172)")
+    parser.add_argument("--auth", action="store_true", default=None, help="demand the credential on loopback too")
+    parser.add_argument("--wal", action="store_true", default=None, help="allow turning a file into WAL mode")
+    add_token_file(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    config = load_config(
+        args, serve__http=args.http, serve__grpc=args.grpc, serve__auth=args.auth, sqlite__wal=args.wal
+    )
+    import asyncio
+
+    from headwater.app import App
+    from headwater.serve.api import Api
+    from headwater.serve.server import Server, loop_factory
+
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    if args.grpc is not None:
+        logging.getLogger(__name__).warning("gRPC is not served yet: nothing listens on %s", config.serve.grpc)
+    app = App(config)
+    server = Server(config.serve, Api.over(app))  # first of all: it refuses an open door
+    try:
+        app.start()
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            runner.run(server.serve(started=lambda: _announce(server.url, app.names())))
+    finally:
+        app.close()
+    return OK
+
+
+def _announce(url: str, names: list[str]) -> None:
+    """One line, once everything is captured and requests are answered: scripts wait for it."""
+    print(f"headwater ready at {url} databases {','.join(names)}", flush=True)
