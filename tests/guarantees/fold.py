@@ -104,7 +104,7 @@ class Fold:
             return None
         assert name in self.tables, f"change {self.applied}: {change.op.word} on {name!r}, which was never announced"
         assert self.tables[name].names == change.table.names, (
-            f"change {self.applied}: {name!r} has columns {change.table.names}, announced were {self.tables[name].names}"
+            f"change {self.applied}: {name!r} has columns {change.table.names}, not {self.tables[name].names}"
         )
         what = f"change {self.applied}: {change.op.word} on {name!r}"
         if change.op is Op.TRUNCATE:

@@ -65,6 +65,18 @@ def test_databases_come_and_go(files: Files, schema: Schema) -> None:
         schema.drop_database(ANONYMOUS, "shop")
 
 
+def test_dropping_a_database_ends_its_transactions(files: Files) -> None:
+    transactions = Transactions(files)
+    schema = Schema(files, transactions)
+    schema.create_database(ANONYMOUS, "shop")
+    tx = transactions.begin(ANONYMOUS, db="shop").tx
+    kept = transactions.begin(ANONYMOUS, db="main").tx
+    schema.drop_database(ANONYMOUS, "shop")
+    with pytest.raises(NotFound):
+        transactions.commit(ANONYMOUS, tx)
+    transactions.commit(ANONYMOUS, kept).result(10)
+
+
 @pytest.mark.parametrize("name", ["", "main", "default"])
 def test_the_main_database_stays_and_cannot_be_made_again(schema: Schema, name: str) -> None:
     with pytest.raises(InvalidRequest):

@@ -149,17 +149,22 @@ def _shown(value: Any) -> str:
 def _settings(args: argparse.Namespace) -> int:
     from headwater.config import SETTINGS
 
-    rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in SETTINGS]
     if args.output == "json":
-        print_json(
-            [
-                {"name": s.name, "type": s.type, "default": _default(s), "environment": list(s.environment), "doc": s.doc}
-                for s in SETTINGS
-            ]
-        )
+        print_json([_described(setting) for setting in SETTINGS])
     else:
+        rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in SETTINGS]
         print_table(("setting", "type", "default", "environment", "meaning"), rows)
     return OK
+
+
+def _described(setting: Setting) -> dict[str, Any]:
+    return {
+        "name": setting.name,
+        "type": setting.type,
+        "default": _default(setting),
+        "environment": list(setting.environment),
+        "doc": setting.doc,
+    }
 
 
 def _default(setting: Setting) -> Any:

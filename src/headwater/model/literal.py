@@ -306,9 +306,7 @@ def _read_embedding(body: dict[str, Any]) -> Embedding:
         raise _bad("embedding", "a number does not fit") from None
 
 
-def _iso(
-    tag: str, fits: Callable[[str], bool], make: Callable[[str], Any]
-) -> Callable[[dict[str, Any]], Any]:
+def _iso(tag: str, fits: Callable[[str], bool], make: Callable[[str], Any]) -> Callable[[dict[str, Any]], Any]:
     def read(body: dict[str, Any]) -> Any:
         text: str = _typed(tag, body, "iso", str)
         if not fits(text):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from functools import cached_property
 
 import msgspec
@@ -78,6 +80,10 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """Where the key stands in a row."""
         return tuple(self.index[name] for name in self.key)
 
-    def key_of(self, row: Row) -> Key:
-        """The key of `row`."""
-        return tuple(row[place] for place in self.key_places)
+    @cached_property
+    def key_of(self) -> Callable[[Row], Key]:
+        """`table.key_of(row)` is the key of `row`; a cached function, because every change asks."""
+        if len(self.key_places) == 1:
+            (place,) = self.key_places
+            return lambda row: (row[place],)
+        return operator.itemgetter(*self.key_places) if self.key_places else lambda row: ()

@@ -85,7 +85,7 @@ def fit(column: Column, value: Value) -> Value:
     """`value` as `column` takes it. Null is left to the database, which alone knows its defaults."""
     if value is None:
         return None
-    found = UNAVAILABLE if value is UNAVAILABLE else _FITS[column.kind](value)
+    found = _FITS[column.kind](value)
     if found is UNAVAILABLE:
         tag = to_lit(value)["t"]
         raise InvalidRequest(

@@ -41,6 +41,7 @@ class Schema:
         name = real_name(db)
         if name == MAIN:
             raise InvalidRequest(f"database {MAIN!r} cannot be dropped", hint="Drop its tables instead.")
+        self._transactions.abandon(name)
         if not self._databases.drop(name):
             raise NotFound(f"there is no database {name!r}", hint=nearest(name, self._databases.names()))
         return Done(True)

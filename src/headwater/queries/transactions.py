@@ -110,32 +110,26 @@ class Transactions:
         held = self._use(principal, tx, db)
         return Pending(self._run(held, lambda session: work(held.db, session)), lambda value: value)
 
+    def abandon(self, db: str) -> None:
+        """Roll back whatever is open on `db`: it is about to go away."""
+        self._roll_back(lambda held: held.db == db)
+
     def close(self) -> None:
         """Roll back whatever is still open."""
-        with self._lock:
-            left, self._open = list(self._open.values()), {}
-        for held in left:
-            held.tx.rollback()
+        self._roll_back(lambda _: True)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def _run(self, held: _Open, work: Work[T]) -> Future[T]:
-        try:
-            future = held.tx.run(work)
-        except TxExpired:
-            self._forget(held)
-            raise
+        future = held.tx.run(work)
         future.add_done_callback(lambda done: self._forget_if_over(held, done))
         return future
 
     def _forget_if_over(self, held: _Open, done: Future[T]) -> None:
         if not done.cancelled() and isinstance(done.exception(), TxExpired):
-            self._forget(held)
-
-    def _forget(self, held: _Open) -> None:
-        with self._lock:
-            self._open.pop(held.tx.id, None)
+            with self._lock:
+                self._open.pop(held.tx.id, None)
 
     def _find(self, principal: Principal, tx: str) -> _Open:
         held = self._open.get(tx)
@@ -163,17 +157,20 @@ class Transactions:
             del self._open[tx]
         return held
 
-    def _make_room(self) -> None:
+    def _roll_back(self, doomed: Callable[[_Open], bool]) -> None:
         with self._lock:
-            full = len(self._open) >= self._most
-            oldest = self._clock() - MAX_IDLE_SECONDS
-            stale = [held for held in self._open.values() if held.used < oldest] if full else []
-            for held in stale:
+            left = [held for held in self._open.values() if doomed(held)]
+            for held in left:
                 del self._open[held.tx.id]
-            if full and not stale:
-                raise Busy(f"{self._most} transactions are open already")
-        for held in stale:
+        for held in left:
             held.tx.rollback()
+
+    def _make_room(self) -> None:
+        if len(self._open) >= self._most:
+            oldest = self._clock() - MAX_IDLE_SECONDS
+            self._roll_back(lambda held: held.used < oldest)
+        if len(self._open) >= self._most:
+            raise Busy(f"{self._most} transactions are open already")
 
 
 def one_tx(tx: str | None, tx_id: str | None) -> str:

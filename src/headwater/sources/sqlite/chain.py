@@ -15,6 +15,8 @@ from headwater.sources.sqlite.decode import Numbered
 
 def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
     """`changes` in an order in which every key's images chain, and the tables for which there is none."""
+    if _all_apart(changes):
+        return changes, set()
     last: dict[tuple[str, Key], Row | None] = {}
     broken: set[tuple[str, Key]] = set()
     for _, change in changes:
@@ -34,6 +36,17 @@ def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
         elif change.before is not None:
             last[(name, key_of(change.before))] = None
     return _reorder(changes, broken) if broken else (changes, set())
+
+
+def _all_apart(changes: list[Numbered]) -> bool:
+    """Whether no key occurs twice, which is the usual case and leaves nothing to check."""
+    count = 0
+    seen: set[tuple[str, Key]] = set()
+    for _, change in changes:
+        mine = {(change.table.name, change.table.key_of(r)) for r in (change.before, change.after) if r is not None}
+        count += len(mine)
+        seen |= mine
+    return len(seen) == count
 
 
 def _reorder(changes: list[Numbered], broken: set[tuple[str, Key]]) -> tuple[list[Numbered], set[str]]:

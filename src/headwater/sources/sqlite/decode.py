@@ -7,7 +7,7 @@ from typing import Any
 
 from headwater.model.change import Change, Op
 from headwater.model.key import encode_key
-from headwater.model.table import Row
+from headwater.model.table import Row, Table
 from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.triggers import ANCHOR
 from headwater.sources.sqlite.values import FROM_STORED
@@ -15,6 +15,7 @@ from headwater.sources.sqlite.values import FROM_STORED
 CaptureRow = tuple[Any, ...]  # seq, layout, op, c0, c1, …
 Replaced = tuple[int, int, Row]  # head, layout, the stored row
 Numbered = tuple[int, Change]
+Aside = dict[tuple[str, bytes], Row]  # by table and key
 FIRST = 3  # where the cells begin in a CaptureRow
 
 
@@ -57,37 +58,36 @@ class Decoder:
             return Change(Op.DELETE, table, decode(row[FIRST : FIRST + width]), None)
         return Change(Op.SCHEMA_CHANGE, table, ddl=row[3], resnapshot=bool(row[4]))
 
-    def page(self, rows: Iterable[CaptureRow], replaced: Sequence[Replaced] = ()) -> list[Numbered]:
-        """The changes of a stretch of rows, with REPLACE on a key joined into one update."""
-        found = [(row[0], change) for row in rows if (change := self.change(row)) is not None]
-        return self._join(found, replaced) if replaced else found
+    def page(self, rows: Iterable[CaptureRow], replaced: Sequence[Replaced], aside: Aside) -> list[Numbered]:
+        """The changes of a stretch of rows, with REPLACE on a key joined into one update.
 
-    def _join(self, changes: list[Numbered], replaced: Sequence[Replaced]) -> list[Numbered]:
-        aside: dict[tuple[str, bytes], tuple[int, Row]] = {}
+        `aside` holds rows set aside that no change has settled yet, from one page to the next.
+        """
+        found = [(row[0], change) for row in rows if (change := self.change(row)) is not None]
+        return self._join(found, replaced, aside) if replaced or aside else found
+
+    def _join(self, changes: list[Numbered], replaced: Sequence[Replaced], aside: Aside) -> list[Numbered]:
         pending = sorted(replaced, key=lambda item: item[0], reverse=True)
         joined: list[Numbered] = []
         for seq, change in changes:
             while pending and pending[-1][0] < seq:
-                head, n, stored = pending.pop()
+                _, n, stored = pending.pop()
                 row = self._rows[n](stored)
-                aside[self._place(self.layouts[n], row)] = (head, row)
-            joined.append((seq, self._settle(change, aside)))
+                aside[_place(self.layouts[n].table, row)] = row
+            joined.append((seq, _settle(change, aside)))
         return joined
 
-    def _settle(self, change: Change, aside: dict[tuple[str, bytes], tuple[int, Row]]) -> Change:
-        """An insert onto a row set aside replaced it; any other change of that key proves it was not."""
-        if change.row is None:
-            return change
-        taken = [aside.pop(self._key(change, row), None) for row in (change.before, change.after) if row is not None]
-        if change.op is Op.INSERT and taken[0] is not None:
-            return Change(Op.UPDATE, change.table, taken[0][1], change.after)
+
+def _settle(change: Change, aside: Aside) -> Change:
+    """An insert onto a row set aside replaced it; any other change of that key proves it was not."""
+    if change.row is None:
         return change
+    taken = [aside.pop(_place(change.table, row), None) for row in (change.before, change.after) if row is not None]
+    if change.op is Op.INSERT and taken[0] is not None:
+        return Change(Op.UPDATE, change.table, taken[0], change.after)
+    return change
 
-    def _place(self, layout: Layout, row: Row) -> tuple[str, bytes]:
-        collations = [layout.table.columns[place].collation for place in layout.table.key_places]
-        return layout.table.name, encode_key(layout.table.key_of(row), collations)
 
-    def _key(self, change: Change, row: Row) -> tuple[str, bytes]:
-        table = change.table
-        collations = [table.columns[place].collation for place in table.key_places]
-        return table.name, encode_key(table.key_of(row), collations)
+def _place(table: Table, row: Row) -> tuple[str, bytes]:
+    collations = [table.columns[place].collation for place in table.key_places]
+    return table.name, encode_key(table.key_of(row), collations)

@@ -16,7 +16,7 @@ from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
 from headwater.sources.sqlite.chain import settle
 from headwater.sources.sqlite.connection import sqlite_errors
-from headwater.sources.sqlite.decode import CaptureRow, Decoder, Numbered, Replaced
+from headwater.sources.sqlite.decode import Aside, CaptureRow, Decoder, Numbered, Replaced
 from headwater.sources.sqlite.fetch import fetch
 from headwater.sources.sqlite.install import capture_cells, meta, read_layouts
 from headwater.sources.sqlite.triggers import CAPTURE, REPLACED, TXN, cells
@@ -66,6 +66,7 @@ class Follower:
         """Transactions after `after`, up to the head of this call."""
         head: int | None = None
         grouping = Grouping()
+        aside: Aside = {}  # a row set aside and the insert onto it belong to one transaction, so to one call
         while head is None or after < head:
             page = self._read(after, head)
             if page.schema_version != self._schema_version:
@@ -76,7 +77,7 @@ class Follower:
             if not page.rows:
                 return
             self._boundary = page.rows[-1]
-            changes, broken = settle(self._decoder.page(page.rows, page.replaced))
+            changes, broken = settle(self._decoder.page(page.rows, page.replaced, aside))
             yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000_000)
             after = page.rows[-1][0]
             if broken:
@@ -87,7 +88,7 @@ class Follower:
         page = self._read(after, upto, limit=upto - after)
         if page.schema_version != self._schema_version:
             self._load()
-        return settle(self._decoder.page(page.rows, page.replaced))[0]
+        return settle(self._decoder.page(page.rows, page.replaced, {}))[0]
 
     def oldest(self) -> int:
         """The oldest offset still in the capture table."""
@@ -133,7 +134,7 @@ class Follower:
         rows = fetch(
             self._db.execute,
             f"SELECT head, t, {cells(width)} FROM {REPLACED} WHERE head >= ? AND head < ? ORDER BY id",
-            (after - PAGE, last),
+            (after, last),
             width + 2,
         )
         return [(row[0], row[1], self._trim_width(row)) for row in rows]

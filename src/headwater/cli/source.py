@@ -1,0 +1,168 @@
+"""`headwater source`: capture in a database file, looked at, put in and taken out without a server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.cli.failure import OK, Failure
+from headwater.cli.output import add_output, print_json, print_table
+from headwater.cli.settings import add_config_flags, add_databases, load_config, name_databases
+
+if TYPE_CHECKING:
+    from headwater.config import Config
+
+
+def add(commands: Any) -> None:
+    """Register `source`."""
+    group = commands.add_parser("source", help="capture in database files").add_subparsers(dest="verb", required=True)
+    tables = group.add_parser("list", help="list tables and whether they are captured", allow_abbrev=False)
+    add_databases(tables)
+    add_config_flags(tables)
+    add_output(tables)
+    tables.set_defaults(run=_list)
+    attach = group.add_parser("attach", help="start capturing a file now, serve it later", allow_abbrev=False)
+    attach.add_argument("database", nargs=1, metavar="FILE", help="a SQLite file, or NAME=FILE")
+    add_config_flags(attach)
+    attach.add_argument("--table", action="append", metavar="NAME", help="capture only this table (may be repeated)")
+    attach.add_argument("--wal", action="store_true", default=None, help="allow turning the file into WAL mode")
+    add_output(attach)
+    attach.set_defaults(run=_attach)
+    detach = group.add_parser("detach", help="remove every trace of Headwater from a file", allow_abbrev=False)
+    detach.add_argument("database", nargs=1, metavar="FILE", help="a SQLite file, or NAME=FILE")
+    add_config_flags(detach)
+    add_output(detach)
+    detach.set_defaults(run=_detach)
+
+
+def database_files(config: Config) -> dict[str, str]:
+    """Name to file of every database the settings mean, those under the data folder included."""
+    data = Path(config.data)
+    found = {each.name: _file(each.url) if each.url else str(data / f"{each.name}.db") for each in config.databases}
+    for log in sorted(data.glob("*.log.db")):
+        name = log.name.removesuffix(".log.db")
+        if (data / f"{name}.db").exists():
+            found.setdefault(name, str(data / f"{name}.db"))
+    return found or {"main": str(data / "main.db")}
+
+
+def _file(url: str) -> str:
+    from headwater.app import SQLITE_SCHEMES
+
+    for scheme in SQLITE_SCHEMES:
+        if url.startswith(scheme):
+            return url.removeprefix(scheme)
+    if "://" in url:
+        raise Failure(f"there is no source for {url.split('://')[0]}:// yet", hint="Give a SQLite file: app.db.")
+    return url
+
+
+def _list(args: argparse.Namespace) -> int:
+    rows = [row for name, path in database_files(load_config(args)).items() for row in _tables(name, path)]
+    if args.output == "json":
+        print_json(rows)
+    else:
+        print_table(tuple(rows[0]) if rows else ("database",), [_cells(row) for row in rows])
+    return OK
+
+
+def _tables(name: str, path: str) -> list[dict[str, Any]]:
+    from headwater.sources.sqlite.connection import open_file, sqlite_errors
+    from headwater.sources.sqlite.install import capturable, is_installed, read_layouts
+
+    if not os.path.exists(path):
+        raise Failure(f"there is no file {path}", hint="`headwater serve` creates an embedded database.")
+    db = open_file(path, read_only=True)
+    try:
+        with sqlite_errors(path):
+            layouts = read_layouts(db).values() if is_installed(db) else []
+            shapes, refused = capturable(db, ())
+    finally:
+        db.close()
+    active = {layout.table.name: layout.table for layout in layouts if layout.active}
+    found = []
+    for table in sorted({*shapes, *refused}):
+        now = active.get(table)
+        key = now.primary_key if now else shapes[table].table.primary_key if table in shapes else ()
+        found.append(
+            {
+                "database": name,
+                "table": table,
+                "captured": now is not None,
+                "schema": now.version if now else None,
+                "key": list(key),
+                "note": refused.get(table, "" if now else "not captured yet"),
+            }
+        )
+    return found
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    captured = "yes" if row["captured"] else "no"
+    key = ", ".join(row["key"]) or "none"
+    version = "" if row["schema"] is None else str(row["schema"])
+    return row["database"], row["table"], captured, version, key, row["note"]
+
+
+def _attach(args: argparse.Namespace) -> int:
+    """What a server does first, and no more: prove, install, take in what is there, make it durable."""
+    tables = tuple(args.table) if args.table else None
+    config = load_config(args, sqlite__wal=args.wal, sqlite__tables=tables)
+    ((name, url),) = name_databases(args.database).items()
+    path = os.path.abspath(_file(url))
+    if not os.path.exists(path):
+        raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
+    from headwater.app import App
+
+    app = App(config)
+    app.start()
+    try:
+        found = app.get(name).status()
+    finally:
+        app.close()
+    missing = sorted(set(tables or ()) - set(found["tables"]))
+    note = f"these tables are not there yet: {', '.join(missing)}" if missing else ""
+    document = {"database": name, "file": path, "tables": found["tables"], "uncaptured": found["uncaptured"]}
+    if args.output == "json":
+        print_json(document)
+    else:
+        print(f"capturing {len(found['tables'])} tables of {path} as {name!r}: {', '.join(found['tables'])}")
+        for table, reason in found["uncaptured"].items():
+            print(f"not captured: {table}: {reason}")
+        print(note, end="\n" if note else "")
+    return OK
+
+
+def _detach(args: argparse.Namespace) -> int:
+    ((name, url),) = name_databases(args.database).items()
+    path = os.path.abspath(_file(url))
+    if not os.path.exists(path):
+        raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
+    changed = _is_attached(path)
+    if changed:
+        from headwater.config import SqliteConfig
+        from headwater.sources.sqlite.source import detach
+
+        detach(path, config=SqliteConfig(wal=True))
+    log = Path(load_config(args).data) / f"{name}.log.db"
+    kept = str(log) if log.exists() else None
+    if args.output == "json":
+        print_json({"file": path, "changed": changed, "log": kept})
+    else:
+        print(f"removed every trace from {path}" if changed else f"{path} was not attached")
+        print(f"its log is kept: {kept}" if kept else "", end="\n" if kept else "")
+    return OK
+
+
+def _is_attached(path: str) -> bool:
+    from headwater.sources.sqlite.connection import open_file, sqlite_errors
+    from headwater.sources.sqlite.install import is_installed
+
+    db = open_file(path, read_only=True)
+    try:
+        with sqlite_errors(path):
+            return is_installed(db)
+    finally:
+        db.close()

@@ -1,0 +1,143 @@
+"""The real server as a process of its own, to be asked, paused, ended and killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+READY = re.compile(r"headwater ready at (\S+)")
+START_SECONDS = 60.0
+
+
+class Refused(Exception):
+    """The server answered with an error envelope."""
+
+    def __init__(self, error: dict[str, Any]) -> None:
+        super().__init__(f"{error['code']}: {error['message']}")
+        self.code = str(error["code"])
+
+
+class Gone(Exception):
+    """No answer: nobody can say whether the work was done."""
+
+
+class Asking:
+    """One client's connection; each thread has its own."""
+
+    def __init__(self, server: ServerProcess, timeout: float = 30.0) -> None:
+        self._server = server
+        self._http = httpx.Client(timeout=timeout, transport=httpx.HTTPTransport(retries=0))
+
+    def __call__(self, method: str, **params: Any) -> Any:
+        """The result; Refused or Gone."""
+        try:
+            answer = self._http.post(
+                self._server.url + "/api/v1/rpc", json={"id": 1, "method": method, "params": params}
+            ).json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise Gone(str(error)) from error
+        if not answer["ok"]:
+            raise Refused(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        self._http.close()
+
+
+class ServerProcess:
+    """`headwater serve` over one data folder. Settings go to it by a file: no variable of the test leaks in."""
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._config = folder / "headwater.toml"
+        self._config.write_text(settings)
+        self._errors = (folder / "server.err").open("ab")
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def launch(self) -> None:
+        """Start without waiting: to be killed on the way up."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
+        command = [sys.executable, "-m", "headwater", "serve", "--config", str(self._config)]
+        self._process = subprocess.Popen(
+            [*command, "--data", str(self.folder), "--http", "127.0.0.1:0"],
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=environment,
+        )
+
+    def start(self) -> None:
+        """Start and wait until it says that it is ready."""
+        self.launch()
+        assert self._process is not None and self._process.stdout is not None
+        late = threading.Timer(START_SECONDS, self._process.kill)
+        late.start()
+        found = READY.search(self._process.stdout.readline())
+        late.cancel()
+        assert found, f"the server did not start:\n{self.last_words()}"
+        self.url = found[1]
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, by its pid."""
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._over(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM, and an end without complaint."""
+        code = self._over(signal.SIGTERM)
+        assert code == 0, f"the server ended with {code}:\n{self.last_words()}"
+
+    def _over(self, number: int) -> int:
+        process = self._process
+        if process is None:
+            return 0
+        self._process = None
+        os.kill(process.pid, number)
+        try:
+            return process.wait(60)
+        finally:
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def wait_caught_up(self, seconds: float = 60.0) -> dict[str, Any]:
+        """Ask until the log holds everything the database holds."""
+        ask, end = Asking(self), time.monotonic() + seconds
+        try:
+            while True:
+                found: dict[str, Any] = ask("stats.snapshot")["databases"]["main"]
+                if found["lag_changes"] == 0 and not found.get("error"):
+                    return found
+                assert time.monotonic() < end, f"the log does not catch up: {found}"
+                time.sleep(0.02)  # asking again at once would only keep it from working
+        finally:
+            ask.close()
+
+    def last_words(self) -> str:
+        """The end of what it wrote to stderr."""
+        self._errors.flush()
+        return (self.folder / "server.err").read_text(errors="replace")[-4000:]
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        if self._process is not None:
+            self.kill()
+        self._errors.close()

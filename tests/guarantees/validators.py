@@ -1,0 +1,215 @@
+"""The guarantees as validators: each is told what happened and says what broke. They know nothing of servers.
+
+A *mark* names one client transaction; every row it writes carries the mark, so that the log can be asked
+what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+from fold import Fold, RawRow
+
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.pack import encode_row
+
+
+class Placed(msgspec.Struct, frozen=True):
+    """One change as the log has it. `txn` is the first offset of its transaction."""
+
+    offset: int
+    txn: int
+    ts: int
+    change: Change
+
+    @property
+    def mark(self) -> str | None:
+        """The mark it carries, if it leaves a row that has one."""
+        table, row = self.change.table, self.change.after
+        found = None if row is None or "mark" not in table.index else row[table.index["mark"]]
+        return found if isinstance(found, str) else None
+
+
+def placed(parts: Iterable[Transaction]) -> list[Placed]:
+    """The changes of a log, one by one."""
+    return [
+        Placed(part.first + place, part.first - part.start, part.ts, change)
+        for part in parts
+        for place, change in enumerate(part.changes)
+    ]
+
+
+class Validator:
+    """Collects what broke, with a bound: one broken history breaks a thousand times."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def fail(self, text: str) -> None:
+        """Remember one violation."""
+        if len(self.failures) < 10:
+            self.failures.append(f"{type(self).__name__}: {text}")
+
+
+class Durable(Validator):
+    """What a client was told is committed is there after kill -9; what it was told failed is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._acknowledged: dict[str, int] = {}
+        self._refused: set[str] = set()
+        self._found: dict[str, int] = {}
+
+    def note_acknowledged(self, mark: str, changes: int) -> None:
+        """A client was told that its transaction left `changes` rows carrying `mark`."""
+        self._acknowledged[mark] = changes
+
+    def note_refused(self, mark: str) -> None:
+        """A client was told that nothing of it was kept."""
+        self._refused.add(mark)
+
+    def note_found(self, mark: str) -> None:
+        """The log, or a table that is only added to, has a row with `mark`."""
+        self._found[mark] = self._found.get(mark, 0) + 1
+
+    def check(self) -> None:
+        """Compare what was told with what was found."""
+        for mark, changes in self._acknowledged.items():
+            if self._found.get(mark, 0) != changes:
+                self.fail(f"{mark} was acknowledged with {changes} changes, found are {self._found.get(mark, 0)}")
+        for mark in sorted(self._refused.intersection(self._found)):
+            self.fail(f"{mark} was refused, but {self._found[mark]} of its changes are there")
+
+
+class Atomic(Validator):
+    """Changes of one client transaction are contiguous, all there, and in one transaction of the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sizes: dict[str, int] = {}
+
+    def note_size(self, mark: str, changes: int) -> None:
+        """If any of `mark` is there, all of these many are."""
+        self._sizes[mark] = changes
+
+    def check(self, changes: Iterable[Placed]) -> None:
+        """Look through the log."""
+        stretches: dict[str, list[Placed]] = {}
+        by_offset: dict[int, Placed] = {}
+        for each in changes:
+            by_offset[each.offset] = each
+            if each.mark is not None:
+                stretches.setdefault(each.mark, []).append(each)
+        for mark, found in stretches.items():
+            if len(found) != self._sizes.get(mark, len(found)):
+                self.fail(f"{mark} has {len(found)} of its {self._sizes[mark]} changes")
+            if len({each.txn for each in found}) > 1:
+                self.fail(f"{mark} is split over transactions {sorted({each.txn for each in found})}")
+            for offset in range(found[0].offset, found[-1].offset):
+                between = by_offset[offset]
+                if between.mark not in (mark, None):
+                    self.fail(f"{between.mark} at {offset} stands inside {mark}")
+
+    def check_parts(self, parts: Iterable[Transaction]) -> None:
+        """Parts of one transaction follow each other, and the last one says so."""
+        before: Transaction | None = None
+        for part in parts:
+            if before is None or before.last:
+                if part.start and before is not None:
+                    self.fail(f"{part.first} begins at change {part.start} of its transaction")
+            elif (part.id, part.start, part.ts) != (before.id, before.start + len(before.changes), before.ts):
+                self.fail(f"{part.first} does not continue the transaction {before.id} that is not over")
+            before = part
+        if before is not None and not before.last:
+            self.fail(f"the log ends inside transaction {before.id}")
+
+
+class Ordered(Validator):
+    """Offsets go up by one and hybrid times never go back."""
+
+    def check(self, changes: Iterable[Placed], *, first: int | None = None) -> None:
+        """Look through the log; `first` is the offset it must begin with."""
+        before: Placed | None = None
+        for each in changes:
+            if before is None and first is not None and each.offset != first:
+                self.fail(f"the log begins with {each.offset}, not with {first}")
+            if before is not None and each.offset != before.offset + 1:
+                self.fail(f"{each.offset} follows {before.offset}")
+            if before is not None and each.ts < before.ts:
+                self.fail(f"the time of {each.offset} is {each.ts}, below {before.ts} of the one before")
+            if before is not None and each.ts == before.ts and each.txn != before.txn:
+                self.fail(f"{each.offset} has the time of another transaction: {each.ts}")
+            before = each
+
+
+class NeverRewritten(Validator):
+    """What an offset once was it is for ever: no reuse, no other content, no other time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, tuple[Any, ...]] = {}
+        self._newest = 0
+
+    def note_reading(self, changes: Iterable[Placed]) -> None:
+        """Somebody read these, at any moment of the history."""
+        newest = 0
+        for each in changes:
+            content = (each.ts, each.change.op, each.change.table.name, _bytes(each.change), each.change.ddl)
+            if self._seen.setdefault(each.offset, content) != content:
+                self.fail(f"{each.offset} was {self._seen[each.offset]} and is now {content}")
+            newest = each.offset
+        if newest < self._newest:
+            self.fail(f"the log ended at {self._newest} and ends now at {newest}")
+        self._newest = max(newest, self._newest)
+
+
+def _bytes(change: Change) -> tuple[bytes | None, ...]:
+    return tuple(None if row is None else encode_row(row) for row in (change.before, change.after))
+
+
+class CompleteInTheLog(Validator):
+    """Folding the log from its beginning gives exactly the tables; every image fits the one before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unknown: set[str] = set()  # tables that readers were told to take a snapshot of
+
+    def check(self, changes: Iterable[Placed], tables: Mapping[str, list[RawRow]]) -> None:
+        """Fold forwards from nothing and compare with `tables`."""
+        fold = Fold()
+        for each in changes:
+            try:
+                fold.apply(each.change)
+            except AssertionError as error:
+                self.fail(f"offset {each.offset}: {error}")
+                return
+        self.unknown = set(fold.unknown)
+        if set(fold.tables) != set(tables):
+            self.fail(f"the log knows the tables {sorted(fold.tables)}, the database has {sorted(tables)}")
+        for name in sorted(set(tables).intersection(fold.tables) - fold.unknown):
+            try:
+                fold.check(name, tables[name])
+            except AssertionError as error:
+                self.fail(str(error))
+
+    def check_backwards(self, changes: Iterable[Placed], tables: Mapping[str, list[RawRow]]) -> None:
+        """The same where the beginning is gone: undo from the tables as they are; every image must fit."""
+        fold = Fold()
+        newest_first = list(changes)[::-1]
+        for each in newest_first:
+            if each.change.table.name not in fold.tables:
+                fold.load_raw(each.change.table, tables[each.change.table.name])
+            try:
+                fold.apply(_undone(each.change))
+            except AssertionError as error:
+                self.fail(f"undoing offset {each.offset}: {error}")
+                return
+
+
+_OPPOSITE = {Op.INSERT: Op.DELETE, Op.DELETE: Op.INSERT, Op.UPDATE: Op.UPDATE}
+
+
+def _undone(change: Change) -> Change:
+    return msgspec.structs.replace(change, op=_OPPOSITE[change.op], before=change.after, after=change.before)
