@@ -48,6 +48,7 @@ class App:
         # Guards _open.
         self._lock = threading.Lock()
         self._open: dict[str, Database] = {}
+        self._building = threading.Lock()  # one database is made or dropped at a time; taken before _lock
 
     def start(self) -> None:
         """Open every configured database, and those created under the data folder before."""
@@ -92,25 +93,29 @@ class App:
 
     def create(self, name: str) -> bool:
         """Create an embedded database and open it."""
-        if name in self._open:
-            return False
-        self._add(DatabaseConfig(name, ""))
-        return True
+        with self._building:
+            if name in self._open:
+                return False
+            self._add(DatabaseConfig(name, ""))
+            return True
 
     def drop(self, name: str) -> bool:
         """Close an embedded database and delete its files."""
-        found = self._open.get(name)
-        if found is None:
-            return False
-        if not found.embedded or name == "main":
-            raise NotSupported(f"{name!r} cannot be dropped", hint="Only databases made by schema.create_database can.")
-        with self._lock:
-            self._open.pop(name, None)
-        found.close()
-        for path in (*_files(found.source.path), *_files(str(self._log_path(name)))):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        return True
+        with self._building:
+            found = self._open.get(name)
+            if found is None:
+                return False
+            if not found.embedded or name == "main":
+                raise NotSupported(
+                    f"{name!r} cannot be dropped", hint="Only databases made by schema.create_database can."
+                )
+            with self._lock:
+                del self._open[name]
+            found.close()
+            for path in (*_files(found.source.path), *_files(str(self._log_path(name)))):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            return True
 
     def status(self) -> dict[str, DatabaseStatus]:
         """Every database in numbers."""

@@ -1,9 +1,9 @@
 """Runs as a process of its own: writes into the database file with the standard library's SQLite.
 
-    python foreign_writer.py PATH SEED NAME DDL
+    python foreign_writer.py PATH SEED NAME schema|rows
 
-Says `acknowledged MARK CHANGES` after a COMMIT and `refused MARK` after a rollback, each a line on stdout.
-Ends at the end of stdin.
+Says `acknowledged MARK CHANGES` after a COMMIT and `refused MARK WHY` after a rollback, each a line on
+stdout. Ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -12,53 +12,94 @@ import random
 import select
 import sqlite3
 import sys
+from typing import Any
+
+KEYS = 400
 
 
 class Writer:
-    """One connection and its marks."""
+    """One connection. Every row it leaves carries the mark of its transaction."""
 
-    def __init__(self, path: str, seed: str, name: str, ddl: bool) -> None:
+    def __init__(self, path: str, seed: str, name: str, works: str) -> None:
         self.random = random.Random(seed)
-        self.name, self.ddl = name, ddl
-        self.count = self.made = 0
+        self.name, self.count, self.changes = name, 0, 0
+        self.side: list[str] = []
         self.db = sqlite3.connect(path, isolation_level=None, timeout=30)
         self.db.execute("PRAGMA synchronous = NORMAL")  # as many applications do
+        self.works = [self.small] * 12 + [self.replace] * 5 + [self.notes] * 5 + [self.bulk] + [self.delete]
+        self.works += [self.schema] * 2 if works == "schema" else []
 
     def step(self) -> None:
         """One transaction, by the dice."""
         self.count += 1
+        self.changes = 0
         mark = f"{self.name}-{self.count}"
-        works = [self.small] * 12 + [self.replace] * 4 + [self.bulk] + [self.moved] * 2
-        works += [self.schema] if self.ddl else []
-        work = self.random.choice(works)
-        ending = "ROLLBACK" if self.random.random() < 0.2 else "COMMIT"
+        work = self.random.choice(self.works)
+        committed = self.random.random() < 0.8
         try:
             self.db.execute("BEGIN IMMEDIATE")
-            changes = work(mark)
-            self.db.execute(ending)
+            work(mark)
+            self.db.execute("COMMIT" if committed else "ROLLBACK")
         except sqlite3.Error as error:
+            committed = False
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
-            tell("refused", mark, str(error).replace("\n", " "))
+            tell("refused", mark, str(error))
         else:
-            tell(*(("acknowledged", mark, changes) if ending == "COMMIT" else ("refused", mark, "rolled back")))
+            tell("acknowledged", mark, self.changes) if committed else tell("refused", mark, "rolled back")
+
+    def mark(self, sql: str, *args: Any, each: int = 1) -> None:
+        """Run a statement that leaves its mark `each` times on every row it touches."""
+        self.db.execute(sql, args)
+        self.changes += self.db.execute("SELECT changes()").fetchone()[0] * each  # rowcount is -1 after WITH
 
     def key(self) -> int:
-        return self.random.randrange(400)
+        return self.random.randrange(KEYS)
 
-    def small(self, mark: str) -> int:
-        self.db.execute("INSERT INTO ledger(mark, n) VALUES (?, ?)", (mark, self.count))
-        changed = self.db.execute("UPDATE account SET balance = balance + 1, mark = ? WHERE id = ?", (mark, self.key()))
+    def small(self, mark: str) -> None:
+        self.mark("INSERT INTO ledger(mark, n) VALUES (?, ?)", mark, self.count)
+        self.mark("UPDATE account SET balance = balance + 1, mark = ? WHERE id = ?", mark, self.key(), each=2)
+        self.db.execute("SAVEPOINT s")
+        self.db.execute("UPDATE account SET balance = -1, mark = 'never' WHERE id < 50")
+        self.db.execute("ROLLBACK TO s")
         self.db.execute("DELETE FROM account WHERE id = ?", (self.key(),))
-        return 1 + self.left(mark) if changed else 1
 
-    def left(self, mark: str) -> int:
-        """How many account rows carry the mark: an update whose row the same transaction deleted still counts."""
-        return self._counted(mark)
+    def replace(self, mark: str) -> None:
+        self.mark("INSERT OR REPLACE INTO account(id, balance, mark) VALUES (?, 0, ?)", self.key(), mark)
 
-    def _counted(self, mark: str) -> int:
-        raise NotImplementedError
+    def notes(self, mark: str) -> None:
+        text, unique = f"k{self.key() % 40}", self.key() % 40
+        self.mark("INSERT OR REPLACE INTO note(k, u, v, mark) VALUES (?, ?, x'00ff', ?)", text, unique, mark)
+        self.mark("UPDATE OR REPLACE note SET u = u + 1, mark = ? WHERE k = ?", mark, f"k{self.key() % 40}")
 
-    def replace(self, mark: str) -> int:
-        self.db.execute("INSERT OR REPLACE INTO account(id, balance, mark) VALUES (?, 0, ?)", (self.key(), mark))
-        return 1
+    def bulk(self, mark: str) -> None:
+        rows = self.random.choice((50, 600, 5000))
+        numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})"
+        self.mark(f"{numbers} INSERT INTO line(x, mark) SELECT i * 0.5, ? FROM n", mark)
+
+    def delete(self, mark: str) -> None:
+        self.db.execute("DELETE FROM line")
+        self.mark("INSERT INTO ledger(mark, n) VALUES (?, NULL)", mark)
+
+    def schema(self, mark: str) -> None:
+        if self.side and self.random.random() < 0.5:
+            self.db.execute(f"DROP TABLE {self.side.pop()}")
+            return
+        if self.random.random() < 0.3:
+            self.db.execute(f"ALTER TABLE line ADD COLUMN {self.name}_{self.count} DEFAULT 5")
+            return
+        name = f"foreign_{self.name}_{self.count}"
+        self.db.execute(f"CREATE TABLE {name}(id INTEGER PRIMARY KEY, v)")
+        self.db.execute(f"INSERT INTO {name} VALUES (1, 'unseen: our triggers are not there yet')")
+        self.side.append(name)
+
+
+def tell(*words: object) -> None:
+    """One line for the test."""
+    print(*words, flush=True)
+
+
+if __name__ == "__main__":
+    writer = Writer(*sys.argv[1:5])
+    while not select.select([sys.stdin], [], [], writer.random.random() * 0.03)[0]:
+        writer.step()

@@ -132,10 +132,13 @@ def test_never_rewritten_catches_a_reused_offset_and_a_shorter_log() -> None:
     assert "6 was" in reused.failures[0] and "ends now at 5" in shorter.failures[0]
 
 
-def complete(changes: list[Placed], rows: list[Row], *, backwards: bool = False) -> list[str]:
+def complete(changes: list[Placed], found: list[Row], *, backwards: bool = False) -> list[str]:
     validator = CompleteInTheLog()
-    look = validator.check_backwards if backwards else validator.check
-    look(changes, {"t": [raw_row(row) for row in rows]})
+    rows = [raw_row(row) for row in found]
+    if backwards:
+        validator.check_backwards(changes, lambda _: rows)
+    else:
+        validator.check(changes, ["t"], lambda _: rows)
     return validator.failures
 
 
@@ -166,5 +169,5 @@ def test_complete_in_the_log_catches_any_lost_change(place: int) -> None:
 
 def test_complete_in_the_log_catches_a_table_that_nobody_announced() -> None:
     validator = CompleteInTheLog()
-    validator.check(placed(GOOD), {"t": [raw_row(row) for row in TABLE], "u": []})
+    validator.check(placed(GOOD), ["t", "u"], lambda _: [raw_row(row) for row in TABLE])
     assert "'u'" in validator.failures[0]

@@ -6,7 +6,7 @@ what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -14,6 +14,9 @@ from fold import Fold, RawRow
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.pack import encode_row
+from headwater.model.table import Table
+
+Rows = Callable[[Table], list[RawRow]]  # a table as the database has it
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -176,8 +179,8 @@ class CompleteInTheLog(Validator):
         super().__init__()
         self.unknown: set[str] = set()  # tables that readers were told to take a snapshot of
 
-    def check(self, changes: Iterable[Placed], tables: Mapping[str, list[RawRow]]) -> None:
-        """Fold forwards from nothing and compare with `tables`."""
+    def check(self, changes: Iterable[Placed], names: Iterable[str], rows: Rows) -> None:
+        """Fold forwards from nothing and compare with the tables called `names`."""
         fold = Fold()
         for each in changes:
             try:
@@ -186,21 +189,21 @@ class CompleteInTheLog(Validator):
                 self.fail(f"offset {each.offset}: {error}")
                 return
         self.unknown = set(fold.unknown)
-        if set(fold.tables) != set(tables):
-            self.fail(f"the log knows the tables {sorted(fold.tables)}, the database has {sorted(tables)}")
-        for name in sorted(set(tables).intersection(fold.tables) - fold.unknown):
+        if set(fold.tables) != set(names):
+            self.fail(f"the log knows the tables {sorted(fold.tables)}, the database has {sorted(names)}")
+        for name in sorted(set(names).intersection(fold.tables) - fold.unknown):
             try:
-                fold.check(name, tables[name])
+                fold.check(name, rows(fold.tables[name]))
             except AssertionError as error:
                 self.fail(str(error))
 
-    def check_backwards(self, changes: Iterable[Placed], tables: Mapping[str, list[RawRow]]) -> None:
+    def check_backwards(self, changes: Iterable[Placed], rows: Rows) -> None:
         """The same where the beginning is gone: undo from the tables as they are; every image must fit."""
         fold = Fold()
-        newest_first = list(changes)[::-1]
-        for each in newest_first:
-            if each.change.table.name not in fold.tables:
-                fold.load_raw(each.change.table, tables[each.change.table.name])
+        for each in list(changes)[::-1]:
+            table = each.change.table
+            if table.name not in fold.tables:
+                fold.load_raw(table, rows(table))
             try:
                 fold.apply(_undone(each.change))
             except AssertionError as error:

@@ -13,7 +13,7 @@ from tests.log.samples import ITEMS, ORDERS, flat, in_parts, transaction, transa
 
 from headwater.errors import LogDamaged
 from headwater.log.block import COMPRESS_ABOVE, MAX_RAW, PLAIN, ZSTD, Block, decode, encode
-from headwater.log.parts import BLOCK_CHANGES, cut_into_blocks
+from headwater.log.parts import BLOCK_CHANGES, cut_into_blocks, joined
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 from headwater.model.table import Column, Table
@@ -156,6 +156,13 @@ def test_bytes_of_another_kind_are_noticed(codec: int) -> None:
     (block,) = encode(transactions([1], first=9))
     with pytest.raises(LogDamaged, match="offset 9"):
         decode(9, codec, 0, b"", block.tables)
+
+
+def test_parts_of_one_transaction_become_one_again_inside_a_block() -> None:
+    whole = transaction(1, 100)
+    (block,) = encode(in_parts(whole, 30))
+    assert back(block) == [whole]
+    assert joined(in_parts(whole, 7)) == [whole]
 
 
 def test_blocks_hold_whole_transactions_unless_one_is_larger() -> None:

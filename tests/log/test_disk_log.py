@@ -18,6 +18,7 @@ from tests.log.samples import ORDERS, fill, flat, ids, transaction, transactions
 
 from headwater.errors import InvalidRequest, LogDamaged, NotFound, OffsetExpired, StorageFull, Unavailable
 from headwater.log import storage
+from headwater.log.block import MAX_RAW
 from headwater.log.disk import DiskLog
 from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
@@ -378,6 +379,34 @@ def test_merging_goes_on_where_it_stopped_also_after_reopening(path: Path) -> No
     log.close()
 
 
+def test_parts_of_one_transaction_in_several_blocks_are_joined_when_these_are_merged(log: DiskLog, path: Path) -> None:
+    huge, small = "x" * (MAX_RAW * 49 // 100), "x" * 100_000
+    rows = [huge, huge, small, small, small, small, huge, huge]  # cut in halves until each half fits
+    big = Transaction("big", tuple(Change(Op.INSERT, ORDERS, None, (n, v)) for n, v in enumerate(rows)), 1)
+    log.append([big])
+    assert block_sizes(path) == [2, 2, 2, 2]
+    assert log.merge() == 1 and block_sizes(path) == [2, 4, 2]
+    assert flat(log.scan(after=0)) == flat([big])
+    assert [(part.first, part.start, part.last) for part in log.scan(after=0)] == [
+        (1, 0, False), (3, 2, False), (7, 6, True),
+    ]  # fmt: skip
+
+
+def test_merging_remembers_its_place(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [1] * 513)
+    assert log.merge() == 511
+    log.close()
+    assert sql(path, "SELECT value FROM meta WHERE name = 'merged'") == [(512,)]
+
+
+def test_merging_leaves_alone_what_is_about_to_be_trimmed(log: DiskLog, path: Path) -> None:
+    fill(log, [1] * 900)
+    log.retain(Retention(changes=100), now_ms=0)
+    assert log.merge() == 0
+    assert len(block_sizes(path)) == 900 - 256
+
+
 def test_a_scan_is_not_disturbed_by_merging_and_trimming(log: DiskLog) -> None:
     fill(log, [1] * 1500)
     scan = log.scan(after=0)
@@ -405,6 +434,28 @@ def test_trimming_takes_bounded_steps(log: DiskLog, path: Path) -> None:
     assert (log.horizon, len(block_sizes(path))) == (596, 344)
     assert [log.retain(Retention(changes=5), now_ms=0) for _ in range(3)] == [256, 83, 0]
     assert len(block_sizes(path)) == 5
+
+
+def test_position_time_and_offsets_survive_a_retention_of_nothing(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [3, 3])
+    log.retain(Retention(changes=0), now_ms=0)
+    log.close()
+    log = DiskLog.open(path)
+    assert (log.horizon, log.latest, log.position, log.clock_ceiling) == (7, 6, "p6", 4)
+    log.close()
+
+
+def test_the_ceiling_survives_the_blocks_of_an_old_generation(path: Path) -> None:
+    log = DiskLog.open(path)
+    log.append([transaction(1, ts=10**9)])
+    log.restart(first=5, reason="lost")
+    log.retain(Retention(), now_ms=0)
+    log.close()
+    assert block_sizes(path) == []
+    log = DiskLog.open(path)
+    assert (log.latest, log.clock_ceiling) == (4, 10**9)
+    log.close()
 
 
 def test_readers_in_other_threads_never_see_a_gap(log: DiskLog) -> None:

@@ -159,6 +159,7 @@ def test_a_huge_append_does_not_stay_in_memory(tmp_path: Path) -> None:
     assert log.append([transaction(20_701, 3000)]) == 23_700
     stage(log, 1)
     assert ids(log.read(after=20_699, limit=9999)) == list(range(20_700, 23_702))
+    assert ids(log.read(after=100, limit=3)) == [101, 102, 103]
     log.close()
 
 
@@ -177,6 +178,8 @@ def test_unstaged_changes_are_gone_and_their_offsets_are_not_given_again() -> No
     log.flush()
     stage(log, 5)
     assert log.unstage() == 5
+    stage(log, 1)
+    assert log.unstage() == 1
     assert (log.latest, log.durable, log.staged_since, log.position) == (2, 2, None, "p2")
     assert ids(log.read(after=0)) == [1, 2] and log.read(after=2) == []
     with pytest.raises(InvalidRequest, match="after 7"):

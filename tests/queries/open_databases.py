@@ -81,8 +81,8 @@ class Files:
             source.close()
 
 
-def dump(path: Path) -> list[Any]:
-    """Everything in a database file, ours included.
+def dump(path: Path, *, ours: bool = True) -> list[Any]:
+    """Everything in a database file; the rows of our own tables only if `ours`.
 
     By apsw, not the standard library: two copies of SQLite in one process drop each other's file locks.
     """
@@ -90,6 +90,7 @@ def dump(path: Path) -> list[Any]:
     try:
         objects = list(db.execute("SELECT type, name, sql FROM sqlite_schema ORDER BY type, name"))
         names = [name.replace('"', '""') for kind, name, _ in objects if kind == "table"]
+        names = [name for name in names if ours or not name.startswith("_headwater_")]
         return [objects, *(list(db.execute(f'SELECT * FROM "{name}"')) for name in names)]
     finally:
         db.close()

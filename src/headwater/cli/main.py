@@ -63,6 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _complain(f"{where}{error.strerror or error}", "Check that the path exists and who may use it.", FAILED)
+    except Exception as error:
+        if sys.flags.dev_mode:
+            raise
+        hint = "This is a defect of Headwater, please report it; `python -X dev -m headwater …` shows where."
+        return _complain(f"unexpected {type(error).__name__}: {error}", hint, FAILED)
 
 
 def _complain(message: str, hint: str, exit_code: int) -> int:

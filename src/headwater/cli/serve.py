@@ -35,6 +35,7 @@ def _run(args: argparse.Namespace) -> int:
     from headwater.serve.server import Server, loop_factory
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     if args.grpc is not None:
         logging.getLogger(__name__).warning("gRPC is not served yet: nothing listens on %s", config.serve.grpc)
     app = App(config)

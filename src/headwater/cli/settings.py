@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headwater.config import Config, Setting
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}\Z")
+_PASSWORD = re.compile(r"(://[^:@/]*:)[^/]*(@)")
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
@@ -128,7 +129,7 @@ def _value(config: Config, setting: Setting) -> Any:
     if setting.secret:
         return None if value is None else "***"
     if setting.name == "databases":
-        return {database.name: database.url for database in value}
+        return {database.name: _PASSWORD.sub(r"\1***\2", database.url) for database in value}
     return list(value) if isinstance(value, tuple) else value
 
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.failure import OK, Failure
+from headwater.cli.failure import OK, USAGE, Failure
 from headwater.cli.output import add_output, print_json, print_table
 from headwater.cli.settings import add_config_flags, add_databases, load_config, name_databases
 
@@ -55,7 +55,8 @@ def _file(url: str) -> str:
         if url.startswith(scheme):
             return url.removeprefix(scheme)
     if "://" in url:
-        raise Failure(f"there is no source for {url.split('://')[0]}:// yet", hint="Give a SQLite file: app.db.")
+        scheme = url.split("://")[0]
+        raise Failure(f"there is no source for {scheme}:// yet", hint="Give a SQLite file: app.db.", exit_code=USAGE)
     return url
 
 
@@ -123,7 +124,6 @@ def _attach(args: argparse.Namespace) -> int:
     finally:
         app.close()
     missing = sorted(set(tables or ()) - set(found["tables"]))
-    note = f"these tables are not there yet: {', '.join(missing)}" if missing else ""
     document = {"database": name, "file": path, "tables": found["tables"], "uncaptured": found["uncaptured"]}
     if args.output == "json":
         print_json(document)
@@ -131,7 +131,8 @@ def _attach(args: argparse.Namespace) -> int:
         print(f"capturing {len(found['tables'])} tables of {path} as {name!r}: {', '.join(found['tables'])}")
         for table, reason in found["uncaptured"].items():
             print(f"not captured: {table}: {reason}")
-        print(note, end="\n" if note else "")
+        if missing:
+            print(f"not there yet, captured once created: {', '.join(missing)}")
     return OK
 
 
@@ -152,7 +153,8 @@ def _detach(args: argparse.Namespace) -> int:
         print_json({"file": path, "changed": changed, "log": kept})
     else:
         print(f"removed every trace from {path}" if changed else f"{path} was not attached")
-        print(f"its log is kept: {kept}" if kept else "", end="\n" if kept else "")
+        if kept:
+            print(f"its log is kept: {kept}")
     return OK
 
 

@@ -67,7 +67,7 @@ def _print(answer: dict[str, Any]) -> None:
     if columns:
         print_table(columns, [["NULL" if cell is None else _text(cell) for cell in row] for row in rows])
     if not columns or answer["affected"]:
-        print(f"{answer['affected']} rows changed")
+        print(f"{answer['affected']} row{'' if answer['affected'] == 1 else 's'} changed")
     if answer["data"].get("truncated"):
         print(f"only the first {len(rows):,} rows are shown", file=sys.stderr)
 

@@ -179,6 +179,7 @@ class Story:
             ("restart after kill -9", f"{self._restart_seconds:.2f} s"),
         ]
         self._page.table(("what", "how much"), facts)
+        self._page.say("")
         self._page.say("Commits of another program that are taken in together share a transaction in the log.")
         self._page.say("Next: headwater serve app.db, and docs/quickstart.md")
 

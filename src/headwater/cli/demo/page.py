@@ -30,7 +30,7 @@ class Page:
 
     def say(self, text: str) -> None:
         """One sentence."""
-        self._line(f"   {text}")
+        self._line(f"   {text}".rstrip())
 
     def proof(self, text: str) -> None:
         """Something that was checked and holds."""
@@ -48,9 +48,9 @@ class Page:
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table, with room around it."""
-        print()
+        if self._console is None:
+            print()
         print_table(headers, rows)
-        print()
 
     def _line(self, text: str, style: str = "") -> None:
         if self._console is None:

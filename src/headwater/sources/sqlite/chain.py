@@ -9,52 +9,62 @@ from __future__ import annotations
 from collections import defaultdict
 
 from headwater.model.change import Change
+from headwater.model.pack import encode_row
 from headwater.model.table import Key, Row
 from headwater.sources.sqlite.decode import Numbered
+
+Place = tuple[str, Key]  # table and key
 
 
 def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
     """`changes` in an order in which every key's images chain, and the tables for which there is none."""
     if _all_apart(changes):
         return changes, set()
-    last: dict[tuple[str, Key], Row | None] = {}
-    broken: set[tuple[str, Key]] = set()
+    last: dict[Place, Row | None] = {}
+    broken: set[Place] = set()
     for _, change in changes:
-        if change.row is None:
-            continue
-        name, key_of = change.table.name, change.table.key_of
-        if change.before is not None:
-            place = (name, key_of(change.before))
-            if last.get(place, change.before) != change.before:
-                broken.add(place)
-            if change.after is not None and key_of(change.after) != place[1]:
-                last[place] = None
-        elif last.get((name, key_of(change.after or ()))) is not None:
-            broken.add((name, key_of(change.after or ())))
-        if change.after is not None:
-            last[(name, key_of(change.after))] = change.after
-        elif change.before is not None:
-            last[(name, key_of(change.before))] = None
+        before, after = _places(change)
+        if before is not None:
+            if before in last and not same(last[before], change.before):
+                broken.add(before)
+            last[before] = None
+        elif after is not None and last.get(after) is not None:
+            broken.add(after)
+        if after is not None:
+            last[after] = change.after
     return _reorder(changes, broken) if broken else (changes, set())
+
+
+def same(one: Row | None, other: Row | None) -> bool:
+    """Whether two images are one: 1 is not 1.0, and NaN is NaN."""
+    return one is other or (one is not None and other is not None and encode_row(one) == encode_row(other))
+
+
+def _places(change: Change) -> tuple[Place | None, Place | None]:
+    """The table and key of both images. NULLs are equal to nothing: such keys tell no rows apart."""
+    table = change.table
+    keys = [None if row is None else table.key_of(row) for row in (change.before, change.after)]
+    before, after = (None if key is None or None in key else (table.name, key) for key in keys)
+    return before, after
 
 
 def _all_apart(changes: list[Numbered]) -> bool:
     """Whether no key occurs twice, which is the usual case and leaves nothing to check."""
     count = 0
-    seen: set[tuple[str, Key]] = set()
+    seen: set[Place] = set()
     for _, change in changes:
-        mine = {(change.table.name, change.table.key_of(r)) for r in (change.before, change.after) if r is not None}
+        mine = {place for place in _places(change) if place is not None}
         count += len(mine)
         seen |= mine
     return len(seen) == count
 
 
-def _reorder(changes: list[Numbered], broken: set[tuple[str, Key]]) -> tuple[list[Numbered], set[str]]:
+def _reorder(changes: list[Numbered], broken: set[Place]) -> tuple[list[Numbered], set[str]]:
     """Put the changes of each broken key into chain order, in the places they hold together."""
-    places: dict[tuple[str, Key], list[int]] = defaultdict(list)
+    places: dict[Place, list[int]] = defaultdict(list)
     for index, (_, change) in enumerate(changes):
-        row = change.before if change.before is not None else change.after
-        if row is not None and (place := (change.table.name, change.table.key_of(row))) in broken:
+        before, after = _places(change)
+        if (place := before or after) in broken and place is not None:
             places[place].append(index)
     result, lost = list(changes), set()
     for (name, _), indexes in places.items():
@@ -71,15 +81,15 @@ def _reorder(changes: list[Numbered], broken: set[tuple[str, Key]]) -> tuple[lis
 def _chain(changes: list[Change]) -> list[Change] | None:
     """The one order in which each change's `before` is the `after` of the one before it."""
     waiting = list(changes)
-    starts = [c for c in waiting if not any(o is not c and o.after == c.before for o in waiting)]
+    starts = [c for c in waiting if not any(o is not c and same(o.after, c.before) for o in waiting)]
     if len(starts) != 1:
         return None
     ordered = [starts[0]]
-    waiting.remove(starts[0])
+    waiting = [c for c in waiting if c is not starts[0]]
     while waiting:
-        following = [c for c in waiting if c.before == ordered[-1].after]
+        following = [c for c in waiting if same(c.before, ordered[-1].after)]
         if not following:
             return None
         ordered.append(following[0])
-        waiting.remove(following[0])
+        waiting = [c for c in waiting if c is not following[0]]
     return ordered

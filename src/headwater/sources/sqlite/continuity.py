@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from headwater.model.change import Change, Transaction
+from headwater.model.change import Change, Op, Transaction
 from headwater.model.pack import encode_row
 from headwater.sources.sqlite.decode import Numbered
+
+NEAR = 64  # how far apart the place of a change in the file and in the log may be
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -33,16 +35,36 @@ def judge(facts: Facts) -> str:
     return ""
 
 
-def compare(mine: list[Numbered], logged: Iterator[Transaction], upto: int) -> str:
-    """Compare what file and log both hold, byte for byte; the first difference is the reason."""
-    theirs = {
-        transaction.first + place: change for transaction in logged for place, change in enumerate(transaction.changes)
-    }
+def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) -> str:
+    """Compare what file and log both hold, byte for byte; the first difference is the reason.
+
+    A logged update may be an insert here (the row it replaced is set aside elsewhere, and trimmed sooner),
+    and changes of one transaction may have been put in order: then both stand in the log, near by.
+    """
+    window: dict[int, set[tuple[object, ...]]] = {}
+    theirs = _numbered(logged)
     for offset, change in mine:
-        other = theirs.get(offset)
-        if offset <= upto and other is not None and _bytes(change) != _bytes(other):
+        if offset > upto:
+            break
+        while offset + NEAR not in window and (pair := next(theirs, None)) is not None:
+            window[pair[0]] = _forms(pair[1])
+        window.pop(offset - NEAR, None)
+        here = _bytes(change)
+        if offset in window and here not in window[offset] and not any(here in forms for forms in window.values()):
             return f"change {offset} in the file is not the one in the log"
     return ""
+
+
+def _numbered(logged: Iterable[Transaction]) -> Iterator[Numbered]:
+    for transaction in logged:
+        yield from enumerate(transaction.changes, transaction.first)
+
+
+def _forms(change: Change) -> set[tuple[object, ...]]:
+    forms = {_bytes(change)}
+    if change.op is Op.UPDATE:
+        forms.add(_bytes(Change(Op.INSERT, change.table, None, change.after)))
+    return forms
 
 
 def _bytes(change: Change) -> tuple[object, ...]:

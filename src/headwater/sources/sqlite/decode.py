@@ -7,7 +7,7 @@ from typing import Any
 
 from headwater.model.change import Change, Op
 from headwater.model.key import encode_key
-from headwater.model.table import Row, Table
+from headwater.model.table import Row
 from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.triggers import ANCHOR
 from headwater.sources.sqlite.values import FROM_STORED
@@ -15,7 +15,7 @@ from headwater.sources.sqlite.values import FROM_STORED
 CaptureRow = tuple[Any, ...]  # seq, layout, op, c0, c1, …
 Replaced = tuple[int, int, Row]  # head, layout, the stored row
 Numbered = tuple[int, Change]
-Aside = dict[tuple[str, bytes], Row]  # by table and key
+Aside = dict[tuple[int, bytes], Row]  # layout and key to the row that an insert may have replaced
 FIRST = 3  # where the cells begin in a CaptureRow
 
 
@@ -61,33 +61,33 @@ class Decoder:
     def page(self, rows: Iterable[CaptureRow], replaced: Sequence[Replaced], aside: Aside) -> list[Numbered]:
         """The changes of a stretch of rows, with REPLACE on a key joined into one update.
 
-        `aside` holds rows set aside that no change has settled yet, from one page to the next.
+        `aside` holds rows set aside earlier in the same transaction: a stretch may end between a row and
+        the insert that replaced it.
         """
-        found = [(row[0], change) for row in rows if (change := self.change(row)) is not None]
-        return self._join(found, replaced, aside) if replaced or aside else found
-
-    def _join(self, changes: list[Numbered], replaced: Sequence[Replaced], aside: Aside) -> list[Numbered]:
-        pending = sorted(replaced, key=lambda item: item[0], reverse=True)
+        found = [(row, change) for row in rows if (change := self.change(row)) is not None]
+        if not replaced and not aside:
+            return [(row[0], change) for row, change in found]
+        pending = list(reversed(replaced))
         joined: list[Numbered] = []
-        for seq, change in changes:
-            while pending and pending[-1][0] < seq:
+        for row, change in found:
+            while pending and pending[-1][0] < row[0]:
                 _, n, stored = pending.pop()
-                row = self._rows[n](stored)
-                aside[_place(self.layouts[n].table, row)] = row
-            joined.append((seq, _settle(change, aside)))
+                aside[self._place(n, stored)] = self._rows[n](stored)
+            joined.append((row[0], self._settle(change, row, aside)))
         return joined
 
-
-def _settle(change: Change, aside: Aside) -> Change:
-    """An insert onto a row set aside replaced it; any other change of that key proves it was not."""
-    if change.row is None:
+    def _settle(self, change: Change, row: CaptureRow, aside: Aside) -> Change:
+        """An insert onto a row set aside replaced it; any other change of that key proves it was not."""
+        width = len(change.table.columns)
+        images = (change.before is not None) + (change.after is not None)
+        starts = [FIRST + width * image for image in range(images)]
+        taken = [aside.pop(self._place(row[1], row[start : start + width]), None) for start in starts]
+        if change.op is Op.INSERT and taken[0] is not None:
+            return Change(Op.UPDATE, change.table, taken[0], change.after)
         return change
-    taken = [aside.pop(_place(change.table, row), None) for row in (change.before, change.after) if row is not None]
-    if change.op is Op.INSERT and taken[0] is not None:
-        return Change(Op.UPDATE, change.table, taken[0], change.after)
-    return change
 
-
-def _place(table: Table, row: Row) -> tuple[str, bytes]:
-    collations = [table.columns[place].collation for place in table.key_places]
-    return table.name, encode_key(table.key_of(row), collations)
+    def _place(self, n: int, stored: Sequence[Any]) -> tuple[int, bytes]:
+        """What SQLite calls the same key of the same table. By stored values: two decimals may be one number."""
+        table = self.layouts[n].table
+        collations = [table.columns[place].collation for place in table.key_places]
+        return n, encode_key(tuple(stored[place] for place in table.key_places), collations)

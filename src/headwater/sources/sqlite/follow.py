@@ -83,12 +83,15 @@ class Follower:
             if broken:
                 self._demand(broken)
 
-    def rows(self, after: int, upto: int) -> list[Numbered]:
-        """The retained changes in (after, upto], for comparing with the log."""
-        page = self._read(after, upto, limit=upto - after)
-        if page.schema_version != self._schema_version:
-            self._load()
-        return settle(self._decoder.page(page.rows, page.replaced, {}))[0]
+    def rows(self, after: int, upto: int) -> Iterator[Numbered]:
+        """The retained changes in (after, upto] as they were captured, for comparing with the log."""
+        self._load()
+        while after < upto:
+            page = self._read(after, upto)
+            if not page.rows:
+                return
+            yield from self._decoder.page(page.rows, (), {})
+            after = page.rows[-1][0]
 
     def oldest(self) -> int:
         """The oldest offset still in the capture table."""

@@ -82,7 +82,8 @@ class Guard:
         self._deadline = math.inf
         db.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS)
         self._ours = False
-        self._seen: list[tuple[int, str | None, str | None]] = []
+        self._dropping: str | None = None  # the table the statement drops: our triggers go with it
+        self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes the current statement makes
         self._known: dict[str, Statement] = {}
         db.authorizer = self._authorize
 
@@ -129,6 +130,10 @@ class Guard:
             self._known[sql] = found
         return found
 
+    def forget_statement(self) -> None:
+        """A new statement begins: what the last one did counts no more."""
+        self._seen, self._dropping = [], None
+
     def forget(self) -> None:
         """The schema moved: what was learned of statements may no longer hold."""
         self._known.clear()
@@ -144,7 +149,7 @@ class Guard:
             return False
 
         cursor.exec_trace = trace
-        self._seen = []
+        self.forget_statement()
         try:
             with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
                 cursor.execute(sql, _ANY_BINDINGS, can_cache=False)
@@ -156,12 +161,17 @@ class Guard:
         if sql[sql.find(text) + len(text) :].strip(" \t\r\n;"):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
-        return Statement(read_only, any(op in _SCHEMA for op, _, _ in self._seen), alters, columns)
+        return Statement(read_only, bool(self._seen), alters, columns)
 
     def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
         if self._ours or (by or "").startswith(OURS):
             return apsw.SQLITE_OK
-        self._seen.append((op, a, b))
+        if op in _SCHEMA:
+            self._seen.append((op, a, b))
+        if op == apsw.SQLITE_DROP_TABLE:
+            self._dropping = a
+        if op == apsw.SQLITE_DROP_TRIGGER and b is not None and b == self._dropping:
+            return apsw.SQLITE_OK
         names_ours = any((name or "").startswith(OURS) for name in (a, b))
         if op in _DENIED or names_ours or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in _BAD_FUNCTIONS):
             return apsw.SQLITE_DENY

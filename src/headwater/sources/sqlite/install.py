@@ -153,15 +153,18 @@ def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first:
             _retire(db, old.id)
             layout = _new_layout(db, shape, version=old.table.version + 1)
             _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=late)
-        case Renew(layout_, unseen):
+        case Renew(layout_, unseen, overtaken):
+            late = unseen or (overtaken and _captured_since(db, layout_.id, known_good))
             remove_triggers(db, layout_.id)
             _create(db, layout_.shape, layout_.id)
-            if unseen and not ddl:
+            if late and not ddl:
                 _announce(db, layout_.id, _sql_of(db, layout_.table.name), resnapshot=True)
-        case Drop(layout_):
+        case Drop(layout_, went):
             remove_triggers(db, layout_.id)
             _retire(db, layout_.id)
-            _announce(db, layout_.id, ddl or f"DROP TABLE {ident(layout_.table.name)}", resnapshot=False)
+            name = ident(layout_.table.name)
+            done = f"ALTER TABLE {name} RENAME TO {ident(went)}" if went else f"DROP TABLE {name}"
+            _announce(db, layout_.id, ddl or done, resnapshot=False)
 
 
 def remove_triggers(db: apsw.Connection, layout: int) -> None:

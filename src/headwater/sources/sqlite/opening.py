@@ -58,6 +58,13 @@ class File:
             self._connections.append(db)
         return db
 
+    def disconnect(self, db: apsw.Connection) -> None:
+        """Close one of them."""
+        with self._lock:
+            if db in self._connections:
+                self._connections.remove(db)
+        db.close()
+
     def close(self) -> None:
         """Close every connection given out."""
         with self._lock:

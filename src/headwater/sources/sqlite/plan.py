@@ -40,7 +40,7 @@ class Add(msgspec.Struct, frozen=True):
 
 
 class Reshape(msgspec.Struct, frozen=True):
-    """A captured table that changed its columns, keys or name. `unseen`: rows were written without triggers."""
+    """A captured table that changed its columns or keys. `unseen`: rows were written without triggers."""
 
     layout: Layout
     shape: Shape
@@ -52,12 +52,14 @@ class Renew(msgspec.Struct, frozen=True):
 
     layout: Layout
     unseen: bool
+    overtaken: bool = False  # a user's trigger fired before ours: what was captured since may be out of order
 
 
 class Drop(msgspec.Struct, frozen=True):
-    """A captured table that is gone, or no longer wanted."""
+    """A captured table that is gone, or no longer wanted. `went` is its new name, if it was renamed."""
 
     layout: Layout
+    went: str = ""
 
 
 Step = Add | Reshape | Renew | Drop
@@ -65,28 +67,27 @@ Step = Add | Reshape | Renew | Drop
 
 def plan(shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Sequence[Trigger]) -> list[Step]:
     """The steps from what is installed (`layouts`, `triggers`) to what `shapes` asks for."""
+    gone: list[Step] = []
     steps: list[Step] = []
     claimed: set[str] = set()
     ours = {trigger.name: trigger for trigger in triggers}
     for layout in layouts:
         expected = create_triggers(layout.shape, layout.id)
         present = [ours[name] for name in expected if name in ours]
-        # RENAME TABLE takes the triggers along: where they stand now is where the table went.
+        # RENAME TABLE takes the triggers along. To readers of either name that is a drop and a new table.
         name = present[0].table if present else layout.table.name
-        shape = shapes.get(name)
-        if shape is None:
-            steps.append(Drop(layout))
+        shape = shapes.get(layout.table.name)
+        if shape is None or name != layout.table.name:
+            gone.append(Drop(layout, name if name != layout.table.name else ""))
             continue
         claimed.add(name)
         unseen = len(present) < len(expected)
+        overtaken = bool(present) and _overtaken(name, present, triggers, expected)
         if not _same(layout.shape, shape):
-            steps.append(Reshape(layout, shape, unseen))
-        elif unseen or [t.sql for t in present] != list(expected.values()):
-            steps.append(Renew(layout, unseen))
-        elif _overtaken(name, present, triggers, expected):
-            steps.append(Renew(layout, False))
-    steps += [Add(shape) for name, shape in sorted(shapes.items()) if name not in claimed]
-    return steps
+            steps.append(Reshape(layout, shape, unseen or overtaken))
+        elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
+            steps.append(Renew(layout, unseen, overtaken))
+    return gone + steps + [Add(shape) for name, shape in sorted(shapes.items()) if name not in claimed]
 
 
 def _same(old: Shape, new: Shape) -> bool:

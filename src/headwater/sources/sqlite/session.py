@@ -160,6 +160,7 @@ class SqliteSession:
 def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str, args: Args) -> Result:
     """Run one statement and collect its answer."""
     columns = guard.examine(sql).columns
+    guard.forget_statement()
     before = db.total_changes()
     try:
         with sqlite_errors(), guard.limited():

@@ -243,13 +243,14 @@ class SqliteSource:
             read_only=read_only,
             seconds=self._config.tx_seconds,
             idle_seconds=self._config.tx_idle_seconds,
-            finished=self._tx_finished,
+            finished=lambda tx, offset: self._tx_finished(tx, own.db, offset),
         )
         self._transactions.add(tx)
         return tx
 
-    def _tx_finished(self, tx: SqliteTx, offset: int) -> None:
+    def _tx_finished(self, tx: SqliteTx, db: apsw.Connection, offset: int) -> None:
         self._transactions.discard(tx)
+        self._file.disconnect(db)
         if offset:
             self._committed(offset)
 

@@ -98,8 +98,7 @@ class _Texts:
 
     def after_delete(self) -> str:
         # A row that went with a DELETE of its own was not displaced, whatever an earlier OR IGNORE set aside.
-        forget = f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_key('', 'OLD.')};"
-        return f"AFTER DELETE ON {self.target} BEGIN {forget} {self._row(Op.DELETE, 'OLD')} END"
+        return f"AFTER DELETE ON {self.target} BEGIN {self._forget_old()} {self._row(Op.DELETE, 'OLD')} END"
 
     def before_insert(self) -> str:
         hit = self._collision(self.shape.uniques)
@@ -113,14 +112,16 @@ class _Texts:
         return f"BEFORE INSERT ON {self.target} WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {body} END"
 
     def before_key_update(self) -> str:
-        hit = f"({self._collision(self.shape.uniques)}) AND NOT ({self._same_key('', 'OLD.', named=True)})"
+        myself = " AND ".join(f"{name} IS OLD.{name}" for name in self.key)
+        hit = f"({self._collision(self.shape.uniques)}) AND NOT ({myself})"
         return (
             f"BEFORE UPDATE {self._of_keys()}ON {self.target} "
             f"WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {self._set_aside(hit)} END"
         )
 
     def after_key_update(self) -> str:
-        return f"AFTER UPDATE {self._of_keys()}ON {self.target} BEGIN {self._displaced()} END"
+        # The updated row itself may stand in the stash: an UPSERT that became this update set it aside.
+        return f"AFTER UPDATE {self._of_keys()}ON {self.target} BEGIN {self._forget_old()} {self._displaced()} END"
 
     def _list(self, prefix: str) -> str:
         return ", ".join(prefix + name for name in self.names)
@@ -130,11 +131,13 @@ class _Texts:
         places = cells(self.width * len(images))
         return f"INSERT INTO {CAPTURE}(t, op, {places}) VALUES ({self.layout}, {op:d}, {values});"
 
-    def _same_key(self, left: str, right: str, *, named: bool = False) -> str:
-        """Key equality between our cells (or, `named`, the table's columns) and a row of the table."""
-        places = self.shape.table.key_places
-        mine = self.key if named else [f"c{place}" for place in places]
-        return " AND ".join(f"{left}{a} IS {right}{b}" for a, b in zip(mine, self.key, strict=True))
+    def _same_key(self, row: str) -> str:
+        """Key equality between `row` of the table and our cells. The row stands left: its collations count."""
+        pairs = zip(self.key, self.shape.table.key_places, strict=True)
+        return " AND ".join(f"{row}.{name} IS c{place}" for name, place in pairs)
+
+    def _forget_old(self) -> str:
+        return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_key('OLD')};"
 
     def _collision(self, uniques: Sequence[Unique]) -> str:
         """Rows of the table that NEW would collide with. May name too many; the AFTER trigger looks again."""
@@ -162,11 +165,11 @@ class _Texts:
 
     def _displaced(self) -> str:
         """Deletes for rows set aside that are gone now, or whose key NEW has taken."""
-        gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_key('s.', 'x.')})"
+        gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_key('x')})"
         return (
             f"INSERT INTO {CAPTURE}(t, op, {cells(self.width)}) SELECT {self.layout}, {Op.DELETE:d}, "
-            f"{cells(self.width)} FROM {STASH} AS s WHERE s.t = {self.layout} "
-            f"AND (({self._same_key('s.', 'NEW.')}) OR {gone}); DELETE FROM {STASH} WHERE t = {self.layout};"
+            f"{cells(self.width)} FROM {STASH} WHERE t = {self.layout} "
+            f"AND (({self._same_key('NEW')}) OR {gone}); DELETE FROM {STASH} WHERE t = {self.layout};"
         )
 
     def _of_keys(self) -> str:

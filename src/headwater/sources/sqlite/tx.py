@@ -5,6 +5,7 @@ They hold that place for a short time only. Past it they are rolled back and say
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import time
@@ -174,7 +175,8 @@ class SqliteTx:
             self._end("rolled back")
 
     def _expire(self) -> None:
-        self._db.interrupt()
+        with contextlib.suppress(apsw.ConnectionClosedError):  # it may have ended by itself meanwhile
+            self._db.interrupt()
         with self._lock:
             if self._state == "open":
                 self._end("expired")

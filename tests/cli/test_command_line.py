@@ -1,0 +1,143 @@
+"""The command line as a whole: help, versions, errors in words, settings shown without secrets."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import HEADWATER, environment, refused, run, run_json
+
+from headwater import __version__
+from headwater.cli.failure import Failure
+from headwater.cli.main import main
+from headwater.cli.output import plain_table, printable, size
+from headwater.cli.settings import name_databases
+from headwater.config import SETTINGS
+
+
+def test_the_version_is_printed_for_people_and_for_programs() -> None:
+    assert run("version").stdout == f"headwater {__version__}\n"
+    assert run_json("version")["version"] == __version__
+
+
+def test_help_names_every_command_and_every_exit_code() -> None:
+    text = run("--help").stdout
+    for command in ("serve", "status", "doctor", "source", "sql", "log", "config", "demo", "version"):
+        assert re.search(rf"^    {command} ", text, re.MULTILINE), command
+    for code in ("0 done", "1 failed", "2 wrong usage", "3 no server"):
+        assert code in text
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (),
+        ("nonsense",),
+        ("serve", "--htt", "127.0.0.1:0"),
+        ("serve", "--token", "secret"),
+        ("log", "show", "--limit", "-1"),
+        ("log", "show", "--after", "many"),
+        ("status", "-o", "xml"),
+        ("source",),
+    ],
+)
+def test_wrong_usage_ends_with_2(args: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(args)
+    assert ended.value.code == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error.startswith("error: ") and hint.startswith("hint: headwater")
+
+
+def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
+    assert "HEADWATER_HTTP" in refused(2, "config", "show", env={"HEADWATER_HTPP": "x:1"})
+    assert "an address" in refused(2, "serve", "--http", "nowhere", cwd=tmp_path)
+    assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path)
+    assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "127.0.0.1:0", "--auth", cwd=tmp_path)
+    assert "postgres://" in refused(2, "serve", "postgres://me:pass@host/db", cwd=tmp_path)
+
+
+def test_a_path_that_cannot_be_used_is_an_error_in_words(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert "file" in refused(1, "serve", "--data", str(tmp_path / "file"), "--http", "127.0.0.1:0")
+
+
+def test_starting_the_command_line_does_not_load_the_server() -> None:
+    code = "import sys, headwater.cli.main; print([m for m in sys.argv[1:] if m in sys.modules])"
+    heavy = ("apsw", "uvicorn", "starlette", "rich", "msgspec", "asyncio", "prometheus_client")
+    done = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_reader_that_left_is_no_error() -> None:
+    process = subprocess.Popen(
+        [*HEADWATER, "config", "settings"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    with process.stderr:
+        assert process.stderr.read() == b""
+    assert process.wait(30) == 0
+
+
+# --- settings --------------------------------------------------------------------------------------------
+
+
+def test_config_settings_lists_every_setting() -> None:
+    assert [each["name"] for each in run_json("config", "settings")] == [setting.name for setting in SETTINGS]
+    text = run("config", "settings").stdout
+    for setting in SETTINGS:
+        assert setting.name in text and setting.environment[0] in text
+
+
+def test_config_show_says_what_would_be_used_and_hides_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "headwater.toml"
+    file.write_text("[log]\nflush_ms = 7\n")
+    env = {"HEADWATER_TOKEN": "hush-hush", "HEADWATER_DATA": "elsewhere"}
+    shown = run_json("config", "show", "pg=postgres://me:hush-hush@host/db", "--config", str(file), env=env)
+    assert (shown["log.flush_ms"], shown["data"], shown["serve.token"]) == (7, "elsewhere", "***")
+    assert shown["databases"] == {"pg": "postgres://me:***@host/db"}
+    assert "hush-hush" not in run("config", "show", env=env).stdout
+
+
+# --- names of databases ----------------------------------------------------------------------------------
+
+
+def test_one_database_is_main_and_several_go_by_their_file_names() -> None:
+    assert name_databases(["shop.db"]) == {"main": "shop.db"}
+    assert name_databases(["a/shop.db", "sqlite:///b/stock.v2.db"]) == {
+        "shop": "a/shop.db",
+        "stock": "sqlite:///b/stock.v2.db",
+    }
+    assert name_databases(["shop=a.db"]) == {"shop": "a.db"}
+    assert name_databases(["main=a.db", "b.db"]) == {"main": "a.db", "b": "b.db"}
+    assert name_databases(["./a=b.db"]) == {"main": "./a=b.db"}
+
+
+@pytest.mark.parametrize("urls", [["a/x.db", "b/x.db"], ["x=a.db", "x=b.db"], ["1.db", "b.db"], ["default.db", "b.db"]])
+def test_names_that_clash_or_cannot_be_used_are_refused(urls: list[str]) -> None:
+    with pytest.raises(Failure) as failure:
+        name_databases(urls)
+    assert failure.value.exit_code == 2 and "NAME=" in failure.value.hint
+
+
+# --- printing --------------------------------------------------------------------------------------------
+
+
+def test_plain_tables_are_columns_of_text() -> None:
+    assert plain_table(("a", "long"), [["xyz", ""], ["", "1"]]) == "a    long\nxyz\n     1\n"
+
+
+def test_what_a_row_holds_cannot_drive_the_terminal() -> None:
+    assert printable("a\x1b[2J\nb é") == "a\\x1b[2J\\nb é"
+
+
+def test_sizes_have_units() -> None:
+    assert [size(n) for n in (None, 0, 999, 1000, 1_500_000)] == ["?", "0 B", "999 B", "1.0 kB", "1.5 MB"]
+
+
+def test_json_is_one_document(tmp_path: Path) -> None:
+    done = run("config", "show", "-o", "json", cwd=tmp_path)
+    assert json.loads(done.stdout) and done.stdout.count("\n") == 1
