@@ -20,6 +20,7 @@ from headwater.queries.databases import DatabaseStatus
 from headwater.sources.sqlite.source import SqliteSource
 
 SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
+CLOSE_SECONDS = 2.0  # longest a close waits for a log that cannot be written; the source keeps what it lacks
 
 
 class Database(msgspec.Struct, frozen=True):
@@ -33,6 +34,9 @@ class Database(msgspec.Struct, frozen=True):
 
     def close(self) -> None:
         """Stop in the order that loses nothing: writers first, then capture, then the log."""
+        with contextlib.suppress(HeadwaterError):
+            # A change of the schema is taken in with the writer's help: before it is gone.
+            self.capture.catch_up(CLOSE_SECONDS)
         self.source.finish_writes()
         self.capture.stop()
         self.source.close()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headwater.app import Database
 from headwater.capture.capture import Capture
 from headwater.config import SqliteConfig
 from headwater.log.disk import DiskLog
@@ -53,7 +54,7 @@ def flat(parts: Any) -> list[Change]:
     return [change for part in parts for change in part.changes]
 
 
-@contextmanager
+@contextlib.contextmanager
 def running(
     folder: Path,
     *,
@@ -67,27 +68,19 @@ def running(
     """Capture of `app.db` into `app.log.db`, closed in the order a server uses."""
     disk = DiskLog.open(folder / "app.log.db", vfs=log_vfs)
     log = LiveLog(disk)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(log.close)
         config = SqliteConfig(**{"wal": True} | settings)
         source = SqliteSource("app", str(folder / "app.db"), notes=log, config=config, vfs=vfs)
-        try:
-            capture = Capture(
-                source,
-                log,
-                retention=retention or Retention(),
-                flush_seconds=flush_seconds,
-                stop_when_lost=stop_when_lost,
-            )
-            capture.start()
-            try:
-                yield Running(source, disk, log, capture)
-            finally:
-                source.finish_writes()
-                capture.stop()
-        finally:
-            source.close()
+        undo.callback(source.close)
+        kept = retention or Retention()
+        capture = Capture(source, log, retention=kept, flush_seconds=flush_seconds, stop_when_lost=stop_when_lost)
+        capture.start()
+        undo.pop_all()
+    try:
+        yield Running(source, disk, log, capture)
     finally:
-        log.close()
+        Database(source, log, disk, capture, embedded=True).close()
 
 
 def foreign(path: Path, *statements: str) -> None:

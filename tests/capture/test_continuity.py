@@ -183,9 +183,9 @@ def test_schema_changes_through_the_server_never_ask_for_a_snapshot(tmp_path: Pa
         one.run("UPDATE t SET v = 'b'")
         one.run("ALTER TABLE t DROP COLUMN v")
         one.run("UPDATE t SET w = 9")
-        one.run("ALTER TABLE t RENAME TO u")
-        one.run("DELETE FROM u")
-        one.run("DROP TABLE u")
+        one.run("ALTER TABLE t RENAME COLUMN w TO x")
+        one.run("DELETE FROM t")
+        one.run("DROP TABLE t")
         asked = [c.ddl for c in one.changes() if c.resnapshot]
     assert asked == []
 
@@ -224,3 +224,29 @@ def test_the_log_survives_a_vacuum_of_the_database(tmp_path: Path) -> None:
     log = DiskLog.open(tmp_path / "app.log.db", read_only=True)
     assert log.generation == generation
     log.close()
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "REPLACE INTO t(id, v) VALUES (1, 'b')",
+        "INSERT INTO t(id, v) VALUES (1, 'b') ON CONFLICT (id) DO UPDATE SET v = excluded.v",
+        "UPDATE OR REPLACE t SET id = 2 WHERE id = 1",
+        "DELETE FROM t",
+        "ALTER TABLE t ADD COLUMN w DEFAULT 7",
+        "DROP TABLE t",
+    ],
+)
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_a_restart_after_any_kind_of_last_change_keeps_the_generation(tmp_path: Path, last: str, trimmed: bool) -> None:
+    settings = {"trim_rows": 1, "trim_seconds": 0.001} if trimmed else NO_TRIM
+    with running(tmp_path, **settings) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        one.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+        offset = one.run(last)
+        one.caught_up()
+        generation = one.log.generation
+        while trimmed and one.source._trimmer.trimmed < offset:
+            one.log.wait_beyond(one.log.latest, 0.005)  # nothing comes: only time passes
+    with running(tmp_path, **NO_TRIM) as one:
+        assert one.log.generation == generation, one.log.generation_reason

@@ -82,6 +82,7 @@ class Nemesis:
             self._stop.set()
             for thread in threads:
                 thread.join()
+        self._say_something()
         self.server.wait_caught_up()
         self.server.stop()
         self._judge()
@@ -91,6 +92,12 @@ class Nemesis:
         ask = Asking(self.server)
         for statement in SCHEMA:
             ask("sql.exec", sql=statement)
+        ask.close()
+
+    def _say_something(self) -> None:
+        """A last change: whoever has seen it has also seen the schema that foreign DDL left behind."""
+        ask = Asking(self.server)
+        ask("sql.exec", sql="INSERT INTO ledger(mark, n) VALUES ('last', 0)")
         ask.close()
 
     def _client(self, n: int) -> Client:

@@ -274,6 +274,14 @@ def test_listeners_are_called_when_the_change_can_be_read_and_until_removed() ->
     assert seen == [2, 3]
 
 
+def test_listeners_hear_of_a_new_generation() -> None:
+    log = LiveLog(MemoryLog())
+    heard: list[int] = []
+    log.add_listener(lambda: heard.append(log.latest))
+    log.restart(first=9, reason="lost")
+    assert heard == [8]
+
+
 def test_the_tail_forgets_large_rows_sooner() -> None:
     tail = Tail()
     rows = [Change(Op.INSERT, ORDERS, None, (n, "x" * 1000)) for n in range(1, 11)]

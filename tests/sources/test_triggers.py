@@ -71,7 +71,8 @@ def test_a_foreign_trigger_that_undoes_the_update_cannot_hide(rig: Attach) -> No
         "CREATE TRIGGER back AFTER UPDATE OF x ON t BEGIN UPDATE t SET x = OLD.x WHERE id = NEW.id; END",
         "UPDATE t SET x = 'b'",
     )
-    r.settle()  # a → b → a: the images chain in both orders, only the table knows which
+    r.fold.unknown.add("t")  # a → b → a: the images chain in both orders, only the table knows which
+    assert [change.resnapshot for change in schema_changes(r.settle())] == [True]
     r.foreign.run("UPDATE t SET x = 'c'")
     assert images(r.check()) == [((1, "a", 0), (1, "c", 0)), ((1, "c", 0), (1, "a", 0))]
 
@@ -136,7 +137,8 @@ def test_foreign_key_actions(rig: Attach, action: str, recursive: int) -> None:
     r = rig(
         PARENT,
         f"CREATE TABLE c(id INTEGER PRIMARY KEY, p REFERENCES p(id) ON DELETE {action} ON UPDATE {action})",
-        f"CREATE TABLE d(code TEXT REFERENCES p(code) ON DELETE {action} ON UPDATE {action}, n, PRIMARY KEY (n)) WITHOUT ROWID",
+        f"CREATE TABLE d(code TEXT REFERENCES p(code) ON DELETE {action} ON UPDATE {action}, n PRIMARY KEY) "
+        "WITHOUT ROWID",
         "INSERT INTO p VALUES (1, 'a'), (2, 'b'), (3, 'c')",
         "INSERT INTO c VALUES (1, 1), (2, 1), (3, 2)",
         "INSERT INTO d VALUES ('a', 1), ('b', 2), ('b', 3)",

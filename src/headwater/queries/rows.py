@@ -83,7 +83,8 @@ class Rows:
         def work(_: str, session: Session) -> Stored:
             table = session.describe(place.table)
             columns = check_columns(table, returning or ())
-            result, stored = session.insert(place.table, [check_values(table, row) for row in rows])
+            checked = [check_values(table, row) for row in rows]
+            result, stored = session.insert(place.table, checked, returning=returning is not None)
             back = None if returning is None else tuple(_pick(table, row, columns) for row in stored)
             return Stored(result.affected, result.last_insert_id, columns, back)
 

@@ -64,8 +64,10 @@ class Session(Protocol):
         """Whole rows matching `where`, in key order."""
         ...
 
-    def insert(self, table: str, rows: Sequence[dict[str, Value]]) -> tuple[Result, list[Row]]:
-        """Insert all or none; the second value holds the stored rows."""
+    def insert(
+        self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
+    ) -> tuple[Result, list[Row]]:
+        """Insert all or none; the second value holds the stored rows, if asked for."""
         ...
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:

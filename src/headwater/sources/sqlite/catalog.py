@@ -13,6 +13,7 @@ from headwater.sources.sqlite.guard import Answer, Guard
 from headwater.sources.sqlite.install import read_kinds, read_layouts
 from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.shape import Shape, read_shape, table_names
+from headwater.sources.sqlite.sql import insert_into
 from headwater.sources.sqlite.values import kind_of
 
 
@@ -25,6 +26,7 @@ class Catalog:
         self._held = False
         self.layouts: dict[int, Layout] = {}
         self._shapes: dict[str, Shape] = {}
+        self._inserts: dict[tuple[str, tuple[str, ...], bool], str] = {}
 
     def hold(self) -> None:
         """Look once: inside a write transaction the schema moves by our own hand only, and then we say so."""
@@ -51,6 +53,7 @@ class Catalog:
                 table = msgspec.structs.replace(shapes[name].table, version=layout.table.version)
                 shapes[name] = msgspec.structs.replace(shapes[name], table=table)
         self._shapes, self._version = shapes, int(str(version))
+        self._inserts.clear()
         return True
 
     def shape(self, name: str) -> Shape:
@@ -60,6 +63,15 @@ class Catalog:
             near = difflib.get_close_matches(name, self._shapes, 1)
             raise NotFound(f"there is no table {name!r}", hint=f"Did you mean {near[0]!r}?" if near else "")
         return shape
+
+    def insert_text(self, table: Table, names: tuple[str, ...], returning: bool) -> str:
+        """The INSERT for rows of these columns, made once."""
+        found = self._inserts.get((table.name, names, returning))
+        if found is None:
+            if len(self._inserts) >= 1_000:
+                self._inserts.clear()
+            found = self._inserts[table.name, names, returning] = insert_into(table, names, returning)
+        return found
 
     def kind(self, answer: Answer) -> str:
         """The kind of a column of an answer: its table's word first, then its declared type."""

@@ -13,7 +13,7 @@ from headwater.sources.sqlite.triggers import ANCHOR
 from headwater.sources.sqlite.values import FROM_STORED
 
 CaptureRow = tuple[Any, ...]  # seq, layout, op, c0, c1, …
-Replaced = tuple[int, int, Row]  # head, layout, the stored row
+Replaced = tuple[int, int, Row]  # head, layout (negative: hit by its rowid, not its key), the stored row
 Numbered = tuple[int, Change]
 Aside = dict[tuple[int, bytes], Row]  # layout and key to the row that an insert may have replaced
 FIRST = 3  # where the cells begin in a CaptureRow
@@ -67,7 +67,7 @@ class Decoder:
         found = [(row, change) for row in rows if (change := self.change(row)) is not None]
         if not replaced and not aside:
             return [(row[0], change) for row, change in found]
-        pending = list(reversed(replaced))
+        pending = [item for item in reversed(replaced) if item[1] > 0]
         joined: list[Numbered] = []
         for row, change in found:
             while pending and pending[-1][0] < row[0]:
@@ -75,6 +75,10 @@ class Decoder:
                 aside[self._place(n, stored)] = self._rows[n](stored)
             joined.append((row[0], self._settle(change, row, aside)))
         return joined
+
+    def doubtful(self, replaced: Sequence[Replaced]) -> set[str]:
+        """Tables of which a row may have gone by an explicit rowid: nothing tells whether it did."""
+        return {self.layouts[-n].table.name for _, n, _ in replaced if n < 0}
 
     def _settle(self, change: Change, row: CaptureRow, aside: Aside) -> Change:
         """An insert onto a row set aside replaced it; any other change of that key proves it was not."""

@@ -80,7 +80,7 @@ class Follower:
             changes, broken = settle(self._decoder.page(page.rows, page.replaced, aside))
             yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000_000)
             after = page.rows[-1][0]
-            if broken:
+            if broken := broken | self._decoder.doubtful(page.replaced):
                 self._demand(broken)
 
     def rows(self, after: int, upto: int) -> Iterator[Numbered]:
@@ -143,7 +143,7 @@ class Follower:
         return [(row[0], row[1], self._trim_width(row)) for row in rows]
 
     def _trim_width(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
-        layout = self._decoder.layouts.get(row[1])
+        layout = self._decoder.layouts.get(abs(row[1]))
         return row[2 : 2 + len(layout.table.columns)] if layout else row[2:]
 
     def _compare(self, row: CaptureRow) -> None:

@@ -12,8 +12,8 @@ import msgspec
 
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
-from headwater.sources.sqlite.connection import OURS, ident
-from headwater.sources.sqlite.plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, plan
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, nests, plan
 from headwater.sources.sqlite.shape import Shape, read_shape, table_names
 from headwater.sources.sqlite.triggers import (
     ANCHOR,
@@ -53,7 +53,7 @@ def anchor(db: apsw.Connection, seq: int) -> None:
 def uninstall(db: apsw.Connection) -> None:
     """Remove every trace."""
     for trigger in read_triggers(db):
-        if trigger.name.startswith(OURS):
+        if trigger.is_ours:
             db.execute(f"DROP TRIGGER {ident(trigger.name)}")
     for name in TABLES:
         db.execute(f"DROP TABLE IF EXISTS {name}")
@@ -192,7 +192,8 @@ def _new_layout(db: apsw.Connection, shape: Shape, version: int = 0) -> int:
 
 
 def _create(db: apsw.Connection, shape: Shape, layout: int) -> None:
-    for statement in create_triggers(shape, layout).values():
+    nesting = nests(shape.table.name, read_triggers(db))
+    for statement in create_triggers(shape, layout, nests=nesting).values():
         db.execute(statement)
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headwater.model.table import Table
-from headwater.sources.sqlite.shape import Shape
+from headwater.sources.sqlite.connection import OURS
+from headwater.sources.sqlite.shape import Shape, mask
 from headwater.sources.sqlite.triggers import create_triggers
 
 
@@ -31,6 +32,11 @@ class Trigger(msgspec.Struct, frozen=True):
     table: str
     sql: str
     place: int
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether we made it."""
+        return self.name.startswith(OURS)
 
 
 class Add(msgspec.Struct, frozen=True):
@@ -72,7 +78,7 @@ def plan(shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Seque
     claimed: set[str] = set()
     ours = {trigger.name: trigger for trigger in triggers}
     for layout in layouts:
-        expected = create_triggers(layout.shape, layout.id)
+        expected = create_triggers(layout.shape, layout.id, nests=nests(layout.table.name, triggers))
         present = [ours[name] for name in expected if name in ours]
         # RENAME TABLE takes the triggers along. To readers of either name that is a drop and a new table.
         name = present[0].table if present else layout.table.name
@@ -88,6 +94,12 @@ def plan(shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Seque
         elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
             steps.append(Renew(layout, unseen, overtaken))
     return gone + steps + [Add(shape) for name, shape in sorted(shapes.items()) if name not in claimed]
+
+
+def nests(table: str, triggers: Sequence[Trigger]) -> bool:
+    """Whether a user's BEFORE trigger (the default) may write to the table between ours."""
+    heads = [mask(t.sql).upper().split(" BEGIN")[0] for t in triggers if t.table == table and not t.is_ours]
+    return any("BEFORE" in head or "AFTER" not in head for head in heads)
 
 
 def _same(old: Shape, new: Shape) -> bool:

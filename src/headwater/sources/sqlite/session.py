@@ -14,11 +14,11 @@ from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
 from headwater.sources.source import Result
 from headwater.sources.sqlite.catalog import Catalog
-from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
+from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
 from headwater.sources.sqlite.fetch import fetch
 from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
-from headwater.sources.sqlite.sql import Renderer, column_list, create_table, insert_into, order_by
+from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.values import FROM_STORED, to_stored
 
 Args = Sequence[Value] | dict[str, Value]
@@ -55,17 +55,21 @@ class SqliteSession:
         with sqlite_errors():
             return self._catalog.decode(shape, fetch(self._run, sql, text.bindings, len(shape.table.columns)))
 
-    def insert(self, table: str, rows: Sequence[dict[str, Value]]) -> tuple[Result, list[Row]]:
+    def insert(
+        self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
+    ) -> tuple[Result, list[Row]]:
         """Insert all or none."""
         self._before_write()
         shape = self._catalog.shape(table)
         stored: list[tuple[Any, ...]] = []
-        with sqlite_errors():
+        try:
             for row in rows:
-                sql = insert_into(shape.table, tuple(row))
-                stored += self._run(sql, [to_stored(value) for value in row.values()]).fetchall()
+                sql = self._catalog.insert_text(shape.table, tuple(row), returning)
+                stored += self._db.execute(sql, list(map(to_stored, row.values()))).fetchall()
+        except apsw.Error as error:
+            raise to_error(error) from error
         last = self._db.last_insert_rowid() if rows and shape.rowid else 0
-        return Result(affected=len(stored), last_insert_id=last), self._catalog.decode(shape, stored)
+        return Result(affected=len(rows), last_insert_id=last), self._catalog.decode(shape, stored) if stored else []
 
     def update(self, table: str, where: Expr | None, values: dict[str, Value], limit: int | None) -> Result:
         """Set `values` on matching rows."""

@@ -32,6 +32,12 @@ class Shape(msgspec.Struct, frozen=True):
     uniques: tuple[Unique, ...]  # beside the key itself
 
     @property
+    def spare_rowid(self) -> str | None:
+        """The rowid, where it tells rows apart beside the key: an explicit one can collide, too."""
+        key = [column for column in self.table.columns if column.name in self.table.key]
+        return None if any(column.auto or column.hidden for column in key) else self.rowid
+
+    @property
     def key_is_plain(self) -> bool:
         """Whether Python can tell equal keys as SQLite would."""
         names = set(self.table.key)
@@ -49,6 +55,7 @@ def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None =
     info = list(db.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid', (name,)))
     key = tuple(column for column, _, _, pk, _ in sorted(info, key=lambda row: row[3]) if pk)
     rowid = _rowid_name(db, name, {column.lower() for column, *_ in info})
+    indexed = bool(list(db.execute("SELECT 1 FROM pragma_index_list(?) WHERE origin = 'pk'", (name,))))
     columns = tuple(
         Column(
             name=column,
@@ -56,7 +63,7 @@ def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None =
             declared=declared,
             nullable=not notnull,
             generated=hidden in (2, 3),
-            auto=bool(pk and len(key) == 1 and rowid and declared.upper() == "INTEGER"),
+            auto=bool(pk and rowid and not indexed),  # the key without an index of its own is the rowid
             collation=(db.column_metadata("main", name, column)[1]).upper(),
         )
         for column, declared, notnull, pk, hidden in info
@@ -97,9 +104,14 @@ _SKIP = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|-
 _ORDER = re.compile(r"\s+(ASC|DESC)\s*$", re.IGNORECASE)
 
 
+def mask(sql: str) -> str:
+    """`sql` with strings, quoted names and comments blanked, every character in its place."""
+    return _SKIP.sub(lambda found: "x" * len(found.group()), sql)
+
+
 def split_index(sql: str) -> tuple[list[str], str]:
     """The terms and the WHERE of a CREATE INDEX text. SQLite has no pragma for expressions."""
-    masked = _SKIP.sub(lambda found: "x" * len(found.group()), sql)
+    masked = mask(sql)
     opening = masked.index("(")
     terms, depth, start = [], 0, opening + 1
     for place in range(opening, len(masked)):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 from headwater.errors import InvalidRequest
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal
 from headwater.model.table import Table
@@ -109,13 +107,12 @@ def column_list(table: Table) -> str:
     return ", ".join(ident(name) for name in table.names)
 
 
-@functools.lru_cache(1000)
-def insert_into(table: Table, names: tuple[str, ...]) -> str:
-    """INSERT of one row, returning what was stored."""
+def insert_into(table: Table, names: tuple[str, ...], returning: bool) -> str:
+    """INSERT of one row; `returning` what was stored."""
     text = Renderer(table)
     columns = ", ".join(map(text.column, names))
     values = f"({columns}) VALUES ({', '.join('?' * len(names))})" if names else "DEFAULT VALUES"
-    return f"INSERT INTO {ident(table.name)} {values} RETURNING {column_list(table)}"
+    return f"INSERT INTO {ident(table.name)} {values}" + (f" RETURNING {column_list(table)}" if returning else "")
 
 
 def create_table(table: Table, *, if_not_exists: bool) -> str:

@@ -63,9 +63,12 @@ def trigger_prefix(layout: int) -> str:
     return f"{OURS}{layout}_"
 
 
-def create_triggers(shape: Shape, layout: int) -> dict[str, str]:
-    """Trigger name to its CREATE statement, in the order of creation (the last created fires first)."""
-    texts = _Texts(shape, layout)
+def create_triggers(shape: Shape, layout: int, *, nests: bool = False) -> dict[str, str]:
+    """Trigger name to its CREATE statement, in the order of creation (the last created fires first).
+
+    `nests`: between our BEFORE and our AFTER a trigger of the user may write to the same table.
+    """
+    texts = _Texts(shape, layout, nests)
     found = {
         "update": texts.after_update(),
         "delete": texts.after_delete(),
@@ -81,13 +84,14 @@ def create_triggers(shape: Shape, layout: int) -> dict[str, str]:
 class _Texts:
     """The six trigger bodies of one table."""
 
-    def __init__(self, shape: Shape, layout: int) -> None:
-        self.shape, self.layout = shape, layout
+    def __init__(self, shape: Shape, layout: int, nests: bool) -> None:
+        self.shape, self.layout, self.nests = shape, layout, nests
         self.target = ident(shape.table.name)
         self.names = [ident(name) for name in shape.table.names]
         self.key = [ident(name) for name in shape.table.key]
         self.width = len(self.names)
         self.merges = not shape.uniques and shape.key_is_plain
+        self.rowid = ident(shape.spare_rowid) if shape.spare_rowid else None
 
     def after_insert(self) -> str:
         displaced = "" if self.merges else self._displaced() + " "
@@ -102,14 +106,20 @@ class _Texts:
 
     def before_insert(self) -> str:
         hit = self._collision(self.shape.uniques)
-        if self.merges:
-            body = (
-                f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
-                f"{self.layout}, {self._list('')} FROM {self.target} WHERE {hit};"
-            )
-        else:
-            body = self._set_aside(hit)
+        body = self._hand_over() if self.merges else self._set_aside(hit)
         return f"BEFORE INSERT ON {self.target} WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {body} END"
+
+    def _hand_over(self) -> str:
+        """Rows for the reader to join with the insert. Those with another key (negative) he can only report."""
+        same_key = " AND ".join(f"{name} = NEW.{name}" for name in self.key)
+        found = [(self.layout, same_key)]
+        if self.rowid:
+            found.append((-self.layout, f"{self.rowid} = NEW.{self.rowid} AND ({same_key}) IS NOT 1"))
+        return " ".join(
+            f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
+            f"{mark}, {self._list('')} FROM {self.target} WHERE {hit};"
+            for mark, hit in found
+        )
 
     def before_key_update(self) -> str:
         myself = " AND ".join(f"{name} IS OLD.{name}" for name in self.key)
@@ -132,17 +142,19 @@ class _Texts:
         return f"INSERT INTO {CAPTURE}(t, op, {places}) VALUES ({self.layout}, {op:d}, {values});"
 
     def _same_key(self, row: str) -> str:
-        """Key equality between `row` of the table and our cells. The row stands left: its collations count."""
+        """Key equality between `row` of the table and the stash. The row stands left: its collations count."""
         pairs = zip(self.key, self.shape.table.key_places, strict=True)
-        return " AND ".join(f"{row}.{name} IS c{place}" for name, place in pairs)
+        return " AND ".join(f"{row}.{name} IS {STASH}.c{place}" for name, place in pairs)
 
     def _forget_old(self) -> str:
         return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_key('OLD')};"
 
     def _collision(self, uniques: Sequence[Unique]) -> str:
         """Rows of the table that NEW would collide with. May name too many; the AFTER trigger looks again."""
-        key = " AND ".join(f"{name} = NEW.{name}" for name in self.key)
-        return " OR ".join(f"({rule})" for rule in [key, *map(self._breaks, uniques)])
+        rules = [" AND ".join(f"{name} = NEW.{name}" for name in self.key), *map(self._breaks, uniques)]
+        if self.rowid:
+            rules.append(f"{self.rowid} = NEW.{self.rowid}")
+        return " OR ".join(f"({rule})" for rule in rules)
 
     def _breaks(self, unique: Unique) -> str:
         rule = " AND ".join(
@@ -158,19 +170,24 @@ class _Texts:
         return f"(SELECT {term} FROM (SELECT {new}))"
 
     def _set_aside(self, hit: str) -> str:
+        again = f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({hit}) AND {self._same_key('x')})"
         return (
-            f"DELETE FROM {STASH} WHERE t = {self.layout}; INSERT INTO {STASH}(t, {cells(self.width)}) "
+            f"{self._clear_stash(again)} INSERT INTO {STASH}(t, {cells(self.width)}) "
             f"SELECT {self.layout}, {self._list('')} FROM {self.target} WHERE {hit};"
         )
 
     def _displaced(self) -> str:
         """Deletes for rows set aside that are gone now, or whose key NEW has taken."""
         gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_key('x')})"
+        displaced = f"(({self._same_key('NEW')}) OR {gone})"
         return (
             f"INSERT INTO {CAPTURE}(t, op, {cells(self.width)}) SELECT {self.layout}, {Op.DELETE:d}, "
-            f"{cells(self.width)} FROM {STASH} WHERE t = {self.layout} "
-            f"AND (({self._same_key('NEW')}) OR {gone}); DELETE FROM {STASH} WHERE t = {self.layout};"
+            f"{cells(self.width)} FROM {STASH} WHERE t = {self.layout} AND {displaced}; {self._clear_stash(displaced)}"
         )
+
+    def _clear_stash(self, mine: str) -> str:
+        """What is left there is of no use any more, but where triggers nest only what is `mine`."""
+        return f"DELETE FROM {STASH} WHERE t = {self.layout}{f' AND {mine}' if self.nests else ''};"
 
     def _of_keys(self) -> str:
         """`OF a, b` when the columns a collision depends on are known, so that other updates pay nothing."""

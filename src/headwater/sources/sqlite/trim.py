@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError
 from headwater.sources.source import Notes
 from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.install import set_meta
-from headwater.sources.sqlite.triggers import CAPTURE, REPLACED, TXN
+from headwater.sources.sqlite.triggers import CAPTURE, REPLACED, STASH, TXN
 
 MAX_STEP = 20_000  # rows of one move: a foreign writer waits at most as long as deleting these takes
 
@@ -77,5 +77,6 @@ class Trimmer:
             db.execute(f"DELETE FROM {CAPTURE} WHERE seq <= ? AND seq < (SELECT max(seq) FROM {CAPTURE})", (upto,))
             db.execute(f"DELETE FROM {TXN} WHERE upto <= ?", (upto,))
             db.execute(f"DELETE FROM {REPLACED} WHERE head < ?", (upto,))
+            db.execute(f"DELETE FROM {STASH}")  # between transactions whatever is left there is of no use
             set_meta(db, "nonce", nonce)
             return upto

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -14,7 +15,6 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import (
     I64_MAX,
     U64,
-    UNAVAILABLE,
     Date,
     DateTime,
     Embedding,
@@ -95,11 +95,14 @@ def _u64(value: Stored) -> Value:
     return U64(value) if isinstance(value, int) and value >= 0 else value
 
 
+# Only the spelling that `to_stored` writes: anything else would come back changed.
+_PLAIN_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
+MAX_DIGITS = 10_000
+
+
 def _dec(value: Stored) -> Value:
-    try:
-        return Decimal(value) if isinstance(value, str) else value
-    except InvalidOperation:
-        return value
+    fits = isinstance(value, str) and len(value) <= MAX_DIGITS and _PLAIN_DECIMAL.match(value)
+    return Decimal(str(value)) if fits else value
 
 
 def _json(value: Stored) -> Value:
@@ -160,6 +163,14 @@ def _embedding_out(value: Embedding) -> bytes:
         raise InvalidRequest("an embedding holds 32-bit floats only") from None
 
 
+def _decimal_out(value: Decimal) -> str:
+    if not value.is_finite():
+        return str(value)
+    if max(abs(value.adjusted()), len(value.as_tuple().digits)) > MAX_DIGITS:  # 1E999999999 is a gigabyte of zeros
+        raise InvalidRequest(f"a decimal has at most {MAX_DIGITS} digits before or after its point")
+    return format(value, "f")
+
+
 def _u64_out(value: U64) -> int:
     if value.v > I64_MAX:
         raise InvalidRequest(f"{value.v} does not fit: SQLite integers end at {I64_MAX}")
@@ -167,7 +178,7 @@ def _u64_out(value: U64) -> int:
 
 
 def _str_out(value: str) -> str:
-    if is_broken_text(value):
+    if not value.isascii() and is_broken_text(value):
         raise NotSupported("text that is not UTF-8 cannot be bound; send it as bytes and CAST it")
     return value
 
@@ -180,7 +191,7 @@ _TO_STORED: dict[type, Callable[[Any], Stored]] = {
     bytes: lambda v: v,
     str: _str_out,
     U64: _u64_out,
-    Decimal: lambda v: format(v, "f") if v.is_finite() else str(v),
+    Decimal: _decimal_out,
     Json: lambda v: v.text,
     Date: lambda v: v.iso,
     Time: lambda v: v.iso,
@@ -192,6 +203,7 @@ _TO_STORED: dict[type, Callable[[Any], Stored]] = {
 
 def to_stored(value: Value) -> Stored:
     """What to bind for `value`."""
-    if value is UNAVAILABLE:
+    write = _TO_STORED.get(type(value))
+    if write is None:
         raise InvalidRequest("a value that is unavailable cannot be written")
-    return _TO_STORED[type(value)](value)
+    return write(value)

@@ -25,11 +25,12 @@ from headwater.sources.sqlite.triggers import CAPTURE, TXN
 
 T = TypeVar("T")
 MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon
+GATHER_SECONDS = 0.0003  # at most this long, and only when the last commit had company
 MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
 
 _RECORD = f"INSERT INTO {TXN}(upto, first, ms) VALUES (?, ?, ?)"
-_TABLES = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
-_HEAD = f"SELECT max(seq) FROM {CAPTURE}"
+_TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
+_NEWEST = f"SELECT seq, t FROM {CAPTURE} ORDER BY seq DESC LIMIT 1"
 
 
 class Job:
@@ -54,26 +55,30 @@ class Ledger:
 
     def open(self) -> None:
         """Note the head as a transaction begins."""
-        self.head = self._newest()
+        self.head, _ = self._newest()
 
     def record(self, value: T) -> Written[T]:
         """Close one caller's transaction: its offsets are everything after the last one's."""
-        first, upto = self.head + 1, self._newest()
+        first = self.head + 1
+        upto, t = self._newest()
         if upto < first:
             return Written(value, self.head)
         self._guard.run(_RECORD, (upto, first, time.time_ns() // 1_000_000))
         self.head = upto
-        return Written(value, upto, self._tables(first))
+        touched = [(t, upto)] if upto == first else self._touched(first)
+        return Written(value, upto, self._by_name(touched))
 
-    def _newest(self) -> int:
-        return cast(int, next(self._guard.run(_HEAD))[0])
+    def _newest(self) -> tuple[int, int]:
+        return cast(tuple[int, int], next(self._guard.run(_NEWEST)))
 
-    def _tables(self, first: int) -> dict[str, int]:
-        rows = cast(list[tuple[int, int]], self._guard.run(_TABLES, (first,)).fetchall())
-        if any(t not in self._catalog.layouts for t, _ in rows):
+    def _touched(self, first: int) -> list[tuple[int, int]]:
+        return cast(list[tuple[int, int]], self._guard.run(_TOUCHED, (first,)).fetchall())
+
+    def _by_name(self, touched: list[tuple[int, int]]) -> dict[str, int]:
+        if any(t not in self._catalog.layouts for t, _ in touched):
             self._catalog.refresh()
         found: dict[str, int] = {}
-        for t, seq in rows:
+        for t, seq in touched:
             name = self._catalog.layouts[t].table.name
             found[name] = max(seq, found.get(name, 0))
         return found
@@ -92,6 +97,8 @@ class Writer:
         self._ready = threading.Condition()
         self._queue: deque[Job] = deque()
         self._closing = False
+        self._wanted = 1  # jobs the writer waits for before it begins
+        self._last_group = 1
         self.groups = self.members = 0  # written by the writer thread only
         self._thread = threading.Thread(target=self._loop, name="headwater-writer", daemon=True)
         self._thread.start()
@@ -105,7 +112,8 @@ class Writer:
             if len(self._queue) >= MAX_QUEUE:
                 raise Busy(f"{MAX_QUEUE} writes are waiting already")
             self._queue.append(job)
-            self._ready.notify()
+            if len(self._queue) >= self._wanted:
+                self._ready.notify()
         return job.future
 
     @property
@@ -125,12 +133,14 @@ class Writer:
             if jobs[0].alone:
                 self._lend(jobs[0])
             else:
+                self._last_group = len(jobs)
                 self._settle(self._group(jobs))
 
     def _take(self) -> list[Job]:
         with self._ready:
             while not self._queue and not self._closing:
                 self._ready.wait()
+            self._gather()
             jobs: list[Job] = []
             while self._queue and len(jobs) < MAX_GROUP:
                 if self._queue[0].alone and jobs:
@@ -139,6 +149,13 @@ class Writer:
                 if jobs[-1].alone:
                     break
         return [job for job in jobs if job.future.set_running_or_notify_cancel()] or (jobs and self._take()) or []
+
+    def _gather(self) -> None:
+        """Callers answered by the last commit are about to ask again: a moment's wait makes one group of them."""
+        self._wanted = self._last_group
+        if len(self._queue) < self._wanted and not self._closing:
+            self._ready.wait_for(lambda: len(self._queue) >= self._wanted or self._closing, GATHER_SECONDS)
+        self._wanted = 1
 
     def _lend(self, job: Job) -> None:
         """Stand aside while an interactive transaction holds the database's one place for a writer."""

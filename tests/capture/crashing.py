@@ -1,0 +1,86 @@
+"""Runs as a process of its own: captures a database and kills itself at a named point.
+
+    python crashing.py FOLDER POINT SKEW_MS ROUNDS
+
+POINT is `Class.method:before|after:N` (the Nth call), or `none`. Collaborators are wrapped from outside: the
+product knows nothing of it. Lines on stdout: `told N` (transaction N was acknowledged), `read OFFSET TS N`
+(a live reader saw transaction N there), `generation NAME`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from capturing import running
+
+from headwater.capture.capture import Capture
+from headwater.log.disk import DiskLog
+from headwater.log.live import LiveLog
+from headwater.sources.sqlite.source import SqliteSource
+from headwater.sources.sqlite.trim import Trimmer
+from headwater.sources.sqlite.writer import Writer
+
+OWNERS = {cls.__name__: cls for cls in (Capture, DiskLog, LiveLog, SqliteSource, Trimmer, Writer)}
+
+
+def arm(point: str) -> None:
+    """Make the Nth call of a method the last thing this process does, or the thing it never does."""
+    name, when, number = point.split(":")
+    owner, method = name.split(".")
+    real, calls = getattr(OWNERS[owner], method), 0
+
+    def wrapped(*args: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        last = calls == int(number)
+        if last and when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = real(*args, **named)
+        if last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(OWNERS[owner], method, wrapped)
+
+
+def skew(milliseconds: int) -> None:
+    """A wall clock that was stepped."""
+    real = time.time_ns
+    time.time_ns = lambda: real() + milliseconds * 1_000_000
+
+
+def work(folder: Path, rounds: int) -> None:
+    """Write numbered transactions of three changes; tell what was acknowledged and what could be read."""
+    with running(folder, flush_seconds=0.001, trim_rows=4, trim_seconds=0.001) as one:
+        tell("generation", one.log.generation)
+        one.run("CREATE TABLE IF NOT EXISTS t(n INTEGER, part INTEGER, PRIMARY KEY (n, part))")
+        done = one.source.read("SELECT ifnull(max(n), 0) FROM t").rows[0][0]
+        seen = one.log.latest
+        for n in range(int(str(done)) + 1, int(str(done)) + 1 + rounds):
+            one.run(f"INSERT INTO t VALUES ({n}, 1), ({n}, 2), ({n}, 3)")
+            tell("told", n)
+            one.caught_up()
+            for part in one.log.read(after=seen):
+                seen = part.upto
+                for place, change in enumerate(part.changes):
+                    if change.after is not None:
+                        tell("read", part.first + place, part.ts, change.after[0])
+            one.log.wait_beyond(seen, 0.004)  # nothing comes: flush, trim and housekeeping get their moment
+
+
+def tell(*words: object) -> None:
+    """One line for the test."""
+    print(*words, flush=True)
+
+
+if __name__ == "__main__":
+    folder, point, milliseconds, rounds = sys.argv[1:]
+    skew(int(milliseconds))
+    if point != "none":
+        arm(point)
+    work(Path(folder), int(rounds))

@@ -1,0 +1,119 @@
+"""Random tables and statements on them, the same for the same seed: small values, so that everything collides."""
+
+from __future__ import annotations
+
+from random import Random
+
+VALUES = ["NULL", "0", "1", "2", "3", "1.0", "2.5", "'a'", "'A'", "'a '", "'b'", "'1'", "x'61'", "''", "-1"]
+TYPES = ["", "INTEGER", "TEXT", "REAL", "BLOB", "NUMERIC", "DECIMAL_TEXT", "JSON", "BOOLEAN"]
+COLLATIONS = ["", "", "", " COLLATE NOCASE", " COLLATE RTRIM"]
+CLAUSES = ["", "", "OR REPLACE", "OR REPLACE", "OR IGNORE", "OR FAIL", "OR ABORT"]
+COLUMNS = ("a", "b", "c", "d")
+
+
+class RandomTable:
+    """One table: how to create it, and statements that fit it."""
+
+    def __init__(self, random: Random, name: str) -> None:
+        self.random, self.name = random, name
+        self.rowid = True
+        self.explicit_rowid = False  # whether a statement named the rowid though there is a key
+        self.create = [self._table(), *self._indexes(), *self._triggers()]
+
+    def _column(self, name: str) -> str:
+        r = self.random
+        unique = r.choice(["", "", "", " UNIQUE", " UNIQUE ON CONFLICT REPLACE", " NOT NULL"])
+        return f"{name} {r.choice(TYPES)}{r.choice(COLLATIONS)}{unique}"
+
+    def _table(self) -> str:
+        r = self.random
+        columns = {name: self._column(name) for name in COLUMNS}
+        kind = r.choice(["integer", "lone", "lone", "composite", "composite", "none", "other collation"])
+        rules = []
+        if kind == "integer":
+            columns["a"] = "a INTEGER PRIMARY KEY" + r.choice(["", "", " ON CONFLICT REPLACE", " AUTOINCREMENT"])
+        elif kind == "lone":
+            columns["b"] = f"b {r.choice(TYPES)}{r.choice(COLLATIONS)} PRIMARY KEY"
+        elif kind == "composite":
+            rules.append(r.choice(["PRIMARY KEY (b, a)", "PRIMARY KEY (c, b)", "PRIMARY KEY (a, b, c)"]))
+        elif kind == "other collation":
+            rules.append("PRIMARY KEY (c COLLATE NOCASE)")
+        if r.random() < 0.2:
+            rules.append("UNIQUE (b, d)")
+        if r.random() < 0.15:
+            columns["g"] = "g AS (coalesce(a, 0) + 1) " + r.choice(["STORED", "VIRTUAL", "STORED UNIQUE"])
+        without = kind not in ("none",) and "AUTOINCREMENT" not in columns["a"] and r.random() < 0.3
+        self.rowid = not without
+        text = f"CREATE TABLE {self.name}({', '.join([*columns.values(), *rules])})"
+        return text + (" WITHOUT ROWID" if without else "")
+
+    def _indexes(self) -> list[str]:
+        terms = ["lower(d)", "d || c", "d COLLATE NOCASE", "c DESC", "d) WHERE (a IS NOT NULL", "b, c) WHERE (d > 1"]
+        count = self.random.choice([0, 0, 0, 1, 2])
+        return [
+            f"CREATE UNIQUE INDEX {self.name}_{n} ON {self.name}({self.random.choice(terms)})" for n in range(count)
+        ]
+
+    def _triggers(self) -> list[str]:
+        if self.random.random() > 0.15:
+            return []
+        row = "rowid = NEW.rowid" if self.rowid else "a IS NEW.a AND b IS NEW.b AND c IS NEW.c"
+        return [
+            f"CREATE TRIGGER {self.name}_t AFTER {self.random.choice(['INSERT', 'UPDATE OF c'])} ON {self.name} "
+            f"BEGIN UPDATE OR IGNORE {self.name} SET d = coalesce(d, '') || '+' WHERE {row} AND length(d) < 4; END"
+        ]
+
+    def statement(self) -> str:
+        """One statement; it may fail."""
+        r = self.random
+        return r.choice([self._insert, self._insert, self._insert, self._update, self._update, self._delete])()
+
+    def _value(self) -> str:
+        return self.random.choice(VALUES)
+
+    def _row(self) -> str:
+        return f"({', '.join(self._value() for _ in COLUMNS)})"
+
+    def _where(self) -> str:
+        r = self.random
+        if r.random() < 0.1:
+            return ""
+        return f" WHERE {r.choice(COLUMNS)} {r.choice(['IS', 'IS', '>', '<'])} {self._value()}"
+
+    def _insert(self) -> str:
+        r = self.random
+        rows = ", ".join(self._row() for _ in range(r.choice([1, 1, 2, 4])))
+        if r.random() < 0.15:
+            then = r.choice(["NOTHING", f"UPDATE SET {self._assign()}", f"UPDATE SET {self._assign()}"])
+            return f"INSERT INTO {self.name}(a, b, c, d) VALUES {rows} ON CONFLICT DO {then}"
+        if self.rowid and r.random() < 0.1:
+            self.explicit_rowid = "PRIMARY KEY" in self.create[0]
+            return (
+                f"INSERT {r.choice(CLAUSES)} INTO {self.name}(rowid, c, d) VALUES (1, {self._value()}, {self._value()})"
+            )
+        return f"INSERT {r.choice(CLAUSES)} INTO {self.name}(a, b, c, d) VALUES {rows}"
+
+    def _assign(self) -> str:
+        names = self.random.sample(COLUMNS, self.random.choice([1, 1, 2, 3]))
+        return ", ".join(f"{name} = {self.random.choice([self._value(), 'a', 'b', 'd'])}" for name in names)
+
+    def _update(self) -> str:
+        return f"UPDATE {self.random.choice(CLAUSES)} {self.name} SET {self._assign()}{self._where()}"
+
+    def _delete(self) -> str:
+        return f"DELETE FROM {self.name}{self._where()}"
+
+    def transaction(self) -> list[str]:
+        """Statements of one foreign transaction, with savepoints; the last one ends it."""
+        r = self.random
+        steps, open_savepoints = ["BEGIN"], 0
+        for _ in range(r.choice([1, 2, 5])):
+            steps.append(self.statement())
+            turn = r.random()
+            if turn < 0.2:
+                steps.append("SAVEPOINT s")
+                open_savepoints += 1
+            elif turn < 0.4 and open_savepoints:
+                steps += r.choice([["ROLLBACK TO s"], ["RELEASE s"], ["ROLLBACK TO s", "RELEASE s"]])
+                open_savepoints -= steps[-1] == "RELEASE s"
+        return [*steps, r.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"])]
