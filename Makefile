@@ -43,7 +43,7 @@ test: setup lint types
 	$(PYTEST) -m "not soak" -n 2
 
 soak: setup
-	HEADWATER_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak
+	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s
 
 bench: setup
 	$(BIN)/python -m bench

@@ -27,9 +27,7 @@ def from_toml(tmp_path: Path, text: str) -> Config:
 
 
 def from_flags(**flags: Any) -> Config:
-    return load(
-        file=None, environ={}, flags={name.replace("__", "."): value for name, value in flags.items()}
-    )
+    return load(file=None, environ={}, flags={name.replace("__", "."): value for name, value in flags.items()})
 
 
 def value_of(config: Config, name: str) -> Any:
@@ -80,6 +78,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "sqlite.tables": ("a, b", '["a", "b"]', ("a", "b")),
     "sqlite.tx_seconds": ("0.5", "0.5", 0.5),
     "sqlite.tx_idle_seconds": ("0.25", "0.25", 0.25),
+    "sqlite.statement_seconds": ("5", "5", 5.0),
     "sqlite.trim_rows": ("7", "7", 7),
     "sqlite.trim_seconds": ("2", "2", 2.0),
     "sqlite.poll_seconds": ("1", "1", 1.0),
@@ -149,9 +148,7 @@ def test_a_duration_has_a_unit_or_is_in_seconds(text: str, seconds: float, tmp_p
         ("dat = 'x'\n", "dat", "data"),
     ],
 )
-def test_an_unknown_key_in_the_file_names_the_nearest(
-    text: str, unknown: str, nearest: str, tmp_path: Path
-) -> None:
+def test_an_unknown_key_in_the_file_names_the_nearest(text: str, unknown: str, nearest: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"unknown setting '{unknown}'") as caught:
         from_toml(tmp_path, text)
     assert f"Did you mean {nearest}" in caught.value.hint
@@ -278,3 +275,23 @@ def test_a_wrong_url_is_not_shown_since_it_may_hold_a_password(tmp_path: Path) -
 def test_settings_do_not_change_once_read() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().serve.http = "h:1"  # type: ignore[misc]
+
+
+def test_a_database_may_have_retention_limits_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "headwater.toml"
+    file.write_text(
+        '[log]\nretention_events = 50\n[databases]\nb = "b.db"\n[databases.a]\nurl = "a.db"\nretention_events = 5\n'
+        'retention_age = "1h"\n'
+    )
+    config = load(file=file, environ={}, flags={})
+    logs = {database.name: config.log_of(database) for database in config.databases}
+    assert (logs["a"].retention_events, logs["a"].retention_age) == (5, 3600)
+    assert (logs["b"].retention_events, logs["b"].retention_age) == (50, None)
+
+
+@pytest.mark.parametrize("line", ["retention_event = 5", 'retention_events = "x"', "retention_events = 0"])
+def test_a_wrong_limit_of_a_database_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "headwater.toml"
+    file.write_text(f'[databases.a]\nurl = "a.db"\n{line}\n')
+    with pytest.raises(ConfigError):
+        load(file=file, environ={}, flags={})

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.capture.capture import Capture
-from headwater.config import Config, DatabaseConfig
+from headwater.config import Config, DatabaseConfig, LogConfig
 from headwater.errors import ConfigError, HeadwaterError, NotFound, NotSupported
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
@@ -30,6 +30,7 @@ class Database(msgspec.Struct, frozen=True):
     log: LiveLog
     disk: DiskLog
     capture: Capture
+    retention: Retention
     embedded: bool
 
     def close(self) -> None:
@@ -142,7 +143,7 @@ class App:
             horizon=log.horizon,
             latest=log.latest,
             log_bytes=database.disk.bytes,
-            retention_changes=self._config.log.retention_events,
+            retention_changes=database.retention.changes,
             lag_changes=None if head is None else max(head - log.latest, 0),
             lag_seconds=capture.lag_seconds(),
             capture_rows=rows,
@@ -161,22 +162,24 @@ class App:
         return self._data / f"{name}.log.db"
 
     def _build(self, config: DatabaseConfig) -> Database:
+        path, settings = self._path(config), self._config.log_of(config)
+        retention = _retention(settings)
         with contextlib.ExitStack() as undo:
             disk = DiskLog.open(self._log_path(config.name))
             undo.callback(disk.close)
-            log = LiveLog(disk)
-            source = SqliteSource(config.name, self._path(config), notes=log, config=self._config.sqlite)
+            log = LiveLog(disk, retention_changes=retention.changes)
+            source = SqliteSource(config.name, path, notes=log, config=self._config.sqlite)
             undo.callback(source.close)
             capture = Capture(
                 source,
                 log,
-                retention=_retention(self._config),
-                flush_seconds=self._config.log.flush_ms / 1000,
+                retention=retention,
+                flush_seconds=settings.flush_ms / 1000,
                 stop_when_lost=self._config.sqlite.on_discontinuity == "stop",
             )
             capture.start()
             undo.pop_all()
-        return Database(source, log, disk, capture, embedded=not config.url)
+        return Database(source, log, disk, capture, retention, embedded=not config.url)
 
     def _path(self, config: DatabaseConfig) -> str:
         if not config.url:
@@ -196,10 +199,10 @@ def _files(path: str) -> Iterator[str]:
     yield from (path + suffix for suffix in ("", "-wal", "-shm", "-headwater"))
 
 
-def _retention(config: Config) -> Retention:
-    age = config.log.retention_age
+def _retention(settings: LogConfig) -> Retention:
+    age = settings.retention_age
     return Retention(
-        changes=config.log.retention_events,
-        bytes=config.log.retention_bytes,
+        changes=settings.retention_events,
+        bytes=settings.retention_bytes,
         age_ms=None if age is None else int(age * 1000),
     )

@@ -10,7 +10,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,7 +119,20 @@ def _databases(value: Any) -> tuple[DatabaseConfig, ...]:
     for name in value:
         # The name is part of file names and URLs; `default` is an alias of `main`.
         _need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", name, re.ASCII) and name != "default")
-    return tuple(DatabaseConfig(name, _text(url)) for name, url in value.items())
+    return tuple(_database(name, found) for name, found in value.items())
+
+
+def _database(name: str, found: Any) -> DatabaseConfig:
+    """`name = "file"`, or a table with `url` and retention limits of its own."""
+    if not isinstance(found, Mapping):
+        return DatabaseConfig(name, _text(found))
+    limits = {each.name: each.metadata["kind"] for each in fields(LogConfig) if each.name.startswith("retention_")}
+    own = {key: value for key, value in found.items() if key != "url"}
+    for key, value in own.items():
+        if key not in limits:
+            raise _unknown(f"setting of database {name}", key, ["url", *limits])
+        own[key] = limits[key].check(value)
+    return DatabaseConfig(name, _text(found.get("url")), tuple(own.items()))
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -148,7 +161,11 @@ FLAG = Kind("true or false", _flag, _flag_text)
 TEXT = Kind("a text", _text)
 NAMES = Kind("a list of names", _names, _split)
 SECRET = Kind("a text", lambda value: Secret(_text(value)))
-DATABASES = Kind("a table of name = path, names of letters, digits, _ and -", _databases, _pairs)
+DATABASES = Kind(
+    "a table of name = path (or a table with url and retention_*), names of letters, digits, _ and -",
+    _databases,
+    _pairs,
+)
 
 
 def _setting(default: Any, kind: Kind, doc: str, *environment: str) -> Any:
@@ -213,6 +230,7 @@ class DatabaseConfig:
 
     name: str
     url: str
+    retention: tuple[tuple[str, Any], ...] = ()  # limits that differ from those of [log]
 
 
 @dataclass(frozen=True)
@@ -226,6 +244,10 @@ class Config:
     serve: ServeConfig = ServeConfig()
     log: LogConfig = LogConfig()
     sqlite: SqliteConfig = SqliteConfig()
+
+    def log_of(self, database: DatabaseConfig) -> LogConfig:
+        """The log settings of one database."""
+        return replace(self.log, **dict(database.retention))
 
 
 ROOMS: dict[str, type] = {"serve": ServeConfig, "log": LogConfig, "sqlite": SqliteConfig}
@@ -263,9 +285,7 @@ def _settings(room: str, cls: type) -> Iterable[Setting]:
             name = f"{room}.{each.name}" if room else each.name
             own = PREFIX + name.replace(".", "_").upper()
             environment = sorted({own, *each.metadata["environment"]}, key=_friendliest)
-            yield Setting(
-                name, room, each.metadata["kind"], each.default, tuple(environment), each.metadata["doc"]
-            )
+            yield Setting(name, room, each.metadata["kind"], each.default, tuple(environment), each.metadata["doc"])
 
 
 SETTINGS: tuple[Setting, ...] = (
@@ -282,9 +302,7 @@ def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, A
     """The settings: flags (`serve.http`; None means not given) over environment over `file` over defaults."""
     values = _from_file(file) | _from_environment(environ) | _from_flags(flags)
     rooms = {
-        room: cls(
-            **{name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{room}.")}
-        )
+        room: cls(**{name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{room}.")})
         for room, cls in ROOMS.items()
     }
     return Config(**{name: value for name, value in values.items() if "." not in name}, **rooms)

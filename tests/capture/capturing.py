@@ -80,7 +80,7 @@ def running(
     try:
         yield Running(source, disk, log, capture)
     finally:
-        Database(source, log, disk, capture, embedded=True).close()
+        Database(source, log, disk, capture, kept, embedded=True).close()
 
 
 def foreign(path: Path, *statements: str) -> None:

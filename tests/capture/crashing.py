@@ -18,6 +18,7 @@ from typing import Any
 
 from capturing import running
 
+from headwater.capture import capture
 from headwater.capture.capture import Capture
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
@@ -56,6 +57,7 @@ def skew(milliseconds: int) -> None:
 
 def work(folder: Path, rounds: int) -> None:
     """Write numbered transactions of three changes; tell what was acknowledged and what could be read."""
+    capture.HOUSEKEEPING_SECONDS = 0.002
     with running(folder, flush_seconds=0.001, trim_rows=4, trim_seconds=0.001) as one:
         tell("generation", one.log.generation)
         one.run("CREATE TABLE IF NOT EXISTS t(n INTEGER, part INTEGER, PRIMARY KEY (n, part))")
@@ -74,8 +76,8 @@ def work(folder: Path, rounds: int) -> None:
 
 
 def tell(*words: object) -> None:
-    """One line for the test."""
-    print(*words, flush=True)
+    """One line for the test, in one step: another thread may end us between two."""
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
 if __name__ == "__main__":

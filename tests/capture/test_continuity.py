@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import apsw
@@ -119,6 +121,33 @@ def test_a_file_swapped_under_a_running_server_begins_a_new_generation(tmp_path:
         assert one.run("INSERT INTO u VALUES (2)") == latest + 2
         (change,) = one.changes()
         assert change.after is not None and 2 in change.after
+
+
+def test_a_file_swapped_for_an_unfit_one_is_reported_until_a_fit_one_comes(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with running(tmp_path, wal=False) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        one.caught_up()
+        generation = one.log.generation
+        foreign(tmp_path / "unfit.db", "CREATE TABLE u(a)")
+        restored(tmp_path / "unfit.db", path)
+        for _ in range(3):
+            wait_for(one, lambda: (one.capture.error or "").startswith("source_unfit"))
+            assert one.log.generation == generation
+            one.log.wait_beyond(one.log.latest, 0.3)  # it looks again, and again finds it unfit
+        foreign(tmp_path / "fit.db", "PRAGMA journal_mode = WAL", "CREATE TABLE u(a)")
+        restored(tmp_path / "fit.db", path)
+        wait_for(one, lambda: one.log.generation != generation and one.capture.error is None)
+        one.run("INSERT INTO u VALUES (1)")
+        assert [change.op for change in one.changes()] == [Op.INSERT]
+
+
+def wait_for(one: Running, holds: Callable[[], bool]) -> None:
+    """Until the capture thread has come so far."""
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end, f"capture: {one.capture.error}"
+        one.log.wait_beyond(one.log.latest, 0.01)
 
 
 def test_a_swapped_file_stops_capture_when_so_configured(tmp_path: Path) -> None:

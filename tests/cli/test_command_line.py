@@ -1,6 +1,8 @@
 """The command line as a whole: help, versions, errors in words, settings shown without secrets."""
 
 import json
+import os
+import pty
 import re
 import subprocess
 import sys
@@ -136,6 +138,27 @@ def test_what_a_row_holds_cannot_drive_the_terminal() -> None:
 
 def test_sizes_have_units() -> None:
     assert [size(n) for n in (None, 0, 999, 1000, 1_500_000)] == ["?", "0 B", "999 B", "1.0 kB", "1.5 MB"]
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"), [(("doctor",), "\x1b[32mok"), (("config", "settings"), "─"), (("config", "show"), "─")]
+)
+def test_a_terminal_gets_colours_and_drawn_tables(tmp_path: Path, args: tuple[str, ...], shown: str) -> None:
+    ours, theirs = pty.openpty()
+    env = environment(TERM="xterm-256color", COLUMNS="200")
+    process = subprocess.Popen([*HEADWATER, *args], env=env, cwd=tmp_path, stdout=theirs, stdin=theirs)
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        text = b"".join(iter(lambda: read_terminal(terminal.fileno()), b"")).decode()
+    assert process.wait(30) == 0 and shown in text
+
+
+def read_terminal(terminal: int) -> bytes:
+    """What is there to read; a terminal that was hung up has ended."""
+    try:
+        return os.read(terminal, 65536)
+    except OSError:
+        return b""
 
 
 def test_json_is_one_document(tmp_path: Path) -> None:

@@ -75,6 +75,23 @@ def test_the_log_can_be_read_while_the_server_runs(server: Served, tmp_path: Pat
     assert "schema_change" in first and "CREATE TABLE notes" in first
 
 
+def test_a_change_carries_what_the_contract_names_in_its_order(server: Served) -> None:
+    before = time.time_ns() // 1_000_000
+    server.sql("INSERT INTO notes VALUES (200, 'a', NULL), (201, 'b', NULL)")
+    wait_for_the_log(server)
+    data = server.errors.parent / "data"
+    lines = run("log", "show", "--data", str(data), "-o", "json", "--limit", "2").stdout.splitlines()
+    first, second = map(json.loads, lines)
+    fields = ["seq", "db", "table", "op", "pk", "after", "commit_ts_ms", "lsn", "offset", "ts", "txn", "schema"]
+    assert list(first) == fields
+    assert (first["db"], first["table"], first["op"], first["pk"]) == ("main", "notes", "insert", [200])
+    assert first["seq"] == first["lsn"] == first["offset"] == second["seq"] - 1
+    assert before <= first["commit_ts_ms"] <= time.time_ns() // 1_000_000
+    assert int(first["ts"].split(".")[0]) >= before and list(first["after"]) == sorted(first["after"])
+    assert first["txn"] == {"id": first["txn"]["id"], "seq": 0, "last": False}
+    assert second["txn"] == {"id": first["txn"]["id"], "seq": 1, "last": True}
+
+
 def wait_for_the_log(server: Served) -> None:
     """Changes are readable in the server at once and in the file a moment later."""
     log = DiskLog.open(server.errors.parent / "data" / "main.log.db", read_only=True)

@@ -59,7 +59,7 @@ class Nemesis:
             self._run()
         except BaseException as error:
             raise AssertionError(
-                f"seed {self.seed!r} failed (repeat: SOAK_SEED={self.seed} make soak)\n"
+                f"seed {self.seed!r} failed (repeat: SOAK_SEED={self.seed} SEEDS=1 make soak)\n"
                 f"events: {', '.join(self.events)}\ncodes: {dict(self.history.codes)}\n{error}\n"
                 f"server: {self.server.last_words()[-2000:]}"
             ) from error
@@ -194,7 +194,7 @@ class Nemesis:
         validators = [self.rewritten, *self._judge_log(parts), *self._judge_tables(parts)]
         failures = [text for validator in validators for text in validator.failures] + self.history.defects[:10]
         assert not failures, "\n".join(failures)
-        print(self.events, dict(self.history.codes), len(placed(parts)))
+        print(f"seed {self.seed}: {len(placed(parts))} changes; {self.events}; {dict(self.history.codes)}")
         assert self.history.codes["ok"] > 100 and self.history.codes["foreign acknowledged"] > 20, "too little happened"
 
     def _judge_log(self, parts: list[Transaction]) -> list[Validator]:

@@ -28,7 +28,7 @@ class RandomTable:
     def _table(self) -> str:
         r = self.random
         columns = {name: self._column(name) for name in COLUMNS}
-        kind = r.choice(["integer", "lone", "lone", "composite", "composite", "none", "other collation"])
+        kind = r.choice(["integer", "lone", "lone", "composite", "composite", "none"])
         rules = []
         if kind == "integer":
             columns["a"] = "a INTEGER PRIMARY KEY" + r.choice(["", "", " ON CONFLICT REPLACE", " AUTOINCREMENT"])
@@ -36,8 +36,6 @@ class RandomTable:
             columns["b"] = f"b {r.choice(TYPES)}{r.choice(COLLATIONS)} PRIMARY KEY"
         elif kind == "composite":
             rules.append(r.choice(["PRIMARY KEY (b, a)", "PRIMARY KEY (c, b)", "PRIMARY KEY (a, b, c)"]))
-        elif kind == "other collation":
-            rules.append("PRIMARY KEY (c COLLATE NOCASE)")
         if r.random() < 0.2:
             rules.append("UNIQUE (b, d)")
         if r.random() < 0.15:

@@ -40,15 +40,21 @@ class Rig:
         self.after = 0
         self.fold = Fold()
         self.source: SqliteSource
+        self._open = False
 
     def attach(self) -> Rig:
         """Open the source and begin the fold with the tables as they are."""
-        self.source = SqliteSource("main", str(self.path), notes=self.notes, config=self.config)
-        reason = self.source.prove(generation="g", latest=self.after, read=lambda after: iter(()))
-        assert reason == "", reason
+        self.open()
         for name, table in self.captured().items():
             self.fold.load_raw(table, self.foreign.rows(name, table.names))
         return self
+
+    def open(self) -> None:
+        """Open the source; the fold goes on where it is."""
+        self.source = SqliteSource("main", str(self.path), notes=self.notes, config=self.config)
+        self._open = True
+        reason = self.source.prove(generation="g", latest=self.after, read=lambda after: iter(()))
+        assert reason == "", reason
 
     def captured(self) -> dict[str, Table]:
         """The tables with triggers, as they are now."""
@@ -66,8 +72,11 @@ class Rig:
         return found
 
     def pull(self) -> list[Change]:
-        """The same as changes."""
-        return [change for part in self.transactions() for change in part.changes]
+        """The same as changes, until nothing new comes: following may itself ask for a snapshot."""
+        found: list[Change] = []
+        while new := self.transactions():
+            found += [change for part in new for change in part.changes]
+        return found
 
     def check(self) -> list[Change]:
         """Follow, then compare every captured table; nothing may have asked for a snapshot."""
@@ -102,7 +111,10 @@ class Rig:
         return self.source.write(work).result(30).value
 
     def close(self) -> None:
-        self.source.close()
+        """Close the source, if it is open."""
+        if self._open:
+            self.source.close()
+        self._open = False
 
 
 def _attempt(session: Session, statement: str, args: Sequence[Any]) -> str:

@@ -104,8 +104,6 @@ KEYS = {
     "boolean key": "CREATE TABLE t(k BOOLEAN PRIMARY KEY, u, v)",
     "replace by default": "CREATE TABLE t(k PRIMARY KEY ON CONFLICT REPLACE, u UNIQUE ON CONFLICT REPLACE, v)",
     "ignore by default": "CREATE TABLE t(k PRIMARY KEY ON CONFLICT IGNORE, u UNIQUE ON CONFLICT IGNORE, v)",
-    "key of another collation": "CREATE TABLE t(k TEXT, u, v, PRIMARY KEY (k COLLATE NOCASE, u COLLATE NOCASE))",
-    "and without rowid": "CREATE TABLE t(k TEXT, u, v, PRIMARY KEY (u COLLATE NOCASE)) WITHOUT ROWID",
 }
 SEED = "INSERT INTO t(k, u, v) VALUES (1, 'a', 'x'), (2, 'b', 'y'), (3, 'c', 'z')"
 
@@ -246,3 +244,10 @@ def test_an_explicit_rowid_beside_a_key_is_never_silent(rig: Attach, run: Callab
     assert unique or any(change.resnapshot for change in changes)
     go("REPLACE INTO t(rowid, k, u) VALUES (2, 'c', 4)", "INSERT OR IGNORE INTO t(rowid, k, u) VALUES (2, 'c', 5)")
     r.check()
+
+
+@pytest.mark.parametrize("end", ["", " WITHOUT ROWID"])
+def test_a_key_that_compares_unlike_its_column_is_refused_with_a_reason(rig: Attach, end: str) -> None:
+    r = rig(f"CREATE TABLE t(k TEXT COLLATE RTRIM, v, PRIMARY KEY (k COLLATE NOCASE)){end}", "CREATE TABLE ok(x)")
+    assert set(r.captured()) == {"ok"}
+    assert "collation" in r.source.status()["uncaptured"]["t"]

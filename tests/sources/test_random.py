@@ -70,5 +70,6 @@ def test_the_fold_of_more_random_statements_is_the_table(rig: Attach, seed: int)
 
 
 @pytest.mark.soak
-def test_the_fold_of_fresh_random_statements_is_the_table(rig: Attach) -> None:
+@pytest.mark.parametrize("turn", range(int(os.environ.get("HEADWATER_SEEDS", "20"))))
+def test_the_fold_of_fresh_random_statements_is_the_table(rig: Attach, turn: int) -> None:
     run_seed(rig, int(os.environ.get("HEADWATER_SEED") or random.SystemRandom().randrange(10**9)))

@@ -27,7 +27,7 @@ logger = logging.getLogger("headwater.capture")
 STAGE = 512  # changes staged at a time: one block
 FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
-HOUSEKEEPING_SECONDS = 0.25  # between two steps of retention or merging
+HOUSEKEEPING_SECONDS = 1.0  # between two steps of retention or merging
 
 
 class Capture:
@@ -43,6 +43,7 @@ class Capture:
         self._stopping = threading.Event()
         self._housekept = 0.0
         self._current_at: float | None = None  # when the log last held everything the source had
+        self._broken: str | None = None  # why the source is not the one this log follows, until a new one is begun
         self.error: str | None = None  # why capture stands still; written by the capture thread only
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
@@ -54,7 +55,8 @@ class Capture:
             generation=log.generation, latest=log.latest, read=lambda after: log.scan(after=max(after, log.horizon - 1))
         )
         if reason:
-            self._lost(reason)
+            self._check_may_begin_anew(reason)
+            self._begin_anew(reason)
         self._pass()
         self.ready.set()
         self._thread.start()
@@ -88,16 +90,13 @@ class Capture:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self._source.wait(self._flush_seconds)
-            if not self._stopping.is_set() and not self._attempt():
+            if not self._attempt():
                 self._stopping.wait(0.2)  # a busy file or a bad disk: look again in a moment
 
     def _attempt(self) -> bool:
-        """One pass; errors become `error` and are tried again, for ever."""
+        """One step; errors become `error` and are tried again, for ever."""
         try:
-            self._pass()
-        except SourceMismatch as mismatch:
-            return self._attempt_restart(mismatch)
+            self._step()
         except HeadwaterError as error:
             self._fail(f"{error.code}: {error.message}")
             return False
@@ -108,14 +107,20 @@ class Capture:
         self.error = None
         return True
 
-    def _attempt_restart(self, mismatch: SourceMismatch) -> bool:
-        try:
-            self._source.reopen()
-            self._lost(mismatch.message)
-        except HeadwaterError as error:
-            self._fail(f"{error.code}: {error.message}")
-            return False
-        return True
+    def _step(self) -> None:
+        """Wait and take in what came; where the history broke off, begin a new one, however often that fails."""
+        if self._broken is None:
+            try:
+                self._source.wait(self._flush_seconds)
+                if not self._stopping.is_set():
+                    self._pass()
+                return
+            except SourceMismatch as mismatch:
+                self._broken = mismatch.message
+        self._check_may_begin_anew(self._broken)
+        self._source.reopen()
+        self._begin_anew(self._broken)
+        self._broken = None
 
     def _fail(self, error: str) -> None:
         if error != self.error:
@@ -162,13 +167,16 @@ class Capture:
         self._log.retain(self._retention, now_ms=wall_ms())
         self._log.merge()
 
-    def _lost(self, reason: str) -> None:
-        """Log and source do not belong together: a new generation, or a stop with the way out."""
+    def _check_may_begin_anew(self, reason: str) -> None:
+        """Log and source do not belong together: a stop with the way out, if so configured."""
         if self._stop_when_lost:
             raise SourceMismatch(
                 reason,
                 hint="Start with sqlite.on_discontinuity = 'new_generation' to go on: readers take a new snapshot.",
             )
+
+    def _begin_anew(self, reason: str) -> None:
+        """A new generation, in the log first: cut off between the two, the file is found to be another's."""
         self._log.unstage()
         first = max(self._log.highest, self._source_head()) + 2
         generation = self._log.restart(first=first, reason=reason)

@@ -8,13 +8,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from headwater.errors import HeadwaterError
 
-if TYPE_CHECKING:
-    import apsw
-
+Connection = Any  # of the room sources/sqlite, whose library stays at home
 MAGIC = b"SQLite format 3\0"
 LITTLE_SPACE, NO_SPACE = 1 << 30, 64 << 20  # bytes: warn, fail
 
@@ -94,7 +92,7 @@ def _holder(name: str, path: str) -> Check | None:
     from headwater.sources.sqlite.lock import SUFFIX
 
     try:
-        opened = os.open(path + SUFFIX, os.O_RDONLY)
+        opened = os.open(os.path.realpath(path) + SUFFIX, os.O_RDONLY)
     except OSError:
         return None
     try:
@@ -119,7 +117,7 @@ def _inside(name: str, path: str, log: Path, *, wal: bool, tables: tuple[str, ..
         db.close()
 
 
-def _format(name: str, db: apsw.Connection, *, wal: bool, fresh: bool) -> Iterator[Check]:
+def _format(name: str, db: Connection, *, wal: bool, fresh: bool) -> Iterator[Check]:
     encoding, mode = str(db.pragma("encoding")), str(db.pragma("journal_mode"))
     if encoding == "UTF-8":
         yield Check(name, "ok", "text is UTF-8")
@@ -134,7 +132,7 @@ def _format(name: str, db: apsw.Connection, *, wal: bool, fresh: bool) -> Iterat
         yield Check(name, "fail", f"journal mode is {mode}; capture needs WAL", "Start with --wal: detach undoes it.")
 
 
-def _tables(name: str, db: apsw.Connection, tables: tuple[str, ...]) -> Iterator[Check]:
+def _tables(name: str, db: Connection, tables: tuple[str, ...]) -> Iterator[Check]:
     from headwater.sources.sqlite.connection import OURS
     from headwater.sources.sqlite.install import capturable, read_triggers
 
@@ -156,7 +154,7 @@ def _tables(name: str, db: apsw.Connection, tables: tuple[str, ...]) -> Iterator
         yield Check(name, "ok", f"{len(own)} triggers of yours: {', '.join(trigger.name for trigger in own)}")
 
 
-def _capture(name: str, db: apsw.Connection, log: Path, tables: tuple[str, ...]) -> Iterator[Check]:
+def _capture(name: str, db: Connection, log: Path, tables: tuple[str, ...]) -> Iterator[Check]:
     from headwater.sources.sqlite.install import capturable, check_format, is_installed, read_layouts, read_triggers
     from headwater.sources.sqlite.plan import plan
 
@@ -175,7 +173,7 @@ def _capture(name: str, db: apsw.Connection, log: Path, tables: tuple[str, ...])
     yield from _log(name, log, _facts(db))
 
 
-def _facts(db: apsw.Connection) -> dict[str, Any]:
+def _facts(db: Connection) -> dict[str, Any]:
     from headwater.sources.sqlite.install import meta
     from headwater.sources.sqlite.triggers import CAPTURE
 

@@ -34,9 +34,15 @@ class LiveLog:
     """
 
     def __init__(
-        self, wrapped: Log, *, keep_changes: int = KEEP_CHANGES, clock: Callable[[], float] = time.monotonic
+        self,
+        wrapped: Log,
+        *,
+        keep_changes: int = KEEP_CHANGES,
+        retention_changes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.wrapped = wrapped
+        self._retention_changes = retention_changes  # the horizon follows it at once; space follows in steps
         self._keep_changes = keep_changes
         self._clock = clock
         self._moving = threading.RLock()  # held while staged ones go to disk; taken before _changed
@@ -248,8 +254,9 @@ class LiveLog:
 
     @property
     def horizon(self) -> int:
-        """See Log."""
-        return self.wrapped.horizon
+        """See Log. Exact for the count at any moment."""
+        kept = self.wrapped.horizon
+        return kept if self._retention_changes is None else max(kept, self._latest - self._retention_changes + 1)
 
     @property
     def latest(self) -> int:

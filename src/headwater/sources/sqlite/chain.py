@@ -7,13 +7,14 @@ Inside one transaction the right order can be recovered; where it cannot, the ta
 from __future__ import annotations
 
 from collections import defaultdict
+from decimal import Decimal
 
 from headwater.model.change import Change
 from headwater.model.pack import encode_row
 from headwater.model.table import Key, Row
 from headwater.sources.sqlite.decode import Numbered
 
-Place = tuple[str, Key]  # table and key
+Place = tuple[str, int, Key]  # table, its version (images of two shapes do not compare), key
 
 
 def settle(changes: list[Numbered]) -> tuple[list[Numbered], set[str]]:
@@ -43,9 +44,14 @@ def same(one: Row | None, other: Row | None) -> bool:
 def _places(change: Change) -> tuple[Place | None, Place | None]:
     """The table and key of both images. NULLs are equal to nothing: such keys tell no rows apart."""
     table = change.table
-    keys = [None if row is None else table.key_of(row) for row in (change.before, change.after)]
-    before, after = (None if key is None or None in key else (table.name, key) for key in keys)
+    keys = [None if row is None else _apart(table.key_of(row)) for row in (change.before, change.after)]
+    before, after = (None if key is None or None in key else (table.name, table.version, key) for key in keys)
     return before, after
+
+
+def _apart(key: Key) -> Key:
+    """SQLite compares decimals as text: 1.0 and 1.00 are two keys."""
+    return tuple(str(v) if type(v) is Decimal else v for v in key) if Decimal in map(type, key) else key
 
 
 def _all_apart(changes: list[Numbered]) -> bool:
@@ -67,14 +73,14 @@ def _reorder(changes: list[Numbered], broken: set[Place]) -> tuple[list[Numbered
         if (place := before or after) in broken and place is not None:
             places[place].append(index)
     result, lost = list(changes), set()
-    for (name, _), indexes in places.items():
+    for (name, *_), indexes in places.items():
         ordered = _chain([changes[index][1] for index in indexes])
         if ordered is None:
             lost.add(name)
             continue
         for index, change in zip(indexes, ordered, strict=True):
             result[index] = (changes[index][0], change)
-    lost |= {name for name, key in broken if (name, key) not in places}
+    lost |= {place[0] for place in broken if place not in places}
     return result, lost
 
 

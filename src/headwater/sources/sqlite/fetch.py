@@ -18,6 +18,32 @@ def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]
         return [_join(row) for row in run(_as_blobs(sql, width), bindings)]
 
 
+def fetch_upto(
+    run: Run, sql: str, bindings: Any, width: int, *, rows: int, weight: int
+) -> tuple[list[tuple[Any, ...]], bool]:
+    """The first rows of `sql`: at most `rows`, and no more once they weigh `weight` bytes; whether there are others."""
+    try:
+        return _take(run(sql, bindings), tuple, rows, weight)
+    except UnicodeDecodeError:
+        return _take(run(_as_blobs(sql, width), bindings), _join, rows, weight)
+
+
+def _take(
+    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, weight: int
+) -> tuple[list[tuple[Any, ...]], bool]:
+    found: list[tuple[Any, ...]] = []
+    heavy = 0
+    try:
+        for row in cursor:
+            if len(found) >= rows or heavy > weight:
+                return found, True
+            found.append(make(row))
+            heavy += sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+    finally:
+        cursor.close()  # an unfinished statement would keep its read transaction
+    return found, False
+
+
 def _as_blobs(sql: str, width: int) -> str:
     names = [f"q{place}" for place in range(width)]
     cells = ", ".join(

@@ -86,6 +86,7 @@ class Follower:
     def rows(self, after: int, upto: int) -> Iterator[Numbered]:
         """The retained changes in (after, upto] as they were captured, for comparing with the log."""
         self._load()
+        self._schema_version = -1  # making capture fit the schema is left to `follow`
         while after < upto:
             page = self._read(after, upto)
             if not page.rows:

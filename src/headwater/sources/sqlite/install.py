@@ -14,7 +14,7 @@ from headwater.errors import SourceUnfit
 from headwater.model.change import Op
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, nests, plan
-from headwater.sources.sqlite.shape import Shape, read_shape, table_names
+from headwater.sources.sqlite.shape import Shape, key_compares_as_columns_do, read_shape, table_names
 from headwater.sources.sqlite.triggers import (
     ANCHOR,
     CANARY,
@@ -109,6 +109,8 @@ def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, 
             refused[name] = f"it has {len(shape.table.columns)} columns; at most {MAX_COLUMNS} can be captured"
         elif not shape.table.key:
             refused[name] = "it has no primary key and its columns hide every name of the rowid"
+        elif not key_compares_as_columns_do(db, shape.table):
+            refused[name] = "its primary key has another collation than its columns"
         else:
             shapes[name] = shape
     return shapes, refused

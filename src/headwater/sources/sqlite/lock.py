@@ -15,7 +15,7 @@ class FileLock:
     """Takes `<path>-headwater`; the file names the holder for whoever comes second."""
 
     def __init__(self, path: str) -> None:
-        self._path = path + SUFFIX
+        self._path = os.path.realpath(path) + SUFFIX  # two names of one file share the lock
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

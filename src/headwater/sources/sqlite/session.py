@@ -166,6 +166,7 @@ def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str,
     columns = guard.examine(sql).columns
     guard.forget_statement()
     before = db.total_changes()
+    db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
     try:
         with sqlite_errors(), guard.limited():
             rows = db.execute(sql, _bindings(args)).fetchall()
@@ -179,7 +180,7 @@ def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str,
         columns=tuple(column.name for column in columns),
         rows=tuple(rows[:MAX_ROWS]),
         affected=db.changes() if changed else 0,
-        last_insert_id=db.last_insert_rowid() if changed else 0,
+        last_insert_id=db.last_insert_rowid(),
         truncated=len(rows) > MAX_ROWS,
     )
 

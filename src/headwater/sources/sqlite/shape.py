@@ -74,7 +74,7 @@ def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None =
             return Shape(Table(name, columns), None, ())
         columns = (*columns, Column(rowid, kind="i64", hidden=True, nullable=False))
         key = (rowid,)
-    return Shape(Table(name, columns, key), rowid, tuple(_uniques(db, name, columns)))
+    return Shape(Table(name, columns, key), rowid, tuple(_uniques(db, name)))
 
 
 def _rowid_name(db: apsw.Connection, name: str, taken: set[str]) -> str | None:
@@ -82,15 +82,12 @@ def _rowid_name(db: apsw.Connection, name: str, taken: set[str]) -> str | None:
     return None if without else next((n for n in ROWID_NAMES if n not in taken), None)
 
 
-def _uniques(db: apsw.Connection, name: str, columns: tuple[Column, ...]) -> Iterator[Unique]:
-    collations = {column.name: column.collation for column in columns}
-    for index, origin in list(db.execute('SELECT name, origin FROM pragma_index_list(?) WHERE "unique"', (name,))):
-        terms = list(db.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
-        # PRIMARY KEY (k COLLATE NOCASE) is a rule of its own beside the key: the column may tell more rows apart.
-        if origin == "pk" and all(collation.upper() == collations[column] for column, collation in terms):
-            continue
-        found = list(db.execute("SELECT sql FROM sqlite_schema WHERE type='index' AND name=?", (index,)))
-        written, where = split_index(found[0][0]) if found and found[0][0] else ([], "")
+def _uniques(db: apsw.Connection, name: str) -> Iterator[Unique]:
+    indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE \"unique\" AND origin <> 'pk'", (name,))
+    for (index,) in list(indexes):
+        terms = _terms(db, index)
+        (sql,) = next(db.execute("SELECT sql FROM sqlite_schema WHERE type='index' AND name=?", (index,)))
+        written, where = split_index(sql) if sql else ([], "")
         yield Unique(
             terms=tuple(
                 ident(column) if column is not None else written[place] for place, (column, _) in enumerate(terms)
@@ -98,6 +95,19 @@ def _uniques(db: apsw.Connection, name: str, columns: tuple[Column, ...]) -> Ite
             collations=tuple(collation for _, collation in terms),
             where=where,
         )
+
+
+def _terms(db: apsw.Connection, index: str) -> list[tuple[str | None, str]]:
+    """Column (None for an expression) and collation of each term of an index."""
+    return list(db.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
+
+
+def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
+    """False for PRIMARY KEY (k COLLATE x) on a column of another collation: nothing else compares such keys."""
+    own = {column.name: column.collation for column in table.columns}
+    indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE origin = 'pk'", (table.name,))
+    terms = [term for (index,) in list(indexes) for term in _terms(db, index)]
+    return all(collation.upper() == own[column] for column, collation in terms if column is not None)
 
 
 _SKIP = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)

@@ -41,7 +41,7 @@ def create_tables(width: int) -> list[str]:
         f"CREATE TABLE {CAPTURE}(seq INTEGER PRIMARY KEY, t, op, {cells(2 * width)})",
         f"CREATE TABLE {REPLACED}(id INTEGER PRIMARY KEY, head, t, {cells(width)})",
         f"CREATE INDEX {REPLACED}_head ON {REPLACED}(head)",
-        f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, {cells(width)})",
+        f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, r, {cells(width)})",
         f"CREATE INDEX {STASH}_t ON {STASH}(t)",
         f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT)",
         f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER)",
@@ -122,7 +122,8 @@ class _Texts:
         )
 
     def before_key_update(self) -> str:
-        myself = " AND ".join(f"{name} IS OLD.{name}" for name in self.key)
+        names = [ident(self.shape.rowid)] if self.shape.rowid else self.key
+        myself = " AND ".join(f"{name} IS OLD.{name}" for name in names)
         hit = f"({self._collision(self.shape.uniques)}) AND NOT ({myself})"
         return (
             f"BEFORE UPDATE {self._of_keys()}ON {self.target} "
@@ -141,13 +142,18 @@ class _Texts:
         places = cells(self.width * len(images))
         return f"INSERT INTO {CAPTURE}(t, op, {places}) VALUES ({self.layout}, {op:d}, {values});"
 
-    def _same_key(self, row: str) -> str:
-        """Key equality between `row` of the table and the stash. The row stands left: its collations count."""
+    def _same_row(self, row: str) -> str:
+        """Whether `row` is the one in the stash: by its rowid, since NULLs may repeat in a key, if it has one.
+
+        The row stands left: its collations count.
+        """
+        if self.shape.rowid:
+            return f"{row}.{ident(self.shape.rowid)} IS {STASH}.r"
         pairs = zip(self.key, self.shape.table.key_places, strict=True)
         return " AND ".join(f"{row}.{name} IS {STASH}.c{place}" for name, place in pairs)
 
     def _forget_old(self) -> str:
-        return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_key('OLD')};"
+        return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_row('OLD')};"
 
     def _collision(self, uniques: Sequence[Unique]) -> str:
         """Rows of the table that NEW would collide with. May name too many; the AFTER trigger looks again."""
@@ -170,16 +176,17 @@ class _Texts:
         return f"(SELECT {term} FROM (SELECT {new}))"
 
     def _set_aside(self, hit: str) -> str:
-        again = f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({hit}) AND {self._same_key('x')})"
+        rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"
+        again = f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({hit}) AND {self._same_row('x')})"
         return (
-            f"{self._clear_stash(again)} INSERT INTO {STASH}(t, {cells(self.width)}) "
-            f"SELECT {self.layout}, {self._list('')} FROM {self.target} WHERE {hit};"
+            f"{self._clear_stash(again)} INSERT INTO {STASH}(t, r, {cells(self.width)}) "
+            f"SELECT {self.layout}, {rowid}, {self._list('')} FROM {self.target} WHERE {hit};"
         )
 
     def _displaced(self) -> str:
-        """Deletes for rows set aside that are gone now, or whose key NEW has taken."""
-        gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_key('x')})"
-        displaced = f"(({self._same_key('NEW')}) OR {gone})"
+        """Deletes for rows set aside that are gone now, or whose place NEW has taken."""
+        gone = f"NOT EXISTS (SELECT 1 FROM {self.target} AS x WHERE {self._same_row('x')})"
+        displaced = f"(({self._same_row('NEW')}) OR {gone})"
         return (
             f"INSERT INTO {CAPTURE}(t, op, {cells(self.width)}) SELECT {self.layout}, {Op.DELETE:d}, "
             f"{cells(self.width)} FROM {STASH} WHERE t = {self.layout} AND {displaced}; {self._clear_stash(displaced)}"

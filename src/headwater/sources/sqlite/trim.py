@@ -36,7 +36,7 @@ class Trimmer:
         self._notes, self._submit, self._guard = notes, submit, guard
         self._rows, self._seconds = rows, seconds
         self.trimmed = 0  # everything at or below may be gone from the file
-        self.nonces: tuple[str, ...] = ()
+        self.nonces: tuple[str, ...] = ()  # of the last move that is done, and of the one that may be
         self._running: tuple[Future[Any], str, int] | None = None
         self._last = time.monotonic()
 
@@ -53,10 +53,11 @@ class Trimmer:
             self._begin(min(upto, self.trimmed + MAX_STEP))
 
     def _begin(self, upto: int) -> None:
-        nonce = secrets.token_hex(8)
-        self._notes.set_notes(pending_nonce=nonce)
-        self.nonces = (*self.nonces[-1:], nonce)
+        # A move that failed may have reached the file nevertheless: the next one takes its nonce over.
+        nonce = self.nonces[1] if len(self.nonces) > 1 else secrets.token_hex(8)
         self._last = time.monotonic()
+        self._notes.set_notes(pending_nonce=nonce)
+        self.nonces = (self.nonces[0], nonce)
         try:
             self._running = (self._submit(lambda _: self._delete(upto, nonce)), nonce, upto)
         except HeadwaterError:
@@ -69,8 +70,8 @@ class Trimmer:
         self._running = None
         if future.exception() is None:
             self.trimmed = upto
-            self.nonces = (*self.nonces[:-1][-1:], nonce)
             self._notes.set_notes(nonce=nonce)
+            self.nonces = (nonce,)
 
     def _delete(self, upto: int, nonce: str) -> int:
         with self._guard.own() as db:

@@ -1,0 +1,167 @@
+"""A source in memory for tests of the rooms above: it commits what it is told to, when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from headwater.errors import NotFound, NotSupported, SourceMismatch
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.key import Span, encode_key
+from headwater.model.literal import Value
+from headwater.model.table import Key, Row, Table
+from headwater.sources.source import Chunk, Read, Tx, Work, Written
+
+T = TypeVar("T")
+
+
+class MemorySource:
+    """Fulfils `Source` for following and reading tables; it runs no SQL and takes no requests to write."""
+
+    def __init__(self, name: str, *tables: Table, part: int = 512) -> None:
+        self.name = name
+        self._part = part  # most changes that one part of a transaction carries
+        self._tables = {table.name: table for table in tables}
+        self._rows: dict[str, dict[bytes, Row]] = {table.name: {} for table in tables}
+        self._woken = threading.Event()
+        self._lock = threading.Lock()  # guards what follows, and the rows
+        self._transactions: list[Transaction] = []
+        self._head = 0
+        self._generation = ""
+        self.acknowledged = 0
+        self.lost = ""  # set by a test: why the history broke off
+
+    # --- the script ------------------------------------------------------------------------------------------
+
+    def commit(self, *changes: Change, ms: int = 0) -> Transaction:
+        """Commit `changes` as one transaction."""
+        with self._lock:
+            first = self._head + 1
+            made = Transaction(str(first), changes, first=first, commit_ts_ms=ms, position=str(first))
+            for change in changes:
+                self._apply(change)
+            self._head = made.upto
+            self._transactions.append(made)
+        self._woken.set()
+        return made
+
+    def _apply(self, change: Change) -> None:
+        name = change.table.name
+        if change.op is Op.SCHEMA_CHANGE:
+            self._tables[name] = change.table
+            self._rows.setdefault(name, {})
+        if change.before is not None:
+            del self._rows[name][_place(change.table, change.before)]
+        if change.after is not None:
+            self._rows[name][_place(change.table, change.after)] = change.after
+        if change.op is Op.TRUNCATE:
+            self._rows[name].clear()
+
+    # --- history ---------------------------------------------------------------------------------------------
+
+    def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
+        """See Source. A source that no log followed yet joins any new one."""
+        if not self._generation and not latest:
+            self._generation = generation
+        if self._generation != generation:
+            return "the source belongs to another log"
+        return "commits were lost" if self._head < latest else ""
+
+    def restart(self, *, generation: str, first: int) -> None:
+        """See Source."""
+        with self._lock:
+            self._generation, self._head, self._transactions, self.lost = generation, first - 1, [], ""
+
+    def reopen(self) -> None:
+        """See Source."""
+
+    # --- following -------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Table]:
+        """See Source."""
+        return dict(self._tables)
+
+    def head(self) -> int:
+        """See Source."""
+        return self._head
+
+    def follow(self, *, after: int) -> Iterator[Transaction]:
+        """See Source."""
+        if self.lost:
+            raise SourceMismatch(self.lost)
+        with self._lock:
+            waiting = [transaction for transaction in self._transactions if transaction.upto > after]
+        for transaction in waiting:
+            for low in range(transaction.first - 1, transaction.upto, self._part):
+                yield transaction.cut(low, low + self._part)
+
+    def wait(self, timeout: float) -> None:
+        """See Source."""
+        self._woken.wait(timeout)
+        self._woken.clear()
+
+    def wake(self) -> None:
+        """See Source."""
+        self._woken.set()
+
+    def acknowledge(self, upto: int) -> None:
+        """See Source."""
+        with self._lock:
+            self.acknowledged = max(self.acknowledged, upto)
+            self._transactions = [found for found in self._transactions if found.upto > upto]
+
+    # --- reading and writing ---------------------------------------------------------------------------------
+
+    def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
+        """See Source."""
+        shape = self._table(table)
+        with self._lock:
+            return shape, self._rows[table].get(encode_key(key, _collations(shape))), self._head
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """See Source."""
+        shape = self._table(table)
+        low = b"" if after is None else encode_key(after, _collations(shape))
+        with self._lock:
+            found = sorted((key, row) for key, row in self._rows[table].items() if after is None or key > low)
+            rows = [row for key, row in found if span is None or span.contains(key)]
+            more = len(rows) > limit
+            return Chunk(shape, tuple(rows[:limit]), self._head, shape.key_of(rows[limit - 1]) if more else None)
+
+    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+        """See Source. There is no SQL here."""
+        raise NotSupported("a source in memory runs no SQL")
+
+    def is_read_only(self, sql: str) -> bool:
+        """See Source."""
+        raise NotSupported("a source in memory runs no SQL")
+
+    def write(self, work: Work[T]) -> Future[Written[T]]:
+        """See Source. Tests call `commit`."""
+        raise NotSupported("a source in memory is written by its script")
+
+    def begin(self, *, read_only: bool = False) -> Tx:
+        """See Source."""
+        raise NotSupported("a source in memory is written by its script")
+
+    def status(self) -> dict[str, Any]:
+        """See Source."""
+        return {"head": self._head, "tables": sorted(self._tables)}
+
+    def close(self) -> None:
+        """See Source."""
+
+    def _table(self, name: str) -> Table:
+        if name not in self._tables:
+            raise NotFound(f"there is no table {name!r}")
+        return self._tables[name]
+
+
+def _collations(table: Table) -> list[str]:
+    return [table.columns[place].collation for place in table.key_places]
+
+
+def _place(table: Table, row: Row) -> bytes:
+    return encode_key(table.key_of(row), _collations(table))

@@ -1,0 +1,64 @@
+"""A change as the JSON of the wire and as a line for people."""
+
+from typing import Any
+
+from headwater.cli.changes import WIDEST, as_json, images
+from headwater.cli.demo.command import fold
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.literal import UNAVAILABLE
+from headwater.model.table import Column, Table
+
+USERS = Table("users", (Column("id", "i64"), Column("name", "str")), ("id",), version=3)
+KEYLESS = Table("keyless", (Column("a"), Column("rowid", "i64", hidden=True)), ("rowid",))
+
+
+def part(*changes: Change, **fields: Any) -> Transaction:
+    return Transaction("7", changes, **{"first": 10, "ts": (5 << 16) + 1, "commit_ts_ms": 5} | fields)
+
+
+def test_an_update_says_what_became_what() -> None:
+    change = Change(Op.UPDATE, USERS, before=(1, "a"), after=(2, None))
+    assert images(change) == "id=1  id: 1 → 2, name: a → NULL"
+    assert images(Change(Op.UPDATE, USERS, before=(1, "a"), after=(1, "a"))) == "id=1  unchanged"
+
+
+def test_one_line_stays_one_short_line() -> None:
+    line = images(Change(Op.INSERT, USERS, after=(1, "a\nb\x1b[0m" + "x" * 500)))
+    assert line.startswith("id=1 name=a\\nb\\x1b[0mxxx") and line.endswith("…") and len(line) == WIDEST
+
+
+def test_a_hidden_identity_is_shown_to_people_and_not_on_the_wire() -> None:
+    change = Change(Op.DELETE, KEYLESS, before=("x", 4))
+    assert images(change) == "a=x rowid=4"
+    found = as_json("main", part(change), 10, change)
+    assert found["before"] == {"a": "x"} and "pk" not in found and "after" not in found
+
+
+def test_what_the_source_did_not_send_is_named_and_is_not_null() -> None:
+    change = Change(Op.INSERT, USERS, after=(1, UNAVAILABLE))
+    found = as_json("main", part(change), 10, change)
+    assert found["after"] == {"id": 1} and found["unavailable"] == ["name"]
+    assert images(change) == "id=1 name=?"
+
+
+def test_a_change_knows_its_place_in_a_transaction_that_comes_in_parts() -> None:
+    change = Change(Op.INSERT, USERS, after=(1, "a"))
+    places = [as_json("main", part(change, change, start=512), offset, change)["txn"] for offset in (10, 11)]
+    assert places == [{"id": "7", "seq": 512, "last": False}, {"id": "7", "seq": 513, "last": True}]
+    assert as_json("main", part(change, last=False), 10, change)["txn"]["last"] is False
+
+
+def test_a_schema_change_carries_its_ddl_and_whether_a_snapshot_is_needed() -> None:
+    change = Change(Op.SCHEMA_CHANGE, USERS, ddl="ALTER TABLE users", resnapshot=True)
+    found = as_json("main", part(change), 10, change)
+    assert (found["ddl"], found["resnapshot"], found["schema"], found["ts"]) == ("ALTER TABLE users", True, 3, "5.1")
+    assert images(change) == "ALTER TABLE users (snapshot needed)"
+
+
+def test_folding_applies_every_change_in_order() -> None:
+    parts = [
+        part(Change(Op.SCHEMA_CHANGE, USERS), Change(Op.INSERT, USERS, after=(1, "a"))),
+        part(Change(Op.UPDATE, USERS, before=(1, "a"), after=(2, "b")), Change(Op.INSERT, USERS, after=(1, "c"))),
+        part(Change(Op.DELETE, USERS, before=(1, "c"))),
+    ]
+    assert fold(parts) == {"users": {(2,): (2, "b")}}

@@ -1,0 +1,190 @@
+"""What every source promises to capture and to snapshots, held by SQLite and by the memory twin alike."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.sources.rig import MemoryNotes
+
+from headwater.config import SqliteConfig
+from headwater.errors import NotFound
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.key import Span
+from headwater.model.table import Column, Table
+from headwater.sources.memory import MemorySource
+from headwater.sources.source import Source
+from headwater.sources.sqlite.source import SqliteSource
+
+T = Table("t", (Column("k", "i64"), Column("v")), ("k",))
+Row = tuple[int, Any]
+
+
+class Driver:
+    """A source with one table t(k, v), and a way to commit to it."""
+
+    source: Source
+
+    def commit(self, *changes: tuple[Row | None, Row | None]) -> None:
+        raise NotImplementedError
+
+    def proof(self, latest: int = 0, generation: str = "g") -> str:
+        return self.source.prove(generation=generation, latest=latest, read=lambda after: iter(()))
+
+
+class Memory(Driver):
+    def __init__(self, folder: Path) -> None:
+        self.source = MemorySource("main", T, part=1000)
+
+    def commit(self, *changes: tuple[Row | None, Row | None]) -> None:
+        ops = {(True, True): Op.UPDATE, (False, True): Op.INSERT, (True, False): Op.DELETE}
+        made = [Change(ops[before is not None, after is not None], T, before, after) for before, after in changes]
+        self.source.commit(*made)  # type: ignore[attr-defined]
+
+
+class Sqlite(Driver):
+    def __init__(self, folder: Path) -> None:
+        self.source = SqliteSource("main", str(folder / "a.db"), notes=MemoryNotes(), config=SqliteConfig())
+        assert self.proof() == ""
+        self.source.write(lambda s: s.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")).result(10)
+
+    def commit(self, *changes: tuple[Row | None, Row | None]) -> None:
+        def work(session: Any) -> None:
+            for before, after in changes:
+                if before is None:
+                    session.execute("INSERT INTO t VALUES (?, ?)", after)
+                elif after is None:
+                    session.execute("DELETE FROM t WHERE k = ?", before[:1])
+                else:
+                    session.execute("UPDATE t SET k = ?, v = ? WHERE k = ?", (*after, before[0]))
+
+        self.source.write(work).result(30)
+
+
+@pytest.fixture(params=[Memory, Sqlite])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
+    made: Driver = request.param(tmp_path)
+    assert made.proof() == ""
+    yield made
+    made.source.close()
+
+
+def after_attach(driver: Driver) -> int:
+    """Where the history of a test begins: creating the table may have taken an offset."""
+    return driver.source.head()
+
+
+def flat(parts: list[Transaction]) -> list[tuple[Any, Any]]:
+    return [(change.before, change.after) for part in parts for change in part.changes]
+
+
+def test_what_is_committed_is_followed_in_order_under_its_offsets(driver: Driver) -> None:
+    start = after_attach(driver)
+    driver.commit((None, (1, "a")), (None, (2, "b")))
+    driver.commit(((1, "a"), (1, "A")), ((2, "b"), None))
+    found = list(driver.source.follow(after=start))
+    assert flat(found) == [(None, (1, "a")), (None, (2, "b")), ((1, "a"), (1, "A")), ((2, "b"), None)]
+    assert [(part.first, part.upto, part.start, part.last) for part in found] == [
+        (start + 1, start + 2, 0, True),
+        (start + 3, start + 4, 0, True),
+    ]
+    assert driver.source.head() == start + 4
+    assert all(part.ts == 0 and part.position for part in found)
+    assert len({part.id for part in found}) == 2
+
+
+def test_following_starts_after_the_offset_and_ends_at_the_head(driver: Driver) -> None:
+    start = after_attach(driver)
+    driver.commit((None, (1, "a")))
+    driver.commit((None, (2, "b")))
+    assert flat(list(driver.source.follow(after=start + 1))) == [(None, (2, "b"))]
+    assert list(driver.source.follow(after=start + 2)) == []
+    follow = driver.source.follow(after=start)
+    next(follow)
+    driver.commit((None, (3, "c")))
+    assert (None, (3, "c")) not in flat(list(follow))
+
+
+def test_a_large_transaction_comes_in_parts(driver: Driver) -> None:
+    start = after_attach(driver)
+    driver.commit(*((None, (n, "x")) for n in range(10_000)))
+    parts = list(driver.source.follow(after=start))
+    assert len(parts) > 1 and len({part.id for part in parts}) == 1
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+    assert [part.start for part in parts] == [part.first - start - 1 for part in parts]
+    assert parts[0].start == 0 and parts[-1].upto == start + 10_000
+
+
+def test_what_is_acknowledged_may_go_and_the_numbering_stays(driver: Driver) -> None:
+    start = after_attach(driver)
+    driver.commit((None, (1, "a")))
+    list(driver.source.follow(after=start))
+    driver.source.acknowledge(start + 1)
+    driver.source.acknowledge(start)  # an older one means nothing
+    driver.commit((None, (2, "b")))
+    assert flat(list(driver.source.follow(after=start + 1))) == [(None, (2, "b"))]
+    assert driver.source.head() == start + 2
+
+
+def test_a_log_of_another_history_is_told_so(driver: Driver) -> None:
+    start = after_attach(driver)
+    assert driver.proof(latest=start) == ""
+    assert driver.proof(latest=start, generation="other") != ""
+    assert driver.proof(latest=start + 1) != ""
+
+
+def test_a_restart_numbers_from_where_it_is_told(driver: Driver) -> None:
+    driver.commit((None, (1, "a")))
+    driver.source.restart(generation="next", first=1000)
+    assert driver.source.head() == 999
+    assert driver.proof(latest=999, generation="next") == ""
+    driver.commit((None, (2, "b")))
+    (part,) = driver.source.follow(after=999)
+    assert (part.first, flat([part])) == (1000, [(None, (2, "b"))])
+
+
+@pytest.mark.parametrize("end", ["wake", "commit"])
+def test_a_wait_ends_when_something_happens(driver: Driver, end: str) -> None:
+    done = threading.Event()
+    driver.source.wait(0)
+    thread = threading.Thread(target=lambda: (driver.source.wait(30), done.set()))
+    thread.start()
+    actions: dict[str, Callable[[], None]] = {
+        "wake": driver.source.wake,
+        "commit": lambda: driver.commit((None, (9, 9))),
+    }
+    actions[end]()
+    assert done.wait(20)
+    thread.join()
+
+
+def test_chunks_carry_the_offset_and_cover_the_table(driver: Driver) -> None:
+    driver.commit(*((None, (n, f"v{n}")) for n in (5, 1, 3, -2, 4)))
+    first = driver.source.chunk("t", after=None, span=None, limit=2)
+    driver.commit((None, (6, "late")))
+    second = driver.source.chunk("t", after=first.next_key, span=None, limit=9)
+    assert [row[0] for row in first.rows + second.rows] == [-2, 1, 3, 4, 5, 6]
+    assert (first.next_key, second.next_key) == ((1,), None)
+    assert second.offset == first.offset + 1 == driver.source.head()
+    inside = driver.source.chunk("t", after=(1,), span=Span.between((0,), (4,)), limit=9)
+    assert [row[0] for row in inside.rows] == [3, 4]
+    with pytest.raises(NotFound):
+        driver.source.chunk("nothing", after=None, span=None, limit=1)
+
+
+def test_one_row_by_its_key(driver: Driver) -> None:
+    driver.commit((None, (1, "a")))
+    table, row, offset = driver.source.get("t", (1,))
+    assert (table.name, row, offset) == ("t", (1, "a"), driver.source.head())
+    assert driver.source.get("t", (2,))[1] is None
+    with pytest.raises(NotFound):
+        driver.source.get("nothing", (1,))
+
+
+def test_the_tables_are_described(driver: Driver) -> None:
+    (table,) = driver.source.describe().values()
+    assert (table.name, table.names, table.key) == ("t", ("k", "v"), ("k",))
+    assert driver.source.status()["head"] == driver.source.head()

@@ -1,0 +1,39 @@
+"""Runs as a process of its own: captures a database, and says how much memory that took at its highest.
+
+    python measured_capture.py FOLDER TRIM_SECONDS
+
+Says `ready KB` once it follows; at each line on stdin catches up with the database and says `caught_up KB`.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "capture"))
+
+from capturing import running  # the path above leads to it
+
+from headwater.log.log import Retention
+
+
+def highest_kb() -> int:
+    """The most memory this process ever held."""
+    with open("/proc/self/status") as file:
+        (line,) = (line for line in file if line.startswith("VmHWM"))
+    return int(line.split()[1])
+
+
+def tell(word: str) -> None:
+    """One line for the test."""
+    print(word, highest_kb(), flush=True)
+
+
+if __name__ == "__main__":
+    keep_all = Retention(changes=None)
+    with running(Path(sys.argv[1]), retention=keep_all, flush_seconds=0.05, trim_seconds=float(sys.argv[2])) as one:
+        tell("ready")
+        for _ in sys.stdin:
+            assert one.capture.catch_up(300), one.capture.error
+            one.log.flush()
+            tell("caught_up")

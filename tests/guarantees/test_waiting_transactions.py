@@ -1,0 +1,45 @@
+"""Interactive transactions among other writers: they wait for their turn, they are not sent away."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from capturing import foreign, running
+
+from headwater.model.change import Op
+from headwater.sources.source import Session
+
+
+def test_a_transaction_that_writes_first_waits_for_the_writers_before_it(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        entered, go = threading.Event(), threading.Event()
+
+        def hold(session: Session) -> None:
+            entered.set()
+            assert go.wait(20)
+            session.execute("INSERT INTO t VALUES (1, 'first')")
+
+        held = one.source.write(hold)
+        assert entered.wait(20)
+        tx = one.source.begin()
+        step = tx.run(lambda session: session.execute("INSERT INTO t VALUES (2, 'second')"))
+        queued = one.source.write(lambda session: session.execute("INSERT INTO t VALUES (3, 'third')"))
+        go.set()
+        held.result(20)
+        step.result(20)
+        tx.commit().result(20)
+        queued.result(20)
+        found = [change.after for change in one.changes() if change.op is Op.INSERT]
+        assert sorted(row for row in found if row) == [(1, "first"), (2, "second"), (3, "third")]
+
+
+def test_a_transaction_that_writes_first_is_not_disturbed_by_foreign_commits(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        tx = one.source.begin()
+        foreign(tmp_path / "app.db", "INSERT INTO t VALUES (1, 'foreign')")
+        tx.run(lambda session: session.execute("INSERT INTO t VALUES (2, 'ours')")).result(20)
+        tx.commit().result(20)
+        assert [change.after for change in one.changes() if change.op is Op.INSERT] == [(1, "foreign"), (2, "ours")]

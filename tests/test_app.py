@@ -1,0 +1,298 @@
+"""The whole of one server without its wire: databases that come, go, come back, and refuse to be shared."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.app import App, Database
+from headwater.config import Config, DatabaseConfig, LogConfig, SqliteConfig
+from headwater.errors import ConfigError, HeadwaterError, LogDamaged, NotFound, NotSupported, SourceMismatch
+from headwater.log.disk import DiskLog
+from headwater.model.change import Op
+
+TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
+
+
+@contextmanager
+def app(folder: Path, *databases: tuple[str, str], **sqlite: Any) -> Iterator[App]:
+    config = Config(
+        data=str(folder / "data"),
+        databases=tuple(DatabaseConfig(*each) for each in databases),
+        log=LogConfig(flush_ms=5),
+        sqlite=SqliteConfig(**sqlite),
+    )
+    opened = App(config)
+    opened.start()
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def run(database: Database, sql: str) -> int:
+    return database.source.write(lambda session: session.execute(sql)).result(20).offset
+
+
+def rows(database: Database) -> list[Any]:
+    """What the log says was inserted."""
+    assert database.capture.catch_up(20), database.capture.error
+    log = database.log
+    changes = [change for part in log.scan(after=log.horizon - 1) for change in part.changes]
+    return [change.after[1] for change in changes if change.op is Op.INSERT and change.after]
+
+
+def other_process(path: Path, *statements: str) -> None:
+    """The standard library's SQLite, never in this process: two copies of SQLite drop each other's locks."""
+    text = "import sqlite3, sys\ndb = sqlite3.connect(sys.argv[1])\n[db.execute(sql) for sql in sys.argv[2:]]\n"
+    subprocess.run([sys.executable, "-c", text + "db.commit()\ndb.close()", str(path), *statements], check=True)
+
+
+def test_without_any_setting_there_is_one_database_called_main(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        assert one.names() == ["main"]
+        assert (tmp_path / "data" / "main.db").is_file() and (tmp_path / "data" / "main.log.db").is_file()
+        run(one.database("main"), TABLE)
+        run(one.database("main"), "INSERT INTO t VALUES (1, 'a')")
+        assert rows(one.database("main")) == ["a"]
+
+
+def test_databases_have_logs_and_offsets_of_their_own(tmp_path: Path) -> None:
+    other_process(tmp_path / "shop.db", "PRAGMA journal_mode = WAL", TABLE, "INSERT INTO t VALUES (1, 'old')")
+    with app(tmp_path, ("main", str(tmp_path / "m.db")), ("shop", f"sqlite:///{tmp_path / 'shop.db'}")) as one:
+        assert one.names() == ["main", "shop"]
+        run(one.database("main"), TABLE)
+        for name, value in (("main", "m"), ("shop", "s"), ("main", "n")):
+            run(one.database(name), f"INSERT INTO t(v) VALUES ('{value}')")
+        assert (rows(one.database("main")), rows(one.database("shop"))) == (["m", "n"], ["s"])
+        assert one.database("shop").log.latest == 1, "what was there before capture is no change"
+        assert one.database("main").log.generation != one.database("shop").log.generation
+
+
+def test_a_created_database_is_there_after_a_restart_and_a_dropped_one_is_not(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        assert one.create("shop") and one.create("gone")
+        assert not one.create("shop")
+        run(one.database("shop"), TABLE)
+        run(one.database("shop"), "INSERT INTO t VALUES (1, 'kept')")
+        assert one.drop("gone") and not one.drop("gone")
+        with pytest.raises(NotFound, match="'gone'"):
+            one.get("gone")
+        assert not list((tmp_path / "data").glob("gone*"))
+    with app(tmp_path) as one:
+        assert one.names() == ["main", "shop"]
+        assert rows(one.database("shop")) == ["kept"]
+
+
+def test_a_database_dropped_and_created_again_is_another_one(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        one.create("shop")
+        before = one.database("shop").log.generation
+        one.drop("shop")
+        one.create("shop")
+        assert one.database("shop").log.generation != before
+        assert one.database("shop").source.describe() == {}
+
+
+def test_main_and_attached_files_cannot_be_dropped(tmp_path: Path) -> None:
+    with app(tmp_path, ("main", str(tmp_path / "m.db")), ("mine", str(tmp_path / "mine.db"))) as one:
+        for name in ("main", "mine"):
+            with pytest.raises(NotSupported):
+                one.drop(name)
+        assert one.names() == ["main", "mine"]
+
+
+def test_many_who_create_the_same_database_at_once_make_it_once(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        made, failed = together(8, lambda: one.create("shop"))
+        assert (sorted(made), failed) == ([False] * 7 + [True], [])
+        run(one.database("shop"), TABLE)
+        dropped, failed = together(8, lambda: one.drop("shop"))
+        assert (sorted(dropped), failed) == ([False] * 7 + [True], [])
+
+
+def together(count: int, work: Callable[[], bool]) -> tuple[list[bool], list[BaseException]]:
+    """The answers and errors of `count` threads that begin at the same moment."""
+    answers: list[bool] = []
+    errors: list[BaseException] = []
+    barrier = threading.Barrier(count)
+
+    def one() -> None:
+        barrier.wait()
+        try:
+            answers.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=one) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers, errors
+
+
+def _try_to_start(folder: Path, answer: Any) -> None:
+    try:
+        with app(folder):
+            answer.send("started")
+    except HeadwaterError as error:
+        answer.send((error.code, error.message, error.hint))
+
+
+def start_elsewhere(folder: Path) -> Any:
+    """What a second server in a process of its own says."""
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=_try_to_start, args=(folder, theirs))
+    process.start()
+    found = mine.recv()
+    process.join(20)
+    mine.close()
+    theirs.close()
+    process.close()
+    return found
+
+
+def test_two_servers_on_one_database_are_refused(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        run(one.database("main"), TABLE)
+        code, message, hint = start_elsewhere(tmp_path)
+        assert code == "source_mismatch" and str(os.getpid()) in message and hint
+        run(one.database("main"), "INSERT INTO t VALUES (1, 'still mine')")
+        assert rows(one.database("main")) == ["still mine"]
+    assert start_elsewhere(tmp_path) == "started"
+
+
+def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "m.db")
+    for second in ("m.db", "link.db"):
+        with pytest.raises(SourceMismatch), app(tmp_path, ("a", str(tmp_path / "m.db")), ("b", str(tmp_path / second))):
+            raise AssertionError("it must not start")
+
+
+def test_when_one_database_cannot_be_opened_nothing_stays_open(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError), app(tmp_path, ("a", str(tmp_path / "a.db")), ("b", "postgresql://localhost/x")):
+        raise AssertionError("it must not start")
+    with app(tmp_path, ("a", str(tmp_path / "a.db"))) as one:
+        assert one.names() == ["a"]
+
+
+def test_a_damaged_log_is_refused_and_the_way_out_works(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        run(one.database("main"), TABLE)
+        for n in range(50):
+            run(one.database("main"), f"INSERT INTO t VALUES ({n}, 'row {n}')")
+        rows(one.database("main"))
+        latest, generation = one.database("main").log.latest, one.database("main").log.generation
+    log = tmp_path / "data" / "main.log.db"
+    content = log.read_bytes()
+    log.write_bytes(b"not a database at all" + content[21:])
+    with pytest.raises(LogDamaged) as caught, app(tmp_path):
+        raise AssertionError("it must not start")
+    assert str(log) in caught.value.message and "aside" in caught.value.hint
+    assert log.read_bytes()[:21] == b"not a database at all", "it was left untouched"
+    log.rename(log.with_name("aside.db"))
+    with app(tmp_path) as one:
+        again = one.database("main").log
+        assert again.generation != generation and again.generation_first == latest + 2
+        assert run(one.database("main"), "INSERT INTO t VALUES (100, 'on')") == latest + 2
+        assert rows(one.database("main")) == ["on"]
+
+
+def test_a_log_whose_newest_block_is_damaged_is_refused(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        run(one.database("main"), TABLE)
+        run(one.database("main"), "INSERT INTO t VALUES (1, 'the only one')")
+        rows(one.database("main"))
+    path = tmp_path / "data" / "main.log.db"
+    path.write_bytes(path.read_bytes().replace(b"the only one", b"THE ONLY ONE"))
+    with pytest.raises(LogDamaged, match="damaged"), app(tmp_path):
+        raise AssertionError("it must not start")
+
+
+def test_a_deleted_log_begins_a_new_generation_beyond_every_old_offset(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        run(one.database("main"), TABLE)
+        latest, generation = (
+            run(one.database("main"), "INSERT INTO t VALUES (1, 'a')"),
+            one.database("main").log.generation,
+        )
+    for path in (tmp_path / "data").glob("main.log.db*"):
+        path.unlink()
+    with app(tmp_path) as one:
+        log = one.database("main").log
+        assert log.generation != generation and log.generation_first > latest
+        assert "log was lost" in log.generation_reason
+
+
+def test_a_close_leaves_nothing_behind_that_is_not_in_the_log(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        database = one.database("main")
+        run(database, TABLE)
+        futures = [
+            database.source.write(lambda s, n=n: s.execute(f"INSERT INTO t VALUES ({n}, 'x')")) for n in range(200)
+        ]
+        tx = database.source.begin()
+    assert all(future.result(0).offset for future in futures), "queued writes are finished"
+    with pytest.raises(HeadwaterError):
+        tx.run(lambda session: session.execute("INSERT INTO t VALUES (1000, 'late')")).result(5)
+    log = DiskLog.open(tmp_path / "data" / "main.log.db", read_only=True)
+    try:
+        found = [change.op for part in log.scan(after=0) for change in part.changes]
+    finally:
+        log.close()
+    assert found == [Op.SCHEMA_CHANGE] + [Op.INSERT] * 200
+
+
+def test_the_status_tells_what_stands_where(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        one.create("shop")
+        run(one.database("shop"), TABLE)
+        rows(one.database("shop"))
+        status = one.status()
+        assert list(status) == ["main", "shop"]
+        assert (status["shop"].ready, status["shop"].latest, status["shop"].lag_changes) == (True, 1, 0)
+        assert status["shop"].error is None and status["shop"].generation == one.database("shop").log.generation
+
+
+def test_after_a_close_no_thread_and_no_file_is_left(tmp_path: Path) -> None:
+    def left() -> tuple[set[str], list[str]]:
+        files = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_there(fd)]
+        return {thread.name for thread in threading.enumerate()}, sorted(f for f in files if str(tmp_path) in f)
+
+    before = left()
+    for _ in range(3):
+        with app(tmp_path) as one:
+            run(one.database("main"), "CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v)")
+            for _ in range(20):
+                tx = one.get("main").begin()
+                tx.run(lambda session: session.select("t", None)).result(20)
+                tx.rollback().result(20)
+    assert left() == before
+
+
+def _is_there(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
+
+
+def test_finished_transactions_release_their_files(tmp_path: Path) -> None:
+    with app(tmp_path) as one:
+        run(one.database("main"), TABLE)
+        counts = []
+        for _ in range(2):
+            for _ in range(40):
+                tx = one.get("main").begin()
+                tx.run(lambda session: session.select("t", None)).result(20)
+                tx.commit().result(20)
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert counts[1] <= counts[0] + 4, "every interactive transaction left a file open"

@@ -1,0 +1,435 @@
+"""What is documented exists, what exists is documented, and every example runs."""
+
+import ast
+import asyncio
+import itertools
+import json
+import re
+import shlex
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater import errors
+from headwater.app import App
+from headwater.cli.main import build_parser
+from headwater.cli.settings import _default, _shown
+from headwater.config import SETTINGS, Config, ServeConfig
+from headwater.model.literal import TAGS, from_lit, to_plain
+from headwater.model.predicate import FUNCTIONS, OPS
+from headwater.serve.api import Api
+from headwater.serve.auth import Access
+from headwater.serve.methods import METHODS
+from headwater.serve.metrics import METRICS
+from headwater.serve.routes import ROUTES
+from headwater.serve.server import Server
+from headwater.sources.sqlite.values import _EXACT, DECLARED, kind_of
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    """The page without its blocks of code."""
+    return BLOCK.sub("", text)
+
+
+def blocks(text: str, kind: str) -> list[tuple[str, str]]:
+    """Blocks whose first word is `kind`: the rest of that line, and the content."""
+    found = [(info.split(" ", 1), body) for info, body in BLOCK.findall(text)]
+    return [(" ".join(info[1:]), body) for info, body in found if info[0] == kind]
+
+
+def table(text: str, *headers: str) -> list[list[str]]:
+    """The rows of the one table with these headers."""
+    lines = iter(prose(text).splitlines())
+    head = "| " + " | ".join(headers) + " |"
+    assert sum(line == head for line in prose(text).splitlines()) == 1, f"no table {head}"
+    rows = itertools.takewhile(lambda line: line.startswith("|"), itertools.islice(_after(lines, head), 1, None))
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+def _after(lines: Iterator[str], head: str) -> Iterator[str]:
+    for line in lines:
+        if line == head:
+            return lines
+    return iter(())
+
+
+def literals(text: str) -> list[str]:
+    """Everything set as `code`."""
+    return re.findall(r"`([^`\n]+)`", prose(text))
+
+
+def code(name: str) -> str:
+    return f"`{name}`"
+
+
+# --- tables that mirror the code -------------------------------------------------------------------------
+
+
+def test_every_setting_is_documented_as_it_is() -> None:
+    documented = table(page("docs/configuration.md"), "setting", "type", "default", "environment", "meaning")
+    assert documented == [
+        [code(s.name), s.type, code(_shown(_default(s))), ", ".join(map(code, s.environment)), s.doc] for s in SETTINGS
+    ]
+
+
+def test_every_metric_is_documented_as_it_is() -> None:
+    documented = table(page("docs/operations.md"), "metric", "kind", "labels", "meaning")
+    assert documented == [
+        [code(name), kind, ", ".join(map(code, labels)) or "none", text]
+        for name, (kind, text, labels) in METRICS.items()
+    ]
+
+
+def test_every_route_is_documented_as_it_is() -> None:
+    words = {Access.OPEN: "never", Access.LOCKED: "needed", Access.METRICS: "needed, unless `serve.metrics_open`"}
+    documented = table(page("docs/http-api.md"), "route", "what it does", "credential")
+    assert documented == [[code(f"{r.method} {r.path}"), r.summary, words[r.access]] for r in ROUTES]
+
+
+def every_error(kind: type[errors.HeadwaterError] = errors.HeadwaterError) -> Iterator[type[errors.HeadwaterError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from every_error(below)
+
+
+def test_every_error_code_is_documented_as_it_is() -> None:
+    documented = table(page("docs/http-api.md"), "code", "status", "retry", "meaning")
+    kinds = [kind for kind in every_error() if kind.__module__ == "headwater.errors"]
+    assert [row[:3] for row in documented] == [
+        [code(kind.code), str(kind.status), "yes" if kind.retryable else "no"] for kind in kinds
+    ]
+
+
+def test_every_tag_is_documented_with_a_true_example() -> None:
+    documented = table(page("docs/http-api.md"), "tag", "example", "in `plain_json`")
+    assert [row[0] for row in documented] == [code(tag) for tag in TAGS]
+    for tag, example, plain in documented:
+        lit = json.loads(example.strip("`"))
+        assert code(lit["t"]) == tag
+        if tag != "`unavailable`":
+            shown = json.loads(plain.split(";")[0].strip("`"))
+            assert to_plain(from_lit(lit)) == shown
+
+
+def test_every_declared_type_is_documented_as_it_is() -> None:
+    documented = table(page("docs/http-api.md"), "declared type", "kind", "`schema.create_table` declares")
+    for types, kind, declares in documented:
+        for name in re.findall(r"`([^`]+)`", types):
+            assert code(kind_of(name)) == kind, name
+        assert declares == (code(DECLARED[kind.strip("`")]) if kind != "`any`" else "")
+    assert {kind.strip("`") for _, kind, _ in documented} == set(DECLARED)
+    named = {name for types, _, _ in documented for name in re.findall(r"`([^`]+)`", types)}
+    assert set(_EXACT) <= named
+
+
+def test_every_operator_and_function_of_a_condition_is_documented() -> None:
+    text = page("docs/http-api.md").split("## Conditions")[1]
+    operators, functions = (text.split(word)[1].split(".")[0] for word in ("Operators:", "Functions:"))
+    assert re.findall(r"`(\w+)`", operators) == list(OPS)
+    assert re.findall(r"`(\w+)`", functions) == sorted(FUNCTIONS)
+
+
+# --- methods ---------------------------------------------------------------------------------------------
+
+
+def test_every_method_has_a_section_with_its_role_its_fields_and_an_example() -> None:
+    text = page("docs/http-api.md")
+    sections = dict(re.findall(r"^### `([\w.]+)`\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL))
+    assert set(sections) == set(METHODS)
+    for name, section in sections.items():
+        assert f"Role: {METHODS[name].role}." in section, name
+        assert f'"method": "{name}"' in section, f"{name} has no example"
+        for field in METHODS[name].params.__struct_fields__:
+            assert re.search(rf"[`\"]{field}[`\"]", text), f"{name}: {field} is nowhere"
+
+
+def test_no_page_names_a_method_setting_metric_or_error_that_is_not_there() -> None:
+    groups = {name.split(".")[0] for name in METHODS}
+    rooms = {setting.name.split(".")[0] for setting in SETTINGS if "." in setting.name}
+    known = {*METHODS, *(setting.name for setting in SETTINGS)} | {f"{group}.*" for group in groups}
+    for path in PAGES:
+        if path.name == "features.md":
+            continue  # it also names what comes later
+        for name in literals(path.read_text()):
+            if re.fullmatch(r"[a-z]+\.[a-z_*]+", name) and name.split(".")[0] in groups | rooms:
+                assert name in known or (ROOT / name).exists() or name.endswith((".py", ".http")), (
+                    f"{path.name}: {name}"
+                )
+            if re.fullmatch(r"headwater_[a-z_]+", name):
+                assert name in METRICS, f"{path.name}: {name}"
+            for variable in re.findall(r"\bHEADWATER_[A-Z_]+", name):
+                assert any(variable in setting.environment for setting in SETTINGS), f"{path.name}: {variable}"
+
+
+# --- the command line ------------------------------------------------------------------------------------
+
+
+def verbs() -> set[str]:
+    """Every command, and every verb of those that have some."""
+    found = set()
+    for name, command in subcommands(build_parser()).items():
+        inner = subcommands(command)
+        found |= {f"{name} {verb}" for verb in inner} if inner else {name}
+    return found
+
+
+def subcommands(parser: Any) -> dict[str, Any]:
+    return next((action.choices for action in parser._actions if action.dest in ("command", "verb")), {})
+
+
+def test_every_command_has_a_section_and_an_example_and_no_other_is_named() -> None:
+    text = page("docs/cli.md")
+    sections = re.findall(r"^## `headwater (\w+)`$", text, re.MULTILINE)
+    assert sections == list(subcommands(build_parser()))
+    examples = {line for _, body in blocks(text, "sh") for line in body.splitlines()}
+    for verb in verbs():
+        assert any(re.match(rf"headwater {verb}\b", line) for line in examples), f"no example of {verb}"
+    for path in PAGES:
+        for words in re.findall(r"`headwater ([a-z]+(?: [a-z]+)?)", prose(path.read_text())):
+            assert words in verbs() or words.split()[0] in {verb.split()[0] for verb in verbs()}, f"{path}: {words}"
+
+
+def commands() -> list[tuple[str, str]]:
+    found = [
+        (path.name, line)
+        for path in PAGES
+        for _, body in blocks(path.read_text(), "sh")
+        for line in body.replace("\\\n", " ").splitlines()
+    ]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(("name", "line"), commands())
+def test_every_command_in_the_docs_is_understood(name: str, line: str) -> None:
+    program, *args = shlex.split(line.split(" < ")[0].removesuffix("&"))
+    assert program in ("headwater", "curl"), f"{name}: mark blocks of other programs without `sh`"
+    if program == "headwater":
+        build_parser().parse_args(args)
+
+
+def test_every_flag_of_serve_is_documented() -> None:
+    section = page("docs/cli.md").split("## `headwater serve`")[1].split("\n## ")[0]
+    flags = {name for action in subcommands(build_parser())["serve"]._actions for name in action.option_strings}
+    documented = {row[0].strip("`").split()[0] for row in table(section, "flag", "meaning")}
+    assert documented == {flag for flag in flags if flag.startswith("--")} - {"--help"}
+
+
+# --- examples that run -----------------------------------------------------------------------------------
+
+CHANGING = {
+    "time_unix_ms",
+    "version",
+    "latest_offset",
+    "retained_events",
+    "log_bytes",
+    "lag_changes",
+    "lag_seconds",
+    "capture_rows",
+    "writes",
+    "latest",
+}
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[httpx.Client]:
+    """A whole server of ours, in a thread."""
+    app = App(Config(data=str(folder)))
+    app.start()
+    server = Server(ServeConfig(http="127.0.0.1:0"), Api.over(app))
+    started = threading.Event()
+    stops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        await server.start()
+        stops.append((asyncio.get_running_loop(), stop))
+        started.set()
+        await stop.wait()
+        await server.stop()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    try:
+        assert started.wait(20)
+        with httpx.Client(base_url=server.url, timeout=20) as client:
+            yield client
+    finally:
+        for loop, stop in stops:
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+        app.close()
+
+
+class Remembered:
+    """Fills in what only a running server knows: the newest transaction and the newest tag."""
+
+    def __init__(self) -> None:
+        self.tx = self.tag = ""
+
+    def note(self, result: Any) -> None:
+        if isinstance(result, dict):
+            self.tx, self.tag = result.get("tx", self.tx), result.get("etag", self.tag)
+
+    def fill(self, value: Any) -> Any:
+        match value:
+            case dict():
+                return {name: self.fill(inner) for name, inner in value.items()}
+            case list():
+                return [self.fill(inner) for inner in value]
+            case "tx_…":
+                return self.tx
+            case '"row:…"':
+                return self.tag
+            case _:
+                return value
+
+
+def same(shown: Any, real: Any, where: str = "answer") -> None:
+    """`shown` in a page is what was answered; `…` stands for anything, and numbers that change are not compared."""
+    match shown:
+        case dict():
+            assert list(shown) == list(real), where
+            for name, inner in shown.items():
+                if name in CHANGING:
+                    assert isinstance(real[name], type(inner)), f"{where}.{name}"
+                else:
+                    same(inner, real[name], f"{where}.{name}")
+        case [*items, "…"]:
+            assert items == real[: len(items)], where
+        case list():
+            assert len(shown) == len(real), where
+            for place, inner in enumerate(shown):
+                same(inner, real[place], f"{where}[{place}]")
+        case str() if "…" in shown:
+            head, tail = shown.split("…")
+            assert real.startswith(head) and real.endswith(tail), where
+        case _:
+            assert (type(shown), shown) == (type(real), real), where
+
+
+def test_the_examples_of_the_http_api_are_answered_as_shown(tmp_path: Path) -> None:
+    text = page("docs/http-api.md")
+    asked, shown = blocks(text, "json"), []
+    pairs = [(info, body) for info, body in asked if info.startswith(("request", "response"))]
+    assert [info.split()[0] for info, _ in pairs] == ["request", "response"] * (len(pairs) // 2)
+    remembered = Remembered()
+    with served(tmp_path) as client:
+        for (info, request), (_, response) in zip(pairs[::2], pairs[1::2], strict=True):
+            path = info.removeprefix("request").strip() or "/api/v1/rpc"
+            answer = client.post(path, json=remembered.fill(json.loads(request))).json()
+            remembered.note(answer.get("result"))
+            same(json.loads(response), answer, request.strip()[:60])
+            shown.append(request)
+    assert len(shown) > len(METHODS)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
+def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> None:
+    lines = [line for _, body in blocks(page(name), "sh") for line in body.splitlines() if line.startswith("curl")]
+    assert lines
+    with served(tmp_path) as client:
+        for line in lines:
+            url, body = next(word for word in shlex.split(line) if "://" in word), shlex.split(line)[-1]
+            answer = client.post(httpx.URL(url).path, json=json.loads(body))
+            assert answer.status_code == 200 and answer.json()["ok"], answer.text
+
+
+def test_the_settings_file_of_the_docs_is_understood(tmp_path: Path) -> None:
+    from headwater.config import load
+
+    ((_, body),) = blocks(page("docs/configuration.md"), "toml")
+    (tmp_path / "headwater.toml").write_text(body)
+    config = load(file=tmp_path / "headwater.toml", environ={}, flags={})
+    assert config.log.retention_age == 7 * 86400 and config.sqlite.wal
+
+
+# --- features and guarantees -----------------------------------------------------------------------------
+
+
+def named_tests(text: str) -> list[str]:
+    return re.findall(r"`(tests/[\w/]+\.py::[\w:]+)`", text)
+
+
+def test_every_feature_is_listed_once_with_its_state() -> None:
+    rows = re.findall(r"^\| ([FB]\d+) \| (.+?) \| (\w[\w-]*) \| (.*?) \|$", page("docs/features.md"), re.M)
+    assert [row[0] for row in rows] == [f"F{n}" for n in range(1, 176)] + [f"B{n}" for n in range(1, 29)]
+    assert {row[2] for row in rows} <= {"done", "partly", "later", "non-goal"}
+    for number, _, state, shown in rows:
+        assert bool(named_tests(shown)) == (state in ("done", "partly")), f"{number}: {state}, {shown}"
+
+
+@pytest.mark.parametrize("name", ["docs/features.md", "docs/guarantees.md"])
+def test_every_test_named_in_the_docs_exists(name: str) -> None:
+    named = named_tests(page(name))
+    assert named
+    for test in sorted(set(named)):
+        file, _, inside = test.partition("::")
+        assert (ROOT / file).exists(), test
+        assert inside in collected(ROOT / file), f"{test} is not there"
+
+
+def collected(path: Path) -> set[str]:
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            found |= {f"{node.name}::{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return found
+
+
+def test_all_twelve_guarantees_are_listed_and_those_that_hold_are_shown() -> None:
+    rows = table(page("docs/guarantees.md"), "#", "guarantee", "today", "shown by")
+    assert [row[0] for row in rows] == [str(n) for n in range(1, 13)]
+    for number, _, today, shown in rows:
+        assert bool(named_tests(shown)) == today.startswith(("holds", "partly")), number
+
+
+# --- links and words -------------------------------------------------------------------------------------
+
+
+def anchors(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path.read_text())):
+        if "://" in target:
+            continue
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
+        assert there.exists(), f"{path.name}: {target}"
+        assert not anchor or anchor in anchors(there.read_text()), f"{path.name}: {target}"
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached, waiting = set(), [ROOT / "README.md"]
+    while waiting:
+        path = waiting.pop()
+        if path in reached or path.suffix != ".md":
+            continue
+        reached.add(path)
+        found = re.findall(r"\]\(([^)#\s]+)", prose(path.read_text()))
+        waiting += [(path.parent / file).resolve() for file in found if "://" not in file]
+    assert reached == set(PAGES)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_pages_name_no_private_place(path: Path) -> None:
+    assert not re.search(r"/work/|/home/|/root/|/tmp/", path.read_text())
