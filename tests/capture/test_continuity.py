@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -279,3 +281,51 @@ def test_a_restart_after_any_kind_of_last_change_keeps_the_generation(tmp_path: 
             one.log.wait_beyond(one.log.latest, 0.005)  # nothing comes: only time passes
     with running(tmp_path, **NO_TRIM) as one:
         assert one.log.generation == generation, one.log.generation_reason
+
+
+HOLDER = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=20)
+db.execute("BEGIN IMMEDIATE")
+for sql in sys.argv[2:]:
+    db.execute(sql)
+print("held", flush=True)
+sys.stdin.readline()
+db.execute("COMMIT")
+db.close()
+"""
+
+
+def our_ddl_right_after_foreign(one: Running, path: Path, ours: str, *foreign_statements: str) -> None:
+    """Ours waits at the door while another process commits its own: nobody can notice that one in between."""
+    command = [sys.executable, "-c", HOLDER, str(path), *foreign_statements]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdin and holder.stdout and holder.stdout.readline() == "held\n"
+        waiting = one.source.write(lambda session: session.execute(ours))
+        holder.stdin.write("\n")
+        holder.stdin.close()
+        waiting.result(20)
+
+
+def test_foreign_ddl_is_not_told_under_the_name_of_our_own(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        one.run("CREATE TABLE gone(id INTEGER PRIMARY KEY)")
+        one.caught_up()
+        seen = one.log.latest
+        foreign_ddl = ("ALTER TABLE t ADD COLUMN w DEFAULT 7", "DROP TABLE gone")
+        our_ddl_right_after_foreign(one, tmp_path / "app.db", "CREATE TABLE ours(a)", *foreign_ddl)
+        one.caught_up()
+        told = {c.table.name: c.ddl or "" for c in flat(one.log.scan(after=seen))}
+    assert "ours" in told["ours"]
+    assert "ours" not in told["t"] and "DROP TABLE" in told["gone"]
+
+
+def test_rows_that_foreign_ddl_hid_are_told_even_if_our_own_ddl_comes_first(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        one.caught_up()
+        unseen = ("ALTER TABLE t ADD COLUMN w DEFAULT 7", "INSERT INTO t VALUES (1, 'a', 'captured without w')")
+        our_ddl_right_after_foreign(one, tmp_path / "app.db", "CREATE TABLE ours(a)", *unseen)
+        told = [c for c in one.changes() if c.table.name == "t" and c.op is Op.SCHEMA_CHANGE]
+    assert told[-1].resnapshot, "a column was written that no change tells of"

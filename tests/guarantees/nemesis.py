@@ -19,6 +19,7 @@ from fold import RawRow, raw_row
 from server_process import Asking, ServerProcess
 from validators import Atomic, CompleteInTheLog, Durable, NeverRewritten, Ordered, Validator, placed
 
+from headwater.errors import OffsetExpired
 from headwater.log.disk import DiskLog
 from headwater.model.change import Transaction
 from headwater.model.table import Table
@@ -183,11 +184,19 @@ class Nemesis:
         try:
             self.generation = self.generation or log.generation
             assert log.generation == self.generation, f"a needless new generation: {log.generation_reason}"
-            found = list(log.scan(after=log.horizon - 1))
+            found = self._scan(log)
         finally:
             log.close()
         self.rewritten.note_reading(placed(found))
         return found
+
+    def _scan(self, log: DiskLog) -> list[Transaction]:
+        """All that is kept; once more if retention overtook us on the way, as it says it may."""
+        while True:
+            try:
+                return list(log.scan(after=log.horizon - 1))
+            except OffsetExpired:
+                assert self.retained is not None, "nothing may expire without retention"
 
     def _judge(self) -> None:
         parts = self._read_the_log()

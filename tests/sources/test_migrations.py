@@ -62,6 +62,7 @@ def prove_still_followed(r: Rig, table: str) -> None:
     r.check()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transactional", [True, False])
 @pytest.mark.parametrize("step", STEPS)
 def test_alembic(rig: Attach, database: Path, step: str, transactional: bool) -> None:
@@ -124,6 +125,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_django(rig: Attach, database: Path, operation: str) -> None:
     code = DJANGO.replace("OPERATIONS", OPERATIONS[operation])

@@ -232,7 +232,7 @@ def test_a_table_that_hides_every_name_of_its_rowid_is_refused_with_a_reason(rig
     r.check()
 
 
-@pytest.mark.parametrize("width", [500, MAX_COLUMNS])
+@pytest.mark.parametrize("width", [500, pytest.param(MAX_COLUMNS, marks=pytest.mark.slow)])
 def test_wide_tables(rig: Attach, width: int) -> None:
     names = [f"w{place}" for place in range(width - 1)]
     r = rig(f"CREATE TABLE t(id INTEGER PRIMARY KEY, {', '.join(names)})")
@@ -246,6 +246,16 @@ def test_wide_tables(rig: Attach, width: int) -> None:
     ):
         r.foreign.run(statement)
         r.check()
+
+
+def test_our_tables_grow_wider_around_what_they_hold(rig: Attach) -> None:
+    r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, x)", "INSERT INTO t VALUES (1, 'a')")
+    r.foreign.run("REPLACE INTO t VALUES (1, CAST(x'ff' AS TEXT)), (2, -0.0), (3, x'00')")
+    r.write(f"CREATE TABLE wide({', '.join(f'w{place}' for place in range(60))})", "INSERT INTO wide(w59) VALUES (1)")
+    r.foreign.run("REPLACE INTO t VALUES (2, 1.0)")
+    assert len(r.check()) == 6
+    r.write(f"CREATE TABLE wider({', '.join(f'w{place}' for place in range(65))})", "INSERT INTO wider(w64) VALUES (1)")
+    assert len(r.check()) == 2
 
 
 def test_a_table_that_is_too_wide_is_refused_with_a_reason(rig: Attach) -> None:

@@ -27,6 +27,7 @@ logger = logging.getLogger("headwater.capture")
 STAGE = 512  # changes staged at a time: one block
 FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
+PASS_SECONDS = 0.001  # between two passes under load: commits that come together are taken together
 HOUSEKEEPING_SECONDS = 1.0  # between two steps of retention or merging
 
 
@@ -42,6 +43,7 @@ class Capture:
         self._stamper = Stamper(log)
         self._stopping = threading.Event()
         self._housekept = 0.0
+        self._passed_at = 0.0
         self._current_at: float | None = None  # when the log last held everything the source had
         self._broken: str | None = None  # why the source is not the one this log follows, until a new one is begun
         self.error: str | None = None  # why capture stands still; written by the capture thread only
@@ -112,7 +114,9 @@ class Capture:
         if self._broken is None:
             try:
                 self._source.wait(self._flush_seconds)
+                self._stopping.wait(self._passed_at + PASS_SECONDS - time.monotonic())
                 if not self._stopping.is_set():
+                    self._passed_at = time.monotonic()
                     self._pass()
                 return
             except SourceMismatch as mismatch:

@@ -60,10 +60,22 @@ class Follower:
         self._schema_version = -1
         self._decoder = Decoder({})
         self._cells = 0
+        self.known_good = 0  # up to here the schema was the one whose layouts we have
+        self._nothing_after = (-1, -1)  # SQLite's data version and the offset at which all had been read
         self._boundary: CaptureRow | None = None  # the newest row read: it must still be there, unchanged
 
     def follow(self, after: int) -> Iterator[Transaction]:
         """Transactions after `after`, up to the head of this call."""
+        with sqlite_errors():
+            version = _one(self._db, "PRAGMA data_version")
+        if (version, after) == self._nothing_after and self._schema_version != -1:
+            return  # nobody committed since the last look, which found nothing more
+        for part in self._parts(after):
+            yield part
+            after = part.upto
+        self._nothing_after = (version, after)
+
+    def _parts(self, after: int) -> Iterator[Transaction]:
         head: int | None = None
         grouping = Grouping()
         aside: Aside = {}  # a row set aside and the insert onto it belong to one transaction, so to one call
@@ -74,6 +86,7 @@ class Follower:
                 continue
             self._check(page, after)
             head = page.head if head is None else head
+            self.known_good = page.rows[-1][0] if page.rows else after
             if not page.rows:
                 return
             self._boundary = page.rows[-1]

@@ -19,10 +19,12 @@ from headwater.sources.sqlite.triggers import (
     ANCHOR,
     CANARY,
     CAPTURE,
+    CELL_INDEXES,
     LAYOUT,
     MAX_COLUMNS,
     META,
     TABLES,
+    create_cell_tables,
     create_tables,
     create_triggers,
     trigger_prefix,
@@ -30,6 +32,7 @@ from headwater.sources.sqlite.triggers import (
 )
 
 FORMAT = "1"  # of our tables in the user's file
+REBUILD = 16  # columns to add from which on it is cheaper to create our tables anew
 
 
 def is_installed(db: apsw.Connection) -> bool:
@@ -210,7 +213,25 @@ def capture_cells(db: apsw.Connection) -> int:
 
 
 def _fit_width(db: apsw.Connection, width: int) -> None:
-    for statement in widen(capture_cells(db) // 2, width):
+    have = capture_cells(db) // 2
+    if width - have > REBUILD:  # SQLite reads the whole schema again after each ALTER
+        _rebuild(db, width)
+    else:
+        for statement in widen(have, width):
+            db.execute(statement)
+
+
+def _rebuild(db: apsw.Connection, width: int) -> None:
+    """Create the tables that hold cells anew, wider, with what they hold."""
+    for name, statement in create_cell_tables(width).items():
+        kept = f"{name}_kept"
+        columns = [column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        db.execute(f"CREATE TEMP TABLE {kept} AS SELECT * FROM {name}")
+        db.execute(f"DROP TABLE {name}")
+        db.execute(statement)
+        db.execute(f"INSERT INTO {name}({', '.join(columns)}) SELECT * FROM temp.{kept}")
+        db.execute(f"DROP TABLE temp.{kept}")
+    for statement in CELL_INDEXES:
         db.execute(statement)
 
 

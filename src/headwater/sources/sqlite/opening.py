@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from headwater.config import SqliteConfig
-from headwater.errors import SourceUnfit
+from headwater.errors import SourceUnfit, Unavailable
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.guard import Guard
@@ -41,7 +41,7 @@ class File:
         self._path, self._vfs, self._config = path, vfs, config
         self.journal_mode_before = journal_mode_before
         self._lock = threading.Lock()  # guards _connections
-        self._connections: list[apsw.Connection] = []
+        self._connections: list[apsw.Connection] | None = []  # None once closed
 
     def connect(self) -> Connected:
         """A further connection, guarded: callers' statements may run on it."""
@@ -55,22 +55,25 @@ class File:
         db.pragma("foreign_keys", self._config.foreign_keys)
         db.set_busy_handler(_patience())
         with self._lock:
+            if self._connections is None:
+                db.close()
+                raise Unavailable(f"{self._path} is being opened anew", hint="Try again in a moment.")
             self._connections.append(db)
         return db
 
     def disconnect(self, db: apsw.Connection) -> None:
         """Close one of them."""
         with self._lock:
-            if db in self._connections:
+            if self._connections and db in self._connections:
                 self._connections.remove(db)
         db.close()
 
     def close(self) -> None:
         """Close every connection given out."""
         with self._lock:
-            for db in self._connections:
+            for db in self._connections or ():
                 db.close()
-            self._connections.clear()
+            self._connections = None
 
 
 def _patience() -> Callable[[int], bool]:

@@ -26,7 +26,11 @@ MAX_ROWS = 100_000  # of one statement's answer; past it the answer says `trunca
 
 
 class SqliteSession:
-    """Fulfils `Session`. `before_write` runs ahead of the first statement that may change something."""
+    """Fulfils `Session`.
+
+    `before_write` runs ahead of a statement that may change something; `known_good` is the offset up to which
+    changes are known to have been captured in the schema's last known form.
+    """
 
     def __init__(
         self,
@@ -34,10 +38,12 @@ class SqliteSession:
         guard: Guard,
         catalog: Catalog,
         wanted: Collection[str],
-        before_write: Callable[[], None] = lambda: None,
+        *,
+        known_good: Callable[[], int],
+        before_write: Callable[[], None],
     ) -> None:
         self._db, self._guard, self._catalog, self._wanted = db, guard, catalog, wanted
-        self._before_write = before_write
+        self._known_good, self._before_write = known_good, before_write
 
     def describe(self, table: str) -> Table:
         """The table's shape."""
@@ -141,6 +147,9 @@ class SqliteSession:
             set_meta(db, "kinds", msgspec.json.encode(kinds).decode())
 
     def _change_schema(self, sql: str, args: Args, alters: str | None) -> Result:
+        with self._guard.own() as db, sqlite_errors():
+            # What others did to the schema is told first, under its own name.
+            reconcile(db, self._wanted, known_good=self._known_good())
         try:
             result = self._execute(sql, args)
         except HeadwaterError as error:

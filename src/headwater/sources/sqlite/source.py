@@ -36,7 +36,7 @@ from headwater.sources.sqlite.install import (
     uninstall,
 )
 from headwater.sources.sqlite.lock import FileLock
-from headwater.sources.sqlite.opening import open_database
+from headwater.sources.sqlite.opening import Connected, open_database
 from headwater.sources.sqlite.pool import Pool
 from headwater.sources.sqlite.session import SqliteSession, run_statement
 from headwater.sources.sqlite.triggers import CAPTURE
@@ -56,6 +56,7 @@ class SqliteSource:
         self.name, self.path = name, os.path.abspath(path)
         self._config, self._notes, self._vfs = config, notes, vfs
         self._lock = FileLock(self.path)
+        self._is_open = False
         try:
             self._open()
         except BaseException:
@@ -67,7 +68,7 @@ class SqliteSource:
         self._inode = os.stat(self.path).st_ino
         self._waker = Waker(self.path + "-wal")
         writing = self._file.connect()
-        session = SqliteSession(writing.db, writing.guard, writing.catalog, self._config.tables)
+        session = self._session(writing)
         self._guard = writing.guard
         self._writer = Writer(writing.db, writing.guard, writing.catalog, session, self._committed)
         self._pool = Pool(self._file.connect, READERS)
@@ -87,6 +88,17 @@ class SqliteSource:
             nonces=lambda: self._trimmer.nonces,
             reconcile=self._reconcile,
             demand_resnapshot=self._demand_resnapshot,
+        )
+        self._is_open = True
+
+    def _session(self, own: Connected, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
+        return SqliteSession(
+            own.db,
+            own.guard,
+            own.catalog,
+            self._config.tables,
+            known_good=lambda: self._follower.known_good,
+            before_write=before_write,
         )
 
     # --- history ---------------------------------------------------------------------------------------------
@@ -216,7 +228,7 @@ class SqliteSource:
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """One row by its key."""
         with self._pool.read() as reader:
-            session = SqliteSession(reader.db, reader.guard, reader.catalog, ())
+            session = self._session(reader)
             shape = session.describe(table)
             rows = session.select(table, key_is(shape, key), 1)
             return shape, rows[0] if rows else None, reader.offset()
@@ -237,7 +249,7 @@ class SqliteSource:
             own.db,
             own.guard,
             Ledger(own.guard, own.catalog),
-            lambda hook: SqliteSession(own.db, own.guard, own.catalog, self._config.tables, hook),
+            lambda hook: self._session(own, hook),
             self._writer,
             self._executor,
             read_only=read_only,
@@ -289,6 +301,9 @@ class SqliteSource:
         self._lock.release()
 
     def _shut(self) -> None:
+        if not self._is_open:  # an earlier attempt to open the file anew got no further
+            return
+        self._is_open = False
         self.finish_writes()
         self._pool.close()
         self._waker.close()

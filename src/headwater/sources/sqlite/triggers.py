@@ -11,8 +11,6 @@ rule exists, or a key is updated, the row goes to `stash` and the AFTER trigger 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headwater.model.change import Op
 from headwater.sources.sqlite.connection import OURS, ident
 from headwater.sources.sqlite.shape import ROWID_NAMES, Shape, Unique
@@ -35,14 +33,26 @@ def cells(count: int, start: int = 0) -> str:
     return ", ".join(f"c{place}" for place in range(start, start + count))
 
 
+CELL_INDEXES = (
+    f"CREATE INDEX {REPLACED}_head ON {REPLACED}(head)",
+    f"CREATE INDEX {STASH}_t ON {STASH}(t)",
+)
+
+
+def create_cell_tables(width: int) -> dict[str, str]:
+    """Those of our tables that hold values of rows, wide enough for `width` columns."""
+    return {
+        CAPTURE: f"CREATE TABLE {CAPTURE}(seq INTEGER PRIMARY KEY, t, op, {cells(2 * width)})",
+        REPLACED: f"CREATE TABLE {REPLACED}(id INTEGER PRIMARY KEY, head, t, {cells(width)})",
+        STASH: f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, r, {cells(width)})",
+    }
+
+
 def create_tables(width: int) -> list[str]:
     """Our tables, wide enough for rows of `width` columns."""
     return [
-        f"CREATE TABLE {CAPTURE}(seq INTEGER PRIMARY KEY, t, op, {cells(2 * width)})",
-        f"CREATE TABLE {REPLACED}(id INTEGER PRIMARY KEY, head, t, {cells(width)})",
-        f"CREATE INDEX {REPLACED}_head ON {REPLACED}(head)",
-        f"CREATE TABLE {STASH}(id INTEGER PRIMARY KEY, t, r, {cells(width)})",
-        f"CREATE INDEX {STASH}_t ON {STASH}(t)",
+        *create_cell_tables(width).values(),
+        *CELL_INDEXES,
         f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT)",
         f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER)",
         f"CREATE TABLE {META}(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
@@ -105,9 +115,8 @@ class _Texts:
         return f"AFTER DELETE ON {self.target} BEGIN {self._forget_old()} {self._row(Op.DELETE, 'OLD')} END"
 
     def before_insert(self) -> str:
-        hit = self._collision(self.shape.uniques)
-        body = self._hand_over() if self.merges else self._set_aside(hit)
-        return f"BEFORE INSERT ON {self.target} WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {body} END"
+        body = self._hand_over() if self.merges else self._set_aside("")
+        return f"BEFORE INSERT ON {self.target} WHEN {self._collides('')} BEGIN {body} END"
 
     def _hand_over(self) -> str:
         """Rows for the reader to join with the insert. Those with another key (negative) he can only report."""
@@ -123,11 +132,10 @@ class _Texts:
 
     def before_key_update(self) -> str:
         names = [ident(self.shape.rowid)] if self.shape.rowid else self.key
-        myself = " AND ".join(f"{name} IS OLD.{name}" for name in names)
-        hit = f"({self._collision(self.shape.uniques)}) AND NOT ({myself})"
+        other = f" AND NOT ({' AND '.join(f'{name} IS OLD.{name}' for name in names)})"
         return (
-            f"BEFORE UPDATE {self._of_keys()}ON {self.target} "
-            f"WHEN EXISTS (SELECT 1 FROM {self.target} WHERE {hit}) BEGIN {self._set_aside(hit)} END"
+            f"BEFORE UPDATE {self._of_keys()}ON {self.target} WHEN {self._collides(other)} "
+            f"BEGIN {self._set_aside(other)} END"
         )
 
     def after_key_update(self) -> str:
@@ -155,19 +163,35 @@ class _Texts:
     def _forget_old(self) -> str:
         return f"DELETE FROM {STASH} WHERE t = {self.layout} AND {self._same_row('OLD')};"
 
-    def _collision(self, uniques: Sequence[Unique]) -> str:
-        """Rows of the table that NEW would collide with. May name too many; the AFTER trigger looks again."""
-        rules = [" AND ".join(f"{name} = NEW.{name}" for name in self.key), *map(self._breaks, uniques)]
-        if self.rowid:
-            rules.append(f"{self.rowid} = NEW.{self.rowid}")
-        return " OR ".join(f"({rule})" for rule in rules)
+    def _rules(self) -> list[str]:
+        """Conditions on rows that NEW would collide with; each one alone can be looked up in indexes.
+
+        May name too many; the AFTER trigger looks again. Rules with a collation or an expression stand by
+        themselves: SQLite looks up an OR in several indexes only if all its sides are plain.
+        """
+        plain = [" AND ".join(f"{name} = NEW.{name}" for name in self.key)]
+        plain += [f"{self.rowid} = NEW.{self.rowid}"] if self.rowid else []
+        plain += [self._breaks(unique) for unique in self.shape.uniques if self._is_plain(unique)]
+        special = [self._breaks(unique) for unique in self.shape.uniques if not self._is_plain(unique)]
+        return [" OR ".join(f"({rule})" for rule in plain), *special]
+
+    def _is_plain(self, unique: Unique) -> bool:
+        own = {ident(column.name): column.collation for column in self.shape.table.columns}
+        pairs = zip(unique.terms, unique.collations, strict=True)
+        return not unique.where and all(own.get(term) == collation.upper() for term, collation in pairs)
 
     def _breaks(self, unique: Unique) -> str:
+        plain = self._is_plain(unique)
         rule = " AND ".join(
-            f"({term}) = ({self._of_new(term)} COLLATE {ident(collation)})"
+            f"{term} = {self._of_new(term)}"
+            if plain
+            else f"({term}) = ({self._of_new(term)} COLLATE {ident(collation)})"
             for term, collation in zip(unique.terms, unique.collations, strict=True)
         )
         return f"{rule} AND ({unique.where})" if unique.where else rule
+
+    def _collides(self, further: str) -> str:
+        return " OR ".join(f"EXISTS (SELECT 1 FROM {self.target} WHERE ({rule}){further})" for rule in self._rules())
 
     def _of_new(self, term: str) -> str:
         if term in self.names:
@@ -175,13 +199,16 @@ class _Texts:
         new = ", ".join(f"NEW.{name} AS {name}" for name in self.names)
         return f"(SELECT {term} FROM (SELECT {new}))"
 
-    def _set_aside(self, hit: str) -> str:
+    def _set_aside(self, further: str) -> str:
         rowid = ident(self.shape.rowid) if self.shape.rowid else "NULL"
-        again = f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({hit}) AND {self._same_row('x')})"
-        return (
-            f"{self._clear_stash(again)} INSERT INTO {STASH}(t, r, {cells(self.width)}) "
-            f"SELECT {self.layout}, {rowid}, {self._list('')} FROM {self.target} WHERE {hit};"
+        # UNION, for one row may break several rules.
+        found = " UNION ".join(
+            f"SELECT {self.layout}, {rowid}, {self._list('')} FROM {self.target} WHERE ({rule}){further}"
+            for rule in self._rules()
         )
+        either = " OR ".join(f"({rule})" for rule in self._rules())
+        again = f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({either}) AND {self._same_row('x')})"
+        return f"{self._clear_stash(again)} INSERT INTO {STASH}(t, r, {cells(self.width)}) {found};"
 
     def _displaced(self) -> str:
         """Deletes for rows set aside that are gone now, or whose place NEW has taken."""
