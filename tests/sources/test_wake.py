@@ -107,3 +107,10 @@ def test_a_wal_that_appears_later_is_watched(tmp_path: Path, foreign_process: Fo
         (tmp_path / "x-wal").write_bytes(b"more")
     assert waiting.ended()
     waker.close()
+
+
+def test_a_closed_waker_can_be_woken_and_closed_again(tmp_path: Path) -> None:
+    waker = Waker(str(tmp_path / "x-wal"))
+    waker.close()
+    waker.wake()
+    waker.close()

@@ -53,10 +53,12 @@ class Follower:
         nonces: Callable[[], tuple[str, ...]],
         reconcile: Callable[[int], None],
         demand_resnapshot: Callable[[set[str]], None],
+        saw_foreign: Callable[[], None],
     ) -> None:
         self._db = db
         self._nonces = nonces
         self._reconcile, self._demand = reconcile, demand_resnapshot
+        self._saw_foreign = saw_foreign
         self._schema_version = -1
         self._decoder = Decoder({})
         self._cells = 0
@@ -77,7 +79,7 @@ class Follower:
 
     def _parts(self, after: int) -> Iterator[Transaction]:
         head: int | None = None
-        grouping = Grouping()
+        grouping = Grouping(self._saw_foreign)
         aside: Aside = {}  # a row set aside and the insert onto it belong to one transaction, so to one call
         while head is None or after < head:
             page = self._read(after, head)
@@ -205,7 +207,8 @@ class Grouping:
     here: a union of whole ones, never a part of one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saw_foreign: Callable[[], None]) -> None:
+        self._saw_foreign = saw_foreign
         self._open: tuple[int, int] | None = None  # a transaction cut by a page: its first offset, changes so far
 
     def parts(self, changes: list[Numbered], own: list[Own], head: int, now_ms: int) -> Iterator[Transaction]:
@@ -217,6 +220,8 @@ class Grouping:
             while records and records[0].upto < seq:
                 records.pop(0)
             mine = records[0] if records and records[0].first <= seq else None
+            if mine is None:
+                self._saw_foreign()
             end = mine.upto if mine else records[0].first - 1 if records else head
             stop = place
             while stop < len(changes) and changes[stop][0] <= end:

@@ -43,6 +43,7 @@ from headwater.sources.sqlite.triggers import CAPTURE
 from headwater.sources.sqlite.trim import Trimmer
 from headwater.sources.sqlite.tx import SqliteTx
 from headwater.sources.sqlite.watch import Waker
+from headwater.sources.sqlite.witness import Witness
 from headwater.sources.sqlite.writer import Ledger, Writer
 
 T = TypeVar("T")
@@ -57,6 +58,7 @@ class SqliteSource:
         self._config, self._notes, self._vfs = config, notes, vfs
         self._lock = FileLock(self.path)
         self._is_open = False
+        self._witness = Witness(notes)
         try:
             self._open()
         except BaseException:
@@ -66,7 +68,7 @@ class SqliteSource:
     def _open(self) -> None:
         self._file = open_database(self.path, vfs=self._vfs, config=self._config)
         self._inode = os.stat(self.path).st_ino
-        self._waker = Waker(self.path + "-wal")
+        self._waker = Waker(os.path.realpath(self.path) + "-wal")
         writing = self._file.connect()
         session = self._session(writing)
         self._guard = writing.guard
@@ -88,6 +90,7 @@ class SqliteSource:
             nonces=lambda: self._trimmer.nonces,
             reconcile=self._reconcile,
             demand_resnapshot=self._demand_resnapshot,
+            saw_foreign=self._witness.saw_foreign,
         )
         self._is_open = True
 
@@ -123,11 +126,12 @@ class SqliteSource:
                 head=head,
                 latest=latest,
             )
-        reason = judge(facts)
+        reason = judge(facts) or self._witness.doubt()
         if not reason:
             oldest = self._follower.oldest()
             reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1, 0)), latest)
             self._trimmer.start(facts.file_nonce, oldest - 1)
+            self._witness.begin()
         return reason
 
     def restart(self, *, generation: str, first: int) -> None:
@@ -155,6 +159,7 @@ class SqliteSource:
 
         self._writer.submit(work, alone=True).result()
         self._trimmer.start(nonce, seq)
+        self._witness.begin()
 
     # --- following -------------------------------------------------------------------------------------------
 
@@ -298,6 +303,7 @@ class SqliteSource:
     def close(self) -> None:
         """Finish queued writes and release the file."""
         self._shut()
+        self._witness.end()
         self._lock.release()
 
     def _shut(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
+import threading
 
 
 class Waker:
@@ -21,6 +22,8 @@ class Waker:
         os.set_blocking(self._write, False)
         self._inotify = _inotify()
         self._watching = False
+        self._open_or_closed = threading.Lock()  # guards _closed: a number given back may be another file's next
+        self._closed = False
 
     def wait(self, timeout: float) -> None:
         """Sleep until there may be something to see."""
@@ -34,18 +37,25 @@ class Waker:
                     self._watching = False  # the file was replaced; watch the new one next time
 
     def wake(self) -> None:
-        """End a wait now; safe from any thread and from signal handlers."""
-        try:
-            os.write(self._write, b"!")
-        except BlockingIOError:
-            return  # the pipe is full of wakes already
+        """End a wait now; safe from any thread."""
+        with self._open_or_closed:
+            if self._closed:
+                return
+            try:
+                os.write(self._write, b"!")
+            except BlockingIOError:
+                return  # the pipe is full of wakes already
 
     def close(self) -> None:
-        """Release the pipe and the watch."""
-        os.close(self._read)
-        os.close(self._write)
-        if self._inotify:
-            self._inotify.close()
+        """Release the pipe and the watch. Waking what is closed does nothing: nobody waits."""
+        with self._open_or_closed:
+            if self._closed:
+                return
+            self._closed = True
+            os.close(self._read)
+            os.close(self._write)
+            if self._inotify:
+                self._inotify.close()
 
     def _watch(self) -> None:
         if self._inotify and not self._watching and os.path.exists(self._wal):

@@ -209,7 +209,7 @@ class Writer:
         try:
             self._guard.run("SAVEPOINT member")
             value = job.work(self._session)
-            self._check_foreign_keys()
+            self._check_committable()
             written = self._ledger.record(value)
             self._guard.run("RELEASE member")
             return written
@@ -221,8 +221,10 @@ class Writer:
                 self._catalog.hold()  # what was undone may have been DDL
             return to_error(error) if isinstance(error, apsw.Error) else error
 
-    def _check_foreign_keys(self) -> None:
-        if self._db.in_transaction and self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
+    def _check_committable(self) -> None:
+        if not self._db.in_transaction:
+            raise InvalidRequest("the statement rolled the whole transaction back", hint="Nothing was kept.")
+        if self._db.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]:
             raise InvalidRequest("FOREIGN KEY constraint failed", hint="A deferred foreign key has no parent row.")
 
     def _abandon(self) -> None:
