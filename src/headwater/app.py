@@ -17,6 +17,7 @@ from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.queries.databases import DatabaseStatus
+from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
 SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
@@ -53,11 +54,25 @@ class App:
         # Guards _open.
         self._lock = threading.Lock()
         self._open: dict[str, Database] = {}
+        self._folder: FileLock | None = None
         self._building = threading.Lock()  # one database is made or dropped at a time; taken before _lock
 
     def start(self) -> None:
         """Open every configured database, and those created under the data folder before."""
         self._data.mkdir(parents=True, exist_ok=True)
+        self._folder = FileLock(
+            str(self._data / "data"),
+            what=f"the data folder {self._data}",
+            hint="Stop that one first, or choose another folder with --data.",
+        )
+        try:
+            for database in self._configured().values():
+                self._add(database)
+        except BaseException:
+            self.close()
+            raise
+
+    def _configured(self) -> dict[str, DatabaseConfig]:
         configured = {database.name: database for database in self._config.databases}
         if not configured:
             configured["main"] = DatabaseConfig("main", "")
@@ -65,12 +80,7 @@ class App:
             name = path.name.removesuffix(".log.db")
             if (self._data / f"{name}.db").exists():
                 configured.setdefault(name, DatabaseConfig(name, ""))
-        try:
-            for database in configured.values():
-                self._add(database)
-        except BaseException:
-            self.close()
-            raise
+        return configured
 
     def close(self) -> None:
         """Close every database."""
@@ -78,6 +88,9 @@ class App:
             databases, self._open = list(self._open.values()), {}
         for database in databases:
             database.close()
+        if self._folder is not None:
+            self._folder.release()
+            self._folder = None
 
     def database(self, name: str) -> Database:
         """The open database `name`."""

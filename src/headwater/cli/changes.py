@@ -44,6 +44,8 @@ def as_json(db: str, part: Transaction, offset: int, change: Change) -> dict[str
     found["schema"] = table.version
     if change.op is Op.SCHEMA_CHANGE:
         found |= {"ddl": change.ddl or "", "resnapshot": change.resnapshot}
+    if change.key is not None and not table.primary_key:
+        found["identity"] = {name: to_plain(value) for name, value in zip(table.key, change.key, strict=True)}
     return found | ({"unavailable": sorted(unavailable)} if unavailable else {})
 
 

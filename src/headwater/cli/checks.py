@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headwater.cli.output import counted
 from headwater.errors import HeadwaterError
 
 Connection = Any  # of the room sources/sqlite, whose library stays at home
@@ -137,7 +138,7 @@ def _tables(name: str, db: Connection, tables: tuple[str, ...]) -> Iterator[Chec
     from headwater.sources.sqlite.install import capturable, read_triggers
 
     shapes, refused = capturable(db, tables)
-    yield Check(name, "ok", f"{len(shapes)} tables can be captured")
+    yield Check(name, "ok", f"{counted(len(shapes), 'table')} can be captured")
     for table, reason in refused.items():
         yield Check(name, "warn", f"table {table} cannot be captured: {reason}", "Change the table, or live without.")
     for table in sorted(set(tables) - set(shapes) - set(refused)):
@@ -149,9 +150,9 @@ def _tables(name: str, db: Connection, tables: tuple[str, ...]) -> Iterator[Chec
         if not shape.key_is_plain:
             remedy = "The key of such a table is compared by SQLite only; a program without the collation cannot write."
             yield Check(name, "warn", f"the key of table {table} has a collation of its own", remedy)
-    own = [trigger for trigger in read_triggers(db) if not trigger.name.startswith(OURS)]
+    own = [trigger.name for trigger in read_triggers(db) if not trigger.name.startswith(OURS)]
     if own:
-        yield Check(name, "ok", f"{len(own)} triggers of yours: {', '.join(trigger.name for trigger in own)}")
+        yield Check(name, "ok", f"{counted(len(own), 'trigger')} of yours: {', '.join(own)}")
 
 
 def _capture(name: str, db: Connection, log: Path, tables: tuple[str, ...]) -> Iterator[Check]:
@@ -166,10 +167,10 @@ def _capture(name: str, db: Connection, log: Path, tables: tuple[str, ...]) -> I
     active = [layout for layout in read_layouts(db).values() if layout.active]
     steps = plan(capturable(db, tables)[0], active, read_triggers(db))
     if steps:
-        finding = f"the schema moved: capture of {len(steps)} tables is out of date"
+        finding = f"the schema moved: capture of {counted(len(steps), 'table')} is out of date"
         yield Check(name, "warn", finding, "A running server corrects it by itself; otherwise start one.")
     else:
-        yield Check(name, "ok", f"{len(active)} tables are captured")
+        yield Check(name, "ok", f"{counted(len(active), 'table')} {'is' if len(active) == 1 else 'are'} captured")
     yield from _log(name, log, _facts(db))
 
 
@@ -191,7 +192,8 @@ def _log(name: str, path: Path, facts: dict[str, Any] | None) -> Iterator[Check]
         return
     log = DiskLog.open(path, read_only=True)
     try:
-        yield Check(name, "ok", f"log {path}: offsets {log.horizon} to {log.latest}, generation {log.generation}")
+        holds = "no changes" if log.latest < log.horizon else f"offsets {log.horizon} to {log.latest}"
+        yield Check(name, "ok", f"log {path}: {holds}, generation {log.generation}")
         if facts and facts["generation"] != log.generation:
             yield Check(name, "warn", "file and log are of different generations", f"Check --data. {again}")
         elif facts and facts["head"] < log.latest:

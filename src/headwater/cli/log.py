@@ -50,7 +50,10 @@ def _show(args: argparse.Namespace) -> int:
         after = max(latest - args.limit, log.horizon - 1) if args.after is None else args.after
         found = _changes(log, after, min(after + args.limit, latest))
         db = path.name.removesuffix(SUFFIX)
-        (_print_json if args.output == "json" else _print)(db, found)
+        if args.output == "json":
+            _print_json(db, found)
+        else:
+            _print(found, nothing="no changes yet" if latest < log.horizon else f"no changes after offset {after}")
     finally:
         log.close()
     return OK
@@ -78,8 +81,11 @@ def _print_json(db: str, found: Iterator[tuple[Transaction, int, Change]]) -> No
         print(json.dumps(as_json(db, part, offset, change), ensure_ascii=False))
 
 
-def _print(db: str, found: Iterator[tuple[Transaction, int, Change]]) -> None:
+def _print(found: Iterator[tuple[Transaction, int, Change]], *, nothing: str) -> None:
     from headwater.cli.changes import clock, images
 
     rows = [(offset, clock(part), change.op.word, change.table.name, images(change)) for part, offset, change in found]
-    print_table(("offset", "time", "op", "table", "before → after"), rows)
+    if rows:
+        print_table(("offset", "time", "op", "table", "before → after"), rows)
+    else:
+        print(nothing)

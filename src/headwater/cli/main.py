@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from headwater import __version__
 from headwater.cli import doctor, log, serve, settings, source, sql, status
@@ -24,8 +24,23 @@ The credential comes from HEADWATER_TOKEN or --token-file, never from an argumen
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in two lines."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As inherited, but the command that does not know a flag complains itself, and never repeats its value."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+            self._refuse(f"unknown flag {flag}" if flag else f"unexpected argument {unknown[0]!r}", flag)
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
-        print(f"error: {message}\nhint: {self.prog} --help", file=sys.stderr)
+        self._refuse(message)
+
+    def _refuse(self, message: str, flag: str = "") -> NoReturn:
+        from difflib import get_close_matches
+
+        near = get_close_matches(flag, self._option_string_actions, 1) if flag else []
+        meant = f" (did you mean {near[0]}?)" if near else ""
+        print(f"error: {message}{meant}\nhint: {self.prog} --help", file=sys.stderr)
         raise SystemExit(USAGE)
 
 
@@ -38,6 +53,7 @@ def build_parser() -> Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument("--version", action="version", version=f"headwater {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for group in GROUPS:
         group.add(commands)

@@ -47,6 +47,11 @@ def amount(number: int | None) -> str:
     return "?" if number is None else f"{number:,}"
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 table`, `2 tables`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def size(count: int | None) -> str:
     """Bytes in the largest unit that keeps the number above one."""
     if count is None:

@@ -95,4 +95,7 @@ def _here(address: str) -> str:
 def _refusal(error: dict[str, Any]) -> Failure:
     details = error.get("details") or {}
     message = f"{error.get('message', 'the server refused')} ({error.get('code', 'internal')})"
-    return Failure(message, hint=str(details.get("hint", "")), exit_code=FAILED)
+    hint = str(details.get("hint", ""))
+    if error.get("code") == "unauthorized":
+        hint = "Set HEADWATER_TOKEN, or name a file that holds the credential with --token-file."
+    return Failure(message, hint=hint, exit_code=FAILED)

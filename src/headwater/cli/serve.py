@@ -40,12 +40,15 @@ def _run(args: argparse.Namespace) -> int:
         logging.getLogger(__name__).warning("gRPC is not served yet: nothing listens on %s", config.serve.grpc)
     app = App(config)
     server = Server(config.serve, Api.over(app))  # first of all: it refuses an open door
+    server.bind()  # a taken port must not cost anybody's history
     try:
         app.start()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(server.serve(started=lambda: _announce(server.url, app.names())))
     finally:
+        server.unbind()
         app.close()
+    print("headwater stopped", flush=True)
     return OK
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, USAGE, Failure
-from headwater.cli.output import add_output, print_json, print_table
+from headwater.cli.output import add_output, counted, print_json, print_table
 from headwater.cli.settings import add_config_flags, add_databases, load_config, name_databases
+from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
     from headwater.config import Config
@@ -64,8 +65,10 @@ def _list(args: argparse.Namespace) -> int:
     rows = [row for name, path in database_files(load_config(args)).items() for row in _tables(name, path)]
     if args.output == "json":
         print_json(rows)
+    elif rows:
+        print_table(tuple(rows[0]), [_cells(row) for row in rows])
     else:
-        print_table(tuple(rows[0]) if rows else ("database",), [_cells(row) for row in rows])
+        print("no tables")
     return OK
 
 
@@ -128,7 +131,8 @@ def _attach(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(document)
     else:
-        print(f"capturing {len(found['tables'])} tables of {path} as {name!r}: {', '.join(found['tables'])}")
+        names = f": {', '.join(found['tables'])}" if found["tables"] else ""
+        print(f"capturing {counted(len(found['tables']), 'table')} of {path} as {name!r}{names}")
         for table, reason in found["uncaptured"].items():
             print(f"not captured: {table}: {reason}")
         if missing:
@@ -137,18 +141,18 @@ def _attach(args: argparse.Namespace) -> int:
 
 
 def _detach(args: argparse.Namespace) -> int:
-    ((name, url),) = name_databases(args.database).items()
+    (url,) = name_databases(args.database).values()
     path = os.path.abspath(_file(url))
     if not os.path.exists(path):
         raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
-    changed = _is_attached(path)
+    generation = _generation(path)
+    changed = generation is not None
+    kept = _log_of(generation, Path(load_config(args).data)) if generation else None
     if changed:
         from headwater.config import SqliteConfig
         from headwater.sources.sqlite.source import detach
 
         detach(path, config=SqliteConfig(wal=True))
-    log = Path(load_config(args).data) / f"{name}.log.db"
-    kept = str(log) if log.exists() else None
     if args.output == "json":
         print_json({"file": path, "changed": changed, "log": kept})
     else:
@@ -158,13 +162,31 @@ def _detach(args: argparse.Namespace) -> int:
     return OK
 
 
-def _is_attached(path: str) -> bool:
+def _generation(path: str) -> str | None:
+    """The history the file belongs to; None if it is not attached."""
     from headwater.sources.sqlite.connection import open_file, sqlite_errors
-    from headwater.sources.sqlite.install import is_installed
+    from headwater.sources.sqlite.install import is_installed, meta
 
     db = open_file(path, read_only=True)
     try:
         with sqlite_errors(path):
-            return is_installed(db)
+            return meta(db, "generation") if is_installed(db) else None
     finally:
         db.close()
+
+
+def _log_of(generation: str, data: Path) -> str | None:
+    """The log of this history in the folder `data`, whatever name the database had; None if there is none."""
+    from headwater.log.disk import DiskLog
+
+    for path in sorted(data.glob("*.log.db")):
+        try:
+            log = DiskLog.open(path, read_only=True)
+        except HeadwaterError:
+            continue  # a damaged log cannot say whose it is
+        try:
+            if log.generation == generation:
+                return str(path)
+        finally:
+            log.close()
+    return None

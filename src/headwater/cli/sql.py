@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any
 
 from headwater.cli.failure import OK
-from headwater.cli.output import add_output, print_json, print_table
+from headwater.cli.output import add_output, counted, print_json, print_table
 from headwater.cli.remote import add_server, open_remote
+
+_DDL = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP|REINDEX|ANALYZE)\b", re.IGNORECASE | re.DOTALL)
 
 
 def add(commands: Any) -> None:
@@ -19,7 +22,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--db", metavar="NAME", default="main", help="the database (main)")
     add_output(parser)
     parser.add_argument("statement", metavar="STATEMENT", help="one SQL statement; - reads it from standard input")
-    parser.add_argument("arg", nargs="*", metavar="ARG", help="values for its ?: JSON, or else a text")
+    parser.add_argument("arg", nargs="*", default=(), metavar="ARG", help="values for its ?: JSON, or else a text")
     parser.set_defaults(run=_run)
 
 
@@ -30,7 +33,12 @@ def _run(args: argparse.Namespace) -> int:
         answer = remote.call("sql.exec", sql=sql, args=[argument(text) for text in args.arg], db=args.db)["result"]
     finally:
         remote.close()
-    (_print_json if args.output == "json" else _print)(answer)
+    if args.output == "json":
+        _print_json(answer)
+    elif _DDL.match(sql):
+        print("done")
+    else:
+        _print(answer)
     return OK
 
 
@@ -67,7 +75,7 @@ def _print(answer: dict[str, Any]) -> None:
     if columns:
         print_table(columns, [["NULL" if cell is None else _text(cell) for cell in row] for row in rows])
     if not columns or answer["affected"]:
-        print(f"{answer['affected']} row{'' if answer['affected'] == 1 else 's'} changed")
+        print(f"{counted(answer['affected'], 'row')} changed")
     if answer["data"].get("truncated"):
         print(f"only the first {len(rows):,} rows are shown", file=sys.stderr)
 

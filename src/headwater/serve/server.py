@@ -35,6 +35,7 @@ class Server:
         self._bridge: Bridge | None = None
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
+        self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
         self.addresses: list[tuple[str, int]] = []  # as bound, so port 0 shows the real one
 
     @property
@@ -43,10 +44,22 @@ class Server:
         host, port = self.addresses[0]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
+    def bind(self) -> None:
+        """Take the address, before anything else is touched; ConfigError if it cannot be had."""
+        self._sockets = _bind(*split_address(self._config.http))
+        self.addresses = [each.getsockname()[:2] for each in self._sockets]
+
+    def unbind(self) -> None:
+        """Give the address back if nobody listens on it yet."""
+        for each in self._sockets:
+            each.close()
+        self._sockets = []
+
     async def start(self) -> None:
-        """Bind and accept; ConfigError if the address cannot be had."""
-        sockets = _bind(*split_address(self._config.http))
-        self.addresses = [each.getsockname()[:2] for each in sockets]
+        """Accept; binds first unless that is done."""
+        if not self._sockets:
+            self.bind()
+        sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
         metrics = Metrics(self._api.databases.status)
         application = Application(self._api, self._gate, self._bridge, metrics, max_body=self._config.max_body_bytes)

@@ -14,7 +14,7 @@ from headwater.errors import SourceUnfit
 from headwater.model.change import Op
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, nests, plan
-from headwater.sources.sqlite.shape import Shape, key_compares_as_columns_do, read_shape, table_names
+from headwater.sources.sqlite.shape import Shape, key_compares_as_columns_do, read_shape, table_names, virtual_names
 from headwater.sources.sqlite.triggers import (
     ANCHOR,
     CANARY,
@@ -102,7 +102,8 @@ def read_triggers(db: apsw.Connection) -> list[Trigger]:
 
 def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
     """Shapes of the wanted tables (all, if none is named), and why others cannot be captured."""
-    shapes, refused = {}, {}
+    shapes = {}
+    refused = {name: "it is a virtual table" for name in virtual_names(db) if not wanted or name in wanted}
     kinds = read_kinds(db)
     for name in table_names(db):
         if wanted and name not in wanted:

@@ -50,6 +50,12 @@ def table_names(db: apsw.Connection) -> list[str]:
     return [name for (name,) in rows if not name.startswith(("sqlite_", OURS))]
 
 
+def virtual_names(db: apsw.Connection) -> list[str]:
+    """Virtual tables: SQLite allows no triggers on them."""
+    rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual' ORDER BY name")
+    return [name for (name,) in rows]
+
+
 def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None = None) -> Shape:
     """The shape of table `name` as it is now. `kinds` tells what a declared type cannot."""
     info = list(db.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid', (name,)))

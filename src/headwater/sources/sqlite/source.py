@@ -80,7 +80,7 @@ class SqliteSource:
         self._transactions: set[SqliteTx] = set()
         self._trimmer = Trimmer(
             self._notes,
-            lambda work: self._writer.submit(work),
+            lambda work: self._writer.submit(work, ours=True),
             self._guard,
             rows=self._config.trim_rows,
             seconds=self._config.trim_seconds,
@@ -111,7 +111,7 @@ class SqliteSource:
         with self._own_lock, sqlite_errors(self.path):
             installed = is_installed(self._own)
         if not installed and latest:
-            return "the file has no capture tables: it is another file, or was detached"
+            return self._another("the file has no capture tables: it is another file, or was detached")
         if not installed:
             self._install(generation, 0)
             return ""
@@ -126,12 +126,26 @@ class SqliteSource:
                 head=head,
                 latest=latest,
             )
-        reason = judge(facts) or self._witness.doubt()
+        reason = judge(facts)
+        if reason:
+            return self._another(reason)
+        reason = self._witness.doubt()
         if not reason:
             oldest = self._follower.oldest()
             reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1, 0)), latest)
             self._trimmer.start(facts.file_nonce, oldest - 1)
+            self._notes.set_notes(path=os.path.realpath(self.path))  # a file may be moved
             self._witness.begin()
+        return reason
+
+    def _another(self, reason: str) -> str:
+        """`reason`, unless the log is of another file that still exists: that one's history is not ours to end."""
+        home = self._notes.note("path")
+        if home and home != os.path.realpath(self.path) and os.path.exists(home):
+            raise SourceMismatch(
+                f"the log of {self.name!r} is of {home}, not of {self.path}",
+                hint=f"Give this database a name of its own (NAME={self.path}) or another --data folder.",
+            )
         return reason
 
     def restart(self, *, generation: str, first: int) -> None:
@@ -145,7 +159,7 @@ class SqliteSource:
 
     def _install(self, generation: str, seq: int) -> None:
         nonce = secrets.token_hex(8)
-        self._notes.set_notes(nonce=nonce, pending_nonce="")
+        self._notes.set_notes(nonce=nonce, pending_nonce="", path=os.path.realpath(self.path))
 
         def work(_: object) -> None:
             with self._guard.own() as db, sqlite_errors(self.path), _immediate(db):
@@ -207,14 +221,14 @@ class SqliteSource:
             with self._guard.own() as db:
                 reconcile(db, self._config.tables, known_good=known_good)
 
-        self._writer.submit(work).result()
+        self._writer.submit(work, ours=True).result()
 
     def _demand_resnapshot(self, tables: set[str]) -> None:
         def work(_: object) -> None:
             with self._guard.own() as db:
                 demand_resnapshot(db, tables, "images of a key do not chain")
 
-        self._writer.submit(work).result()
+        self._writer.submit(work, ours=True).result()
 
     # --- reading and writing ---------------------------------------------------------------------------------
 
@@ -343,4 +357,4 @@ def detach(path: str, *, config: SqliteConfig) -> None:
                 own.guard.run(f"PRAGMA journal_mode = {before}")
         file.close()
     finally:
-        lock.release(remove=True)
+        lock.release()

@@ -97,15 +97,21 @@ class SqliteTx:
 
     def run(self, work: Work[T]) -> Future[T]:
         """Run `work` inside; its own failure undoes only itself."""
-        return self._executor.submit(self._run, work)
+        return self._submit(lambda: self._run(work))
 
     def commit(self) -> Future[Written[None]]:
         """Make it durable."""
-        return self._executor.submit(self._commit)
+        return self._submit(self._commit)
 
     def rollback(self) -> Future[None]:
         """Forget it."""
-        return self._executor.submit(self._rollback)
+        return self._submit(self._rollback)
+
+    def _submit(self, step: Callable[[], T]) -> Future[T]:
+        try:
+            return self._executor.submit(step)
+        except RuntimeError as error:  # the executor is shut down
+            raise TxExpired("the transaction is over: the database is closing") from error
 
     def _run(self, work: Work[T]) -> T:
         with self._lock:

@@ -34,12 +34,15 @@ _NEWEST = f"SELECT seq, t FROM {CAPTURE} ORDER BY seq DESC LIMIT 1"
 
 
 class Job:
-    """Work waiting for the writer. `alone`: it takes the connection's place in the queue, not the connection."""
+    """Work waiting for the writer.
 
-    __slots__ = ("work", "future", "alone")
+    `alone`: it takes the place in the queue, not the connection. `ours`: no caller waits for it.
+    """
 
-    def __init__(self, work: Callable[[Session], Any], alone: bool = False) -> None:
-        self.work, self.alone = work, alone
+    __slots__ = ("alone", "future", "ours", "work")
+
+    def __init__(self, work: Callable[[Session], Any], alone: bool = False, ours: bool = False) -> None:
+        self.work, self.alone, self.ours = work, alone, ours
         self.future: Future[Any] = Future()
 
 
@@ -103,9 +106,9 @@ class Writer:
         self._thread = threading.Thread(target=self._loop, name="headwater-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[Session], T], *, alone: bool = False) -> Future[Written[T]]:
+    def submit(self, work: Callable[[Session], T], *, alone: bool = False, ours: bool = False) -> Future[Written[T]]:
         """Queue `work`; the future is done when it is durable."""
-        job = Job(work, alone)
+        job = Job(work, alone, ours)
         with self._ready:
             if self._closing:
                 raise Busy("the database is closing")
@@ -201,7 +204,7 @@ class Writer:
                 return [(jobs[0], to_error(error))]
             return [pair for job in jobs for pair in self._group([job])]
         self.groups += 1
-        self.members += len(jobs)
+        self.members += sum(not isinstance(outcome, BaseException) and not job.ours for job, outcome in done)
         return done
 
     def _member(self, job: Job) -> Written[Any] | BaseException:
