@@ -341,11 +341,18 @@ def test_the_examples_of_the_http_api_are_answered_as_shown(tmp_path: Path) -> N
 def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> None:
     lines = [line for _, body in blocks(page(name), "sh") for line in body.splitlines() if line.startswith("curl")]
     assert lines
+    remembered = Remembered()
     with served(tmp_path) as client:
-        for line in lines:
+        for place, line in enumerate(lines):
             url, body = next(word for word in shlex.split(line) if "://" in word), shlex.split(line)[-1]
-            answer = client.post(httpx.URL(url).path, json=json.loads(body))
-            assert answer.status_code == 200 and answer.json()["ok"], answer.text
+            filled = json.loads(body.replace("$TAG", json.dumps(remembered.tag)))
+            answer = client.post(httpx.URL(url).path, json=filled).json()
+            if line in lines[:place]:  # the same conditional write again: its tag is old
+                assert answer["error"]["code"] == "conflict", answer
+            else:
+                assert answer["ok"], answer
+            if filled.get("method") == "data.get":
+                remembered.note(answer["result"])
 
 
 def test_the_settings_file_of_the_docs_is_understood(tmp_path: Path) -> None:

@@ -172,3 +172,15 @@ def test_rows_that_are_durable_are_never_without_their_changes(tmp_path: Path) -
     assert parts[-1].upto > behind
     _check_order(parts)
     assert 1000 in _numbers(parts) and set(_numbers(parts)) >= story.told
+
+
+def test_a_kill_before_the_log_learned_of_a_move_and_one_inside_the_next_are_no_break(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    story.run(rounds=5)
+    log = DiskLog.open(tmp_path / "app.log.db")
+    last = log.note("nonce")
+    log.set_notes(nonce="of the move before", pending_nonce=last)  # as a kill right after the move leaves it
+    log.close()
+    story.run("Trimmer._delete:before:1")
+    story.run()
+    story.check()

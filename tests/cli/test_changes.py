@@ -27,11 +27,14 @@ def test_one_line_stays_one_short_line() -> None:
     assert line.startswith("id=1 name=a\\nb\\x1b[0mxxx") and line.endswith("…") and len(line) == WIDEST
 
 
-def test_a_hidden_identity_is_shown_to_people_and_not_on_the_wire() -> None:
+def test_a_hidden_identity_is_shown_beside_the_row_and_not_as_its_key() -> None:
     change = Change(Op.DELETE, KEYLESS, before=("x", 4))
     assert images(change) == "a=x rowid=4"
     found = as_json("main", part(change), 10, change)
     assert found["before"] == {"a": "x"} and "pk" not in found and "after" not in found
+    assert found["identity"] == {"rowid": 4}
+    keyed = Change(Op.INSERT, USERS, after=(1, "a"))
+    assert "identity" not in as_json("main", part(keyed), 10, keyed)
 
 
 def test_what_the_source_did_not_send_is_named_and_is_not_null() -> None:

@@ -14,13 +14,14 @@ from commands import HEADWATER, environment, refused, run, run_json
 from headwater import __version__
 from headwater.cli.failure import Failure
 from headwater.cli.main import main
-from headwater.cli.output import plain_table, printable, size
+from headwater.cli.output import counted, plain_table, printable, size
 from headwater.cli.settings import name_databases
 from headwater.config import SETTINGS
 
 
 def test_the_version_is_printed_for_people_and_for_programs() -> None:
     assert run("version").stdout == f"headwater {__version__}\n"
+    assert run("--version").stdout == f"headwater {__version__}\n"
     assert run_json("version")["version"] == __version__
 
 
@@ -51,6 +52,26 @@ def test_wrong_usage_ends_with_2(args: tuple[str, ...], capsys: pytest.CaptureFi
     assert ended.value.code == 2
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("error: ") and hint.startswith("hint: headwater")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("serve", "--htpp", "1"), "error: unknown flag --htpp (did you mean --http?)\nhint: headwater serve --help\n"),
+        (
+            ("log", "show", "--zzz=hush"),
+            "error: unknown flag --zzz\nhint: headwater log show --help\n",
+        ),
+        (("version", "now"), "error: unexpected argument 'now'\nhint: headwater version --help\n"),
+        (("sql",), "error: the following arguments are required: STATEMENT\nhint: headwater sql --help\n"),
+    ],
+)
+def test_wrong_usage_names_the_nearest_flag_and_the_help_of_the_command(
+    args: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(args)
+    assert capsys.readouterr().err == said
 
 
 def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
@@ -134,6 +155,10 @@ def test_plain_tables_are_columns_of_text() -> None:
 
 def test_what_a_row_holds_cannot_drive_the_terminal() -> None:
     assert printable("a\x1b[2J\nb é") == "a\\x1b[2J\\nb é"
+
+
+def test_counts_have_the_right_plural() -> None:
+    assert [counted(n, "table") for n in (0, 1, 2000)] == ["0 tables", "1 table", "2,000 tables"]
 
 
 def test_sizes_have_units() -> None:

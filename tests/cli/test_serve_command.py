@@ -41,6 +41,15 @@ def test_sql_prints_a_table_json_and_what_was_changed(server: Served) -> None:
     assert answer == {"columns": ["text"], "rows": [["a\x1b[2Jb"], [None]], "affected": 0, "last_insert_id": 0}
 
 
+def test_sql_says_done_of_a_schema_change_and_counts_rows_otherwise(server: Served) -> None:
+    def said(statement: str) -> str:
+        return run("sql", "--server", server.url, statement).stdout
+
+    assert said("CREATE TABLE short_lived (a)") == "done\n"
+    assert said("-- away\n/* with it */ drop table short_lived") == "done\n"
+    assert said("DELETE FROM notes WHERE id = -1") == "0 rows changed\n"
+
+
 def test_sql_that_the_server_refuses_ends_with_1(server: Served) -> None:
     assert "no such table" in refused(1, "sql", "--server", server.url, "SELECT * FROM nowhere")
     assert "not_found" in refused(1, "sql", "--server", server.url, "--db", "nowhere", "SELECT 1")
@@ -71,6 +80,8 @@ def test_the_log_can_be_read_while_the_server_runs(server: Served, tmp_path: Pat
     assert list(insert)[:5] == ["seq", "db", "table", "op", "pk"] and insert["txn"]["last"] is True
     text = run("log", "show", str(data / "main.log.db"), "--after", str(insert["seq"]), "--limit", "1").stdout
     assert "id=100  text: one → two" in text and len(text.splitlines()) == 2
+    end = str(delete["seq"] + 1000)
+    assert run("log", "show", "--data", str(data), "--after", end).stdout == f"no changes after offset {end}\n"
     first = run("log", "show", "--data", str(data), "--after", "0", "--limit", "1").stdout
     assert "schema_change" in first and "CREATE TABLE notes" in first
 
@@ -173,7 +184,8 @@ def test_the_token_is_in_no_argument_and_no_output(tmp_path: Path) -> None:
     secret = "correct-horse-battery"
     file = token_file(tmp_path, secret + "\n")
     with served(tmp_path, "--auth", "--token-file", file) as server:
-        assert "unauthorized" in refused(1, "status", "--server", server.url)
+        without = refused(1, "status", "--server", server.url)
+        assert "unauthorized" in without and "HEADWATER_TOKEN" in without and "--token-file" in without
         assert "unauthorized" in refused(1, "status", "--server", server.url, env={"HEADWATER_TOKEN": "wrong"})
         by_file = run("status", "--server", server.url, "--token-file", file)
         by_environment = run("status", "--server", server.url, env={"HEADWATER_TOKEN": secret})

@@ -77,7 +77,36 @@ def test_detach_removes_every_trace(app: Path) -> None:
     assert query(app, "SELECT * FROM users") == [[1, "Ada"]]
     assert sorted(path.name for path in folder.glob("app.db*")) == ["app.db"]
     assert run_json("source", "detach", "app.db", cwd=folder)["changed"] is False
-    assert "was not attached" in run("source", "detach", "app.db", cwd=folder).stdout
+    again = run("source", "detach", "app.db", cwd=folder).stdout
+    assert again == f"{app} was not attached\n"
+
+
+def test_detach_names_the_log_of_this_file_and_no_other(app: Path) -> None:
+    folder = app.parent
+    script(folder / "other.db", "CREATE TABLE t (a INTEGER PRIMARY KEY)")
+    run_json("source", "attach", "other.db", "--wal", cwd=folder)
+    run_json("source", "attach", "shop=app.db", "--wal", cwd=folder)
+    (folder / "headwater-data" / "broken.log.db").write_bytes(b"not a log")
+    assert run_json("source", "detach", "app.db", cwd=folder)["log"] == "headwater-data/shop.log.db"
+    assert run_json("source", "detach", "other.db", "--data", "elsewhere", cwd=folder)["log"] is None
+
+
+def test_virtual_tables_are_listed_with_the_reason(app: Path) -> None:
+    script(app, "CREATE VIRTUAL TABLE words USING fts5(text)")
+    rows = {row["table"]: row for row in run_json("source", "list", "app.db", cwd=app.parent)}
+    assert not rows["words"]["captured"] and "virtual" in rows["words"]["note"]
+    warned = states(doctor(app.parent, "app.db")[1])["warn"]
+    assert any("words cannot be captured: it is a virtual table" in finding for finding in warned)
+
+
+def test_what_is_empty_says_so(tmp_path: Path) -> None:
+    script(tmp_path / "app.db", "PRAGMA journal_mode=WAL; CREATE TABLE t (a INTEGER PRIMARY KEY)")
+    script(tmp_path / "empty.db", "PRAGMA user_version = 1")
+    assert run("source", "list", "empty.db", cwd=tmp_path).stdout == "no tables\n"
+    assert "capturing 1 table of" in run("source", "attach", "app.db", cwd=tmp_path).stdout
+    assert run("log", "show", cwd=tmp_path).stdout == "no changes yet\n"
+    found = states(doctor(tmp_path, "app.db")[1])["ok"]
+    assert "1 table is captured" in found and any(": no changes, generation" in finding for finding in found)
 
 
 def test_attach_and_detach_are_refused_while_a_server_holds_the_file(app: Path) -> None:

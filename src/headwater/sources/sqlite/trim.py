@@ -56,7 +56,8 @@ class Trimmer:
         # A move that failed may have reached the file nevertheless: the next one takes its nonce over.
         nonce = self.nonces[1] if len(self.nonces) > 1 else secrets.token_hex(8)
         self._last = time.monotonic()
-        self._notes.set_notes(pending_nonce=nonce)
+        # Both: a kill may have kept the log from learning that the last move is done.
+        self._notes.set_notes(nonce=self.nonces[0], pending_nonce=nonce)
         self.nonces = (self.nonces[0], nonce)
         try:
             self._running = (self._submit(lambda _: self._delete(upto, nonce)), nonce, upto)

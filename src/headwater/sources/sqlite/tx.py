@@ -25,6 +25,10 @@ T = TypeVar("T")
 READ_SECONDS = 30.0  # a snapshot older than this keeps the WAL from being reused
 
 
+class _Stale(Exception):
+    """Others wrote since the snapshot was taken, and nobody has seen anything of it."""
+
+
 class Place:
     """The writer's place, lent to one transaction until it gives it back or its time is up."""
 
@@ -87,6 +91,7 @@ class SqliteTx:
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._finished = finished
         self._place: Place | None = None
+        self._fresh = True  # no step has been answered yet
         # Guards the connection and `_state`. The expiry takes it after interrupting what runs.
         self._lock = threading.Lock()
         self._state = "open"
@@ -118,9 +123,8 @@ class SqliteTx:
             self._check_open()
             self._working(True)
             try:
-                self._guard.run("SAVEPOINT step")
-                value = work(self._session)
-                self._guard.run("RELEASE step")
+                value = self._step(work)
+                self._fresh = False
                 return value
             except BaseException as error:
                 self._undo_step()
@@ -129,6 +133,20 @@ class SqliteTx:
                 raise
             finally:
                 self._working(False)
+
+    def _step(self, work: Work[T]) -> T:
+        try:
+            self._guard.run("SAVEPOINT step")
+            value = work(self._session)
+        except _Stale:
+            # Nobody was told anything of this transaction yet: it may as well begin now, as the writer.
+            self._guard.run("ROLLBACK")
+            self._guard.run("BEGIN IMMEDIATE")
+            self._ledger.open()
+            self._guard.run("SAVEPOINT step")
+            value = work(self._session)
+        self._guard.run("RELEASE step")
+        return value
 
     def _undo_step(self) -> None:
         if self._db.in_transaction:
@@ -150,14 +168,18 @@ class SqliteTx:
             raise Busy("another transaction holds the database")
         self._place = place
         place.working(True)
-        self._start_ledger()
+        self._start_ledger(place)
 
-    def _start_ledger(self) -> None:
-        """Become the writer; refused if others wrote since this transaction took its snapshot."""
+    def _start_ledger(self, place: Place) -> None:
+        """Become the writer; refused if others wrote since this transaction showed its snapshot to anybody."""
         try:
             self._guard.run("UPDATE _headwater_meta SET value = value WHERE 0")
             self._ledger.open()
         except apsw.BusyError as error:
+            if self._fresh:
+                raise _Stale from error
+            self._place = None
+            place.give_back()
             raise Busy(
                 "the database changed since this transaction first read it",
                 hint="Roll back and begin again; write first, or keep it shorter.",
