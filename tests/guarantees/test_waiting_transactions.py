@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from capturing import foreign, running
@@ -43,3 +44,20 @@ def test_a_transaction_that_writes_first_is_not_disturbed_by_foreign_commits(tmp
         tx.run(lambda session: session.execute("INSERT INTO t VALUES (2, 'ours')")).result(20)
         tx.commit().result(20)
         assert [change.after for change in one.changes() if change.op is Op.INSERT] == [(1, "foreign"), (2, "ours")]
+
+
+def test_many_short_transactions_at_once_all_commit(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+        start = threading.Barrier(40)
+
+        def insert(n: int) -> None:
+            tx = one.source.begin()
+            start.wait(20)
+            tx.run(lambda session: session.execute("INSERT INTO t VALUES (?, 'x')", (n,))).result(20)
+            tx.commit().result(20)
+
+        with ThreadPoolExecutor(40) as pool:
+            list(pool.map(insert, range(40)))
+        found = [change.after for change in one.changes() if change.op is Op.INSERT]
+        assert sorted(row[0] for row in found if row) == list(range(40))

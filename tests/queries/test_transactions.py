@@ -1,12 +1,14 @@
 """Interactive transactions: who may use them, what they see, how they end."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from open_databases import Files
 
-from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound
+from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound, TxExpired
 from headwater.model.predicate import eq
 from headwater.model.principal import ANONYMOUS, Principal
 from headwater.queries.pending import Pending
@@ -142,7 +144,7 @@ def test_forgotten_transactions_make_room_after_a_while(files: Files) -> None:
     now[0] = 61.0
     fresh = transactions.begin(ANONYMOUS).tx
     for tx in old:
-        with pytest.raises(NotFound):
+        with pytest.raises(TxExpired):
             transactions.commit(ANONYMOUS, tx)
     transactions.rollback(ANONYMOUS, fresh).result(10)
 
@@ -160,7 +162,7 @@ def test_a_read_only_transaction_sees_one_moment_and_cannot_write(files: Files, 
     assert files.rows("SELECT email FROM users") == [("a",)]
 
 
-def test_an_expired_transaction_says_so_once_and_is_gone(files: Files) -> None:
+def test_an_expired_transaction_says_so_to_whoever_began_it(files: Files) -> None:
     with Files(files.folder / "short", tx_seconds=0.05, tx_idle_seconds=0.05) as short:
         short.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
         transactions = Transactions(short)
@@ -172,9 +174,61 @@ def test_an_expired_transaction_says_so_once_and_is_gone(files: Files) -> None:
         with pytest.raises(HeadwaterError) as found:
             rows.insert(ANONYMOUS, USERS, [{"email": "c"}], tx=tx).result(10)
         assert (found.value.code, found.value.retryable) == ("tx_expired", True)
-        with pytest.raises(NotFound):
+        with pytest.raises(TxExpired):
             transactions.commit(ANONYMOUS, tx)
+        with pytest.raises(NotFound):
+            transactions.commit(MALLORY, tx)
         assert short.rows("SELECT email FROM users") == [("b",)]
+
+
+def test_transactions_that_ended_by_themselves_leave_room(files: Files) -> None:
+    transactions = Transactions(files, most=2)
+    old = [transactions.begin(ANONYMOUS).tx for _ in range(2)]
+    files.get("main").reopen()
+    assert len(transactions) == 0
+    fresh = [transactions.begin(ANONYMOUS).tx for _ in range(2)]
+    for tx in old:
+        with pytest.raises(TxExpired):
+            transactions.commit(ANONYMOUS, tx).result(10)
+    for tx in fresh:
+        transactions.rollback(ANONYMOUS, tx).result(10)
+
+
+@pytest.mark.parametrize("end", ["reopen", "close"])
+def test_a_transaction_open_while_its_file_is_left_says_that_it_is_over(tmp_path: Path, end: str) -> None:
+    with Files(tmp_path) as files:
+        files.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
+        transactions = Transactions(files)
+        rows, statement = Rows(files, transactions), Statement(files, transactions)
+        read, wrote, finished = (transactions.begin(ANONYMOUS).tx for _ in range(3))
+        rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=wrote).result(10)
+        getattr(files.get("main"), end)()
+        for use in (
+            lambda: statement.execute(ANONYMOUS, "SELECT 1", tx=read),
+            lambda: rows.insert(ANONYMOUS, USERS, [{"email": "b"}], tx=wrote),
+            lambda: transactions.rollback(ANONYMOUS, read),
+            lambda: transactions.commit(ANONYMOUS, wrote),
+            lambda: transactions.commit(ANONYMOUS, finished),
+        ):
+            with pytest.raises(TxExpired):
+                see(use())
+
+
+def test_the_limit_holds_when_many_begin_at_once(files: Files) -> None:
+    transactions = Transactions(files, most=4)
+    start = threading.Barrier(12)
+
+    def begin(_: int) -> str:
+        start.wait(10)
+        try:
+            return transactions.begin(ANONYMOUS, read_only=True).tx
+        except Busy:
+            return ""
+
+    with ThreadPoolExecutor(12) as pool:
+        begun = [tx for tx in pool.map(begin, range(12)) if tx]
+    assert len(begun) == len(transactions) == 4
+    transactions.close()
 
 
 def test_the_two_names_of_a_transaction_must_agree() -> None:

@@ -251,3 +251,23 @@ def test_a_key_that_compares_unlike_its_column_is_refused_with_a_reason(rig: Att
     r = rig(f"CREATE TABLE t(k TEXT COLLATE RTRIM, v, PRIMARY KEY (k COLLATE NOCASE)){end}", "CREATE TABLE ok(x)")
     assert set(r.captured()) == {"ok"}
     assert "collation" in r.source.status()["uncaptured"]["t"]
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["k TEXT PRIMARY KEY", "k TEXT COLLATE NOCASE PRIMARY KEY", "k INTEGER PRIMARY KEY", "k PRIMARY KEY, u UNIQUE"],
+)
+@pytest.mark.parametrize("without", ["", " WITHOUT ROWID"])
+def test_what_an_ignored_key_update_set_aside_is_not_deleted_later(rig: Attach, key: str, without: str) -> None:
+    if without and "INTEGER" not in key:
+        key = key.replace("k ", "k NOT NULL ", 1) if key.startswith("k PRIMARY") else key
+    r = rig(f"CREATE TABLE b({key}, v){without}", "INSERT INTO b(k, v) VALUES (10, 1), (20, 2)")
+    for statement in (
+        "UPDATE OR IGNORE b SET k = 20 WHERE k = 10",
+        "INSERT OR REPLACE INTO b(k, v) VALUES (20, 3)",
+        "UPDATE b SET k = 30 WHERE k = 10",
+        "UPDATE OR IGNORE b SET k = 20 WHERE k = 30",
+        "UPDATE OR REPLACE b SET k = 20 WHERE k = 30",
+    ):
+        r.foreign.run(statement)  # each its own commit, each seen before the next
+        r.check()

@@ -249,3 +249,46 @@ def test_changes_that_were_put_in_order_are_found() -> None:
     ordered, lost = settle(list(enumerate(captured, 1)))
     assert [change for _, change in ordered] == [update(1, "a", "b"), update(1, "b", "c"), insert(2, 2)] and not lost
     assert differs(captured, [change for _, change in ordered]) == ""
+
+
+def test_changes_of_one_transaction_are_not_found_in_another() -> None:
+    first, second = [insert(1, "A"), insert(2, "B")], [insert(3, "C"), insert(4, "D")]
+    logged = [Transaction("1", tuple(first), first=1), Transaction("3", tuple(second), first=3)]
+    swapped = [first[0], second[0], first[1], second[1]]
+    assert compare(enumerate([*first, *second], 1), iter(logged), 10) == ""
+    assert "change 2" in compare(enumerate(swapped, 1), iter(logged), 10)
+
+
+def test_each_logged_change_stands_for_one_of_the_file() -> None:
+    twice = [insert(1, "A"), insert(1, "A"), insert(2, "B")]
+    assert differs(twice, [insert(1, "A"), insert(2, "B"), insert(3, "C")]) != ""
+
+
+def test_a_log_that_begins_before_the_file_lends_what_was_put_in_order() -> None:
+    logged = [Transaction("1", (update(1, "a", "b"), update(1, "b", "c")), first=1)]
+    assert compare([(2, update(1, "a", "b"))], iter(logged), 10) == ""  # the file's change 1 is trimmed already
+
+
+def test_another_history_of_the_same_changes_is_another_history(tmp_path: Path, foreign: Foreign) -> None:
+    # Given a file, and a copy of it from before three changes
+    settings = {"trim_seconds": 3600.0}
+    foreign.run(T)
+    with running(tmp_path, **settings) as one:
+        one.caught_up()
+    foreign.close()
+    shutil.copy(tmp_path / "app.db", tmp_path / "copy.db")
+    with running(tmp_path, **settings) as one:
+        for sql in ("INSERT INTO t VALUES (1, 'A')", "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (2, 'B')"):
+            one.run(sql)
+        one.caught_up()
+        generation = one.log.generation
+    # When the copy comes back and others make changes of which each one stands in the log, elsewhere
+    for suffix in ("-wal", "-shm"):
+        (tmp_path / f"app.db{suffix}").unlink(missing_ok=True)
+    shutil.copy(tmp_path / "copy.db", tmp_path / "app.db")
+    foreign.open(tmp_path / "app.db")
+    for sql in ("INSERT INTO t VALUES (1, 'A')", "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (1, 'A')"):
+        foreign.run(sql)
+    # Then that is noticed
+    with running(tmp_path, **settings) as one:
+        assert one.log.generation != generation

@@ -49,9 +49,7 @@ def test_a_run_notes_its_boot_its_foreign_writers_and_its_end() -> None:
 
 
 @pytest.mark.parametrize(("stopped", "expected"), [("", "new"), ("yes", "same")])
-def test_a_power_failure_begins_a_new_generation(
-    tmp_path: Path, foreign: Foreign, stopped: str, expected: str
-) -> None:
+def test_a_power_failure_begins_a_new_generation(tmp_path: Path, foreign: Foreign, stopped: str, expected: str) -> None:
     # Given a file that another process writes to, and a server that went down with the machine
     with running(tmp_path) as one:
         one.run(T)

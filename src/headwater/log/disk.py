@@ -47,6 +47,7 @@ class DiskLog:
         self._lock = threading.RLock()  # held by whoever writes; readers never take it
         self._writer: apsw.Connection | None = None
         self._data_version = 0
+        self._inode = 0
         self._state: State  # replaced whole after each commit: a reader sees the old or the new one
 
     @classmethod
@@ -74,6 +75,7 @@ class DiskLog:
     def _open_to_write(self, floor: int, vfs: str | None) -> None:
         self._writer, self.created = open_writer(self.path, floor=max(floor, 1), vfs=vfs)
         self._data_version = self._writer.pragma("data_version")
+        self._inode = self.path.stat().st_ino
         total = self._writer.execute("SELECT ifnull(sum(bytes), 0) FROM block").get
         self._state = replace(load_state(self.path, self._writer), bytes=total)
 
@@ -207,6 +209,9 @@ class DiskLog:
         return self._writer
 
     def _check_alone(self, connection: apsw.Connection) -> None:
+        if not self.path.exists() or self.path.stat().st_ino != self._inode:
+            hint = "Start again: a new generation begins, with offsets beyond all that were given out."
+            raise LogDamaged(f"the log {self.path} was removed or replaced under the server", hint=hint)
         version = connection.pragma("data_version")
         if version == self._data_version:
             return

@@ -22,6 +22,7 @@ A = TypeVar("A")
 
 MAX_OPEN = 64  # over all principals: each may hold a connection or the writer
 MAX_IDLE_SECONDS = 60.0  # a transaction nobody used for so long is rolled back when room is needed
+MAX_EXPIRED = 1_000  # how many that ended by themselves are remembered, to say so rather than `not_found`
 
 
 class Begun(msgspec.Struct, frozen=True):
@@ -58,17 +59,24 @@ class Transactions:
         self._databases = databases
         self._most = most
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # guards all below
         self._open: dict[str, _Open] = {}
+        self._beginning = 0  # places taken by transactions that are being opened
+        self._expired: dict[str, Principal] = {}  # the oldest first
 
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
         """Open a transaction on one database."""
         name = real_name(db)
         source = self._databases.get(name)
-        self._make_room()
-        tx = source.begin(read_only=read_only)
-        with self._lock:
-            self._open[tx.id] = _Open(tx, name, principal, self._clock())
+        self._roll_back(self._is_forgotten)
+        self._reserve()
+        try:
+            tx = source.begin(read_only=read_only)
+            with self._lock:
+                self._open[tx.id] = _Open(tx, name, principal, self._clock())
+        finally:
+            with self._lock:
+                self._beginning -= 1
         return Begun(tx.id, name, read_only)
 
     def commit(self, principal: Principal, tx: str) -> Pending[Finished]:
@@ -119,7 +127,8 @@ class Transactions:
         self._roll_back(lambda _: True)
 
     def __len__(self) -> int:
-        return len(self._open)
+        with self._lock:
+            return sum(not held.tx.is_over for held in self._open.values())
 
     def _run(self, held: _Open, work: Work[T]) -> Future[T]:
         future = held.tx.run(work)
@@ -129,10 +138,20 @@ class Transactions:
     def _forget_if_over(self, held: _Open, done: Future[T]) -> None:
         if not done.cancelled() and isinstance(done.exception(), TxExpired):
             with self._lock:
-                self._open.pop(held.tx.id, None)
+                self._expire(held)
+
+    def _expire(self, held: _Open) -> None:
+        """It ended, and not because its owner said so. The lock is held."""
+        if self._open.pop(held.tx.id, None) is None:  # its owner ended it meanwhile
+            return
+        self._expired[held.tx.id] = held.owner
+        if len(self._expired) > MAX_EXPIRED:
+            del self._expired[next(iter(self._expired))]
 
     def _find(self, principal: Principal, tx: str) -> _Open:
         held = self._open.get(tx)
+        if self._expired.get(tx) == principal:
+            raise TxExpired("the transaction is over: expired")
         if held is None or held.owner != principal:
             raise NotFound(
                 f"there is no open transaction {tx!r}",
@@ -161,16 +180,20 @@ class Transactions:
         with self._lock:
             left = [held for held in self._open.values() if doomed(held)]
             for held in left:
-                del self._open[held.tx.id]
+                self._expire(held)
         for held in left:
             held.tx.rollback()
 
-    def _make_room(self) -> None:
-        if len(self._open) >= self._most:
-            oldest = self._clock() - MAX_IDLE_SECONDS
-            self._roll_back(lambda held: held.used < oldest)
-        if len(self._open) >= self._most:
-            raise Busy(f"{self._most} transactions are open already")
+    def _is_forgotten(self, held: _Open) -> bool:
+        """Ended by itself, or, when room is needed, not used for long."""
+        full = len(self._open) + self._beginning >= self._most
+        return held.tx.is_over or (full and held.used < self._clock() - MAX_IDLE_SECONDS)
+
+    def _reserve(self) -> None:
+        with self._lock:
+            if len(self._open) + self._beginning >= self._most:
+                raise Busy(f"{self._most} transactions are open already")
+            self._beginning += 1
 
 
 def one_tx(tx: str | None, tx_id: str | None) -> str:

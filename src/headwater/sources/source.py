@@ -100,6 +100,11 @@ class Tx(Protocol):
     id: str
     read_only: bool
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by whatever cause."""
+        ...
+
     def run(self, work: Work[T]) -> Future[T]:
         """Run `work` inside; its own failure undoes only itself."""
         ...

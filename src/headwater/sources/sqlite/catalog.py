@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 
+import apsw
 import msgspec
 
 from headwater.errors import NotFound
 from headwater.model.table import Row, Table
+from headwater.sources.sqlite.connection import OURS
 from headwater.sources.sqlite.decode import row_decoder
-from headwater.sources.sqlite.guard import Answer, Guard
+from headwater.sources.sqlite.guard import OUR_TRIGGER, Answer, Guard
 from headwater.sources.sqlite.install import read_kinds, read_layouts
 from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.shape import Shape, read_shape, table_names
 from headwater.sources.sqlite.sql import insert_into
+from headwater.sources.sqlite.triggers import TABLES
 from headwater.sources.sqlite.values import kind_of
 
 
@@ -90,3 +93,15 @@ class Catalog:
         """Stored rows of a table to values."""
         decode = row_decoder(Layout(0, shape))
         return [decode(row) for row in stored]
+
+
+def intruders(db: apsw.Connection) -> set[str]:
+    """Names of objects that have or mention our prefix and are not ours."""
+    found = db.execute(
+        "SELECT type, name, tbl_name FROM sqlite_schema WHERE instr(lower(name || coalesce(sql, '')), ?)", (OURS,)
+    )
+    return {name for kind, name, table in found if not _is_ours(kind, name, table)}
+
+
+def _is_ours(kind: str, name: str, table: str) -> bool:
+    return bool(OUR_TRIGGER.fullmatch(name)) if kind == "trigger" else table in TABLES

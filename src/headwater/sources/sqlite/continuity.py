@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import msgspec
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.pack import encode_row
 from headwater.sources.sqlite.decode import Numbered
-
-NEAR = 64  # how far apart the place of a change in the file and in the log may be
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -36,28 +34,53 @@ def judge(facts: Facts) -> str:
 
 
 def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) -> str:
-    """Compare what file and log both hold, byte for byte; the first difference is the reason.
+    """Compare what file and log both hold, byte for byte and place by place; the first difference is the reason.
 
-    A logged update may be an insert here (the row it replaced is set aside elsewhere, and trimmed sooner),
-    and changes of one transaction may have been put in order: then both stand in the log, near by.
+    Two things differ lawfully. A logged update may be an insert here: the row it replaced is set aside elsewhere,
+    and trimmed sooner. And changes of one transaction may have been put in order on their way to the log: then
+    each stands at another place of the same transaction, once. `logged` may begin before `mine`.
     """
-    window: dict[int, set[tuple[object, ...]]] = {}
-    theirs = _numbered(logged)
-    for offset, change in mine:
-        if offset > upto:
-            break
-        while offset + NEAR not in window and (pair := next(theirs, None)) is not None:
-            window[pair[0]] = _forms(pair[1])
-        window.pop(offset - NEAR, None)
-        here = _bytes(change)
-        if offset in window and here not in window[offset] and not any(here in forms for forms in window.values()):
-            return f"change {offset} in the file is not the one in the log"
-    return ""
+    here = iter(mine)
+    offset, change = next(here, (upto + 1, None))
+    odd = _Odd()
+    for part in logged:
+        for place, theirs in enumerate(part.changes, part.first):
+            while offset < place and change is not None:
+                offset, change = next(here, (upto + 1, None))
+            if change is None or place > upto:
+                return odd.reason()
+            odd.note(offset, change if offset == place else None, theirs)
+        if part.last and (reason := odd.reason()):
+            return reason
+        if part.last:
+            odd = _Odd()
+    return odd.reason()
 
 
-def _numbered(logged: Iterable[Transaction]) -> Iterator[Numbered]:
-    for transaction in logged:
-        yield from enumerate(transaction.changes, transaction.first)
+class _Odd:
+    """The changes of one transaction that stand elsewhere in the file than in the log."""
+
+    def __init__(self) -> None:
+        self._file: list[tuple[int, tuple[object, ...]]] = []
+        self._log: list[set[tuple[object, ...]]] = []
+
+    def note(self, offset: int, mine: Change | None, theirs: Change) -> None:
+        """What stands at `offset` on both sides; None where the file holds nothing any more."""
+        if mine is not None and _bytes(mine) in _forms(theirs):
+            return
+        self._log.append(_forms(theirs))
+        if mine is not None:
+            self._file.append((offset, _bytes(mine)))
+
+    def reason(self) -> str:
+        """Whether each finds its place in the log, once."""
+        left = list(self._log)
+        for offset, found in self._file:
+            match = next((forms for forms in left if found in forms), None)
+            if match is None:
+                return f"change {offset} in the file is not the one in the log"
+            left.remove(match)
+        return ""
 
 
 def _forms(change: Change) -> set[tuple[object, ...]]:

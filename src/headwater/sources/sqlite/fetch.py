@@ -23,25 +23,29 @@ def fetch_upto(
 ) -> tuple[list[tuple[Any, ...]], bool]:
     """The first rows of `sql`: at most `rows`, and no more once they weigh `weight` bytes; whether there are others."""
     try:
-        return _take(run(sql, bindings), tuple, rows, weight)
+        return take(run(sql, bindings), tuple, rows, weight)
     except UnicodeDecodeError:
-        return _take(run(_as_blobs(sql, width), bindings), _join, rows, weight)
+        return take(run(_as_blobs(sql, width), bindings), _join, rows, weight)
 
 
-def _take(
-    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, weight: int
+def take(
+    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, weight: int, *, to_end: bool = False
 ) -> tuple[list[tuple[Any, ...]], bool]:
+    """The first rows of `cursor`; whether there are others. `to_end`: it is run to its end all the same."""
     found: list[tuple[Any, ...]] = []
-    heavy = 0
+    heavy, more = 0, False
     try:
         for row in cursor:
-            if len(found) >= rows or heavy > weight:
-                return found, True
+            if more or len(found) >= rows or heavy > weight:
+                more = True
+                if not to_end:
+                    break
+                continue
             found.append(make(row))
             heavy += sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
     finally:
         cursor.close()  # an unfinished statement would keep its read transaction
-    return found, False
+    return found, more
 
 
 def _as_blobs(sql: str, width: int) -> str:

@@ -5,6 +5,7 @@ One short read transaction per page, never one across a hand-over: a long read k
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,7 +16,7 @@ import msgspec
 from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
 from headwater.sources.sqlite.chain import settle
-from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.decode import Aside, CaptureRow, Decoder, Numbered, Replaced
 from headwater.sources.sqlite.fetch import fetch
 from headwater.sources.sqlite.install import capture_cells, meta, read_layouts
@@ -116,7 +117,7 @@ class Follower:
         return int(str(oldest))
 
     def _read(self, after: int, head: int | None, limit: int = PAGE) -> Page:
-        with sqlite_errors():
+        with sqlite_errors(), _our_tables():
             self._db.execute("BEGIN")
             try:
                 return self._page(after, head, limit)
@@ -125,7 +126,7 @@ class Follower:
 
     def _page(self, after: int, head: int | None, limit: int) -> Page:
         version = _one(self._db, "PRAGMA schema_version")
-        top = _one(self._db, f"SELECT max(seq) FROM {CAPTURE}")
+        top = _one(self._db, f"SELECT coalesce(max(seq), -1) FROM {CAPTURE}")
         nonce = meta(self._db, "nonce")
         if version != self._schema_version and self._cells == 0:
             return Page([], [], [], top, nonce, version)
@@ -193,6 +194,17 @@ class Follower:
 
 
 _RESTORED = "The file was restored or swapped: readers need a new snapshot."
+
+
+@contextlib.contextmanager
+def _our_tables() -> Iterator[None]:
+    """Our tables emptied or dropped by another program are a history that broke off."""
+    try:
+        yield
+    except apsw.SQLError as error:
+        if OURS not in str(error):
+            raise
+        raise SourceMismatch(f"another program touched the capture tables: {error}", hint=_RESTORED) from error
 
 
 def _one(db: apsw.Connection, sql: str) -> int:

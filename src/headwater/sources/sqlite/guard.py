@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -40,6 +41,11 @@ _SCHEMA = {
     apsw.SQLITE_DROP_VTABLE,
     apsw.SQLITE_ALTER_TABLE,
 }
+_HARMLESS = {apsw.SQLITE_ANALYZE, apsw.SQLITE_REINDEX}  # without a name they mean every table, ours too
+_READ_PRAGMAS = {"data_version", "page_size"}  # what FTS5, FTS4 and R-Tree ask for inside a caller's statement
+OUR_TRIGGER = re.compile(OURS + r"\d+_[a-z_]+")
+_NOTHING_MORE = re.compile(r"(?>\s|;|--[^\n]*|/\*.*?(?:\*/|\Z))*+", re.DOTALL)
+MAX_LENGTH = 129 << 20  # of a value or row a caller's statement touches: old and new of 64 MiB fit a capture row
 _STEPS = 50_000  # virtual machine steps between two looks at the clock: about a millisecond
 _BAD_FUNCTIONS = {"load_extension"}
 
@@ -106,8 +112,9 @@ class Guard:
 
     @contextlib.contextmanager
     def limited(self) -> Iterator[None]:
-        """Inside, a statement that runs too long is stopped: nobody may hold the writer for ever."""
+        """Inside runs a caller's statement: stopped if it runs too long or makes a value that is too large."""
         self._deadline = time.monotonic() + self._seconds
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
         try:
             yield
         except apsw.InterruptError:
@@ -119,6 +126,7 @@ class Guard:
             ) from None
         finally:
             self._deadline = math.inf
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
 
     def examine(self, sql: str) -> Statement:
         """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""
@@ -139,6 +147,7 @@ class Guard:
         self._known.clear()
 
     def _prepare(self, sql: str) -> Statement:
+        _refuse_trigger_names(sql)
         cursor = self._db.cursor()
         seen: list[tuple[str, bool, tuple[Answer, ...]]] = []
 
@@ -158,13 +167,13 @@ class Guard:
         if not seen:
             raise InvalidRequest("there is no statement in the text")
         text, read_only, columns = seen[0]
-        if sql[sql.find(text) + len(text) :].strip(" \t\r\n;"):
+        if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
         return Statement(read_only, bool(self._seen), alters, columns)
 
     def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
-        if self._ours or (by or "").startswith(OURS):
+        if self._ours or (by and OUR_TRIGGER.fullmatch(by)):
             return apsw.SQLITE_OK
         if op in _SCHEMA:
             self._seen.append((op, a, b))
@@ -172,7 +181,20 @@ class Guard:
             self._dropping = a
         if op == apsw.SQLITE_DROP_TRIGGER and b is not None and b == self._dropping:
             return apsw.SQLITE_OK
-        names_ours = any((name or "").startswith(OURS) for name in (a, b))
-        if op in _DENIED or names_ours or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in _BAD_FUNCTIONS):
-            return apsw.SQLITE_DENY
-        return apsw.SQLITE_OK
+        return apsw.SQLITE_OK if _allows(op, a, b) else apsw.SQLITE_DENY
+
+
+def _allows(op: int, a: str | None, b: str | None) -> bool:
+    if op in _HARMLESS or (op == apsw.SQLITE_PRAGMA and a in _READ_PRAGMAS and b is None):
+        return True
+    if op in _DENIED or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in _BAD_FUNCTIONS):
+        return False
+    return not any((name or "").lower().startswith(OURS) for name in (a, b))
+
+
+def _refuse_trigger_names(sql: str) -> None:
+    """The authorizer cannot tell a trigger of ours from a WITH clause of the same name."""
+    if found := OUR_TRIGGER.search(sql):
+        raise InvalidRequest(
+            f"{found[0]!r} is the name of a trigger of Headwater", hint="If it is data, bind it as an argument."
+        )

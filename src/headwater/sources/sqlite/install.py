@@ -90,8 +90,16 @@ def read_kinds(db: apsw.Connection) -> dict[str, dict[str, str]]:
 
 def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
     """Every layout ever used that capture rows may still refer to."""
-    rows = db.execute(f"SELECT id, active, shape FROM {LAYOUT} ORDER BY id")
-    return {n: Layout(n, msgspec.json.decode(shape, type=Shape), bool(active)) for n, active, shape in rows}
+    rows = db.execute(f"SELECT id, active, shape, places FROM {LAYOUT} ORDER BY id")
+    return {
+        n: Layout(
+            n,
+            msgspec.json.decode(shape, type=Shape),
+            bool(active),
+            msgspec.json.decode(places, type=dict[str, int]) if places else {},
+        )
+        for n, active, shape, places in rows
+    }
 
 
 def read_triggers(db: apsw.Connection) -> list[Trigger]:
@@ -131,15 +139,27 @@ def reconcile(
     """
     shapes, _ = capturable(db, wanted)
     active = [layout for layout in read_layouts(db).values() if layout.active]
-    steps = plan(shapes, active, read_triggers(db))
+    vacuumed = renumbered(db)
+    steps = plan(shapes, active, read_triggers(db), vacuumed=vacuumed)
     for step in steps:
         _apply(db, step, known_good=known_good, ddl=ddl, first=first)
-    if renumbered(db):
+    if steps or vacuumed:
+        _note_places(db)
+    if vacuumed:
         for layout in read_layouts(db).values():
             if layout.active and not layout.table.primary_key:
                 _announce(db, layout.id, ddl or "VACUUM", resnapshot=True)
         db.execute(f"UPDATE {CANARY} SET rowid = 2")
     return steps
+
+
+def _note_places(db: apsw.Connection) -> None:
+    """Remember where our triggers stand in the schema: whoever makes them again moves them."""
+    places = {trigger.name: trigger.place for trigger in read_triggers(db)}
+    for layout in read_layouts(db):
+        prefix = trigger_prefix(layout)
+        mine = {name: place for name, place in places.items() if name.startswith(prefix)}
+        db.execute(f"UPDATE {LAYOUT} SET places = ? WHERE id = ?", (msgspec.json.encode(mine).decode(), layout))
 
 
 def renumbered(db: apsw.Connection) -> bool:

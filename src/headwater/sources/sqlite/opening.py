@@ -31,7 +31,7 @@ class Connected(msgspec.Struct, frozen=True):
 
     def offset(self) -> int:
         """The newest offset, in the current transaction if there is one."""
-        return cast(int, next(self.guard.run(f"SELECT max(seq) FROM {CAPTURE}"))[0])
+        return cast(int, next(self.guard.run(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}"))[0])
 
 
 class File:

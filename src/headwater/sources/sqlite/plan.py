@@ -18,6 +18,7 @@ class Layout(msgspec.Struct, frozen=True):
     id: int
     shape: Shape
     active: bool = True
+    places: dict[str, int] = {}  # trigger to its rowid in sqlite_schema, as we left it
 
     @property
     def table(self) -> Table:
@@ -71,8 +72,13 @@ class Drop(msgspec.Struct, frozen=True):
 Step = Add | Reshape | Renew | Drop
 
 
-def plan(shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Sequence[Trigger]) -> list[Step]:
-    """The steps from what is installed (`layouts`, `triggers`) to what `shapes` asks for."""
+def plan(
+    shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Sequence[Trigger], *, vacuumed: bool = False
+) -> list[Step]:
+    """The steps from what is installed (`layouts`, `triggers`) to what `shapes` asks for.
+
+    `vacuumed`: the schema was written anew, so that places tell nothing.
+    """
     gone: list[Step] = []
     steps: list[Step] = []
     claimed: set[str] = set()
@@ -87,13 +93,18 @@ def plan(shapes: Mapping[str, Shape], layouts: Sequence[Layout], triggers: Seque
             gone.append(Drop(layout, name if name != layout.table.name else ""))
             continue
         claimed.add(name)
-        unseen = len(present) < len(expected)
+        unseen = len(present) < len(expected) or (not vacuumed and _made_again(layout, present))
         overtaken = bool(present) and _overtaken(name, present, triggers, expected)
         if not _same(layout.shape, shape):
-            steps.append(Reshape(layout, shape, unseen or overtaken))
+            steps.append(Reshape(layout, shape, unseen or overtaken or vacuumed))
         elif unseen or overtaken or [t.sql for t in present] != list(expected.values()):
             steps.append(Renew(layout, unseen, overtaken))
     return gone + steps + [Add(shape) for name, shape in sorted(shapes.items()) if name not in claimed]
+
+
+def _made_again(layout: Layout, present: Sequence[Trigger]) -> bool:
+    """Whether others dropped our triggers and created them again, as SQLite's recipe for rebuilding a table says."""
+    return any(layout.places.get(trigger.name) != trigger.place for trigger in present)
 
 
 def nests(table: str, triggers: Sequence[Trigger]) -> bool:

@@ -13,9 +13,9 @@ from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
 from headwater.sources.source import Result
-from headwater.sources.sqlite.catalog import Catalog
+from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
-from headwater.sources.sqlite.fetch import fetch
+from headwater.sources.sqlite.fetch import fetch, take
 from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
@@ -23,6 +23,7 @@ from headwater.sources.sqlite.values import FROM_STORED, to_stored
 
 Args = Sequence[Value] | dict[str, Value]
 MAX_ROWS = 100_000  # of one statement's answer; past it the answer says `truncated`
+MAX_WEIGHT = 64 << 20  # bytes of one statement's answer, the same
 
 
 class SqliteSession:
@@ -150,6 +151,7 @@ class SqliteSession:
         with self._guard.own() as db, sqlite_errors():
             # What others did to the schema is told first, under its own name.
             reconcile(db, self._wanted, known_good=self._known_good())
+            before = intruders(db)
         try:
             result = self._execute(sql, args)
         except HeadwaterError as error:
@@ -159,9 +161,11 @@ class SqliteSession:
             self._release(alters)
             result = self._execute(sql, args)
         with self._guard.own() as db, sqlite_errors():
+            _refuse(intruders(db) - before)
             reconcile(db, self._wanted, known_good=0, ddl=sql)
         self._catalog.refresh()
-        return result
+        # A virtual table fills tables of its own as it is made: no rows of the caller.
+        return msgspec.structs.replace(result, affected=0, last_insert_id=0)
 
     def _release(self, table: str) -> None:
         with self._guard.own() as db, sqlite_errors():
@@ -172,26 +176,37 @@ class SqliteSession:
 
 def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str, args: Args) -> Result:
     """Run one statement and collect its answer."""
-    columns = guard.examine(sql).columns
+    statement = guard.examine(sql)
     guard.forget_statement()
     before = db.total_changes()
     db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
     try:
         with sqlite_errors(), guard.limited():
-            rows = db.execute(sql, _bindings(args)).fetchall()
+            cursor = db.execute(sql, _bindings(args))
+            rows, more = take(cursor, tuple, MAX_ROWS, MAX_WEIGHT, to_end=not statement.read_only)
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing") from None
+    except MemoryError:
+        raise InvalidRequest("the answer does not fit in memory", hint="Ask for fewer or smaller values.") from None
     changed = db.total_changes() != before
-    readers = [FROM_STORED.get(catalog.kind(column)) for column in columns]
+    readers = [FROM_STORED.get(catalog.kind(column)) for column in statement.columns]
     if any(readers):
-        rows = [tuple(r(v) if r else v for r, v in zip(readers, row, strict=True)) for row in rows[: MAX_ROWS + 1]]
+        rows = [tuple(r(v) if r else v for r, v in zip(readers, row, strict=True)) for row in rows]
     return Result(
-        columns=tuple(column.name for column in columns),
-        rows=tuple(rows[:MAX_ROWS]),
+        columns=tuple(column.name for column in statement.columns),
+        rows=tuple(rows),
         affected=db.changes() if changed else 0,
         last_insert_id=db.last_insert_rowid(),
-        truncated=len(rows) > MAX_ROWS,
+        truncated=more,
     )
+
+
+def _refuse(names: set[str]) -> None:
+    if names:
+        raise InvalidRequest(
+            f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
+            hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
+        )
 
 
 def _bindings(args: Args) -> Any:

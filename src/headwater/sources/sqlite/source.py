@@ -6,14 +6,14 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import apsw
 
 from headwater.config import SqliteConfig
-from headwater.errors import SourceMismatch
+from headwater.errors import SourceMismatch, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.key import Span
 from headwater.model.literal import Value
@@ -23,7 +23,7 @@ from headwater.sources.source import Chunk, Notes, Read, Work, Written
 from headwater.sources.sqlite.chunk import read_chunk
 from headwater.sources.sqlite.connection import sqlite_errors
 from headwater.sources.sqlite.continuity import Facts, compare, judge
-from headwater.sources.sqlite.follow import Follower
+from headwater.sources.sqlite.follow import PAGE, Follower
 from headwater.sources.sqlite.install import (
     capturable,
     check_format,
@@ -72,11 +72,10 @@ class SqliteSource:
         writing = self._file.connect()
         session = self._session(writing)
         self._guard = writing.guard
-        self._writer = Writer(writing.db, writing.guard, writing.catalog, session, self._committed)
+        self._writer = Writer(writing.db, writing.guard, writing.catalog, session, self._committed, self._lost)
         self._pool = Pool(self._file.connect, READERS)
         self._own = self._file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
-        self._executor = ThreadPoolExecutor(16, thread_name_prefix="headwater-tx")
         self._transactions: set[SqliteTx] = set()
         self._trimmer = Trimmer(
             self._notes,
@@ -132,7 +131,7 @@ class SqliteSource:
         reason = self._witness.doubt()
         if not reason:
             oldest = self._follower.oldest()
-            reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1, 0)), latest)
+            reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1 - PAGE, 0)), latest)
             self._trimmer.start(facts.file_nonce, oldest - 1)
             self._notes.set_notes(path=os.path.realpath(self.path))  # a file may be moved
             self._witness.begin()
@@ -185,7 +184,7 @@ class SqliteSource:
     def head(self) -> int:
         """The newest offset in the file."""
         with self._own_lock, sqlite_errors(self.path):
-            ((head,),) = self._own.execute(f"SELECT max(seq) FROM {CAPTURE}").fetchall()
+            ((head,),) = self._own.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").fetchall()
             return int(str(head))
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
@@ -208,12 +207,19 @@ class SqliteSource:
     def _committed(self, head: int) -> None:
         self._waker.wake()
 
-    def _check_swapped(self) -> None:
+    def _is_same_file(self) -> bool:
         try:
-            same = os.stat(self.path).st_ino == self._inode
+            return os.stat(self.path).st_ino == self._inode
         except FileNotFoundError:
-            same = False
-        if not same:
+            return False
+
+    def _lost(self) -> Unavailable | None:
+        if self._is_same_file():
+            return None
+        return Unavailable(f"{self.path} was replaced while this was written", hint="Look before you repeat it.")
+
+    def _check_swapped(self) -> None:
+        if not self._is_same_file():
             raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
 
     def _reconcile(self, known_good: int) -> None:
@@ -242,6 +248,7 @@ class SqliteSource:
     def is_read_only(self, sql: str) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
         with self._pool.read() as reader:
+            reader.catalog.look()
             return reader.guard.examine(sql).read_only
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
@@ -264,18 +271,18 @@ class SqliteSource:
     def begin(self, *, read_only: bool = False) -> SqliteTx:
         """Open an interactive transaction."""
         own = self._file.connect()
-        tx = SqliteTx(
-            own.db,
-            own.guard,
-            Ledger(own.guard, own.catalog),
-            lambda hook: self._session(own, hook),
-            self._writer,
-            self._executor,
-            read_only=read_only,
-            seconds=self._config.tx_seconds,
-            idle_seconds=self._config.tx_idle_seconds,
-            finished=lambda tx, offset: self._tx_finished(tx, own.db, offset),
-        )
+        with sqlite_errors(self.path):
+            tx = SqliteTx(
+                own.db,
+                own.guard,
+                Ledger(own.guard, own.catalog),
+                lambda hook: self._session(own, hook),
+                self._writer,
+                read_only=read_only,
+                seconds=self._config.tx_seconds,
+                idle_seconds=self._config.tx_idle_seconds,
+                finished=lambda tx, offset: self._tx_finished(tx, own.db, offset),
+            )
         self._transactions.add(tx)
         return tx
 
@@ -311,7 +318,6 @@ class SqliteSource:
         """Take no more writes; return when the queued ones are durable."""
         for tx in list(self._transactions):
             tx.abandon()
-        self._executor.shutdown()
         self._writer.close()
 
     def close(self) -> None:

@@ -53,7 +53,8 @@ def create_tables(width: int) -> list[str]:
     return [
         *create_cell_tables(width).values(),
         *CELL_INDEXES,
-        f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT)",
+        f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT, "
+        "places TEXT)",
         f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER)",
         f"CREATE TABLE {META}(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
         # VACUUM renumbers rowids of tables like this one: row 2 becomes row 1, and we notice.
@@ -119,15 +120,22 @@ class _Texts:
         return f"BEFORE INSERT ON {self.target} WHEN {self._collides('')} BEGIN {body} END"
 
     def _hand_over(self) -> str:
-        """Rows for the reader to join with the insert. Those with another key (negative) he can only report."""
+        """Rows for the reader to join with the insert. Those with another key (negative) he can only report.
+
+        An earlier UPDATE OR IGNORE may have left them in the stash; from here on they may go without a trace there.
+        """
         same_key = " AND ".join(f"{name} = NEW.{name}" for name in self.key)
         found = [(self.layout, same_key)]
         if self.rowid:
             found.append((-self.layout, f"{self.rowid} = NEW.{self.rowid} AND ({same_key}) IS NOT 1"))
-        return " ".join(
-            f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
-            f"{mark}, {self._list('')} FROM {self.target} WHERE {hit};"
-            for mark, hit in found
+        return (
+            self._clear_stash(self._again())
+            + " "
+            + " ".join(
+                f"INSERT INTO {REPLACED}(head, t, {cells(self.width)}) SELECT (SELECT max(seq) FROM {CAPTURE}), "
+                f"{mark}, {self._list('')} FROM {self.target} WHERE {hit};"
+                for mark, hit in found
+            )
         )
 
     def before_key_update(self) -> str:
@@ -206,9 +214,12 @@ class _Texts:
             f"SELECT {self.layout}, {rowid}, {self._list('')} FROM {self.target} WHERE ({rule}){further}"
             for rule in self._rules()
         )
+        return f"{self._clear_stash(self._again())} INSERT INTO {STASH}(t, r, {cells(self.width)}) {found};"
+
+    def _again(self) -> str:
+        """Rows of the stash that NEW would collide with now."""
         either = " OR ".join(f"({rule})" for rule in self._rules())
-        again = f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({either}) AND {self._same_row('x')})"
-        return f"{self._clear_stash(again)} INSERT INTO {STASH}(t, r, {cells(self.width)}) {found};"
+        return f"EXISTS (SELECT 1 FROM {self.target} AS x WHERE ({either}) AND {self._same_row('x')})"
 
     def _displaced(self) -> str:
         """Deletes for rows set aside that are gone now, or whose place NEW has taken."""

@@ -6,11 +6,12 @@ They hold that place for a short time only. Past it they are rolled back and say
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import apsw
@@ -19,10 +20,14 @@ from headwater.errors import Busy, InvalidRequest, TxExpired
 from headwater.sources.source import Session, Work, Written
 from headwater.sources.sqlite.connection import to_error
 from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.opening import BUSY_SECONDS
 from headwater.sources.sqlite.writer import Ledger, Writer
 
 T = TypeVar("T")
 READ_SECONDS = 30.0  # a snapshot older than this keeps the WAL from being reused
+TURNS = 3  # a write waits for its place as long as this many others may hold it, then it is told `busy`
+_RETRY_SECONDS = 0.0005  # SQLite itself does not wait for a lock on behalf of a transaction that has read
+_NUDGE_SECONDS = 0.01  # an interrupt between two statements of a step is lost: it is repeated
 
 
 class _Stale(Exception):
@@ -36,29 +41,38 @@ class Place:
         self._seconds, self._idle = seconds, idle_seconds
         self._granted = threading.Event()
         self._returned = threading.Event()
+        self._until = math.inf  # its time begins when the file's lock is taken: foreign writers do not use it up
         self._touched = 0.0
-        self._working = False
+        self._working = True
 
     def hold(self, expire: Callable[[], None]) -> None:
         """Runs in the writer thread: wait until the place is returned, or take it back."""
-        self._touched = started = time.monotonic()
+        self._touched = time.monotonic()
         self._granted.set()
         while not self._returned.is_set():
-            limit = started + self._seconds
+            limit = self._until
             if not self._working:
                 limit = min(limit, self._touched + self._idle)
             left = limit - time.monotonic()
             if left <= 0:
                 expire()
                 return
-            self._returned.wait(min(left, self._idle))
+            self._returned.wait(min(left, self._idle, self._seconds))
 
     def wait(self, timeout: float) -> bool:
-        """Wait for the place."""
+        """Wait for the place, or for `wake`."""
         return self._granted.wait(timeout)
 
+    def wake(self) -> None:
+        """End a wait: the transaction is over."""
+        self._granted.set()
+
+    def start(self) -> None:
+        """The file's lock is taken: from now on others wait."""
+        self._until = time.monotonic() + self._seconds
+
     def working(self, now: bool) -> None:
-        """Whether a statement is running: an idle transaction loses the place sooner."""
+        """Whether a step is queued or running: an idle transaction loses the place sooner."""
         self._touched, self._working = time.monotonic(), now
 
     def give_back(self) -> None:
@@ -67,7 +81,11 @@ class Place:
 
 
 class SqliteTx:
-    """One interactive transaction. Its methods may be called from any thread; work runs on `executor`."""
+    """One interactive transaction. Its methods may be called from any thread.
+
+    Its steps run one by one on a thread of its own, so that one that waits for the writer's place never keeps
+    the one that holds it from going on.
+    """
 
     def __init__(
         self,
@@ -76,7 +94,6 @@ class SqliteTx:
         ledger: Ledger,
         make_session: Callable[[Callable[[], None]], Session],
         writer: Writer,
-        executor: Executor,
         *,
         read_only: bool,
         seconds: float,
@@ -87,18 +104,28 @@ class SqliteTx:
         self.read_only = read_only
         self._db, self._guard, self._ledger = db, guard, ledger
         self._session = make_session(self._take_place)
-        self._writer, self._executor = writer, executor
+        self._writer = writer
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="headwater-tx")  # its thread starts with a step
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._finished = finished
         self._place: Place | None = None
         self._fresh = True  # no step has been answered yet
-        # Guards the connection and `_state`. The expiry takes it after interrupting what runs.
+        # Guards the connection and changes of `_state`. The expiry takes it after interrupting what runs.
         self._lock = threading.Lock()
+        # Guards `_steps`; also held to interrupt, so that nothing interrupts a connection being closed.
+        self._side = threading.Lock()
+        self._steps = 0  # queued or running
+        self._doomed = False  # it is being ended from outside: what runs now fails for that reason
         self._state = "open"
         guard.run("BEGIN")
         self._timer = threading.Timer(READ_SECONDS, self._expire)
         self._timer.daemon = True
         self._timer.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, by whatever cause."""
+        return self._state != "open"
 
     def run(self, work: Work[T]) -> Future[T]:
         """Run `work` inside; its own failure undoes only itself."""
@@ -112,48 +139,77 @@ class SqliteTx:
         """Forget it."""
         return self._submit(self._rollback)
 
+    def abandon(self) -> None:
+        """Roll back if still open: the server is going down."""
+        self._expire()
+
     def _submit(self, step: Callable[[], T]) -> Future[T]:
+        self._count(1)
         try:
-            return self._executor.submit(step)
-        except RuntimeError as error:  # the executor is shut down
-            raise TxExpired("the transaction is over: the database is closing") from error
+            future = self._worker.submit(step)
+        except RuntimeError:  # the worker was sent home when the transaction ended
+            future = Future()
+            future.set_exception(self._over())
+        future.add_done_callback(lambda _: self._count(-1))
+        return future
+
+    def _count(self, more: int) -> None:
+        with self._side:
+            self._steps += more
+            if self._place is not None:
+                self._place.working(self._steps > 0)
 
     def _run(self, work: Work[T]) -> T:
         with self._lock:
             self._check_open()
-            self._working(True)
             try:
                 value = self._step(work)
                 self._fresh = False
                 return value
             except BaseException as error:
-                self._undo_step()
-                if isinstance(error, apsw.Error):
-                    raise to_error(error) from error
-                raise
-            finally:
-                self._working(False)
+                ours = self._failed(error)
+                if ours is error:
+                    raise
+                raise ours from error
 
     def _step(self, work: Work[T]) -> T:
         try:
             self._guard.run("SAVEPOINT step")
             value = work(self._session)
         except _Stale:
-            # Nobody was told anything of this transaction yet: it may as well begin now, as the writer.
-            self._guard.run("ROLLBACK")
-            self._guard.run("BEGIN IMMEDIATE")
-            self._ledger.open()
-            self._guard.run("SAVEPOINT step")
+            self._begin_as_writer()
             value = work(self._session)
         self._guard.run("RELEASE step")
         return value
 
-    def _undo_step(self) -> None:
-        if self._db.in_transaction:
-            self._guard.run("ROLLBACK TO step")
-            self._guard.run("RELEASE step")
-        else:
-            self._end("lost")  # OR ROLLBACK or a full disk took the whole transaction
+    def _begin_as_writer(self) -> None:
+        """Nobody was told anything of this transaction yet: it may as well begin now."""
+        self._guard.run("ROLLBACK")
+        try:
+            self._guard.run("BEGIN IMMEDIATE")
+            self._ledger.open()
+        except apsw.BusyError as error:  # it stays open, as fresh as it was
+            self._leave_place()
+            self._guard.run("BEGIN")
+            self._guard.run("SAVEPOINT step")
+            raise _locked() from error
+        self._guard.run("SAVEPOINT step")
+        self._start_place()
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Undo the step that failed so, and say what the caller is told."""
+        try:
+            if not self._doomed and self._db.in_transaction:
+                self._guard.run("ROLLBACK TO step")
+                self._guard.run("RELEASE step")
+                return to_error(error) if isinstance(error, apsw.Error) else error
+        except apsw.Error:  # interrupted or closed meanwhile
+            self._doomed = True
+        # If nobody ended it, OR ROLLBACK or a full disk took the whole transaction.
+        self._end("expired" if self._doomed else "lost")
+        if self._doomed:
+            return self._over()
+        return to_error(error) if isinstance(error, apsw.Error) else error
 
     def _take_place(self) -> None:
         """Called by the session ahead of a write, inside `_run`."""
@@ -161,29 +217,48 @@ class SqliteTx:
             raise InvalidRequest("the transaction is read-only", hint='Begin one without "read_only".')
         if self._place is not None:
             return
-        place = Place(self._seconds, self._idle_seconds)
-        self._writer.submit(lambda _: place.hold(self._expire), alone=True)
-        if not place.wait(self._seconds):
-            place.give_back()
-            raise Busy("another transaction holds the database")
-        self._place = place
-        place.working(True)
-        self._start_ledger(place)
-
-    def _start_ledger(self, place: Place) -> None:
-        """Become the writer; refused if others wrote since this transaction showed its snapshot to anybody."""
+        place = self._place = Place(self._seconds, self._idle_seconds)
         try:
-            self._guard.run("UPDATE _headwater_meta SET value = value WHERE 0")
+            self._writer.submit(lambda _: place.hold(self._expire), alone=True)
+            if not place.wait(TURNS * self._seconds):
+                raise Busy("other transactions hold the database")
+            self._take_lock()
             self._ledger.open()
-        except apsw.BusyError as error:
-            if self._fresh:
-                raise _Stale from error
-            self._place = None
+        except _Stale:
+            raise
+        except BaseException:
+            self._leave_place()
+            raise
+        self._start_place()
+
+    def _take_lock(self) -> None:
+        """Become the file's writer; refused if others wrote since this transaction showed its snapshot to anybody."""
+        deadline = time.monotonic() + BUSY_SECONDS
+        while not self._doomed:
+            try:
+                self._guard.run("UPDATE _headwater_meta SET value = value WHERE 0")
+                return
+            except apsw.BusyError as error:
+                if self._fresh:
+                    raise _Stale from error
+                if getattr(error, "extendedresult", 0) == apsw.SQLITE_BUSY_SNAPSHOT:
+                    raise Busy(
+                        "the database changed since this transaction first read it",
+                        hint="Roll back and begin again; write first, or keep it shorter.",
+                    ) from error
+                if time.monotonic() > deadline:
+                    raise _locked() from error
+            time.sleep(_RETRY_SECONDS)
+        raise self._over()
+
+    def _start_place(self) -> None:
+        if self._place is not None:
+            self._place.start()
+
+    def _leave_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
             place.give_back()
-            raise Busy(
-                "the database changed since this transaction first read it",
-                hint="Roll back and begin again; write first, or keep it shorter.",
-            ) from error
 
     def _commit(self) -> Written[None]:
         with self._lock:
@@ -192,8 +267,9 @@ class SqliteTx:
                 written = self._ledger.record(None) if self._place else Written(None, 0)
                 self._guard.run("COMMIT")
             except apsw.Error as error:
-                self._end("rolled back")
-                raise to_error(error) from error
+                doomed = self._doomed or isinstance(error, apsw.ConnectionClosedError)
+                self._end("expired" if doomed else "rolled back")
+                raise (self._over() if doomed else to_error(error)) from error
             self._end("committed", written.offset)
             return written
 
@@ -203,34 +279,48 @@ class SqliteTx:
             self._end("rolled back")
 
     def _expire(self) -> None:
-        with contextlib.suppress(apsw.ConnectionClosedError):  # it may have ended by itself meanwhile
-            self._db.interrupt()
-        with self._lock:
+        """End it from outside, whatever it is doing."""
+        self._doomed = True
+        while not self._lock.acquire(timeout=_NUDGE_SECONDS):
+            self._nudge()
+        try:
             if self._state == "open":
                 self._end("expired")
+        finally:
+            self._lock.release()
+
+    def _nudge(self) -> None:
+        with self._side:
+            if self._state != "open":
+                return
+            if self._place is not None:
+                self._place.wake()
+            with contextlib.suppress(apsw.ConnectionClosedError):
+                self._db.interrupt()
 
     def _check_open(self) -> None:
         if self._state != "open":
-            raise TxExpired(f"the transaction is over: {self._state}")
+            raise self._over()
 
-    def _working(self, now: bool) -> None:
-        if self._place is not None:
-            self._place.working(now)
+    def _over(self) -> TxExpired:
+        if self._state == "committed":
+            return TxExpired("the transaction is over: committed", hint="It was kept. Begin another one.")
+        return TxExpired(f"the transaction is over: {'expired' if self._state == 'open' else self._state}")
 
     def _end(self, state: str, offset: int = 0) -> None:
         """Leave the database as it must be, give everything back. The lock is held."""
-        self._state = state
+        with self._side:
+            self._state = state
         self._timer.cancel()
+        self._worker.shutdown(wait=False)  # what is queued is still answered
         try:
-            if self._db.in_transaction:
-                self._guard.run("ROLLBACK")
+            with contextlib.suppress(apsw.ConnectionClosedError):
+                if self._db.in_transaction:
+                    self._guard.run("ROLLBACK")
         finally:
-            if self._place is not None:
-                self._place.give_back()
+            self._leave_place()
             self._finished(self, offset)
 
-    def abandon(self) -> None:
-        """Roll back if still open: the server is going down."""
-        with self._lock:
-            if self._state == "open":
-                self._end("expired")
+
+def _locked() -> Busy:
+    return Busy(f"another process has held the database's write lock for {BUSY_SECONDS:g} seconds")

@@ -16,10 +16,10 @@ from typing import Any, TypeVar, cast
 
 import apsw
 
-from headwater.errors import Busy, InvalidRequest
+from headwater.errors import Busy, InvalidRequest, Unavailable
 from headwater.sources.source import Session, Written
 from headwater.sources.sqlite.catalog import Catalog
-from headwater.sources.sqlite.connection import to_error
+from headwater.sources.sqlite.connection import OURS, to_error
 from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.triggers import CAPTURE, TXN
 
@@ -31,6 +31,9 @@ MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
 _RECORD = f"INSERT INTO {TXN}(upto, first, ms) VALUES (?, ?, ?)"
 _TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
 _NEWEST = f"SELECT seq, t FROM {CAPTURE} ORDER BY seq DESC LIMIT 1"
+
+
+_TAMPERED = "Headwater's tables are not to be touched; capture begins anew in a moment. Try again."
 
 
 class Job:
@@ -72,7 +75,10 @@ class Ledger:
         return Written(value, upto, self._by_name(touched))
 
     def _newest(self) -> tuple[int, int]:
-        return cast(tuple[int, int], next(self._guard.run(_NEWEST)))
+        found = self._guard.run(_NEWEST).fetchall()
+        if not found:
+            raise Unavailable("the capture table was emptied by another program", hint=_TAMPERED)
+        return cast(tuple[int, int], found[0])
 
     def _touched(self, first: int) -> list[tuple[int, int]]:
         return cast(list[tuple[int, int]], self._guard.run(_TOUCHED, (first,)).fetchall())
@@ -88,14 +94,23 @@ class Ledger:
 
 
 class Writer:
-    """Owns the write connection. `committed(head)` is called after every commit, from the writer thread."""
+    """Owns the write connection. `committed(head)` is called after every commit, from the writer thread.
+
+    `lost` says why a commit just made is worth nothing: the file was replaced under us.
+    """
 
     def __init__(
-        self, db: apsw.Connection, guard: Guard, catalog: Catalog, session: Session, committed: Callable[[int], None]
+        self,
+        db: apsw.Connection,
+        guard: Guard,
+        catalog: Catalog,
+        session: Session,
+        committed: Callable[[int], None],
+        lost: Callable[[], BaseException | None],
     ) -> None:
         self._db, self._guard, self._catalog, self._session = db, guard, catalog, session
         self._ledger = Ledger(guard, catalog)
-        self._committed = committed
+        self._committed, self._lost = committed, lost
         # Guards _queue and _closing. Never held while work runs.
         self._ready = threading.Condition()
         self._queue: deque[Job] = deque()
@@ -137,7 +152,7 @@ class Writer:
                 self._lend(jobs[0])
             else:
                 self._last_group = len(jobs)
-                self._settle(self._group(jobs))
+                self._settle(self._attempt(jobs))
 
     def _take(self) -> list[Job]:
         with self._ready:
@@ -167,6 +182,14 @@ class Writer:
         except BaseException as error:
             job.future.set_exception(error)
 
+    def _attempt(self, jobs: list[Job]) -> list[Outcome]:
+        """Whatever happens, every caller is answered and the thread lives on."""
+        try:
+            return self._group(jobs)
+        except BaseException as error:
+            self._abandon()
+            return [(job, to_error(error) if isinstance(error, apsw.Error) else error) for job in jobs]
+
     def _group(self, jobs: list[Job]) -> list[Outcome]:
         """Run `jobs` in one transaction; what it kills is run again without the killer."""
         try:
@@ -175,7 +198,10 @@ class Writer:
             self._catalog.hold()
         except apsw.Error as error:
             self._abandon()
-            return [(job, to_error(error)) for job in jobs]
+            fault = to_error(error)
+            if OURS in fault.message:
+                fault = Unavailable(fault.message, hint=_TAMPERED)
+            return [(job, fault) for job in jobs]
         done: list[Outcome] = []
         for place, job in enumerate(jobs):
             outcome = self._member(job)
@@ -203,6 +229,8 @@ class Writer:
             if len(jobs) == 1:
                 return [(jobs[0], to_error(error))]
             return [pair for job in jobs for pair in self._group([job])]
+        if (fault := self._lost()) is not None:
+            return [(job, outcome if isinstance(outcome, BaseException) else fault) for job, outcome in done]
         self.groups += 1
         self.members += sum(not isinstance(outcome, BaseException) and not job.ours for job, outcome in done)
         return done
