@@ -71,6 +71,23 @@ def test_a_fault_in_the_envelope_or_params_is_an_error_that_names_it(
     error = envelope(response.json(), 1)["error"]
     assert error["code"] == "invalid_request"
     assert named in error["message"]
+    assert error["details"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "expected"),
+    [
+        ("data.get", {"table": "item", "pk": []}, "table: {table: text, db?: text}, pk: [value, …]"),
+        ("data.insert", {"into": {"table": "t"}, "rows": {}}, "rows: [{name: value}, …]"),
+        ("sql.exec", {"sql": "SELECT 1", "argz": []}, "{sql: text, args?: "),
+        ("tx.begin", {"read_only": 1}, "read_only?: true or false"),
+        ("system.ping", {"shout": True}, "Expected no fields."),
+    ],
+)
+def test_a_fault_in_the_params_is_told_with_the_fields_the_method_takes(
+    client: Client, method: str, params: dict[str, Any], expected: str
+) -> None:
+    assert expected in client.error(method, **params)["details"]["hint"]
 
 
 @pytest.mark.parametrize("id", [1.5, True, [], {}, 2**63, -(2**63) - 1, 10**40])
@@ -102,6 +119,7 @@ def test_a_body_that_is_not_a_json_object_gives_400_and_an_envelope(client: Clie
     assert response.status_code == 400
     answer = envelope(response.json(), None if path.endswith("rpc") else "sql.exec.http")
     assert answer["error"]["code"] == "invalid_request"
+    assert ('"method"' if path.endswith("rpc") else '"sql"') in answer["error"]["details"]["hint"]
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
@@ -169,3 +187,17 @@ def test_a_defect_of_ours_shows_a_request_id_and_nothing_of_itself(caplog: pytes
     assert "secret" not in json.dumps(error)
     assert error["details"]["request_id"] in caplog.text
     assert "secret path" in caplog.text
+
+
+class Crowded(NoDatabases):
+    """Has no memory left."""
+
+    def names(self) -> list[str]:
+        raise MemoryError
+
+
+def test_an_answer_that_memory_cannot_hold_is_not_a_defect() -> None:
+    with serving(Crowded()) as client:
+        error = client.error("schema.list_databases")
+    assert error["code"] == "invalid_request"
+    assert error["details"]["hint"]

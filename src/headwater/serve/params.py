@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Annotated, Any, ClassVar
 
 import msgspec
+from msgspec import inspect
 
 from headwater.errors import InvalidRequest, NotSupported
 
@@ -161,7 +163,7 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
     try:
         found = decoder.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise explain(error, "params") from None
+        raise explain(error, "params", decoder.type) from None
     for name in type(found).unserved:
         value = getattr(found, name)
         if value is not None and value is not False and value != [] and value != {}:
@@ -169,11 +171,39 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
     return found
 
 
-def explain(error: Exception, root: str) -> InvalidRequest:
-    """What msgspec found, said with the path of the field."""
+def explain(error: Exception, root: str, expected: type[msgspec.Struct]) -> InvalidRequest:
+    """What msgspec found, said with the path of the field and with what is expected."""
+    hint = f"Expected {shape(expected)}."
     if isinstance(error, RecursionError):
-        return InvalidRequest(f"{root}: nested too deeply")
+        return InvalidRequest(f"{root}: nested too deeply", hint=hint)
     match = _AT.match(str(error))
     if match:
-        return InvalidRequest(f"{root}{match[2]}: {match[1]}")
-    return InvalidRequest(f"{root}: {error}")
+        return InvalidRequest(f"{root}{match[2]}: {match[1]}", hint=hint)
+    return InvalidRequest(f"{root}: {error}", hint=hint)
+
+
+@functools.cache
+def shape(expected: type[msgspec.Struct]) -> str:
+    """The fields of a struct as a person writes them; a `?` marks those that may be left out."""
+    return _shape(inspect.type_info(expected))
+
+
+def _shape(found: inspect.Type) -> str:
+    match found:
+        case inspect.StructType():
+            served = [field for field in found.fields if field.name not in getattr(found.cls, "unserved", ())]
+            fields = [f"{f.encode_name}{'' if f.required else '?'}: {_shape(f.type)}" for f in served]
+            return f"{{{', '.join(fields)}}}" if fields else "no fields"
+        case inspect.ListType():
+            return f"[{_shape(found.item_type)}, …]"
+        case inspect.DictType():
+            return f"{{name: {_shape(found.value_type)}}}"
+        case inspect.UnionType():
+            return " or ".join(_shape(one) for one in found.types if not isinstance(one, inspect.NoneType))
+        case inspect.StrType():
+            return "text"
+        case inspect.IntType():
+            return "integer"
+        case inspect.BoolType():
+            return "true or false"
+    return "value"

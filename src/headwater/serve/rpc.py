@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 VERSION = "1.0"
 SQL_ID = "sql.exec.http"
+_EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "params": {}}.'
+_SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
 
 Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
 Reply = tuple[int, bytes]  # HTTP status and body
@@ -81,7 +83,7 @@ class Rpc:
         except _BAD_JSON:
             is_object = False
         if not is_object:
-            return 400, error_body(SQL_ID, InvalidRequest("the body is not a JSON object"))
+            return 400, error_body(SQL_ID, InvalidRequest("the body is not a JSON object", hint=_SQL_EXAMPLE))
         return await self._answer(who, Envelope("sql.exec", id=SQL_ID, params=msgspec.Raw(body)))
 
     async def _answer(self, who: Principal, request: Envelope) -> Reply:
@@ -93,8 +95,11 @@ class Rpc:
         except HeadwaterError as error:
             code, reply = error.code, error_body(request.id, error)
         except RecursionError:
-            deep = InvalidRequest("the request is nested too deeply")
+            deep = InvalidRequest("the request is nested too deeply", hint="Send a flatter one.")
             code, reply = deep.code, error_body(request.id, deep)
+        except MemoryError:
+            large = InvalidRequest("the answer does not fit in memory", hint="Ask for fewer or smaller values.")
+            code, reply = large.code, error_body(request.id, large)
         except Exception as error:
             code, reply = "internal", error_body(request.id, unexpected(error, request.method))
         self._metrics.answered(request.method, code, time.perf_counter() - started)
@@ -132,7 +137,8 @@ def _params(method: Method, raw: msgspec.Raw) -> params.Params:
         found: params.Params = params.decode(_PARAMS[method.name], b"{}" if absent else raw)
     except InvalidRequest:
         if absent:
-            raise InvalidRequest("missing params", hint=f"{method.name} needs a `params` object.") from None
+            hint = f"{method.name} needs a `params` object: {params.shape(method.params)}."
+            raise InvalidRequest("missing params", hint=hint) from None
         raise
     return found
 
@@ -142,12 +148,12 @@ def _no_envelope(body: bytes, error: Exception) -> Reply:
     try:
         found = msgspec.json.decode(body)
     except _BAD_JSON as fault:
-        return 400, error_body(None, InvalidRequest(f"the body is not JSON: {_reason(fault)}"))
+        return 400, error_body(None, InvalidRequest(f"the body is not JSON: {_reason(fault)}", hint=_EXAMPLE))
     if not isinstance(found, dict):
-        return 400, error_body(None, InvalidRequest("the body is not a JSON object"))
+        return 400, error_body(None, InvalidRequest("the body is not a JSON object", hint=_EXAMPLE))
     id = found.get("id")
     known = id if isinstance(id, str) or (type(id) is int and -(2**63) <= id < 2**63) else None
-    return 200, error_body(known, params.explain(error, "request"))
+    return 200, error_body(known, params.explain(error, "request", Envelope))
 
 
 def _reason(fault: Exception) -> str:

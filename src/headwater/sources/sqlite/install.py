@@ -20,6 +20,7 @@ from headwater.sources.sqlite.triggers import (
     CANARY,
     CAPTURE,
     CELL_INDEXES,
+    END,
     LAYOUT,
     MAX_COLUMNS,
     META,
@@ -58,6 +59,7 @@ def uninstall(db: apsw.Connection) -> None:
     for trigger in read_triggers(db):
         if trigger.is_ours:
             db.execute(f"DROP TRIGGER {ident(trigger.name)}")
+    db.execute(f"DROP VIEW IF EXISTS {END}")
     for name in TABLES:
         db.execute(f"DROP TABLE IF EXISTS {name}")
 
@@ -154,7 +156,12 @@ def reconcile(
 
 
 def _note_places(db: apsw.Connection) -> None:
-    """Remember where our triggers stand in the schema: whoever makes them again moves them."""
+    """Remember where our triggers stand in the schema: whoever makes them again moves them.
+
+    A view stands behind them, or the last ones would come to stand where they stood.
+    """
+    db.execute(f"DROP VIEW IF EXISTS {END}")
+    db.execute(f"CREATE VIEW {END} AS SELECT 'last of the schema'")
     places = {trigger.name: trigger.place for trigger in read_triggers(db)}
     for layout in read_layouts(db):
         prefix = trigger_prefix(layout)

@@ -168,6 +168,7 @@ class SqliteSession:
         return msgspec.structs.replace(result, affected=0, last_insert_id=0)
 
     def _release(self, table: str) -> None:
+        self._catalog.refresh()  # what others did may have given the table a new layout just now
         with self._guard.own() as db, sqlite_errors():
             for layout in self._catalog.layouts.values():
                 if layout.active and layout.table.name.lower() == table.lower():

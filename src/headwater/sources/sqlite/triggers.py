@@ -22,6 +22,7 @@ LAYOUT = OURS + "layout"
 TXN = OURS + "txn"
 META = OURS + "meta"
 CANARY = OURS + "canary"
+END = OURS + "end"
 TABLES = (CAPTURE, REPLACED, STASH, LAYOUT, TXN, META, CANARY)
 
 ANCHOR = 0  # op of a capture row that is no change: it only holds a place in the numbering
