@@ -207,12 +207,14 @@ def test_a_caller_cannot_reach_or_take_our_names(rig: Attach, sql: str) -> None:
 
 def test_a_refused_schema_change_leaves_an_open_transaction_as_it_was(rig: Attach) -> None:
     r = rig(T, SEED)
-    with pytest.raises(InvalidRequest):
-        r.source.write(
-            lambda s: [s.execute("DELETE FROM t"), s.execute("ALTER TABLE t RENAME TO _headwater_t")]
-        ).result(10)
-    assert len(run(r, "SELECT * FROM t").rows) == 3
-    assert r.check() == []
+    tx = r.source.begin()
+    tx.run(lambda s: s.execute("DELETE FROM t WHERE id > 1")).result(10)
+    with pytest.raises(InvalidRequest, match="_headwater_t"):
+        tx.run(lambda s: s.execute("ALTER TABLE t RENAME TO _headwater_t")).result(10)
+    tx.run(lambda s: s.execute("INSERT INTO t VALUES (9, 'nine')")).result(10)
+    tx.commit().result(10)
+    assert run(r, "SELECT id FROM t").rows == ((1,), (9,))
+    assert ops(r.check()) == ["delete", "delete", "insert"]
 
 
 def test_text_that_holds_our_prefix_is_data_like_any_other(rig: Attach) -> None:

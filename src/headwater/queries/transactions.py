@@ -50,6 +50,13 @@ class _Open:
         self.tx, self.db, self.owner, self.used = tx, db, owner, used
 
 
+class _Expired(msgspec.Struct, frozen=True):
+    """One that ended, and not because its owner said so."""
+
+    db: str
+    owner: Principal
+
+
 class Transactions:
     """The registry of open transactions: bounded, and each usable only by the principal that began it."""
 
@@ -62,7 +69,7 @@ class Transactions:
         self._lock = threading.Lock()  # guards all below
         self._open: dict[str, _Open] = {}
         self._beginning = 0  # places taken by transactions that are being opened
-        self._expired: dict[str, Principal] = {}  # the oldest first
+        self._expired: dict[str, _Expired] = {}  # the oldest first
 
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
         """Open a transaction on one database."""
@@ -121,6 +128,8 @@ class Transactions:
     def abandon(self, db: str) -> None:
         """Roll back whatever is open on `db`: it is about to go away."""
         self._roll_back(lambda held: held.db == db)
+        with self._lock:  # nobody should try again there
+            self._expired = {tx: found for tx, found in self._expired.items() if found.db != db}
 
     def close(self) -> None:
         """Roll back whatever is still open."""
@@ -144,13 +153,14 @@ class Transactions:
         """It ended, and not because its owner said so. The lock is held."""
         if self._open.pop(held.tx.id, None) is None:  # its owner ended it meanwhile
             return
-        self._expired[held.tx.id] = held.owner
+        self._expired[held.tx.id] = _Expired(held.db, held.owner)
         if len(self._expired) > MAX_EXPIRED:
             del self._expired[next(iter(self._expired))]
 
     def _find(self, principal: Principal, tx: str) -> _Open:
         held = self._open.get(tx)
-        if self._expired.get(tx) == principal:
+        expired = self._expired.get(tx)
+        if expired is not None and expired.owner == principal:
             raise TxExpired("the transaction is over: expired")
         if held is None or held.owner != principal:
             raise NotFound(

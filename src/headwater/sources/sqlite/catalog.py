@@ -16,7 +16,7 @@ from headwater.sources.sqlite.install import read_kinds, read_layouts
 from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.shape import Shape, read_shape, table_names
 from headwater.sources.sqlite.sql import insert_into
-from headwater.sources.sqlite.triggers import TABLES
+from headwater.sources.sqlite.triggers import END, TABLES
 from headwater.sources.sqlite.values import kind_of
 
 
@@ -104,4 +104,4 @@ def intruders(db: apsw.Connection) -> set[str]:
 
 
 def _is_ours(kind: str, name: str, table: str) -> bool:
-    return bool(OUR_TRIGGER.fullmatch(name)) if kind == "trigger" else table in TABLES
+    return bool(OUR_TRIGGER.fullmatch(name)) if kind == "trigger" else table in (*TABLES, END)

@@ -165,7 +165,7 @@ class Guard:
         finally:
             cursor.close()
         if not seen:
-            raise InvalidRequest("there is no statement in the text")
+            raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
         text, read_only, columns = seen[0]
         if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")

@@ -105,8 +105,10 @@ class SqliteSession:
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
         """Create `table` by kinds."""
-        if table.name.startswith((OURS, "sqlite_")):
-            raise InvalidRequest(f"table names beginning with {OURS!r} or 'sqlite_' are taken")
+        if table.name.lower().startswith((OURS, "sqlite_")):
+            raise InvalidRequest(
+                f"table names beginning with {OURS!r} or 'sqlite_' are taken", hint="Choose another name."
+            )
         there = table.name in self._catalog.tables()
         if there and not if_not_exists:
             raise Conflict(f"table {table.name!r} exists already", hint='Send "if_not_exists": true to accept it.')
@@ -115,7 +117,10 @@ class SqliteSession:
         self._before_write()
         lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
         if lone and lone.auto and lone.kind not in ("i64", "u64"):
-            raise InvalidRequest(f"column {lone.name!r} of kind {lone.kind} cannot be numbered by the database")
+            raise InvalidRequest(
+                f"column {lone.name!r} of kind {lone.kind} cannot be numbered by the database",
+                hint="Only i64 and u64 can have auto_increment.",
+            )
         if lone and lone.auto and lone.kind == "u64":
             self._remember_kind(table.name, lone.name, lone.kind)
         self._change_schema(create_table(table, if_not_exists=False), (), None)
@@ -186,7 +191,7 @@ def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str,
             cursor = db.execute(sql, _bindings(args))
             rows, more = take(cursor, tuple, MAX_ROWS, MAX_WEIGHT, to_end=not statement.read_only)
     except KeyError as error:
-        raise InvalidRequest(f"argument {error.args[0]!r} is missing") from None
+        raise InvalidRequest(f"argument {error.args[0]!r} is missing", hint="Send it in `args`.") from None
     except MemoryError:
         raise InvalidRequest("the answer does not fit in memory", hint="Ask for fewer or smaller values.") from None
     changed = db.total_changes() != before

@@ -80,7 +80,7 @@ class Renderer:
                 return f"({a} BETWEEN {low} AND {high})"
             case _, [a, b] if op in _BINARY:
                 return f"({a} {_BINARY[op]} {b})"
-        raise InvalidRequest(f"operator {op!r} is not known to SQLite")
+        raise InvalidRequest(f"operator {op!r} is not known to SQLite", hint="Write the condition in another way.")
 
     def where(self, expr: Expr | None) -> str:
         """` WHERE …`, or nothing."""
