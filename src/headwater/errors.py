@@ -195,9 +195,7 @@ class LogDamaged(HeadwaterError):
 
     code = "log_damaged"
     grpc_status = "DATA_LOSS"
-    default_hint = (
-        "Move the log file aside and start again: a new generation begins and readers take a new snapshot."
-    )
+    default_hint = "Move the log file aside and start again: a new generation begins and readers take a new snapshot."
 
 
 class SourceError(HeadwaterError):

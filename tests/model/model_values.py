@@ -17,10 +17,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 ANY_JSON = st.recursive(
-    JSON
-    | st.floats()
-    | st.integers()
-    | st.sampled_from([2**70, -(2**70), 10**400, 1e300, "\ud800", "\udc80"]),
+    JSON | st.floats() | st.integers() | st.sampled_from([2**70, -(2**70), 10**400, 1e300, "\ud800", "\udc80"]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
     max_leaves=8,
 )
@@ -28,9 +25,7 @@ INTS = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 2**53, 2**53 + 1, 
 FLOATS = st.floats() | st.sampled_from([0.0, -0.0, math.inf, -math.inf, math.nan, 5e-324])
 DECIMALS = st.builds(
     lambda digits, scale: Decimal(digits).scaleb(scale), st.integers(-(10**20), 10**20), st.integers(-30, 30)
-) | st.sampled_from(
-    [Decimal("12.3400"), Decimal("-0.00"), Decimal("NaN"), Decimal("Infinity"), Decimal("-Infinity")]
-)
+) | st.sampled_from([Decimal("12.3400"), Decimal("-0.00"), Decimal("NaN"), Decimal("Infinity"), Decimal("-Infinity")])
 BROKEN = st.binary(min_size=1, max_size=6).map(lambda data: data.decode("utf-8", "surrogateescape"))
 TIMES = st.times().map(lambda time: Time(time.isoformat()))
 VALUES = st.one_of(

@@ -41,9 +41,7 @@ def test_ops_have_their_numbers_and_words_for_good() -> None:
 def test_a_cut_holds_exactly_the_offsets_asked_for(
     count: int, first: int, start: int, last: bool, data: st.DataObject
 ) -> None:
-    whole = Transaction(
-        "x", changes(count), first=first, ts=7, commit_ts_ms=9, start=start, last=last, position="p"
-    )
+    whole = Transaction("x", changes(count), first=first, ts=7, commit_ts_ms=9, start=start, last=last, position="p")
     after = data.draw(st.integers(0, whole.upto - 1))
     upto = data.draw(st.integers(max(after + 1, first), whole.upto + 5))
     part = whole.cut(after, upto)

@@ -81,9 +81,7 @@ class Database:
         if self.connection.execute(f"SELECT {left} IS {right} COLLATE {collation}", (x, y)).get:
             return 0
         both = f"SELECT {left} AS v, -1 AS n UNION ALL SELECT {right}, 1"
-        first = self.connection.execute(
-            f"SELECT n FROM ({both}) ORDER BY v COLLATE {collation} LIMIT 1", (x, y)
-        )
+        first = self.connection.execute(f"SELECT n FROM ({both}) ORDER BY v COLLATE {collation} LIMIT 1", (x, y))
         return int(first.get)
 
     def order(self, keys: list[tuple[Any, ...]], collations: list[str]) -> list[int]:
@@ -96,9 +94,7 @@ class Database:
         for place, key in enumerate(keys):
             parts = [self.stored(value) for value in key]
             marks = ", ".join(["?", *(mark for mark, _ in parts)])
-            self.connection.execute(
-                f"INSERT INTO t VALUES ({marks})", (place, *(bound for _, bound in parts))
-            )
+            self.connection.execute(f"INSERT INTO t VALUES ({marks})", (place, *(bound for _, bound in parts)))
         found = self.connection.execute(f"SELECT place FROM t ORDER BY {', '.join(names)}, place")
         return [place for (place,) in found]
 
@@ -143,9 +139,7 @@ def test_edge_texts_compare_as_the_collation_compares_them(database: Database, c
 
 @given(TEXTS, TEXTS, COLLATIONS)
 @settings(max_examples=300)
-def test_texts_compare_as_their_collation_compares_them(
-    database: Database, a: str, b: str, collation: str
-) -> None:
+def test_texts_compare_as_their_collation_compares_them(database: Database, a: str, b: str, collation: str) -> None:
     ours = sign(encode_key((a,), [collation]), encode_key((b,), [collation]))
     assert ours == database.compare(a, b, collation)
 
@@ -158,9 +152,7 @@ def test_texts_compare_as_their_collation_compares_them(
 def test_integers_and_doubles_compare_exactly(database: Database, pair: tuple[Any, Any]) -> None:
     a, b = pair
     assert sign(encode_key((a,)), encode_key((b,))) == database.compare(a, b)
-    assert sign(encode_key((a,)), encode_key((b,))) == (Fraction(a) > Fraction(b)) - (
-        Fraction(a) < Fraction(b)
-    )
+    assert sign(encode_key((a,)), encode_key((b,))) == (Fraction(a) > Fraction(b)) - (Fraction(a) < Fraction(b))
 
 
 @st.composite
@@ -304,10 +296,7 @@ def test_values_no_database_has_are_refused(value: Any) -> None:
         encode_key((value,))
 
 
-@given(
-    st.binary(max_size=24)
-    | st.builds(lambda t, b: bytes([t]) + b, st.integers(0, 0x41), st.binary(max_size=12))
-)
+@given(st.binary(max_size=24) | st.builds(lambda t, b: bytes([t]) + b, st.integers(0, 0x41), st.binary(max_size=12)))
 @settings(max_examples=500)
 @example(b"\x13\xff\xff\x00")
 @example(b"\x23\xff\xff\xff\xff\xf0")
@@ -327,25 +316,19 @@ SPANS = st.builds(Span, BYTES, st.none() | BYTES)
 
 
 @given(BYTES, BYTES)
-def test_the_end_of_a_prefix_parts_what_starts_with_it_from_what_comes_after(
-    prefix: bytes, key: bytes
-) -> None:
+def test_the_end_of_a_prefix_parts_what_starts_with_it_from_what_comes_after(prefix: bytes, key: bytes) -> None:
     end = prefix_end(prefix)
     assert key.startswith(prefix) == (prefix <= key and (end is None or key < end))
 
 
 @given(KEYS, KEYS)
-def test_a_prefix_span_holds_exactly_the_keys_that_start_with_it(
-    prefix: tuple[Any, ...], key: tuple[Any, ...]
-) -> None:
+def test_a_prefix_span_holds_exactly_the_keys_that_start_with_it(prefix: tuple[Any, ...], key: tuple[Any, ...]) -> None:
     inside = Span.of_prefix(prefix).contains(encode_key(key))
     assert inside == (key[: len(prefix)] == prefix)
 
 
 @given(KEYS, KEYS, KEYS)
-def test_between_includes_both_bounds(
-    low: tuple[Any, ...], high: tuple[Any, ...], key: tuple[Any, ...]
-) -> None:
+def test_between_includes_both_bounds(low: tuple[Any, ...], high: tuple[Any, ...], key: tuple[Any, ...]) -> None:
     written = encode_key(key)
     starts_high = key[: len(high)] == high
     expected = encode_key(low) <= written and (written <= encode_key(high) or starts_high)

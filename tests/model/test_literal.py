@@ -113,9 +113,7 @@ def test_plain_json_stays_safe_for_javascript(value: Any, plain: Any) -> None:
     assert to_plain(value) == plain
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")]
-)
+@pytest.mark.parametrize(("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")])
 def test_odd_floats_are_words_in_a_literal(value: float, text: str) -> None:
     assert to_lit(value) == {"t": "f64", "v": text}
     assert same(from_lit({"t": "f64", "v": text}), value)
@@ -259,8 +257,6 @@ def test_plain_nonsense_is_refused_where_both_are_allowed(body: Any) -> None:
         from_json(body)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [("12.3400", "12.3400"), ("1E-3", "0.001"), ("-Infinity", "-Infinity")]
-)
+@pytest.mark.parametrize(("value", "text"), [("12.3400", "12.3400"), ("1E-3", "0.001"), ("-Infinity", "-Infinity")])
 def test_a_decimal_is_written_digit_for_digit(value: str, text: str) -> None:
     assert decimal_text(Decimal(value)) == text

@@ -200,9 +200,7 @@ def exprs() -> st.SearchStrategy[Any]:
             st.builds(lambda a, lo, hi: {"op": "between", "a": a, "lo": lo, "hi": hi}, inner, inner, inner),
             st.builds(lambda a, items: {"op": "in", "a": a, "list": items}, inner, several),
             st.builds(lambda a: {"cast": {"expr": a, "to": {"kind": "str"}}}, inner),
-            st.builds(
-                lambda c, t, e: {"case": {"when": [{"if": c, "then": t}], "else": e}}, inner, inner, inner
-            ),
+            st.builds(lambda c, t, e: {"case": {"when": [{"if": c, "then": t}], "else": e}}, inner, inner, inner),
         )
 
     return st.recursive(leaf, grow, max_leaves=12)
