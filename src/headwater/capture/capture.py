@@ -147,6 +147,7 @@ class Capture:
             if not part.last:
                 self._log.stage(batch)
                 self._log.append(chain([part], _rest(parts)))
+                self._source.acknowledge(self._log.durable)
                 batch, waiting = [], 0
                 continue
             batch.append(part)
@@ -154,14 +155,17 @@ class Capture:
             if waiting >= STAGE:
                 self._log.stage(batch)
                 batch, waiting = [], 0
-                self._flush_if_due()
+                if self._flush_if_due():
+                    self._source.acknowledge(self._log.durable)  # a long way behind, this pass may last
         self._log.stage(batch)
 
-    def _flush_if_due(self) -> None:
+    def _flush_if_due(self) -> bool:
         since = self._log.staged_since
         late = since is not None and time.monotonic() - since >= self._flush_seconds
-        if late or self._log.staged_changes >= FLUSH_CHANGES:
-            self._log.flush()
+        if not late and self._log.staged_changes < FLUSH_CHANGES:
+            return False
+        self._log.flush()
+        return True
 
     def _housekeep(self) -> None:
         """One bounded step of retention and merging; more when there is nothing else to do."""

@@ -18,7 +18,7 @@ from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.install import set_meta
 from headwater.sources.sqlite.triggers import CAPTURE, REPLACED, STASH, TXN
 
-MAX_STEP = 20_000  # rows of one move: a foreign writer waits at most as long as deleting these takes
+MAX_STEP = 20_000  # rows of one move: a foreign writer waits as long as deleting these takes; more far behind
 
 
 class Trimmer:
@@ -50,7 +50,7 @@ class Trimmer:
         waiting = upto - self.trimmed
         due = time.monotonic() - self._last >= self._seconds
         if self._running is None and waiting > 0 and (waiting >= self._rows or due):
-            self._begin(min(upto, self.trimmed + MAX_STEP))
+            self._begin(min(upto, self.trimmed + max(MAX_STEP, waiting // 4)))
 
     def _begin(self, upto: int) -> None:
         # A move that failed may have reached the file nevertheless: the next one takes its nonce over.
