@@ -12,8 +12,9 @@ from tests.sources.foreign import Foreign
 from tests.sources.rig import Rig, schema_changes
 from tests.sources.test_history import T, running, wait_for
 
-from headwater.errors import Busy, HeadwaterError, LogDamaged, Unavailable
+from headwater.errors import Busy, HeadwaterError, LogDamaged, SourceMismatch, Unavailable
 from headwater.log.disk import DiskLog
+from headwater.sources.sqlite.lock import SUFFIX, FileLock
 
 Attach = Callable[..., Rig]
 M = "CREATE TABLE m(id INTEGER PRIMARY KEY, v)"
@@ -113,3 +114,31 @@ def test_a_log_removed_under_the_server_is_not_written_to(tmp_path: Path) -> Non
             log.set_notes(a="2")
     finally:
         log.close()
+
+
+def snatch(database: Path, lock: Path) -> FileLock:
+    """Remove a lock and take it, as often as its holder is quicker."""
+    while True:
+        lock.unlink(missing_ok=True)
+        try:
+            return FileLock(str(database))
+        except SourceMismatch:
+            continue
+
+
+def test_a_lock_that_was_removed_is_taken_again_or_respected(tmp_path: Path, foreign: Foreign) -> None:
+    foreign.run(T)
+    with running(tmp_path) as one:
+        one.run("INSERT INTO t VALUES (1, 'a')")
+        one.caught_up()
+        generation = one.log.generation
+        lock = Path(str(tmp_path / "app.db") + SUFFIX)
+        # Removed: taken again
+        lock.unlink()
+        wait_for(one, lock.exists)
+        # Taken by another: no fight over the file
+        other = snatch(tmp_path / "app.db", lock)
+        wait_for(one, lambda: "another Headwater" in (one.capture.error or ""))
+        other.release()
+        wait_for(one, lambda: one.capture.error is None)
+        assert one.log.generation == generation

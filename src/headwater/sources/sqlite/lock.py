@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 
@@ -37,14 +36,21 @@ class FileLock:
             raise SourceMismatch(
                 f"{what} is served by another Headwater (process {holder or 'unknown'})", hint=hint
             ) from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.stat(self._path).st_ino == os.fstat(self._fd).st_ino:
-                return True
-        os.close(self._fd)
-        return False
+        if not self.is_held:
+            os.close(self._fd)
+            return False
+        return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the file we hold is still the one others would find."""
+        try:
+            return os.stat(self._path).st_ino == os.fstat(self._fd).st_ino
+        except FileNotFoundError:
+            return False
 
     def release(self) -> None:
         """Let go and leave nothing behind."""
-        with contextlib.suppress(FileNotFoundError):
+        if self.is_held:
             os.unlink(self._path)
         os.close(self._fd)

@@ -189,6 +189,7 @@ class SqliteSource:
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
         """Committed transactions after `after`, up to the head of this call."""
+        self._check_lock()
         self._check_swapped()
         return self._follower.follow(after)
 
@@ -217,6 +218,17 @@ class SqliteSource:
         if self._is_same_file():
             return None
         return Unavailable(f"{self.path} was replaced while this was written", hint="Look before you repeat it.")
+
+    def _check_lock(self) -> None:
+        """Whoever removes the lock file lets a second server in: take it again, or stand aside for that one."""
+        if self._lock.is_held:
+            return
+        try:
+            lock = FileLock(self.path)
+        except SourceMismatch as error:
+            raise Unavailable(error.message, hint="Its lock file was removed. Stop one of the two servers.") from error
+        self._lock.release()
+        self._lock = lock
 
     def _check_swapped(self) -> None:
         if not self._is_same_file():
