@@ -13,6 +13,7 @@ import apsw
 
 from bench.sides import INSERT, TABLE, Notes, folder, medians, new_file, rows, server, versions
 from headwater.config import SqliteConfig
+from headwater.serve.bridge import Bridge
 from headwater.sources.sqlite.source import SqliteSource
 
 CLIENTS = 16
@@ -57,6 +58,36 @@ def in_process(clients: int = CLIENTS, count: int = COUNT) -> float:
         seconds = time.perf_counter() - started
         source.close()
         return count / seconds
+
+
+def in_one_loop(clients: int = CLIENTS, count: int = COUNT) -> float:
+    """The same for clients that are tasks of one event loop, as they are in the server."""
+    import uvloop
+
+    with folder() as place:
+        path = place / "t.db"
+        new_file(path, captured=False)
+        source = SqliteSource("bench", str(path), notes=Notes(), config=SqliteConfig())
+        source.prove(generation="bench", latest=0, read=lambda after: iter(()))
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            seconds = runner.run(_tasks(source, clients, count))
+        source.close()
+        return count / seconds
+
+
+async def _tasks(source: SqliteSource, clients: int, count: int) -> float:
+    bridge = Bridge(threads=1)
+
+    async def client(number: int) -> None:
+        for row in rows(count // clients, 1 + number * count):
+            values = dict(zip(NAMES, row, strict=True))
+            await bridge.wait(source.write(lambda s, values=values: s.insert("t", [values], returning=False)))  # type: ignore[misc]
+
+    started = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    seconds = time.perf_counter() - started
+    bridge.close()
+    return seconds
 
 
 class Caller(asyncio.Protocol):
@@ -148,7 +179,8 @@ def main(repeats: int = 5) -> None:
         {
             "direct loop, bare file": lambda: direct(False),
             "direct loop, captured file": lambda: direct(True),
-            "16 clients in process": in_process,
+            "16 threads in process": in_process,
+            "16 tasks of one loop": in_one_loop,
             "16 clients over RPC": over_rpc,
         },
         repeats,
