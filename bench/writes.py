@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -36,18 +38,28 @@ def direct(captured: bool, count: int = 6_000) -> float:
         return count / seconds
 
 
-def in_process(clients: int = CLIENTS, count: int = COUNT) -> float:
-    """The same through `SqliteSource.write`, each client waiting for its own commit."""
+@contextlib.contextmanager
+def writable() -> Iterator[SqliteSource]:
+    """A source on a fresh file that is captured."""
     with folder() as place:
         path = place / "t.db"
         new_file(path, captured=False)
         source = SqliteSource("bench", str(path), notes=Notes(), config=SqliteConfig())
         source.prove(generation="bench", latest=0, read=lambda after: iter(()))
+        try:
+            yield source
+        finally:
+            source.close()
+
+
+def in_process(clients: int = CLIENTS, count: int = COUNT) -> float:
+    """The same through `SqliteSource.write`, each client waiting for its own commit."""
+    with writable() as source:
 
         def client(number: int) -> None:
             for row in rows(count // clients, 1 + number * count):
                 values = dict(zip(NAMES, row, strict=True))
-                source.write(lambda session, values=values: session.insert("t", [values], returning=False)).result()  # type: ignore[misc]
+                source.write(lambda s, values=values: s.insert("t", [values], returning=False)).result()  # type: ignore[misc]
 
         threads = [threading.Thread(target=client, args=(n,)) for n in range(clients)]
         started = time.perf_counter()
@@ -55,24 +67,15 @@ def in_process(clients: int = CLIENTS, count: int = COUNT) -> float:
             thread.start()
         for thread in threads:
             thread.join()
-        seconds = time.perf_counter() - started
-        source.close()
-        return count / seconds
+        return count / (time.perf_counter() - started)
 
 
 def in_one_loop(clients: int = CLIENTS, count: int = COUNT) -> float:
     """The same for clients that are tasks of one event loop, as they are in the server."""
     import uvloop
 
-    with folder() as place:
-        path = place / "t.db"
-        new_file(path, captured=False)
-        source = SqliteSource("bench", str(path), notes=Notes(), config=SqliteConfig())
-        source.prove(generation="bench", latest=0, read=lambda after: iter(()))
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            seconds = runner.run(_tasks(source, clients, count))
-        source.close()
-        return count / seconds
+    with writable() as source, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return count / runner.run(_tasks(source, clients, count))
 
 
 async def _tasks(source: SqliteSource, clients: int, count: int) -> float:
