@@ -181,7 +181,7 @@ class Story:
         self._page.table(("what", "how much"), facts)
         self._page.say("")
         self._page.say("Commits of another program that are taken in together share a transaction in the log.")
-        self._page.say("Next: headwater serve app.db, and docs/quickstart.md")
+        self._page.say("Next: headwater serve app=app.db --wal, and docs/quickstart.md")
 
     # --- looking ---------------------------------------------------------------------------------------------
 

@@ -34,13 +34,6 @@ def ident(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def text_literal(text: str) -> str:
-    """`text` as a SQL string, for places where nothing can be bound (trigger bodies)."""
-    if "\0" in text:
-        raise InvalidRequest("a SQL literal cannot hold a NUL character")
-    return "'" + text.replace("'", "''") + "'"
-
-
 def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> apsw.Connection:
     """A connection with our pragmas. `vfs` is the door through which tests bring a bad disk."""
     flags = apsw.SQLITE_OPEN_READONLY if read_only else apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
