@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from headwater.errors import Conflict, InvalidRequest, NotFound
+from headwater.model.database import MAIN, check_new_name, real_name
 from headwater.model.principal import Principal
 from headwater.model.table import Table
 from headwater.queries.causality import Token
-from headwater.queries.databases import MAIN, Databases, check_new_name, real_name
+from headwater.queries.databases import Databases
 from headwater.queries.kinds import nearest
 from headwater.queries.pending import Pending
 from headwater.queries.transactions import Transactions

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.database import real_name
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.principal import Principal
 from headwater.model.table import Row
 from headwater.queries.causality import Token
-from headwater.queries.databases import Databases, real_name
+from headwater.queries.databases import Databases
 from headwater.queries.pending import Pending
 from headwater.queries.transactions import Transactions
 from headwater.sources.source import Result, Session

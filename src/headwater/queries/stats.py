@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.errors import NotFound
+from headwater.model.database import real_name
 from headwater.model.principal import Principal
-from headwater.queries.databases import Databases, DatabaseStatus, real_name
+from headwater.queries.databases import Databases, DatabaseStatus
 from headwater.queries.kinds import nearest
 
 NO_LIMIT = 2**63 - 1  # retention without a count

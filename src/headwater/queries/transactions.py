@@ -11,9 +11,10 @@ from typing import TypeVar
 import msgspec
 
 from headwater.errors import Busy, InvalidRequest, NotFound, TxExpired
+from headwater.model.database import real_name
 from headwater.model.principal import Principal
 from headwater.queries.causality import Token, token
-from headwater.queries.databases import Databases, real_name
+from headwater.queries.databases import Databases
 from headwater.queries.pending import Pending
 from headwater.sources.source import Session, Tx, Work, Written
 

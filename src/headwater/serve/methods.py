@@ -9,10 +9,10 @@ from typing import Any
 
 from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
+from headwater.model.database import real_name
 from headwater.model.literal import Value, from_json
 from headwater.model.predicate import Expr, parse_expr
 from headwater.model.principal import Principal
-from headwater.queries.databases import real_name
 from headwater.queries.etag import one_tag
 from headwater.queries.pending import Pending
 from headwater.queries.rows import Place

@@ -91,6 +91,26 @@ class Session(Protocol):
         ...
 
 
+class Pin(msgspec.Struct, frozen=True):
+    """A row can satisfy the condition only if `column` holds one of `values`, written by `Source.order`."""
+
+    column: str
+    values: frozenset[bytes]
+
+
+class Condition(Protocol):
+    """A SQL predicate on one row of one table shape, true exactly where the database itself says true."""
+
+    @property
+    def pin(self) -> Pin | None:
+        """A necessary equality, by which many conditions are indexed; None when there is none."""
+        ...
+
+    def holds(self, rows: Sequence[Row]) -> list[bool]:
+        """Whether it is true for each of `rows` (NULL is not true). From any thread."""
+        ...
+
+
 Work = Callable[[Session], T]  # may be run again from the start: it must not touch anything outside
 
 
@@ -191,6 +211,26 @@ class Source(Protocol):
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        ...
+
+    def condition(self, table: Table, where: str) -> Condition:
+        """The predicate `where` over rows of `table`, a shape of now or of any earlier version.
+
+        InvalidRequest when it is not one predicate over these columns, NotSupported when it cannot be
+        evaluated exactly (volatile functions, subqueries); both say why.
+        """
+        ...
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How the database compares values of `columns`: equal values give equal bytes, and for the key
+        columns byte order is the order of `chunk`."""
+        ...
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """`values` as `columns` of `table` would hold them: what an INSERT of them would read back.
+
+        InvalidRequest where a column cannot hold such a value.
+        """
         ...
 
     def write(self, work: Work[T]) -> Future[Written[T]]:

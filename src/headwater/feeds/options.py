@@ -1,0 +1,56 @@
+"""Options: what a subscriber asked for, after it was checked; stored with the subscription as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+FORMATS = ("objects_json", "plain_json", "debezium_json", "cloudevents_json", "cockroach_wrapped_json")
+OPS = ("insert", "update", "delete", "schema_change", "truncate")
+ATOMIC, ATOMIC_STRICT = "atomic", "atomic_strict"
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """How a change looks on the wire. Changes are encoded once per shape, whoever reads them."""
+
+    db: str
+    format: str = "objects_json"
+    before: bool = False
+    after: bool = False
+    columns: tuple[str, ...] = ()  # images hold these only; none means all
+
+
+class Shard(msgspec.Struct, frozen=True):
+    """One share of `of`, by the hash of the key: work sharing."""
+
+    index: int
+    of: int
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A filter and a shape. Values of keys are kept as Lits, so that any shape of the table can read them."""
+
+    db: str
+    tables: tuple[str, ...] = ()  # none means every table, also those to come
+    ops: tuple[str, ...] = ()  # none means all; tests the op as it is delivered
+    pk: list[Any] | None = None
+    pk_range: dict[str, Any] | None = None
+    spans: list[dict[str, Any]] | None = None
+    shard: Shard | None = None
+    where: str | None = None
+    columns: tuple[str, ...] = ()  # passes when one of these changed
+    before: bool = False
+    after: bool = False
+    format: str = "objects_json"
+    txn: str = ""  # "", "atomic" or "atomic_strict"
+
+    @property
+    def shape(self) -> Shape:
+        """How its changes look."""
+        return Shape(self.db, self.format, self.before, self.after, self.columns)
+
+    @property
+    def looks_at_rows(self) -> bool:
+        """Whether images decide: then one change may be delivered as another op."""
+        return any(part is not None for part in (self.pk, self.pk_range, self.spans, self.shard, self.where))
