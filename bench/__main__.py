@@ -1,10 +1,24 @@
-"""`python -m bench`: every benchmark, one after another. Nothing else should run beside them."""
+"""`python -m bench [NAME ...]`: all benchmarks, or those named, one after another. Nothing else should run beside."""
 
-from bench import commit, drain, log, restart, writes
+import sys
+
+from bench import commit, drain, fanout, latency, log, restart, stalled, subscriptions, writes
+
+ALL = {
+    "commit": commit.main,
+    "writes": writes.main,
+    "log": log.main,
+    "drain": drain.main,
+    "restart": restart.main,
+    "fanout": fanout.main,
+    "latency": latency.main,
+    "stalled": stalled.main,
+    "subscriptions": subscriptions.main,
+}
 
 if __name__ == "__main__":
-    commit.main()
-    writes.main()
-    log.main()
-    drain.main()
-    restart.main()
+    unknown = set(sys.argv[1:]) - set(ALL)
+    if unknown:
+        sys.exit(f"no benchmark {', '.join(sorted(unknown))}; there are: {', '.join(ALL)}")
+    for name in sys.argv[1:] or ALL:
+        ALL[name]()

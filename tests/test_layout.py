@@ -32,8 +32,10 @@ HOME = {  # library -> the folders (or files) that may import it
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
+    "pyarrow": {"feeds", "serve", "ranges"},
     "grpc": {"serve"},
     "rich": {"cli"},
+    "sqlglot": {"sources", "queries"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
 

@@ -12,7 +12,9 @@ import msgspec
 
 from headwater.capture.capture import Capture
 from headwater.config import Config, DatabaseConfig, LogConfig
-from headwater.errors import ConfigError, HeadwaterError, NotFound, NotSupported
+from headwater.errors import ConfigError, HeadwaterError, NotFound, NotSupported, OffsetExpired
+from headwater.feeds.feeds import Feeds
+from headwater.feeds.registry import Registry
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
@@ -33,6 +35,10 @@ class Database(msgspec.Struct, frozen=True):
     capture: Capture
     retention: Retention
     embedded: bool
+
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until the log holds everything committed before this call; whether it does."""
+        return self.capture.catch_up(timeout)
 
     def close(self) -> None:
         """Stop in the order that loses nothing: writers first, then capture, then the log."""
@@ -55,6 +61,7 @@ class App:
         self._lock = threading.Lock()
         self._open: dict[str, Database] = {}
         self._folder: FileLock | None = None
+        self._registry: Registry | None = None
         self._building = threading.Lock()  # one database is made or dropped at a time; taken before _lock
 
     def start(self) -> None:
@@ -66,6 +73,7 @@ class App:
             hint="Stop that one first, or choose another folder with --data.",
         )
         try:
+            self._registry = Registry.open(self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions)
             for database in self._configured().values():
                 self._add(database)
         except BaseException:
@@ -88,6 +96,9 @@ class App:
             databases, self._open = list(self._open.values()), {}
         for database in databases:
             database.close()
+        if self._registry is not None:
+            self._registry.close()
+            self._registry = None
         if self._folder is not None:
             self._folder.release()
             self._folder = None
@@ -98,6 +109,11 @@ class App:
         if found is None:
             raise NotFound(f"there is no database {name!r}", hint=f"There are: {', '.join(self.names())}.")
         return found
+
+    def open_feeds(self) -> Feeds:
+        """The feeds of these databases, in the running loop."""
+        assert self._registry is not None
+        return Feeds(self, self._registry, self._config.feeds, max_streams=self._config.serve.max_streams)
 
     # --- Databases -------------------------------------------------------------------------------------------
 
@@ -183,6 +199,7 @@ class App:
             log = LiveLog(disk, retention_changes=retention.changes)
             source = SqliteSource(config.name, path, notes=log, config=self._config.sqlite)
             undo.callback(source.close)
+            self._hold(config.name, log)
             capture = Capture(
                 source,
                 log,
@@ -193,6 +210,16 @@ class App:
             capture.start()
             undo.pop_all()
         return Database(source, log, disk, capture, retention, embedded=not config.url)
+
+    def _hold(self, name: str, log: LiveLog) -> None:
+        """Before anything is trimmed: snapshots that were being read go on holding what they need."""
+        settings = self._config.feeds
+        for held in [] if self._registry is None else self._registry.for_db(name):
+            state = held.snapshot
+            if state is not None and state.generation == log.generation:
+                until = state.lease_started_ms + int(settings.lease_seconds * 1000)
+                with contextlib.suppress(OffsetExpired):
+                    log.hold(held.id, state.held, until_ms=until, max_bytes=settings.lease_bytes)
 
     def _path(self, config: DatabaseConfig) -> str:
         if not config.url:

@@ -5,6 +5,7 @@ HeadwaterError                     internal             500
     UnsupportedVersion             unsupported_version  400   speak "1.0"
     NotSupported                   not_supported        501   named, but not built or not exact here
     RequestTooLarge                request_too_large    413   send less
+    TransactionTooLarge            transaction_too_large 413  read it in parts
   Unauthorized                     unauthorized         401   send a credential
   Forbidden                        forbidden            403   ask for another role
   NotFound                         not_found            404
@@ -13,6 +14,7 @@ HeadwaterError                     internal             500
   PreconditionFailed               precondition_failed  412
   TxExpired                        tx_expired           409   retry the whole transaction
   Busy                             busy                 503   retry
+  LimitExceeded                    limit_exceeded       429   close some, or retry later
   Unavailable                      unavailable          503   the database or its disk refuses; retry
     StorageFull                    storage_full         507   free space; nothing was written
   OffsetExpired                    resnapshot_required  410   take a snapshot, then follow
@@ -85,6 +87,15 @@ class RequestTooLarge(InvalidRequest):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class TransactionTooLarge(InvalidRequest):
+    """One transaction does not fit into a page, and the subscriber wants it whole or not at all."""
+
+    code = "transaction_too_large"
+    status = 413
+    grpc_status = "RESOURCE_EXHAUSTED"
+    default_hint = 'Read it by `pull_url`, then `cdc.seek` past it; or subscribe with txn "atomic".'
+
+
 class Unauthorized(HeadwaterError):
     """No credential, or one that does not hold."""
 
@@ -153,6 +164,16 @@ class Busy(HeadwaterError):
     grpc_status = "UNAVAILABLE"
     retryable = True
     default_hint = "Nothing was written. Try again in a moment."
+
+
+class LimitExceeded(HeadwaterError):
+    """More streams, subscriptions or requests than this server grants."""
+
+    code = "limit_exceeded"
+    status = 429
+    grpc_status = "RESOURCE_EXHAUSTED"
+    retryable = True
+    default_hint = "Close some that you no longer use, or try again later."
 
 
 class Unavailable(HeadwaterError):

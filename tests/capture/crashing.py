@@ -4,7 +4,7 @@
 
 POINT is `Class.method:before|after:N` (the Nth call), or `none`. Collaborators are wrapped from outside: the
 product knows nothing of it. Lines on stdout: `told N` (transaction N was acknowledged), `read OFFSET TS N`
-(a live reader saw transaction N there), `generation NAME`.
+(a live reader saw transaction N there), `closed TS OFFSET` (a checkpoint was visible), `generation NAME`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from capturing import running
 
 from headwater.capture import capture
 from headwater.capture.capture import Capture
+from headwater.capture.stamp import Stamper
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.sources.sqlite.source import SqliteSource
 from headwater.sources.sqlite.trim import Trimmer
 from headwater.sources.sqlite.writer import Writer
 
-OWNERS = {cls.__name__: cls for cls in (Capture, DiskLog, LiveLog, SqliteSource, Trimmer, Writer)}
+OWNERS = {cls.__name__: cls for cls in (Capture, DiskLog, LiveLog, SqliteSource, Stamper, Trimmer, Writer)}
 
 
 def arm(point: str) -> None:
@@ -57,12 +58,13 @@ def skew(milliseconds: int) -> None:
 
 def work(folder: Path, rounds: int) -> None:
     """Write numbered transactions of three changes; tell what was acknowledged and what could be read."""
-    capture.HOUSEKEEPING_SECONDS = 0.002
+    capture.HOUSEKEEPING_SECONDS = capture.CLOSE_SECONDS = 0.002
     with running(folder, flush_seconds=0.001, trim_rows=4, trim_seconds=0.001) as one:
         tell("generation", one.log.generation)
         one.run("CREATE TABLE IF NOT EXISTS t(n INTEGER, part INTEGER, PRIMARY KEY (n, part))")
         done = one.source.read("SELECT ifnull(max(n), 0) FROM t").rows[0][0]
         seen = one.log.latest
+        one.log.add_listener(lambda: None)  # time is closed for those who listen
         for n in range(int(str(done)) + 1, int(str(done)) + 1 + rounds):
             one.run(f"INSERT INTO t VALUES ({n}, 1), ({n}, 2), ({n}, 3)")
             tell("told", n)
@@ -72,6 +74,7 @@ def work(folder: Path, rounds: int) -> None:
                 for place, change in enumerate(part.changes):
                     if change.after is not None:
                         tell("read", part.first + place, part.ts, change.after[0])
+            tell("closed", *one.log.closed)
             one.log.wait_beyond(seen, 0.004)  # nothing comes: flush, trim and housekeeping get their moment
 
 

@@ -46,6 +46,8 @@ class Story:
         self.told: set[int] = set()
         self.read: dict[int, tuple[int, int]] = {}  # offset to (time, transaction)
         self.generations: set[str] = set()
+        self.closed: tuple[int, int] = (0, 0)  # the newest checkpoint anybody saw
+        self.checkpoints = 0
 
     def run(self, point: str = "none", *, skew_ms: int = 0, rounds: int = ROUNDS) -> None:
         """One process, up to its end; it must end as `point` says."""
@@ -65,8 +67,14 @@ class Story:
             self.generations.add(rest[0])
         elif word == "told":
             self.told.add(int(rest[0]))
+        elif word == "closed":
+            ts, offset = map(int, rest)
+            assert (ts, offset) >= self.closed, f"the closed time went back from {self.closed} to {ts}, {offset}"
+            self.checkpoints += (ts, offset) != self.closed
+            self.closed = (ts, offset)
         else:
             offset, ts, number = map(int, rest)
+            assert ts > self.closed[0] or offset <= self.closed[1], f"{offset} has {ts}, closed was {self.closed}"
             before = self.read.setdefault(offset, (ts, number))
             assert before[1] == number, f"offset {offset} was transaction {before[1]} and is now {number}"
 
@@ -142,8 +150,24 @@ def test_times_never_go_back_when_the_wall_clock_does(tmp_path: Path) -> None:
     story.run("LiveLog.flush:before:5", skew_ms=-3_600_000)
     story.run(skew_ms=-7_200_000)
     story.check()
+    assert story.checkpoints > 10
     times = [story.read[offset][0] for offset in sorted(story.read)]
     assert times == sorted(times), "a reader saw a time, and later offsets got an earlier one"
+
+
+def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(tmp_path: Path) -> None:
+    story = Story(tmp_path)
+    for point, hours in (
+        ("LiveLog.close_at:after:9", 1),
+        ("LiveLog.close_at:after:7", -1),
+        ("Stamper.tick:after:9", -2),
+    ):
+        story.run(point, skew_ms=hours * 3_600_000)
+    story.run(skew_ms=-3 * 3_600_000)
+    story.check()
+    assert story.checkpoints > 10
+    parts = logged(tmp_path)
+    assert all(part.ts > story.closed[0] for part in parts if part.first > story.closed[1])
 
 
 def test_a_new_generation_cut_off_half_way_is_begun_again(tmp_path: Path) -> None:

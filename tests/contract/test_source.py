@@ -11,7 +11,7 @@ import pytest
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import SqliteConfig
-from headwater.errors import NotFound
+from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.key import Span
 from headwater.model.table import Column, Table
@@ -188,3 +188,41 @@ def test_the_tables_are_described(driver: Driver) -> None:
     (table,) = driver.source.describe().values()
     assert (table.name, table.names, table.key) == ("t", ("k", "v"), ("k",))
     assert driver.source.status()["head"] == driver.source.head()
+
+
+def test_a_condition_is_true_where_the_database_says_so(driver: Driver) -> None:
+    driver.commit((None, (1, "a")), (None, (2, None)), (None, (3, "b")))
+    (table,) = driver.source.describe().values()
+    rows = driver.source.chunk("t", after=None, span=None, limit=9).rows
+    assert driver.source.condition(table, "v <> 'b'").holds(rows) == [True, False, False]
+    assert driver.source.condition(table, "v LIKE 'B' OR k + 1 = 2").holds(rows) == [True, False, True]
+    with pytest.raises(InvalidRequest):
+        driver.source.condition(table, "nothing = 1")
+    with pytest.raises(NotSupported):
+        driver.source.condition(table, "random() > v")
+
+
+def test_a_condition_tells_what_a_row_must_have(driver: Driver) -> None:
+    (table,) = driver.source.describe().values()
+    pin = driver.source.condition(table, "k IN (1, 2) AND v LIKE 'x%'").pin
+    place = driver.source.order(table, ["k"])
+    assert pin is not None and (pin.column, pin.values) == ("k", {place((1,)), place((2,))})
+    assert driver.source.condition(table, "k > 1").pin is None
+
+
+def test_byte_order_is_the_order_of_chunks(driver: Driver) -> None:
+    numbers = [0, 1, -1, 7, 300, -300, 2**40, -(2**40), 2**63 - 1, -(2**63)]
+    driver.commit(*((None, (n, None)) for n in numbers))
+    chunk = driver.source.chunk("t", after=None, span=None, limit=99)
+    place = driver.source.order(chunk.table, chunk.table.key)
+    assert [row[0] for row in chunk.rows] == sorted(numbers, key=lambda n: place((n,)))
+    assert place((5,)) == place((5.0,)) and Span.between((0,), (7,)).contains(place((7,)))
+    with pytest.raises(InvalidRequest):
+        driver.source.order(chunk.table, ["nothing"])
+
+
+def test_a_stored_value_is_what_an_insert_reads_back(driver: Driver) -> None:
+    driver.commit((None, (1, "a")))
+    (table,) = driver.source.describe().values()
+    _, row, _ = driver.source.get("t", (1,))
+    assert driver.source.stored(table, ["k", "v"], (1, "a")) == row

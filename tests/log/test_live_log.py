@@ -224,6 +224,45 @@ def test_retention_counts_what_is_staged() -> None:
     assert (caught.value.horizon, caught.value.latest) == (8, 12)
 
 
+def test_recent_ones_come_from_memory_only() -> None:
+    wrapped = UnreadLog()
+    log = LiveLog(wrapped, keep_changes=8)
+    assert log.recent(0, 100) == []
+    stage(log, *[1] * 20)
+    assert ids(log.recent(3, 7) or []) == [4, 5, 6, 7]
+    log.flush()
+    assert log.recent(3, 7) is None and log.recent(20, 25) == []
+    assert ids(log.recent(12, 20) or []) == list(range(13, 21))
+    assert wrapped.reads == 0
+
+
+def test_recent_ones_past_the_horizon_are_not_given() -> None:
+    log = LiveLog(MemoryLog(), retention_changes=3)
+    stage(log, *[1] * 9)
+    assert log.recent(5, 9) is None and ids(log.recent(6, 9) or []) == [7, 8, 9]
+
+
+def test_time_is_closed_at_the_end_of_what_is_staged() -> None:
+    log = LiveLog(MemoryLog())
+    assert (log.closed, log.has_listeners) == ((0, 0), False)
+    stage(log, 3)
+    log.close_at(50)
+    stage(log, 4)
+    assert log.closed == (50, 3)
+    log.unstage()
+    log.restart(first=9, reason="restored")
+    assert log.closed == (50, 8), "anew, and never lower"
+
+
+def test_a_log_opened_again_begins_closed_at_its_ceiling() -> None:
+    wrapped = MemoryLog()
+    log = LiveLog(wrapped)
+    stage(log, 3)
+    log.flush()
+    log.raise_ceiling(99)
+    assert LiveLog(wrapped).closed == (99, 3)
+
+
 def waiting(log: LiveLog, offset: int) -> tuple[threading.Thread, list[bool]]:
     told: list[bool] = []
     thread = threading.Thread(target=lambda: told.append(log.wait_beyond(offset, 10)))

@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 
-from headwater.capture.stamp import Stamper, wall_ms
+from headwater.capture.stamp import Stamper
 from headwater.errors import HeadwaterError, SourceMismatch
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
+from headwater.model.clock import wall_ms
 from headwater.sources.source import Source
 
 logger = logging.getLogger("headwater.capture")
@@ -28,6 +29,7 @@ STAGE = 512  # changes staged at a time: one block
 FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
 PASS_SECONDS = 0.001  # between two passes under load: commits that come together are taken together
+CLOSE_SECONDS = 0.1  # between two closed times
 HOUSEKEEPING_SECONDS = 1.0  # between two steps of retention or merging
 
 
@@ -43,6 +45,7 @@ class Capture:
         self._stamper = Stamper(log)
         self._stopping = threading.Event()
         self._housekept = 0.0
+        self._closed_at = 0.0
         self._passed_at = 0.0
         self._current_at: float | None = None  # when the log last held everything the source had
         self._broken: str | None = None  # why the source is not the one this log follows, until a new one is begun
@@ -135,6 +138,7 @@ class Capture:
         if self._log.staged_changes < MAX_STAGED:
             self._take(map(self._stamper.stamp, self._source.follow(after=self._log.latest)))
             self._current_at = time.monotonic()
+            self._close_if_due()
         self._flush_if_due()
         self._source.acknowledge(self._log.durable)
         self._housekeep()
@@ -158,6 +162,13 @@ class Capture:
                 if self._flush_if_due():
                     self._source.acknowledge(self._log.durable)  # a long way behind, this pass may last
         self._log.stage(batch)
+
+    def _close_if_due(self) -> None:
+        """For those who listen: everything up to here is staged, and what comes gets a later time."""
+        if not self._log.has_listeners or time.monotonic() - self._closed_at < CLOSE_SECONDS:
+            return
+        self._closed_at = time.monotonic()
+        self._log.close_at(self._stamper.tick())
 
     def _flush_if_due(self) -> bool:
         since = self._log.staged_since

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from headwater.log.log import Log
 from headwater.model.change import Transaction
-from headwater.model.clock import HybridClock, ts_of_ms
+from headwater.model.clock import HybridClock, ts_of_ms, wall_ms
 
 AHEAD_MS = 5_000  # how far the ceiling is promised ahead: one small durable write per this much time
-
-
-def wall_ms() -> int:
-    """Now, in milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 class Stamper:
@@ -31,12 +25,14 @@ class Stamper:
     def stamp(self, part: Transaction) -> Transaction:
         """`part` with its time; the parts of one transaction share theirs."""
         if part.start == 0:
-            self._last = self._tick()
+            self._last = self.tick()
         return msgspec.structs.replace(part, ts=self._last)
 
-    def _tick(self) -> int:
+    def tick(self) -> int:
+        """A time above all given out before, below all that come, also after a crash."""
         ts = self._clock.tick(self._now_ms())
         if ts > self._ceiling:
-            self._ceiling = ts + ts_of_ms(AHEAD_MS)
-            self._log.raise_ceiling(self._ceiling)
+            ceiling = ts + ts_of_ms(AHEAD_MS)
+            self._log.raise_ceiling(ceiling)
+            self._ceiling = ceiling
         return ts

@@ -39,7 +39,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.grpc is not None:
         logging.getLogger(__name__).warning("gRPC is not served yet: nothing listens on %s", config.serve.grpc)
     app = App(config)
-    server = Server(config.serve, Api.over(app))  # first of all: it refuses an open door
+    server = Server(config.serve, Api.over(app), app.open_feeds)  # first of all: it refuses an open door
     server.bind()  # a taken port must not cost anybody's history
     try:
         app.start()

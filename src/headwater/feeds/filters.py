@@ -13,7 +13,7 @@ from headwater.feeds.options import Options
 from headwater.feeds.pertable import PerTable
 from headwater.feeds.rule import Interest, Rule
 from headwater.model.change import Change, Op
-from headwater.model.table import Row, Table
+from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Source
 
 Cut = Callable[[int, Table, Row], bool]  # whether the change at an offset is news for the key of an image
@@ -40,7 +40,7 @@ class Filter:
         return self._tables
 
     def raw_ops(self) -> frozenset[Op] | None:
-        """The ops of the log that may pass, in whatever guise; None is all."""
+        """The ops of the log that may pass where nothing is cut, in whatever guise; None is all."""
         if not self._ops:
             return None
         moved = {Op.INSERT, Op.DELETE} & self._ops if self.options.looks_at_rows else set()
@@ -49,6 +49,10 @@ class Filter:
     def interest(self, table: Table) -> Interest:
         """What a row of `table` must have; raises like `decide`."""
         return Interest() if self._all else self._rule(table).interest
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How the bytes of an interest are made from values of `columns`."""
+        return self._source.order(table, columns)
 
     def decide(self, changes: Sequence[Change], *, first: int = 0, cut: Cut | None = None) -> list[Op | None]:
         """The op each change is delivered as, None where it is not.

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from typing import Any
 
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.feeds.options import Options
+from headwater.feeds.options import Options, Shard
 from headwater.model.key import Span, prefix_end
-from headwater.model.literal import from_lit
+from headwater.model.literal import Embedding, from_lit
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Condition, Pin, Source
 
@@ -22,6 +23,7 @@ class Interest(msgspec.Struct, frozen=True):
     points: frozenset[bytes] | None = None  # whole keys
     spans: tuple[Span, ...] | None = None
     pin: Pin | None = None
+    shard: Shard | None = None
 
 
 class Rule:
@@ -29,9 +31,11 @@ class Rule:
 
     def __init__(self, options: Options, table: Table, source: Source) -> None:
         self.table = table
-        self._place = source.order(table, table.key)
-        self._points, self._spans = _keys(options, table, source, self._place)
+        self._points, self._spans = _keys(options, table, source)
         self._shard = options.shard
+        self._place: Place | None = None  # asked for only if needed: not every key has an order here
+        if self._points is not None or self._spans is not None or self._shard is not None:
+            self._place = source.order(table, table.key)
         self._condition: Condition | None = None
         if options.where is not None:
             self._condition = source.condition(table, options.where)
@@ -41,11 +45,12 @@ class Rule:
     @property
     def interest(self) -> Interest:
         """For the router."""
-        return Interest(self._points, self._spans, None if self._condition is None else self._condition.pin)
+        pin = None if self._condition is None else self._condition.pin
+        return Interest(self._points, self._spans, pin, self._shard)
 
     def inside(self, rows: Sequence[Row]) -> list[bool]:
         """Whether each of `rows` is inside."""
-        if self._points is None and self._spans is None and self._shard is None:
+        if self._place is None:
             found = [True] * len(rows)
         else:
             key_of, place = self.table.key_of, self._place
@@ -80,18 +85,16 @@ def share(place: bytes, of: int) -> int:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values are the very same: 1 is not 1.0, 0.0 is not -0.0, and NaN is NaN."""
+    """Whether two values are the very same: 1 is not 1.0, 0.0 is not -0.0, 1.0 not 1.00, and NaN is NaN."""
     if type(a) is not type(b):
         return False
-    return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
+    return repr(a) == repr(b) if isinstance(a, (float, Decimal, Embedding)) else bool(a == b)
 
 
 Place = Callable[[Key], bytes]
 
 
-def _keys(
-    options: Options, table: Table, source: Source, place: Place
-) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:
+def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:
     if options.pk is None and options.pk_range is None and options.spans is None:
         return None, None
     if not table.primary_key:
@@ -109,9 +112,7 @@ def _keys(
             )
         if None in values:
             raise InvalidRequest("a key filter compares with values, and nothing compares with null")
-        whole = len(lits) == len(table.key)
-        order = place if whole else source.order(table, columns)
-        return order(source.stored(table, columns, values))
+        return source.order(table, columns)(source.stored(table, columns, values))
 
     points: frozenset[bytes] | None = None
     if options.pk is not None:

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 
 from headwater.errors import InvalidRequest, LogDamaged, OffsetExpired, Unavailable
 from headwater.log.block import Block, encode, encode_group
+from headwater.log.held import block_of, blocks_after, bytes_before
 from headwater.log.log import Retention
 from headwater.log.parts import BLOCK_CHANGES, first_begin, in_order, joined, last_at, within
 from headwater.log.reader import Reader
-from headwater.log.retention import Held, next_horizon, runs
+from headwater.log.retention import Held, held_back, next_horizon, runs
 from headwater.log.shapes import Shapes
 from headwater.log.storage import (
     State,
@@ -32,7 +33,6 @@ from headwater.model.change import Transaction
 TRIM_STEP = 256  # blocks freed by one `retain`: a few milliseconds of the writer's time
 MERGE_LOOK = 2 * BLOCK_CHANGES  # blocks looked at together by `merge`: more than one run ever has
 
-_HELD = "SELECT first, count, bytes, raw, commit_ms_last FROM block WHERE first > ? ORDER BY first LIMIT ?"
 _INSERT = "INSERT INTO block VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -47,6 +47,7 @@ class DiskLog:
         self._lock = threading.RLock()  # held by whoever writes; readers never take it
         self._writer: apsw.Connection | None = None
         self._data_version = 0
+        self._due = 0  # where the horizon would be if nothing were held
         self._inode = 0
         self._state: State  # replaced whole after each commit: a reader sees the old or the new one
 
@@ -290,24 +291,34 @@ class DiskLog:
 
         return self._write(work).generation
 
-    def retain(self, retention: Retention, *, now_ms: int) -> int:
+    def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
         """See Log."""
         with self._lock, storage_errors(self.path):
             state = self._state
-            oldest = [Held(*row) for row in self._own_writer().execute(_HELD, (-1, TRIM_STEP))]
-            horizon = next_horizon(
-                retention,
-                oldest,
-                horizon=state.horizon,
-                latest=state.latest,
-                total=state.bytes,
-                now_ms=now_ms,
-            )
+            unheld = state.horizon if hold is None else max(self._due, state.horizon)
+            self._due = self._next_due(retention, now_ms, unheld)
+            horizon = held_back(self._due, hold, horizon=state.horizon)
+            oldest = blocks_after(self._own_writer(), -1, TRIM_STEP)
             # The newest block stays even when no change of it does: it holds position and time.
             gone = [block for block in oldest if block.upto < min(horizon, state.latest)]
             if horizon > state.horizon or gone:
                 self._trim(horizon, gone)
             return sum(block.count for block in gone)
+
+    def _next_due(self, retention: Retention, now_ms: int, due: int) -> int:
+        """Where the horizon would go from `due`, looking at a bounded number of blocks."""
+        connection, state = self._own_writer(), self._state
+        first = block_of(connection, due) if due > state.horizon else -1
+        total = state.bytes - bytes_before(connection, first)
+        oldest = blocks_after(connection, first - 1, TRIM_STEP)
+        return next_horizon(retention, oldest, horizon=due, latest=state.latest, total=total, now_ms=now_ms)
+
+    def overdue(self, after: int) -> int:
+        """See Log."""
+        with self._lock, storage_errors(self.path):
+            connection = self._own_writer()
+            due, start = block_of(connection, self._due), block_of(connection, after + 1)
+            return max(bytes_before(connection, due) - bytes_before(connection, start), 0)
 
     def _trim(self, horizon: int, gone: list[Held]) -> None:
         def work(connection: apsw.Connection, state: State) -> State:
@@ -324,7 +335,7 @@ class DiskLog:
             connection = self._own_writer()
             while True:
                 after = max(self._state.merged, self._state.horizon - 1)
-                blocks = [Held(*row) for row in connection.execute(_HELD, (after, MERGE_LOOK))]
+                blocks = blocks_after(connection, after, MERGE_LOOK)
                 for run in runs(blocks):
                     if len(run) > 1:
                         return self._join(run)

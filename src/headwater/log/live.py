@@ -16,10 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.log.lease import Lease, Leases
 from headwater.log.log import Log, Retention
 from headwater.log.parts import in_order
 from headwater.log.tail import Tail
 from headwater.model.change import Transaction
+from headwater.model.clock import wall_ms
 
 KEEP_CHANGES = 4096
 KEEP_BYTES = 32 << 20
@@ -40,6 +42,7 @@ class LiveLog:
         keep_changes: int = KEEP_CHANGES,
         retention_changes: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        now_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.wrapped = wrapped
         self._retention_changes = retention_changes  # the horizon follows it at once; space follows in steps
@@ -51,8 +54,10 @@ class LiveLog:
         self._latest = self._highest = wrapped.latest
         self._ts = _newest_ts(wrapped)
         self._staged_since: float | None = None
-        self._closed = False
+        self._is_shut = False
         self._listeners: tuple[Listener, ...] = ()
+        self._leases = Leases(now_ms)
+        self._closed = (wrapped.clock_ceiling, self._latest)
 
     # Staging
 
@@ -154,7 +159,7 @@ class LiveLog:
     def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
         """Sleep until `latest` passes `offset`, the log is closed or `timeout` ends; whether it passed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._latest > offset or self._closed, timeout)
+            self._changed.wait_for(lambda: self._latest > offset or self._is_shut, timeout)
             return self._latest > offset
 
     def add_listener(self, listener: Listener) -> None:
@@ -167,11 +172,30 @@ class LiveLog:
         with self._changed:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
+    @property
+    def has_listeners(self) -> bool:
+        """Whether anybody is told."""
+        return bool(self._listeners)
+
     def _tell(self) -> None:
         with self._changed:
             self._changed.notify_all()
         for listener in self._listeners:
             listener()
+
+    # Closed time
+
+    @property
+    def closed(self) -> tuple[int, int]:
+        """A hybrid time and an offset: whatever is read after this offset, now or ever, has a later time.
+
+        A transaction ends at the offset. Moves on, also when idle, while somebody listens.
+        """
+        return self._closed
+
+    def close_at(self, ts: int) -> None:
+        """Promise that everything staged from now on gets a time above `ts`."""
+        self._closed = (ts, self._latest)
 
     # Reading
 
@@ -194,6 +218,10 @@ class LiveLog:
                 return []
             held = self._tail and self._tail.first <= after + 1
             return self._tail.cut(after, upto) if held else None
+
+    def recent(self, after: int, upto: int) -> list[Transaction] | None:
+        """(after, upto] without any I/O; None when it is not all in memory, and `read` must be asked."""
+        return None if after + 1 < self.horizon else self._from_tail(after, upto)
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
         """See Log."""
@@ -235,6 +263,57 @@ class LiveLog:
                 return self._tail.first_whole(offset) or self._latest + 1
         return self.wrapped.first_whole(offset)  # past its own latest begins the first staged transaction
 
+    # Retention and leases
+
+    @property
+    def horizon(self) -> int:
+        """See Log. Exact for the count at any moment."""
+        kept = self.wrapped.horizon
+        if self._retention_changes is None:
+            return kept
+        due = self._latest - self._retention_changes + 1
+        if self._leases:
+            with self._changed:
+                due = min(due, self._leases.floor or due)
+        return max(kept, due)
+
+    def hold(self, name: str, offset: int, *, until_ms: int, max_bytes: int) -> None:
+        """Keep everything after `offset` although retention would drop it; replaces the lease of that name.
+
+        It ends by `release`, at `until_ms`, when more than `max_bytes` are kept for its sake, or with the
+        generation. OffsetExpired when something after `offset` is gone already.
+        """
+        with self._moving, self._changed:
+            self._check_kept(offset)
+            self._leases.put(name, Lease(offset, until_ms, max_bytes))
+
+    def release(self, name: str) -> None:
+        """End a lease; nothing happens if there is none."""
+        with self._changed:
+            self._leases.drop(name)
+
+    def held(self, name: str) -> bool:
+        """Whether that lease holds still."""
+        with self._changed:
+            return name in self._leases.live()
+
+    def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
+        """See Log. Flushes first: the count is exact for everything readable. Leases hold by themselves."""
+        with self._moving:  # no lease comes between the look and the step
+            self.flush()
+            with self._changed:
+                leases = self._leases.live()
+                floors = [floor for floor in (hold, self._leases.floor) if floor is not None]
+            freed = self.wrapped.retain(retention, now_ms=now_ms, hold=min(floors, default=None))
+            for name, lease in leases.items():
+                if self.wrapped.overdue(lease.offset) > lease.max_bytes:
+                    self.release(name)
+            return freed
+
+    def overdue(self, after: int) -> int:
+        """See Log."""
+        return self.wrapped.overdue(after)
+
     # The rest is the wrapped log's
 
     @property
@@ -251,12 +330,6 @@ class LiveLog:
     def generation_first(self) -> int:
         """See Log."""
         return self.wrapped.generation_first
-
-    @property
-    def horizon(self) -> int:
-        """See Log. Exact for the count at any moment."""
-        kept = self.wrapped.horizon
-        return kept if self._retention_changes is None else max(kept, self._latest - self._retention_changes + 1)
 
     @property
     def latest(self) -> int:
@@ -301,13 +374,10 @@ class LiveLog:
                 self._tail = Tail()
                 self._latest = self._highest = first - 1
                 self._staged_since = None
+                self._leases.clear()
+                self._closed = (self._closed[0], first - 1)
         self._tell()
         return name
-
-    def retain(self, retention: Retention, *, now_ms: int) -> int:
-        """See Log. Flushes first: the count is exact for everything readable."""
-        self.flush()
-        return self.wrapped.retain(retention, now_ms=now_ms)
 
     def merge(self) -> int:
         """See Log."""
@@ -316,7 +386,7 @@ class LiveLog:
     def close(self) -> None:
         """See Log. What is staged and not flushed comes again from its source."""
         with self._changed:
-            self._closed = True
+            self._is_shut = True
             self._changed.notify_all()
         self.wrapped.close()
 

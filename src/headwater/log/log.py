@@ -114,12 +114,16 @@ class Log(Protocol):
         """
         ...
 
-    def retain(self, retention: Retention, *, now_ms: int) -> int:
+    def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
         """Take one bounded step towards `retention`; returns how many changes' space it freed, 0 when done.
 
         The horizon moves at once and exactly for the count, by whole blocks for bytes and age. It never
-        goes back, also not when a later `retention` keeps more.
+        goes back, also not when a later `retention` keeps more, and never past `hold`.
         """
+        ...
+
+    def overdue(self, after: int) -> int:
+        """Bytes of the blocks after offset `after` that the last `retain` kept only because it was told to hold."""
         ...
 
     def merge(self) -> int:

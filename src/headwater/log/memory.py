@@ -10,7 +10,7 @@ from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.block import Block, encode
 from headwater.log.log import Retention
 from headwater.log.parts import first_begin, in_order, last_at, within
-from headwater.log.retention import Held, next_horizon
+from headwater.log.retention import Held, held_back, next_horizon
 from headwater.model.change import Transaction
 
 
@@ -26,6 +26,7 @@ class MemoryLog:
         self.generation, self.generation_reason = secrets.token_hex(8), reason
         self.generation_first = self.horizon = first
         self.latest, self.position = first - 1, ""
+        self._due = first  # where the horizon would be if nothing were held
         # Grows in place and is replaced when it shrinks: a reader in another thread keeps what it holds.
         self._parts: list[Transaction] = []
         self._blocks: list[Held] = []
@@ -83,16 +84,21 @@ class MemoryLog:
         self._begin(first, reason)
         return self.generation
 
-    def retain(self, retention: Retention, *, now_ms: int) -> int:
+    def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
         """See Log. Here one step does everything."""
         total = sum(block.bytes for block in self._blocks)
-        self.horizon = next_horizon(
+        self._due = next_horizon(
             retention, self._blocks, horizon=self.horizon, latest=self.latest, total=total, now_ms=now_ms
         )
+        self.horizon = held_back(self._due, hold, horizon=self.horizon)
         before = self._blocks
         self._blocks = [block for block in before if block.upto >= self.horizon]
         self._parts = [part for part in self._parts if part.upto >= self.horizon]
         return sum(block.count for block in before[: len(before) - len(self._blocks)])
+
+    def overdue(self, after: int) -> int:
+        """See Log."""
+        return sum(block.bytes for block in self._blocks if block.first > after and block.upto < self._due)
 
     def merge(self) -> int:
         """See Log. There is nothing to join."""

@@ -43,6 +43,11 @@ def next_horizon(
     return horizon
 
 
+def held_back(due: int, hold: int | None, *, horizon: int) -> int:
+    """The horizon on its way to `due`, but not past `hold`, and never back."""
+    return due if hold is None else max(horizon, min(due, hold))
+
+
 def _over(retention: Retention, block: Held, latest: int, total: int, now_ms: int) -> bool:
     too_many = retention.bytes is not None and total > retention.bytes and block.upto < latest
     too_old = retention.age_ms is not None and block.commit_ms_last < now_ms - retention.age_ms

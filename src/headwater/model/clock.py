@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 
 from headwater.errors import InvalidRequest
 
@@ -13,6 +14,11 @@ MAX_COUNTER = (1 << COUNTER_BITS) - 1
 MAX_MS = (1 << 48) - 1
 
 _TEXT = re.compile(r"(\d{1,15})(?:\.(\d{1,5}))?", re.ASCII)
+
+
+def wall_ms() -> int:
+    """Now, in milliseconds."""
+    return time.time_ns() // 1_000_000
 
 
 def ts_ms(ts: Timestamp) -> int:

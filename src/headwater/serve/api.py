@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headwater.errors import Unavailable
+from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import Databases
 from headwater.queries.rows import Rows
 from headwater.queries.schema import Schema
 from headwater.queries.statement import Statement
 from headwater.queries.stats import Stats
 from headwater.queries.transactions import Transactions
+from headwater.serve.tickets import Tickets
 
 
-@dataclass(frozen=True)
+@dataclass
 class Api:
-    """The rooms behind the wire."""
+    """The rooms behind the wire. Feeds and tickets join it when the server starts: they live in its loop."""
 
     databases: Databases
     rows: Rows
@@ -22,6 +25,8 @@ class Api:
     schema: Schema
     transactions: Transactions
     stats: Stats
+    feeds: Feeds | None = None
+    tickets: Tickets | None = None
 
     @classmethod
     def over(cls, databases: Databases) -> Api:
@@ -40,3 +45,9 @@ class Api:
         """Whether every database has its first capture position."""
         found = self.databases.status()
         return bool(found) and all(status.ready for status in found.values())
+
+    def feeding(self) -> Feeds:
+        """The feeds; Unavailable on a server without."""
+        if self.feeds is None:
+            raise Unavailable("no feeds are served here")
+        return self.feeds

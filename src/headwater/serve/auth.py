@@ -12,6 +12,7 @@ from enum import Enum
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Forbidden, Unauthorized
 from headwater.model.principal import ADMIN, ANONYMOUS, Principal
+from headwater.serve.tickets import Tickets
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
@@ -34,9 +35,10 @@ class Gate:
     `anonymous`, and no web page may drive it: Host and Origin must be loopback too.
     """
 
-    def __init__(self, token: bytes | None, *, metrics_open: bool = False) -> None:
+    def __init__(self, token: bytes | None, *, metrics_open: bool = False, ticket_seconds: float = 60.0) -> None:
         self._token = token
         self._metrics_open = metrics_open
+        self.tickets = Tickets(token, seconds=ticket_seconds)
 
     @classmethod
     def of(cls, config: ServeConfig) -> Gate:
@@ -50,15 +52,22 @@ class Gate:
         if config.token is None and config.auth:
             raise ConfigError("authentication is on and no credential is set", hint="Set HEADWATER_TOKEN as well.")
         token = None if config.token is None else config.token.encode()
-        return cls(token, metrics_open=config.metrics_open)
+        return cls(token, metrics_open=config.metrics_open, ticket_seconds=config.ticket_seconds)
 
-    def admit(self, headers: Headers, access: Access) -> Principal:
-        """The caller; Unauthorized or Forbidden if they may not come in."""
+    @property
+    def locked(self) -> bool:
+        """Whether a credential is asked for."""
+        return self._token is not None
+
+    def admit(self, headers: Headers, access: Access, ticket: str | None = None) -> Principal:
+        """The caller; Unauthorized or Forbidden if they may not come in. A `ticket` stands in for a header."""
         if access is Access.OPEN:
             return ANONYMOUS
         if self._token is None:
             _from_here(headers)
-            return ANONYMOUS
+            return ANONYMOUS if ticket is None else self.tickets.check(ticket)
+        if ticket is not None:
+            return self.tickets.check(ticket)
         if access is Access.METRICS and self._metrics_open:
             return ANONYMOUS
         if not any(hmac.compare_digest(found, self._token) for found in _credentials(headers)):
@@ -100,13 +109,17 @@ def _from_here(headers: Headers) -> None:
             hint="Use http://127.0.0.1, or set HEADWATER_TOKEN and send it.",
         )
     for name, value in headers:
-        if name == b"origin":
-            origin = _ORIGIN.match(value.decode("latin-1"))
-            if origin is None or not _names_loopback(origin[1]):
-                raise Forbidden(
-                    "a page of another origin may not use this server",
-                    hint="Set HEADWATER_TOKEN and send it.",
-                )
+        if name == b"origin" and not names_loopback(value):
+            raise Forbidden(
+                "a page of another origin may not use this server",
+                hint="Set HEADWATER_TOKEN and send it.",
+            )
+
+
+def names_loopback(origin: bytes) -> bool:
+    """Whether `origin` is a page of this machine."""
+    found = _ORIGIN.match(origin.decode("latin-1"))
+    return found is not None and _names_loopback(found[1])
 
 
 @functools.lru_cache(maxsize=256)  # a client sends the same header with every request

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from headwater import __version__
 from headwater.errors import (
+    Forbidden,
     HeadwaterError,
     InvalidRequest,
     NotFound,
@@ -23,17 +24,17 @@ from headwater.errors import (
 from headwater.model.principal import Principal
 from headwater.serve import openapi
 from headwater.serve.api import Api
+from headwater.serve.asked import parse_query
 from headwater.serve.auth import Access, Gate
 from headwater.serve.bridge import Bridge
+from headwater.serve.call import Aborted, Call, Headers, Receive, Scope, Send
+from headwater.serve.cors import Cors
 from headwater.serve.metrics import Metrics
-from headwater.serve.routes import BY_PATH, ROUTES, Route
+from headwater.serve.routes import ROUTES, Route, find
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, clean, error_body, unexpected
+from headwater.serve.streams import Streams
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Headers = list[tuple[bytes, bytes]]
-Answer = Callable[[Principal, bytes], Awaitable[Reply]]
+Answer = Callable[[Principal, bytes], Coroutine[Any, Any, Reply]]
 Page = Callable[[Principal, Request], Awaitable[Response]]
 
 JSON = b"application/json"
@@ -48,6 +49,8 @@ class Refusal(Exception):
         self.error = error
         self.status = status or error.status
         self.headers = headers or []
+        if self.status in (429, 503):
+            self.headers.append((b"retry-after", b"1"))
 
 
 class Gone(Exception):
@@ -57,12 +60,24 @@ class Gone(Exception):
 class Application:
     """The ASGI application. RPC routes are bare ASGI, the others use Starlette's requests and responses."""
 
-    def __init__(self, api: Api, gate: Gate, bridge: Bridge, metrics: Metrics, *, max_body: int) -> None:
+    def __init__(
+        self,
+        api: Api,
+        gate: Gate,
+        bridge: Bridge,
+        metrics: Metrics,
+        *,
+        max_body: int,
+        cors: Cors | None = None,
+        streams: Streams | None = None,
+    ) -> None:
         self._api = api
         self._gate = gate
         self._bridge = bridge
         self._metrics = metrics
         self._max_body = max_body
+        self._cors = cors or Cors((), locked=gate.locked)
+        self._streams = streams
         rpc = Rpc(api, bridge, metrics)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
         self._pages: dict[str, Page] = {
@@ -74,17 +89,17 @@ class Application:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await send({"type": "websocket.close", "code": 1008, "reason": "no WebSocket here"})
-            return
-        route = BY_PATH.get(scope["path"])
+        route, values = find(scope["path"], scope.get("raw_path") or scope["path"].encode())
+        send = self._to_page(scope, send)
+        if scope["type"] == "websocket":
+            send = _as_http(send)
         try:
-            status = await self._serve(scope, receive, send, route)
+            status = await self._serve(scope, receive, send, route, values)
         except Refusal as refusal:
             status = await _refuse(send, route, refusal)
         except HeadwaterError as error:
             status = await _refuse(send, route, Refusal(error))
-        except Gone:
+        except (Gone, Aborted):
             return
         except asyncio.CancelledError:
             status = await _refuse(send, route, Refusal(_cut_off()))
@@ -92,26 +107,96 @@ class Application:
             status = await _refuse(send, route, Refusal(unexpected(error, scope["path"])))
         self._metrics.responded("unknown" if route is None else route.path, status)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, route: Route | None) -> int:
+    def _to_page(self, scope: Scope, send: Send) -> Send:
+        """`send`, which tells a browser that the page may read the answer."""
+        origin = _header(scope["headers"], b"origin")
+        if not origin:
+            return send
+        extra = self._cors.headers(origin)
+
+        async def tell(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], *extra]
+            await send(message)
+
+        return tell
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, route: Route | None, values: dict[str, str]
+    ) -> int:
         headers: Headers = scope["headers"]
-        principal = self._admit(headers, Access.LOCKED if route is None else route.access)
+        if scope["type"] == "http" and scope["method"] == "OPTIONS" and _header(headers, b"origin"):
+            return await self._preflight(scope, send)
+        known = () if route is None else route.query
+        query = parse_query(scope["query_string"], known, route.path) if route is not None and known else {}
+        access = Access.LOCKED if route is None else route.access
+        principal = self._admit(headers, access, query.get("ticket"))
         if route is None:
             raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
+        if scope["type"] == "websocket" or route.websocket:
+            return await self._websocket(route, Call(scope, receive, send, principal, values, query))
         if not route.takes(scope["method"]):
             allow = [(b"allow", route.allow.encode())]
             error = InvalidRequest(f"{scope['method'][:20]} is not served at {route.path}")
             raise Refusal(error, status=405, headers=allow)
-        if scope["query_string"] and route.access is not Access.OPEN:
+        if scope["query_string"] and not known and route.access is not Access.OPEN:
             raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
         if route.rpc:
             return await self._rpc(scope, receive, send, principal, self._answers[route.handler])
+        if route.stream:
+            return await self._stream(route, Call(scope, receive, send, principal, values, query))
         response = await self._pages[route.handler](principal, Request(scope, receive))
         await response(scope, receive, send)
         return response.status_code
 
-    def _admit(self, headers: Headers, access: Access) -> Principal:
+    async def _preflight(self, scope: Scope, send: Send) -> int:
+        headers = self._cors.preflight(_header(scope["headers"], b"origin"))
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+        return 204
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    async def _stream(self, route: Route, call: Call) -> int:
+        if self._streams is None:
+            raise Unavailable("no feeds are served here")
+        started = False
+        send = call.send
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        call.send = watched
         try:
-            return self._gate.admit(headers, access)
+            return await self._streams.serve(route.handler, call)
+        except (asyncio.CancelledError, Exception) as error:
+            if not started:
+                raise
+            # The answer has begun: a reader notices that it does not end.
+            if not isinstance(error, (asyncio.CancelledError, Aborted, HeadwaterError)):
+                unexpected(error, route.path)
+            raise Aborted from None
+
+    async def _websocket(self, route: Route, call: Call) -> int:
+        scope = call.scope
+        if scope["type"] != "websocket" or not route.websocket:
+            error = InvalidRequest(
+                f"{route.path} is {'' if route.websocket else 'not '}a WebSocket",
+                hint="Send `Upgrade: websocket`." if route.websocket else "Ask for it with plain HTTP.",
+            )
+            raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
+        if self._streams is None:
+            raise Unavailable("no feeds are served here")
+        origin = _header(scope["headers"], b"origin")
+        if origin and not self._cors.admits(origin):
+            raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
+        return await self._streams.websocket(call)
+
+    def _admit(self, headers: Headers, access: Access, ticket: str | None) -> Principal:
+        try:
+            return self._gate.admit(headers, access, ticket)
         except Unauthorized as error:
             raise Refusal(error, headers=[(b"www-authenticate", b'Bearer realm="headwater"')]) from None
 
@@ -119,7 +204,11 @@ class Application:
 
     async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
         _check_json(scope["headers"])
-        status, body = await answer(principal, await read_body(scope, receive, self._max_body))
+        asked = await read_body(scope, receive, self._max_body)
+        if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
+            status, body = await _unless_gone(receive, answer(principal, asked))
+        else:
+            status, body = await answer(principal, asked)
         await _send(send, status, JSON, body)
         return status
 
@@ -150,6 +239,20 @@ def _cut_off() -> HeadwaterError:
         "the server stopped before the request was done",
         hint="It may or may not have been carried out: look before you repeat it.",
     )
+
+
+async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> Reply:
+    """The answer; Gone, and no more work on it, as soon as the client left."""
+    working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return working.result()
+    finally:
+        leaving.cancel()
+        if working.cancel():
+            await asyncio.gather(working, return_exceptions=True)
 
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
@@ -193,6 +296,17 @@ def _check_json(headers: Headers) -> None:
     if found != JSON and found.split(b";")[0].strip().lower() != JSON:
         error = InvalidRequest("the body is not application/json", hint="Send content-type: application/json.")
         raise Refusal(error, status=415)
+
+
+def _as_http(send: Send) -> Send:
+    """`send` for a WebSocket that is refused with a status before it is one."""
+
+    async def refused(message: MutableMapping[str, Any]) -> None:
+        if message["type"].startswith("http."):
+            message = {**message, "type": f"websocket.{message['type']}"}
+        await send(message)
+
+    return refused
 
 
 async def _refuse(send: Send, route: Route | None, refusal: Refusal) -> int:

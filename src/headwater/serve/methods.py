@@ -9,6 +9,8 @@ from typing import Any
 
 from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
+from headwater.feeds.backpressure import Limits, counters
+from headwater.feeds.polling import Asked
 from headwater.model.database import real_name
 from headwater.model.literal import Value, from_json
 from headwater.model.predicate import Expr, parse_expr
@@ -89,7 +91,14 @@ def _capabilities(api: Api, who: Principal, p: params.Nothing) -> Any:
 
 
 def _stats(api: Api, who: Principal, p: params.MaybeDatabase) -> Any:
-    return api.stats.snapshot(who, p.db)
+    found = api.stats.snapshot(who, p.db)
+    status = found[real_name(p.db)]
+    if api.feeds is not None:
+        cdc = api.feeds.subscriptions.counters(real_name(p.db))
+    else:
+        limits = Limits.of(status.retention_changes)
+        cdc = counters([], horizon=status.horizon, latest=status.latest, limits=limits)
+    return {"cdc": cdc, "databases": found}
 
 
 # --- data ------------------------------------------------------------------------------------------------
@@ -149,7 +158,10 @@ def _create_database(api: Api, who: Principal, p: params.Database) -> Any:
 
 
 def _drop_database(api: Api, who: Principal, p: params.Database) -> Any:
-    return answers.done(api.schema.drop_database(who, p.db))
+    done = api.schema.drop_database(who, p.db)
+    if api.feeds is not None:
+        api.feeds.dropped(real_name(p.db))
+    return answers.done(done)
 
 
 def _list_databases(api: Api, who: Principal, p: params.Nothing) -> Any:
@@ -171,6 +183,51 @@ def _create_table(api: Api, who: Principal, p: params.CreateTable) -> Any:
 
 def _drop_table(api: Api, who: Principal, p: params.DropTable) -> Any:
     return api.schema.drop_table(who, p.db, p.table, if_exists=p.if_exists).then(answers.done)
+
+
+# --- feeds -----------------------------------------------------------------------------------------------
+
+
+def _subscribe_table(api: Api, who: Principal, p: params.Subscribe) -> Any:
+    return api.feeding().subscriptions.subscribe(who, p)
+
+
+def _backtest(api: Api, who: Principal, p: params.Subscribe) -> Any:
+    return api.feeding().subscriptions.backtest(who, p)
+
+
+def _poll(api: Api, who: Principal, p: params.Poll) -> Any:
+    return api.feeding().poll(who, p.sub_id, Asked(p.from_offset, p.limit, p.wait_ms, p.cursor))
+
+
+def _ack(api: Api, who: Principal, p: params.Ack) -> Any:
+    return api.feeding().subscriptions.ack(who, p.sub_id, p.offset, p.cursor)
+
+
+def _pause(api: Api, who: Principal, p: params.Subscription) -> Any:
+    return api.feeding().subscriptions.pause(who, p.sub_id, True)
+
+
+def _resume(api: Api, who: Principal, p: params.Subscription) -> Any:
+    return api.feeding().subscriptions.pause(who, p.sub_id, False)
+
+
+def _close(api: Api, who: Principal, p: params.Subscription) -> Any:
+    return api.feeding().subscriptions.close(who, p.sub_id)
+
+
+def _list(api: Api, who: Principal, p: params.ListSubscriptions) -> Any:
+    return api.feeding().subscriptions.list(who, p.db, p.sub_id)
+
+
+def _seek(api: Api, who: Principal, p: params.Seek) -> Any:
+    return api.feeding().subscriptions.seek(who, p.sub_id, p.offset, p.ts)
+
+
+def _ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
+    if api.tickets is None:
+        raise NotSupported("no tickets are given out here")
+    return api.tickets.create(who)
 
 
 # --- the tables ------------------------------------------------------------------------------------------
@@ -197,14 +254,22 @@ METHODS: dict[str, Method] = {
         Method("schema.describe_table", params.TableName, _describe_table, READ, "A table's shape.", True),
         Method("schema.create_table", params.CreateTable, _create_table, OWN, "Create a table.", True),
         Method("schema.drop_table", params.DropTable, _drop_table, OWN, "Drop a table."),
+        Method("cdc.subscribe_table", params.Subscribe, _subscribe_table, READ, "Make a durable subscription.", True),
+        Method("cdc.poll", params.Poll, _poll, READ, "The next changes, at once or when there are some."),
+        Method("cdc.ack", params.Ack, _ack, READ, "Move the cursor: this was dealt with.", True),
+        Method("cdc.pause", params.Subscription, _pause, READ, "Deliver nothing for now.", True),
+        Method("cdc.resume", params.Subscription, _resume, READ, "Deliver again.", True),
+        Method("cdc.close", params.Subscription, _close, READ, "Forget a subscription.", True),
+        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions, and how they stand.", True),
+        Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
+        Method("cdc.backtest", params.Subscribe, _backtest, READ, "What a subscription would have seen.", True),
+        Method("security.ticket.create", params.Nothing, _ticket, READ, "A short-lived ticket for stream URLs."),
     )
 }
 
 LATER = frozenset(
     {f"query.{name}" for name in ("select", "prepare", "execute_prepared", "explain", "patch", "subscribe")}
-    | {f"cdc.{name}" for name in ("subscribe_table", "subscribe_query", "poll", "ack", "pause", "resume")}
-    | {f"cdc.{name}" for name in ("close", "list", "seek", "backtest")}
-    | {"security.ticket.create"}
+    | {"cdc.subscribe_query"}
 )
 LATER_GROUPS = ("merge.", "vector.", "view.", "security.token.")
 

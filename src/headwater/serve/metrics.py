@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headwater import __version__
+from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import DatabaseStatus
 from headwater.serve.methods import METHODS
 
@@ -31,6 +32,14 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_log_horizon_offset": ("gauge", "The first offset still retained.", ("db",)),
     "headwater_log_bytes": ("gauge", "Size of the log on disk.", ("db",)),
     "headwater_log_generation_info": ("gauge", "Always 1; the generation as a label.", ("db", "generation")),
+    "headwater_streams": ("gauge", "Open streams.", ("transport",)),
+    "headwater_delivered_changes_total": ("counter", "Changes and snapshot rows sent on streams.", ("transport",)),
+    "headwater_subscriptions": ("gauge", "Stored subscriptions.", ("db",)),
+    "headwater_subscriptions_paused": ("gauge", "Subscriptions that are paused.", ("db",)),
+    "headwater_subscriptions_pressured": ("gauge", "Subscriptions past half of what the log retains.", ("db",)),
+    "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
+    "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
+    "headwater_subscription_lag_changes_total": ("gauge", "Lag of all subscriptions together.", ("db",)),
 }
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
@@ -46,12 +55,24 @@ _PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
 }
 
 
+_COUNTED = {  # name -> field of stats.snapshot.cdc
+    "headwater_subscriptions": "active_subscriptions",
+    "headwater_subscriptions_paused": "paused_subscriptions",
+    "headwater_subscriptions_pressured": "pressured_subscriptions",
+    "headwater_subscriptions_lost": "resnapshot_subscriptions",
+    "headwater_subscription_lag_changes_max": "max_lag",
+    "headwater_subscription_lag_changes_total": "total_lag",
+}
+
+
 class Metrics:
     """The numbers of one server, in a registry of its own."""
 
-    def __init__(self, status: Status, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, status: Status, feeds: Feeds | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Pulled(status, clock))
+        self._registry.register(_Pulled(status, feeds, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         name = "headwater_rpc_request_seconds"
@@ -95,8 +116,9 @@ class Metrics:
 class _Pulled(Collector):
     """What is read from the databases when Prometheus asks. What is not known is absent."""
 
-    def __init__(self, status: Status, clock: Callable[[], float]) -> None:
+    def __init__(self, status: Status, feeds: Feeds | None, clock: Callable[[], float]) -> None:
         self._status = status
+        self._feeds = feeds
         self._clock = clock
         self._started = clock()
 
@@ -112,6 +134,17 @@ class _Pulled(Collector):
         for name, read in _PULLED.items():
             known = [((db,), value) for db, each in found.items() if (value := read(each)) is not None]
             yield _family(name, [(labels, float(value)) for labels, value in known])
+        if self._feeds is not None:
+            yield from _fed(self._feeds)
+
+
+def _fed(feeds: Feeds) -> Iterator[Metric]:
+    streams, delivered = feeds.open_streams(), feeds.deliveries()
+    yield _family("headwater_streams", [((name,), float(count)) for name, count in streams.items()])
+    yield _family("headwater_delivered_changes_total", [((name,), float(n)) for name, n in delivered.items()])
+    found = {db: feeds.subscriptions.counters(db) for db in feeds.databases.names()}
+    for name, field in _COUNTED.items():
+        yield _family(name, [((db,), float(numbers[field])) for db, numbers in found.items()])
 
 
 def _family(name: str, samples: Sequence[tuple[Sequence[str], float]]) -> Metric:

@@ -10,6 +10,7 @@ import msgspec
 from msgspec import inspect
 
 from headwater.errors import InvalidRequest, NotSupported
+from headwater.feeds.subscribing import SubscribeTable
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _AT = re.compile(r"(.*) - at `(?:key in )?\$(.*)`\Z", re.DOTALL)
@@ -156,6 +157,49 @@ class DropTable(Params):
     table: str
     db: str | None = None
     if_exists: bool = False
+
+
+class Subscribe(SubscribeTable, Params, kw_only=True, forbid_unknown_fields=True):
+    """cdc.subscribe_table, cdc.backtest"""
+
+
+class Subscription(Params):
+    """A subscription by its id."""
+
+    sub_id: str
+
+
+class Poll(Params):
+    """cdc.poll"""
+
+    sub_id: str
+    from_offset: Count | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 200
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
+    cursor: str | None = None
+
+
+class Ack(Params):
+    """cdc.ack"""
+
+    sub_id: str
+    offset: Count | None = None
+    cursor: str | None = None
+
+
+class Seek(Params):
+    """cdc.seek"""
+
+    sub_id: str
+    offset: Count | None = None
+    ts: str | Count | None = None
+
+
+class ListSubscriptions(Params):
+    """cdc.list"""
+
+    db: str | None = None
+    sub_id: str | None = None
 
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from headwater.serve.auth import Access
+
+STREAM = ("from_offset", "ticket")
+FILTERS = ("pk", "pk_range", "spans", "ops", "columns", "include", "format", "where", "shard", "start", "ts", "txn")
 
 
 @dataclass(frozen=True)
@@ -17,6 +21,9 @@ class Route:
     summary: str
     access: Access = Access.LOCKED
     rpc: bool = False
+    stream: bool = False  # answered piece by piece by `Streams`
+    websocket: bool = False
+    query: tuple[str, ...] = ()  # parameters it takes behind the question mark
 
     @property
     def allow(self) -> str:
@@ -36,5 +43,46 @@ ROUTES = (
     Route("GET", "/readyz", "readyz", "200 once every database is captured, 503 before.", Access.OPEN),
     Route("GET", "/metrics", "metrics", "Numbers for Prometheus.", Access.METRICS),
     Route("GET", "/openapi.json", "openapi", "This document."),
+    Route("GET", "/api/v1/cdc/sse/{sub_id}", "sse", "A subscription as server-sent events.", stream=True, query=STREAM),
+    Route("GET", "/api/v1/cdc/ws/{sub_id}", "ws", "A subscription as a WebSocket.", websocket=True, query=STREAM),
+    Route(
+        "GET",
+        "/api/v1/changes/{db}/{table}",
+        "changes",
+        "Changes of a table without a stored subscription: SSE, NDJSON or Arrow.",
+        stream=True,
+        query=(*STREAM, "upto", *FILTERS),
+    ),
+    Route(
+        "GET",
+        "/api/v1/changes/{db}",
+        "changes",
+        "Changes of every table of a database: SSE or NDJSON.",
+        stream=True,
+        query=(*STREAM, "upto", *FILTERS),
+    ),
+    Route(
+        "GET",
+        "/api/v1/snapshot/{db}/{table}",
+        "snapshot",
+        "A whole table as of one version: NDJSON or Arrow.",
+        stream=True,
+        query=("version", "format", "ticket"),
+    ),
 )
-BY_PATH = {route.path: route for route in ROUTES}
+BY_PATH = {route.path: route for route in ROUTES if "{" not in route.path}
+PATTERNS = [(route.path.split("/"), route) for route in ROUTES if "{" in route.path]
+
+
+def find(path: str, raw_path: bytes) -> tuple[Route | None, dict[str, str]]:
+    """The route of a request and the values of its placeholders; a slash inside a value is sent as %2F."""
+    route = BY_PATH.get(path)
+    if route is not None:
+        return route, {}
+    parts = raw_path.decode("ascii", "replace").split("/")
+    for pattern, route in PATTERNS:
+        if len(pattern) == len(parts):
+            pairs = list(zip(pattern, parts, strict=True))
+            if all(want == part or (want[:1] == "{" and part) for want, part in pairs):
+                return route, {want[1:-1]: unquote(part) for want, part in pairs if want[:1] == "{"}
+    return None, {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Coroutine
 from typing import Annotated, Any
 
 import msgspec
@@ -122,7 +123,7 @@ class Rpc:
             result = method.call(self._api, who, found)
         if isinstance(result, Pending):
             return result.finish(await self._bridge.wait(result.future))
-        return result
+        return await result if isinstance(result, Coroutine) else result
 
     def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
         """In a thread, the encoding too: a large answer would hold up the loop."""

@@ -14,23 +14,30 @@ import uvicorn
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
+from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
 from headwater.serve.auth import Gate, split_address
 from headwater.serve.bridge import Bridge
+from headwater.serve.bulk import Snapshots
+from headwater.serve.cors import Cors
 from headwater.serve.http import Application
 from headwater.serve.metrics import Metrics
+from headwater.serve.sockets import FramedWebSocket
+from headwater.serve.streams import Streams
 
 READ_THREADS = 8  # SQLite releases the GIL while it reads; more would only queue on it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
 BACKLOG = 2048
+MAX_FRAME = 64 << 10  # bytes a WebSocket client may send at a time
 
 
 class Server:
     """HTTP on the address of `config`, answered by `api`. Start and stop it in one loop."""
 
-    def __init__(self, config: ServeConfig, api: Api) -> None:
+    def __init__(self, config: ServeConfig, api: Api, open_feeds: Callable[[], Feeds] | None = None) -> None:
         self._config = config
         self._api = api
+        self._open_feeds = open_feeds  # in the loop that serves
         self._gate = Gate.of(config)
         self._bridge: Bridge | None = None
         self._uvicorn: _Uvicorn | None = None
@@ -61,8 +68,9 @@ class Server:
             self.bind()
         sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
-        metrics = Metrics(self._api.databases.status)
-        application = Application(self._api, self._gate, self._bridge, metrics, max_body=self._config.max_body_bytes)
+        self._api.tickets = self._gate.tickets
+        self._api.feeds = None if self._open_feeds is None else self._open_feeds()
+        application = self._application(self._bridge, self._api.feeds)
         self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds))
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
@@ -71,12 +79,31 @@ class Server:
         if self._task.done():
             await self._task
 
+    def _application(self, bridge: Bridge, feeds: Feeds | None) -> Application:
+        config = self._config
+        streams = None
+        if feeds is not None:
+            streams = Streams(feeds, Snapshots(feeds.databases, feeds.run), per_client=config.max_streams_per_client)
+        return Application(
+            self._api,
+            self._gate,
+            bridge,
+            Metrics(self._api.databases.status, feeds),
+            max_body=config.max_body_bytes,
+            cors=Cors(config.cors_origins, locked=self._gate.locked),
+            streams=streams,
+        )
+
     async def stop(self) -> None:
         """Stop accepting, let open requests finish for at most `drain_seconds`, then cut them off."""
         if self._uvicorn is None or self._task is None or self._bridge is None:
             return
+        if self._api.feeds is not None:
+            self._api.feeds.drain()  # streams have no end of their own to wait for
         self._uvicorn.should_exit = True
         await self._task
+        if self._api.feeds is not None:
+            await self._api.feeds.close()
         self._api.transactions.close()
         await asyncio.to_thread(self._bridge.close)
         self._uvicorn = None
@@ -131,8 +158,9 @@ def _settings(application: Application, drain_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http="httptools",
-        ws="websockets-sansio" if importlib.util.find_spec("websockets") else "none",
-        ws_per_message_deflate=False,
+        ws=FramedWebSocket,
+        ws_max_size=MAX_FRAME,
+        ws_per_message_deflate=False,  # a compressed frame would be one reader's own
         lifespan="off",
         log_config=None,
         access_log=False,

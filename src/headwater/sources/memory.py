@@ -12,7 +12,9 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.key import Span, encode_key
 from headwater.model.literal import Value
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Read, Tx, Work, Written
+from headwater.sources.source import Chunk, Condition, Read, Tx, Work, Written
+from headwater.sources.sqlite.order import column_of
+from headwater.sources.sqlite.where import Predicates
 
 T = TypeVar("T")
 
@@ -26,6 +28,7 @@ class MemorySource:
         self._tables = {table.name: table for table in tables}
         self._rows: dict[str, dict[bytes, Row]] = {table.name: {} for table in tables}
         self._woken = threading.Event()
+        self._predicates = Predicates()
         self._lock = threading.Lock()  # guards what follows, and the rows
         self._transactions: list[Transaction] = []
         self._head = 0
@@ -129,6 +132,19 @@ class MemorySource:
             rows = [row for key, row in found if span is None or span.contains(key)]
             more = len(rows) > limit
             return Chunk(shape, tuple(rows[:limit]), self._head, shape.key_of(rows[limit - 1]) if more else None)
+
+    def condition(self, table: Table, where: str) -> Condition:
+        """See Source. Predicates mean here what they mean to SQLite."""
+        return self._predicates.condition(table, where)
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """See Source."""
+        collations = [column_of(table, name).collation for name in columns]
+        return lambda values: encode_key(values, collations)
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """See Source. Any column holds any value."""
+        return values
 
     def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """See Source. There is no SQL here."""

@@ -37,12 +37,14 @@ from headwater.sources.sqlite.install import (
 )
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.opening import Connected, open_database
+from headwater.sources.sqlite.order import order
 from headwater.sources.sqlite.pool import Pool
 from headwater.sources.sqlite.session import SqliteSession, run_statement
 from headwater.sources.sqlite.triggers import CAPTURE
 from headwater.sources.sqlite.trim import Trimmer
 from headwater.sources.sqlite.tx import SqliteTx
 from headwater.sources.sqlite.watch import Waker
+from headwater.sources.sqlite.where import Predicates, SqliteCondition
 from headwater.sources.sqlite.witness import Witness
 from headwater.sources.sqlite.writer import Ledger, Writer
 
@@ -59,6 +61,7 @@ class SqliteSource:
         self._lock = FileLock(self.path)
         self._is_open = False
         self._witness = Witness(notes)
+        self._predicates = Predicates()
         try:
             self._open()
         except BaseException:
@@ -275,6 +278,18 @@ class SqliteSource:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
         with self._pool.read() as reader:
             return read_chunk(reader, table, after=after, span=span, limit=limit)
+
+    def condition(self, table: Table, where: str) -> SqliteCondition:
+        """The predicate `where` over rows of `table`."""
+        return self._predicates.condition(table, where)
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How SQLite compares values of `columns`."""
+        return order(table, columns)
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """`values` as `columns` would hold them."""
+        return self._predicates.stored(table, columns, values)
 
     def write(self, work: Work[T]) -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""

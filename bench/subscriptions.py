@@ -1,0 +1,92 @@
+"""Ten subscriptions and ten thousand, each with a filter of its own: what one committed change costs the server."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bench.generator import Generator, Run, Shot, http_post
+from bench.ours import NOTE, RPC, Ours, ours
+from bench.sides import folder, versions
+
+FEW, MANY = 10, 10_000
+BAR = 1.5  # times the cost with few
+
+FILTERS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "distinct pk": lambda n: {"pk": [{"t": "i64", "v": n}]},
+    "distinct where": lambda n: {"where": f"customer = {n}"},
+}
+
+
+def updates(side: Ours) -> Shot:
+    """Single-row commits on the rows 1 to 10 in turn: with few or many, each concerns one subscriber."""
+    sql = "UPDATE orders SET note = ? WHERE id = ?"
+    return Shot(tuple(side.statement(sql, NOTE, number) for number in range(1, FEW + 1)), 1)
+
+
+def polls(side: Ours, subscriptions: list[dict[str, Any]]) -> list[bytes]:
+    """Long polls from now on; the generator puts the next offset where the blanks are."""
+    latest = str(side.latest()).ljust(20)
+    body = '{"id":1,"method":"cdc.poll","params":{"sub_id":%s,"wait_ms":60000,"from_offset":%s}}'
+    return [http_post(side.port, RPC, body % (json.dumps(each["sub_id"]), latest)) for each in subscriptions]
+
+
+def measure(side: Ours, found: list[dict[str, Any]], generator: Generator, way: str, seconds: float) -> Run:
+    """One run with a stream, or a waiting poll, for each of the subscriptions."""
+    polling = way == "poll"
+    requests = polls(side, found) if polling else side.streams(found, way)
+    return generator.run(side, requests, updates(side), per_mark=1, polling=polling, idle=2, seconds=seconds)
+
+
+def cost(runs: list[Run]) -> float:
+    """Microseconds of server CPU per change, without what the open connections cost when nothing happens."""
+    return statistics.median((run.server_s - run.idle_share * run.seconds) / run.published for run in runs) * 1e6
+
+
+@contextlib.contextmanager
+def filtered(place: Path, name: str, count: int) -> Iterator[tuple[Ours, list[dict[str, Any]]]]:
+    """A server with the ten rows that will change, and that many subscriptions."""
+    with ours(place / str(count)) as side:
+        values = ", ".join(f"({number}, '')" for number in range(1, FEW + 1))
+        side.ask("sql.exec", sql=f"INSERT INTO orders(customer, note) VALUES {values}")
+        yield side, [side.subscribe(**FILTERS[name](number)) for number in range(1, count + 1)]
+
+
+def compare(name: str, many: int, repeats: int, seconds: float) -> None:
+    """Two servers, one with few and one with many subscriptions, taking turns."""
+    with folder() as place, filtered(place, name, FEW) as small, filtered(place, name, many) as large:
+        generator = Generator(place)
+        for way in ("sse", "poll"):
+            few, more = [], []
+            for _ in range(repeats):
+                few.append(measure(*small, generator, way, seconds))
+                more.append(measure(*large, generator, way, seconds))
+            report(f"{name}, {way}", few, many, more)
+
+
+def report(name: str, few: list[Run], many: int, more: list[Run]) -> None:
+    """One line: both costs and their ratio."""
+    idle = " and ".join(f"{statistics.median(run.idle_share for run in runs):.1%}" for runs in (few, more))
+    memory = " and ".join(f"{max(run.kib for run in runs) // 1024}" for runs in (few, more))
+    print(
+        f"  {name:22} {FEW:,}: {cost(few):>6.0f} us a change   {many:,}: {cost(more):>6.0f} us"
+        f"   {cost(more) / cost(few):.2f}x   (idle: {idle} of a core; memory: {memory} MiB)",
+        flush=True,
+    )
+
+
+def main(repeats: int = 3, many: int = MANY, seconds: float = 3.0) -> None:
+    """Print costs and ratios."""
+    print(versions())
+    print(f"subscriptions: server CPU per committed single-row change, {FEW} against {many:,} filters (about {BAR:g}x)")
+    for name in FILTERS:
+        compare(name, many, repeats, seconds)
+
+
+if __name__ == "__main__":
+    main(*(int(each) for each in sys.argv[1:]))

@@ -1,0 +1,20 @@
+"""Settings: one frozen dataclass per room, read once from flags, environment and a TOML file, in that order."""
+
+from headwater.config.kinds import Kind, Secret
+from headwater.config.load import SETTINGS, Setting, load
+from headwater.config.rooms import ROOMS, Config, DatabaseConfig, FeedsConfig, LogConfig, ServeConfig, SqliteConfig
+
+__all__ = [
+    "ROOMS",
+    "SETTINGS",
+    "Config",
+    "DatabaseConfig",
+    "FeedsConfig",
+    "Kind",
+    "LogConfig",
+    "Secret",
+    "ServeConfig",
+    "Setting",
+    "SqliteConfig",
+    "load",
+]

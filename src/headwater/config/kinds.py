@@ -1,0 +1,152 @@
+"""Kinds: what a setting may hold, in words, as a check, and as environment text."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from typing import Any, NamedTuple
+
+from headwater.errors import ConfigError
+
+
+class Secret(str):
+    """Text that never shows itself; `encode()` gives the real bytes to whoever compares them."""
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+    def __str__(self) -> str:
+        return "***"
+
+    def __format__(self, spec: str) -> str:
+        return format("***", spec)
+
+
+class Kind(NamedTuple):
+    """`check` returns the value to use or raises ValueError; `parse` makes one from environment text."""
+
+    words: str
+    check: Callable[[Any], Any]
+    parse: Callable[[str], Any] = str
+
+
+def need(holds: object) -> None:
+    """ValueError unless it holds."""
+    if not holds:
+        raise ValueError
+
+
+def integer(low: int) -> Kind:
+    """An integer from `low` on."""
+
+    def check(value: Any) -> int:
+        need(type(value) is int and low <= value < 2**63)
+        return int(value)
+
+    return Kind(f"an integer from {low}", check, int)
+
+
+def _seconds(value: Any) -> float:
+    need(type(value) in (int, float) and math.isfinite(value) and value > 0)
+    return float(value)
+
+
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400, "": 1}
+_DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)(ms|s|m|h|d|)", re.ASCII)
+
+
+def _duration(value: Any) -> float:
+    if not isinstance(value, str):
+        return _seconds(value)
+    found = _DURATION.fullmatch(value.strip())
+    if not found:
+        raise ValueError
+    return _seconds(float(found[1]) * _UNITS[found[2]])
+
+
+def text(value: Any) -> str:
+    """A text that is not empty."""
+    need(type(value) is str and value)
+    return str(value)
+
+
+def _address(value: Any) -> str:
+    host, _, port = text(value).rpartition(":")
+    need(host and re.fullmatch(r"\d{1,5}", port, re.ASCII) and int(port) < 65536)
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    need(type(value) is bool)
+    return bool(value)
+
+
+def _flag_text(text: str) -> bool:
+    words = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
+    need(text.lower() in words)
+    return words[text.lower()]
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    need(isinstance(value, (list, tuple)))
+    return tuple(text(name) for name in value)
+
+
+def _split(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+def pairs(text: str) -> dict[str, str]:
+    """`a=1,b=2` as a dict."""
+    return dict(part.split("=", 1) for part in _split(text))
+
+
+def one_of(*choices: str) -> Kind:
+    """One of some words."""
+
+    def check(value: Any) -> str:
+        need(value in choices)
+        return str(value)
+
+    return Kind(f"one of {', '.join(choices)}", check)
+
+
+def or_none(kind: Kind) -> Kind:
+    """What `kind` takes, or none."""
+
+    def check(value: Any) -> Any:
+        return None if value is None or value == "none" else kind.check(value)
+
+    return Kind(f"{kind.words}, or none", check, lambda text: None if text == "none" else kind.parse(text))
+
+
+ADDRESS = Kind("an address like 127.0.0.1:7171", _address)
+DURATION = Kind("a time like 7d, 12h, 30m, 10s, 500ms or a number of seconds", _duration)
+SECONDS = Kind("a number of seconds above 0", _seconds, float)
+FLAG = Kind("true or false", _flag, _flag_text)
+TEXT = Kind("a text", text)
+NAMES = Kind("a list of names", _names, _split)
+SECRET = Kind("a text", lambda value: Secret(text(value)))
+
+
+def setting(default: Any, kind: Kind, doc: str, *environment: str) -> Any:
+    """A field of a room; `environment` are names it has besides its own."""
+    return field(default=default, metadata={"kind": kind, "doc": doc, "environment": environment})
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The complaint about a name nobody knows."""
+    (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return ConfigError(f"unknown {what} {name!r}", hint=f"Did you mean {nearest}?")

@@ -1,0 +1,151 @@
+"""The rooms' settings: one frozen dataclass each, and all of them together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from headwater.config.kinds import (
+    ADDRESS,
+    DURATION,
+    FLAG,
+    NAMES,
+    SECONDS,
+    SECRET,
+    TEXT,
+    Kind,
+    Secret,
+    integer,
+    need,
+    one_of,
+    or_none,
+    pairs,
+    setting,
+    text,
+    unknown,
+)
+
+
+@dataclass(frozen=True)
+class ServeConfig:
+    """The wire."""
+
+    http: str = setting("127.0.0.1:7171", ADDRESS, "where HTTP listens", "HEADWATER_HTTP")
+    grpc: str = setting("127.0.0.1:7172", ADDRESS, "where gRPC listens", "HEADWATER_GRPC")
+    token: Secret | None = setting(
+        None, SECRET, "the admin credential; setting it locks every route", "HEADWATER_TOKEN", "SKEINDB_TOKEN"
+    )
+    auth: bool = setting(False, FLAG, "demand a credential also on loopback")
+    max_body_bytes: int = setting(16 << 20, integer(1024), "largest request body")
+    drain_seconds: float = setting(10.0, SECONDS, "how long a stop waits for open requests")
+    metrics_open: bool = setting(False, FLAG, "serve /metrics without a credential")
+    cors_origins: tuple[str, ...] = setting(
+        ("*",), NAMES, "web origins that may use the server with a credential; without one only loopback pages may"
+    )
+    max_streams: int = setting(16_384, integer(1), "open streams of all clients together")
+    max_streams_per_client: int = setting(4_096, integer(1), "open streams from one address")
+    ticket_seconds: float = setting(60.0, SECONDS, "how long a stream ticket is good for")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """The durable log of each database. The strictest retention limit that is set wins."""
+
+    retention_events: int | None = setting(
+        1_000_000,
+        or_none(integer(1)),
+        "changes kept",
+        "HEADWATER_CDC_RETENTION_EVENTS",
+        "SKEINDB_CDC_RETENTION_EVENTS",
+    )
+    retention_bytes: int | None = setting(None, or_none(integer(1)), "bytes of changes kept")
+    retention_age: float | None = setting(None, or_none(DURATION), "how long changes are kept")
+    flush_ms: int = setting(50, integer(0), "longest wait for more changes before a block is written")
+
+
+@dataclass(frozen=True)
+class FeedsConfig:
+    """Subscriptions and streams."""
+
+    checkpoint_seconds: float = setting(5.0, SECONDS, "time between two checkpoints on a stream")
+    max_subscriptions: int = setting(100_000, integer(1), "stored subscriptions")
+    lease_seconds: float = setting(3600.0, SECONDS, "longest a snapshot holds the horizon of the log")
+    lease_bytes: int = setting(10 << 30, integer(0), "most bytes the log keeps for the sake of snapshots")
+
+
+@dataclass(frozen=True)
+class SqliteConfig:
+    """The SQLite source."""
+
+    wal: bool = setting(False, FLAG, "allow turning a file into WAL mode")
+    foreign_keys: bool = setting(True, FLAG, "enforce foreign keys on writes through the server")
+    tables: tuple[str, ...] = setting((), NAMES, "tables to capture; none named means all")
+    tx_seconds: float = setting(2.0, SECONDS, "longest an interactive transaction may hold the writer")
+    tx_idle_seconds: float = setting(0.5, SECONDS, "longest it may hold the writer without a statement")
+    statement_seconds: float = setting(30.0, SECONDS, "longest one statement of a caller may run")
+    trim_rows: int = setting(10_000, integer(1), "moved changes that make a trim of the capture table due")
+    trim_seconds: float = setting(1.0, SECONDS, "time that makes a trim of the capture table due")
+    poll_seconds: float = setting(0.05, SECONDS, "look for foreign commits this often without inotify")
+    on_discontinuity: str = setting(
+        "new_generation", one_of("new_generation", "stop"), "what to do about a restored or swapped file"
+    )
+
+
+@dataclass(frozen=True)
+class DatabaseConfig:
+    """One database to serve: its name on the wire and where it is."""
+
+    name: str
+    url: str
+    retention: tuple[tuple[str, Any], ...] = ()  # limits that differ from those of [log]
+
+
+def _databases(value: Any) -> tuple[DatabaseConfig, ...]:
+    need(isinstance(value, Mapping))
+    for name in value:
+        # The name is part of file names and URLs; `default` is an alias of `main`.
+        need(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]{0,62}", name, re.ASCII) and name != "default")
+    return tuple(_database(name, found) for name, found in value.items())
+
+
+def _database(name: str, found: Any) -> DatabaseConfig:
+    """`name = "file"`, or a table with `url` and retention limits of its own."""
+    if not isinstance(found, Mapping):
+        return DatabaseConfig(name, text(found))
+    limits = {each.name: each.metadata["kind"] for each in fields(LogConfig) if each.name.startswith("retention_")}
+    own = {key: value for key, value in found.items() if key != "url"}
+    for key, value in own.items():
+        if key not in limits:
+            raise unknown(f"setting of database {name}", key, ["url", *limits])
+        own[key] = limits[key].check(value)
+    return DatabaseConfig(name, text(found.get("url")), tuple(own.items()))
+
+
+DATABASES = Kind(
+    "a table of name = path (or a table with url and retention_*), names of letters, digits, _ and -",
+    _databases,
+    pairs,
+)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything, by room."""
+
+    data: str = setting("./headwater-data", TEXT, "directory of our own files", "HEADWATER_DATA")
+    databases: tuple[DatabaseConfig, ...] = setting(
+        (), DATABASES, "databases by name; none means `main` in the data directory", "HEADWATER_DATABASES"
+    )
+    serve: ServeConfig = ServeConfig()
+    log: LogConfig = LogConfig()
+    feeds: FeedsConfig = FeedsConfig()
+    sqlite: SqliteConfig = SqliteConfig()
+
+    def log_of(self, database: DatabaseConfig) -> LogConfig:
+        """The log settings of one database."""
+        return replace(self.log, **dict(database.retention))
+
+
+ROOMS: dict[str, type] = {"serve": ServeConfig, "log": LogConfig, "feeds": FeedsConfig, "sqlite": SqliteConfig}

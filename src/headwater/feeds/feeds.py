@@ -1,0 +1,286 @@
+"""Feeds: every open reader of this server, streams and polls, in the loop that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from headwater.config import FeedsConfig
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unavailable
+from headwater.feeds.database import Database, Databases
+from headwater.feeds.hub import Frame, Hub
+from headwater.feeds.polling import Asked, Poll
+from headwater.feeds.registry import Registry
+from headwater.feeds.seat import Seat
+from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, SnapshotReader, lowest
+from headwater.feeds.starting import check_cursor, cursor_of
+from headwater.feeds.stream import Stream
+from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
+from headwater.feeds.subscription import SnapshotState, Subscription
+from headwater.feeds.subscriptions import CATCH_UP_SECONDS, Subscriptions, tables_of
+from headwater.model.database import real_name
+from headwater.model.principal import Principal
+
+THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
+TICK_SECONDS = 0.25
+FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """How a transport wants its stream: its name, the frame, a sign of life, and the last words."""
+
+    transport: str
+    frame: Frame
+    ping: bytes = b""
+    farewell: bytes = b""
+
+
+class From(msgspec.Struct, frozen=True):
+    """Where a reader says it was: an offset by parameter, else the id of the last frame it saw."""
+
+    offset: int | None = None
+    last_id: str = ""
+
+    @property
+    def cursor(self) -> int | None:
+        """The offset asked for."""
+        if self.offset is not None or not self.last_id or self.place:
+            return self.offset
+        return int(self.last_id)
+
+    @property
+    def place(self) -> str:
+        """The place in a snapshot asked for."""
+        return self.last_id[2:] if self.offset is None and self.last_id.startswith("s:") else ""
+
+
+class Feeds:
+    """Make, start and stop it in one loop. Blocking calls go to threads of its own."""
+
+    def __init__(self, databases: Databases, registry: Registry, config: FeedsConfig, *, max_streams: int) -> None:
+        self.databases, self._registry, self._config = databases, registry, config
+        self._max_streams = max_streams
+        self._loop = asyncio.get_running_loop()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headwater-feeds")
+        self._hubs: dict[str, Hub] = {}
+        self._readers: dict[str, set[Stream | Poll]] = {}  # by subscription
+        self._streams: dict[Stream, Opening] = {}
+        self._stopping = False
+        self._numbered = 0  # streams without a subscription, for the names of their leases
+        self._delivered: dict[str, int] = {}  # changes by transport, of streams that are over
+        self.subscriptions = Subscriptions(databases, registry, self._tell)
+        self._ticking = self._loop.create_task(self._tick())
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Let every reader say good-bye; new ones are refused."""
+        self._stopping = True
+        for stream in list(self._streams):
+            stream.stop()
+        for readers in list(self._readers.values()):
+            for reader in list(readers):
+                if isinstance(reader, Poll):
+                    reader.stop()
+
+    async def close(self) -> None:
+        """After the last reader."""
+        self._ticking.cancel()
+        await asyncio.gather(self._ticking, return_exceptions=True)
+        for hub in self._hubs.values():
+            await hub.close()
+        self._hubs = {}
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    async def _tick(self) -> None:
+        flushed = time.monotonic()
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            now = time.monotonic()
+            for stream in list(self._streams):
+                stream.tick(now)
+            if now - flushed >= FLUSH_SECONDS:
+                flushed = now
+                with contextlib.suppress(HeadwaterError):
+                    await self.run(self._registry.flush_quiet)
+
+    async def run(self, call: Any, *args: Any) -> Any:
+        """The value of `call(*args)`, which may block."""
+        return await self._loop.run_in_executor(self._threads, call, *args)
+
+    def _tell(self, id: str, closed: bool) -> None:
+        """From any thread: a subscription is not what it was."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changed, id, closed)
+
+    def _changed(self, id: str, closed: bool) -> None:
+        for reader in list(self._readers.get(id, ())):
+            reader.seat.closed = reader.seat.closed or closed
+            reader.changed()
+
+    def dropped(self, db: str) -> None:
+        """From any thread: a database is no more, and neither are its subscriptions."""
+        self.subscriptions.forget(db)
+        asyncio.run_coroutine_threadsafe(self._forget(db), self._loop)
+
+    async def _forget(self, db: str) -> None:
+        for stream in [stream for stream in self._streams if stream.seat.view.options.db == db]:
+            stream.seat.closed = True
+            stream.changed()
+        if (hub := self._hubs.pop(db, None)) is not None:
+            await hub.close()
+
+    def open_streams(self) -> dict[str, int]:
+        """How many, by transport."""
+        found: dict[str, int] = {}
+        for opening in list(self._streams.values()):
+            found[opening.transport] = found.get(opening.transport, 0) + 1
+        return found
+
+    def deliveries(self) -> dict[str, int]:
+        """How many changes and rows went out on streams, by transport."""
+        found = dict(self._delivered)
+        for stream, opening in list(self._streams.items()):
+            found[opening.transport] = found.get(opening.transport, 0) + stream.deliveries
+        return found
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    async def poll(self, who: Principal, id: str, asked: Asked) -> dict[str, Any]:
+        """cdc.poll."""
+        held = self._registry.get(who, id)
+        database = self.databases.database(held.db)
+        caught_up = bool(await self.run(database.catch_up, CATCH_UP_SECONDS))
+        poll = Poll(self._seat(database, held), asked, caught_up=caught_up)
+        self._readers.setdefault(id, set()).add(poll)
+        try:
+            state = held.snapshot
+            if state is not None and (not state.done or asked.cursor is not None):
+                place = asked.cursor or state.confirmed
+                return await poll.rows(self._rows(poll.seat, held, state, place, rows=asked.limit))
+            return await poll.answer()
+        finally:
+            self._left(id, poll)
+
+    async def open(self, who: Principal, id: str, opening: Opening, begin: From) -> Stream:
+        """The stream of a subscription."""
+        self._check_room()
+        held = self._registry.get(who, id)
+        database = self.databases.database(held.db)
+        await self.run(database.catch_up, CATCH_UP_SECONDS)
+        asked = begin.cursor
+        if asked is not None and asked > database.log.latest:
+            raise InvalidRequest(
+                f"offset {asked} lies beyond the latest offset {database.log.latest}",
+                hint="Send the id of the last frame you received.",
+            )
+        seat = self._seat(database, held)
+        cursor = held.cursor if asked is None else held.resume(asked)
+        state, reader = held.snapshot, None
+        if state is not None and (not state.done or begin.place):
+            reader = self._rows(seat, held, state, begin.place or state.confirmed)
+        stream = self._opened(seat, opening, cursor, reader)
+        self._readers.setdefault(id, set()).add(stream)
+        return stream
+
+    async def open_changes(
+        self, who: Principal, params: SubscribeTable, opening: Opening, begin: From, *, upto: int | None = None
+    ) -> Stream:
+        """A stream without a stored subscription."""
+        self._check_room()
+        name = real_name(params.db)
+        database = self.databases.database(name)
+        request: Request = await self.run(check, params, database.source)
+        await self.run(database.catch_up, CATCH_UP_SECONDS)
+        hub = self._hub(name, database)
+        seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
+        asked, reader = begin.cursor, None
+        if request.start.kind == SNAPSHOT and asked is None:
+            tables = await self.run(tables_of, request.options, database)
+            reader = self._loose_rows(seat, SnapshotState(tables=tables), restarted=bool(begin.place))
+        if asked is None:
+            cursor = await self.run(self._start, database, request)
+        else:
+            cursor = asked if asked < database.log.latest else check_cursor(database.log, asked, "from_offset")
+        return self._opened(seat, opening, cursor, reader, upto=upto)
+
+    def _start(self, database: Database, request: Request) -> int:
+        return cursor_of(database.log, request.start, whole=bool(request.options.txn))
+
+    def left(self, stream: Stream) -> None:
+        """The reader of `stream` is gone."""
+        stream.close()
+        opening = self._streams.pop(stream)
+        self._delivered[opening.transport] = self._delivered.get(opening.transport, 0) + stream.deliveries
+        if stream.seat.subscription is not None:
+            self._left(stream.seat.subscription.id, stream)
+
+    def _left(self, id: str, reader: Stream | Poll) -> None:
+        readers = self._readers.get(id)
+        if readers is not None:
+            readers.discard(reader)
+            if not readers:
+                del self._readers[id]
+
+    # --- making ------------------------------------------------------------------------------------------------------
+
+    def _check_room(self) -> None:
+        if self._stopping:
+            raise Unavailable("the server is stopping", hint="Connect again in a moment.")
+        if len(self._streams) >= self._max_streams:
+            raise LimitExceeded(f"{self._max_streams} streams are open, and no more are granted")
+
+    def _hub(self, name: str, database: Database) -> Hub:
+        hub = self._hubs.get(name)
+        if hub is None:
+            hub = self._hubs[name] = Hub(database.log, database.source, self.run)
+        return hub
+
+    def _seat(self, database: Database, held: Subscription) -> Seat:
+        hub = self._hub(held.db, database)
+        forecast = self.subscriptions.forecast(held.id)
+        return Seat(database, hub, hub.view(held.options), self.run, self._registry, held, forecast)
+
+    def _rows(
+        self, seat: Seat, held: Subscription, state: SnapshotState, place: str, *, rows: int | None = None
+    ) -> SnapshotReader:
+        def save(new: SnapshotState) -> None:
+            self._registry.save_snapshot(held.id, new, acked=lowest(new) if new.done else None)
+            if new.done:
+                seat.finished(new)
+
+        lease = Lease(held.id, self._config.lease_seconds, self._config.lease_bytes)
+        return SnapshotReader(seat.database, seat.view, state, lease, save=save, place=place, rows=rows)
+
+    def _loose_rows(self, seat: Seat, state: SnapshotState, *, restarted: bool) -> SnapshotReader:
+        """Rows for a stream without a subscription: nothing of it outlives the stream."""
+
+        def save(new: SnapshotState) -> None:
+            if new.done:
+                seat.finished(new)
+
+        self._numbered += 1
+        lease = Lease(f"stream-{self._numbered}", self._config.lease_seconds, self._config.lease_bytes)
+        reason = SNAPSHOT_EXPIRED if restarted else ""
+        return SnapshotReader(seat.database, seat.view, state, lease, save=save, reason=reason)
+
+    def _opened(
+        self, seat: Seat, opening: Opening, cursor: int, reader: SnapshotReader | None, *, upto: int | None = None
+    ) -> Stream:
+        stream = Stream(
+            seat,
+            opening.frame,
+            cursor=cursor,
+            snapshot=reader,
+            upto=upto,
+            ping=opening.ping,
+            farewell=opening.farewell,
+            checkpoint_seconds=self._config.checkpoint_seconds,
+        )
+        self._streams[stream] = opening
+        return stream

@@ -1,0 +1,97 @@
+"""cloudevents_json: CloudEvents 1.0 in structured mode, with the change as plain_json in `data`."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from hashlib import blake2b
+from urllib.parse import quote
+
+from headwater.feeds.formats.images import Key, delivered
+from headwater.feeds.formats.native import plain
+from headwater.feeds.formats.values import LIT, clean, encode, name
+from headwater.feeds.options import Shape
+from headwater.feeds.pertable import PerTable
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.literal import UNAVAILABLE, Value, to_plain
+from headwater.model.table import Row, Table
+
+
+class _Plan:
+    """What is the same in all changes of one shape of a table."""
+
+    def __init__(self, table: Table, shape: Shape) -> None:
+        source = f"/headwater/{_quoted(shape.db)}/{_quoted(table.name)}"
+        self.types = {op: b'","source":%b,"type":"headwater.change.%b"' % (name(source), op.word.encode()) for op in Op}
+        self.key_of = table.key_of
+        self.key = Key(table, LIT)
+
+
+class CloudEvents:
+    """Writes the context attributes; those of ours are texts, because CloudEvents' integers have 32 bits."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._id = b'{"specversion":"1.0","id":"' + _quoted(shape.db).encode() + b"/"
+        self._data = plain(shape)
+        self._plans = PerTable(lambda table: _Plan(table, shape))
+        self._second = (-1, "")  # the last one written, because many changes share it
+
+    def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
+        """See Encoder."""
+        plan = self._plans(change.table)
+        before, after = delivered(change, op)
+        row = before if after is None else after
+        parts = (
+            self._id,
+            b"%d" % offset,
+            plan.types[op],
+            b"" if row is None else _subject(plan, row),
+            self._about(part.commit_ts_ms, offset),
+            b',"hwtxn":',
+            name(part.id),
+            b',"data":',
+            self._data.change(part, offset, change, op),
+            b"}",
+        )
+        return b"".join(parts)
+
+    def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
+        """See Encoder. The rows of a chunk share its offset, so the key joins the id."""
+        plan = self._plans(table)
+        parts = (
+            self._id,
+            b"%d/%b" % (offset, blake2b(plan.key(row), digest_size=12).hexdigest().encode()),
+            plan.types[Op.INSERT],
+            _subject(plan, row),
+            self._about(read_ms, offset),
+            b',"hwsnapshot":true,"data":',
+            self._data.row(table, row, offset, read_ms),
+            b"}",
+        )
+        return b"".join(parts)
+
+    def _about(self, ms: int, offset: int) -> bytes:
+        fixed = b',"time":"%b.%03dZ","datacontenttype":"application/json","sequence":"%020d","hwoffset":"%d"'
+        return fixed % (self._time(ms // 1000).encode(), ms % 1000, offset, offset)
+
+    def _time(self, second: int) -> str:
+        known, text = self._second
+        if known != second:
+            text = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+            self._second = (second, text)
+        return text
+
+
+def _quoted(text: str) -> str:
+    return quote(clean(text), safe="")
+
+
+def _subject(plan: _Plan, row: Row) -> bytes:
+    """The key as in the path of a row: parts percent-encoded, commas between. None when that is empty."""
+    key = plan.key_of(row)
+    subject = "" if UNAVAILABLE in key else ",".join(map(_part, key))
+    return b',"subject":"' + subject.encode() + b'"' if subject else b""
+
+
+def _part(value: Value) -> str:
+    found = to_plain(value)
+    return quote(found if isinstance(found, str) else encode(found), safe="")

@@ -1,0 +1,83 @@
+"""Values and names as the bytes of their JSON: what `to_lit` and `to_plain` say, most of it without making objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from headwater.model.literal import EXACT_JSON_INT, Json, Unavailable, Value, to_lit, to_plain
+
+Write = Callable[[Any], bytes]
+Form = Mapping[type, Write]  # how values of each type are written
+
+encode: Write = msgspec.json.Encoder().encode
+_LOW, _HIGH = -EXACT_JSON_INT, EXACT_JSON_INT
+
+
+def clean(text: str) -> str:
+    """`text` fit for JSON: a name in the database need not be valid Unicode."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def name(text: str) -> bytes:
+    """A name, or other text that is no value of a row, as JSON."""
+    return encode(clean(text))
+
+
+def _by(form: Callable[[Value], Any]) -> Write:
+    return lambda value: encode(form(value))
+
+
+def _json(value: Json) -> bytes:
+    try:
+        return encode(value.value())
+    except RecursionError:  # read with more stack left than there is here: its own text, on one line
+        return value.text.replace("\n", " ").replace("\r", " ").encode()
+
+
+def _lit_int(value: int) -> bytes:
+    return b'{"t":"i64","v":' + encode(value) + b"}"
+
+
+def _lit_float(value: float) -> bytes:
+    if value - value == 0:  # neither infinite nor NaN
+        return b'{"t":"f64","v":' + encode(value) + b"}"
+    return encode(to_lit(value))
+
+
+def _lit_str(value: str) -> bytes:
+    try:
+        return b'{"t":"str","v":' + encode(value) + b"}"
+    except UnicodeEncodeError:
+        return encode(to_lit(value))
+
+
+def _plain_int(value: int) -> bytes:
+    return encode(value) if _LOW <= value <= _HIGH else b'"%d"' % value
+
+
+def _plain_str(value: str) -> bytes:
+    try:
+        return encode(value)
+    except UnicodeEncodeError:
+        return encode(to_plain(value))
+
+
+LIT: Form = dict.fromkeys(get_args(Value), _by(to_lit)) | {
+    type(None): lambda value: b'{"t":"null"}',
+    int: _lit_int,
+    float: _lit_float,
+    str: _lit_str,
+    Json: lambda value: b'{"t":"json","v":' + _json(value) + b"}",
+}
+# A value that is not known has no plain form: images leave it out.
+PLAIN: Form = {kind: _by(to_plain) for kind in get_args(Value) if kind is not Unavailable} | {
+    type(None): lambda value: b"null",
+    bool: encode,
+    int: _plain_int,
+    float: encode,
+    str: _plain_str,
+    Json: _json,
+}

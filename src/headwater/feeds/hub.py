@@ -1,0 +1,267 @@
+"""The hub: one tail of one log, each change encoded and framed once, whoever reads it.
+
+    log ──recent──> pump ──router──> group (filter, shape, framing) ──joined frames──> streams at their cursors
+
+A stream is a cursor, not a queue. What is published stays in memory for a short while, bounded for all
+groups together; a stream that was too slow for that reads the log again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable
+from itertools import takewhile
+from typing import Any, NamedTuple, Protocol
+
+from headwater.errors import HeadwaterError, OffsetExpired
+from headwater.feeds.formats.encoder import Encoder
+from headwater.feeds.formats.make import encoder
+from headwater.feeds.options import Options, Shape
+from headwater.feeds.reader import View
+from headwater.feeds.router import Router
+from headwater.log.live import LiveLog
+from headwater.model.change import Op, Transaction
+from headwater.sources.source import Source
+
+logger = logging.getLogger("headwater.feeds")
+
+BATCH = 1024  # changes routed before the streams get to write
+KEPT_FRAMES = 16_384  # of all groups together
+KEPT_BYTES = 16 << 20
+PIECE = 256 << 10  # bytes that one stream is handed at a time
+ENCODERS = 1024
+
+Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
+Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
+
+
+class Sleeper(Protocol):
+    """Whoever waits for something to be published."""
+
+    def wake(self) -> None:
+        """Look again."""
+        ...
+
+
+class Taken(NamedTuple):
+    """Frames for one stream."""
+
+    piece: bytes
+    seen: int  # how many frames of the group it has now
+    offset: int  # of the last of them
+
+
+class Group:
+    """The streams that see the same in the same framing."""
+
+    def __init__(self, view: View, frame: Frame, since: int) -> None:
+        self.view, self.frame = view, frame
+        self.since = since  # everything published after this offset is still held
+        self.members = 0
+        self.published = 0  # frames ever
+        self.failed: HeadwaterError | None = None  # the filter cannot be applied any more
+        self.waiting: set[Sleeper] = set()
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._joined: dict[int, Taken] = {}  # by what a stream has seen: those that keep up share one entry
+
+    def publish(self, frames: list[tuple[int, bytes]]) -> None:
+        """Add frames and wake who waits."""
+        self._frames.extend(frames)
+        self.published += len(frames)
+        self._joined.clear()
+        self.wake()
+
+    def wake(self) -> None:
+        """Let every member look."""
+        waiting, self.waiting = self.waiting, set()
+        for sleeper in waiting:
+            sleeper.wake()
+
+    def fail(self, error: HeadwaterError) -> None:
+        """End the feeds of this group."""
+        self.failed = error
+        self.wake()
+
+    def forget_oldest(self) -> int:
+        """Drop one frame; returns its bytes."""
+        self.since, frame = self._frames.popleft()
+        self._joined.clear()
+        return len(frame)
+
+    def seek(self, cursor: int) -> int | None:
+        """How many frames a stream at `cursor` has seen; None when it must read the log first."""
+        if cursor < self.since:
+            return None
+        ahead = sum(1 for _ in takewhile(lambda held: held[0] > cursor, reversed(self._frames)))
+        return self.published - ahead
+
+    def take(self, seen: int) -> Taken | None:
+        """What follows `seen` frames, at most a piece of it; None when some of that is gone."""
+        found = self._joined.get(seen)
+        if found is None:
+            skipped = len(self._frames) - (self.published - seen)
+            if skipped < 0:
+                return None
+            found = self._joined[seen] = self._join(seen, skipped)
+        return found
+
+    def _join(self, seen: int, skipped: int) -> Taken:
+        parts, size, offset = [], 0, 0
+        for place in range(skipped, len(self._frames)):
+            offset, frame = self._frames[place]
+            parts.append(frame)
+            size += len(frame)
+            if size >= PIECE:
+                break
+        return Taken(b"".join(parts), seen + len(parts), offset)
+
+
+class Hub:
+    """The live side of one database. Everything here runs in the loop but where it says otherwise."""
+
+    def __init__(self, log: LiveLog, source: Source, run: Run) -> None:
+        self._log, self._source, self._run = log, source, run
+        self._loop = asyncio.get_running_loop()
+        self._groups: dict[Hashable, Group] = {}
+        self._waiting: set[Sleeper] = set()  # for the next batch, whatever is in it
+        self._router: Router[Group] = Router()
+        self._encoders: OrderedDict[Shape, Encoder] = OrderedDict()
+        self._kept: deque[Group] = deque()  # one entry per frame held, oldest first
+        self._kept_bytes = 0
+        self._asked = False  # a wake-up is on its way to the loop; touched by both sides, at worst once too often
+        self._news = asyncio.Event()
+        self.upto = log.latest  # everything at or below was published
+        self.ts = 0  # of the transaction that ends at `upto`; 0 in the midst of one
+        self.epoch = 0  # raised when continuity broke: every stream reads the log again
+        log.add_listener(self._tell)
+        self._task = self._loop.create_task(self._pump())
+
+    async def close(self) -> None:
+        """Stop publishing."""
+        self._log.remove_listener(self._tell)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    def _tell(self) -> None:
+        """In the capture thread: something was staged."""
+        if not self._asked:
+            self._asked = True
+            self._loop.call_soon_threadsafe(self._news.set)
+
+    # --- groups ----------------------------------------------------------------------------------------------
+
+    def view(self, options: Options) -> View:
+        """A view that shares its encoder with all others of the same shape."""
+        made = self._encoders.get(options.shape)
+        if made is None:
+            made = self._encoders[options.shape] = encoder(options.shape)
+            if len(self._encoders) > ENCODERS:
+                self._encoders.popitem(last=False)
+        return View(options, self._source, made)
+
+    def join(self, view: View, frame: Frame) -> Group:
+        """Become a member of the group of `view` and `frame`. Its frames begin after `upto`."""
+        if not self._groups:
+            # Nobody listened: what was committed meanwhile need not be published.
+            self.upto, self.ts = self._log.latest, 0
+        key = (view.signature, frame)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(view, frame, self.upto)
+            self._router.add(group, view.filter)
+        group.members += 1
+        return group
+
+    def leave(self, group: Group) -> None:
+        """Be a member no more."""
+        group.members -= 1
+        if not group.members:
+            self._router.remove(group)
+            del self._groups[group.view.signature, group.frame]
+
+    def sleep(self, sleeper: Sleeper) -> None:
+        """Wake `sleeper` when the next batch was published."""
+        self._waiting.add(sleeper)
+
+    # --- publishing ------------------------------------------------------------------------------------------
+
+    async def _pump(self) -> None:
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            self._asked = False
+            try:
+                while self._groups and self.upto < self._log.latest:
+                    parts = await self._next()
+                    if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
+                        self._publish(parts)
+                    await asyncio.sleep(0)  # the streams write
+            except OffsetExpired:
+                self._begin_anew()
+            except Exception:
+                logger.exception("publishing failed")
+                self._begin_anew()
+
+    async def _next(self) -> list[Transaction]:
+        upto = min(self._log.latest, self.upto + BATCH)
+        parts = self._log.recent(self.upto, upto)
+        if parts is None:  # a huge transaction went past memory
+            parts = await self._run(self._read, self.upto, upto)
+        return parts
+
+    def _read(self, after: int, upto: int) -> list[Transaction]:
+        return self._log.read(after=after, upto=upto)
+
+    def _begin_anew(self) -> None:
+        """Continuity with what was published is lost: every stream goes back to the log and finds out."""
+        self.epoch += 1
+        self.upto, self.ts = self._log.latest, 0
+        for group in self._groups.values():
+            group.since = self.upto
+            group.wake()
+
+    def _publish(self, parts: list[Transaction]) -> None:
+        placed = [(part, offset, change) for part in parts for offset, change in enumerate(part.changes, part.first)]
+        changes = [change for _, _, change in placed]
+        framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
+        self.upto, self.ts = parts[-1].upto, parts[-1].ts if parts[-1].last else 0
+        for group, places in self._router.route(changes).items():
+            try:
+                ops = group.view.filter.decide([changes[place] for place in places])
+            except HeadwaterError as error:
+                group.fail(error)
+                continue
+            frames: list[tuple[int, bytes]] = []
+            for place, op in zip(places, ops, strict=True):
+                if op is not None:
+                    part, offset, change = placed[place]
+                    key = (group.view.encoder, group.frame, offset, op)
+                    frame = framed.get(key)
+                    if frame is None:
+                        data = group.view.encoder.change(part, offset, change, op)
+                        frame = framed[key] = group.frame(offset, op.word, data)
+                    frames.append((offset, frame))
+            if frames:
+                self._keep(group, frames)
+                group.publish(frames)
+        self._bound()
+        waiting, self._waiting = self._waiting, set()
+        for sleeper in waiting:
+            sleeper.wake()
+
+    def _keep(self, group: Group, frames: list[tuple[int, bytes]]) -> None:
+        self._kept.extend([group] * len(frames))
+        self._kept_bytes += sum(len(frame) for _, frame in frames)
+
+    def _bound(self) -> None:
+        while len(self._kept) > KEPT_FRAMES or self._kept_bytes > KEPT_BYTES:
+            self._kept_bytes -= self._kept.popleft().forget_oldest()
+
+    def checkpoint(self) -> tuple[int, int] | None:
+        """A time and an offset: nothing at or below that time comes after that offset. None in mid-transaction."""
+        ts, offset = self._log.closed
+        if offset == self.upto:
+            return ts, offset
+        return (self.ts, self.upto) if self.ts else None

@@ -1,0 +1,179 @@
+"""Reading the log as one subscriber sees it: pages of encoded changes, bounded in count, bytes and work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.errors import TransactionTooLarge
+from headwater.feeds.filters import Cut, Filter
+from headwater.feeds.formats.encoder import Encoder
+from headwater.feeds.formats.make import encoder
+from headwater.feeds.options import ATOMIC_STRICT, Options
+from headwater.log.live import LiveLog
+from headwater.model.change import Op, Transaction
+from headwater.sources.source import Source
+
+READ = 512  # changes read from the log at a time
+SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for more
+MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
+
+
+class View:
+    """What one subscriber sees: a filter and an encoder. Views with one `signature` see the same."""
+
+    def __init__(self, options: Options, source: Source, made: Encoder | None = None) -> None:
+        self.options = options
+        self.filter = Filter(options, source)
+        self.encoder = encoder(options.shape) if made is None else made
+        self.signature = msgspec.msgpack.encode(options)
+
+
+class Delivery(NamedTuple):
+    """One change as it goes out."""
+
+    offset: int
+    op: Op
+    data: bytes
+
+
+class Page(NamedTuple):
+    """A stretch of the log as a subscriber sees it: everything in (after, upto] that passes its filter."""
+
+    deliveries: list[Delivery]
+    upto: int
+    ts: int  # of the transaction that ends at `upto`; 0 when one does not end there
+    size: int = 0
+
+
+class _Collector:
+    """Takes parts in order, and remembers how far the whole transactions reach that fit into the page."""
+
+    def __init__(self, view: View, after: int, limit: int, most: int, cut: Cut | None) -> None:
+        self._view, self._limit, self._most, self._cut = view, limit, most, cut
+        self.deliveries: list[Delivery] = []
+        self.size = 0
+        self.upto, self.ts = after, 0
+        self._fitting: tuple[int, int, int, int] | None = None  # count, upto, ts, size
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.deliveries) >= self._limit or self.size >= self._most
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.deliveries) > self._limit or self.size > self._most
+
+    @property
+    def in_first(self) -> bool:
+        """Whether the first transaction has not ended yet."""
+        return self._fitting is None
+
+    def take(self, part: Transaction, *, split: bool) -> None:
+        """Add `part`; with `split` stop in its midst when the page is full."""
+        encode = self._view.encoder.change
+        ops = self._view.filter.decide(part.changes, first=part.first, cut=self._cut)
+        for place, op in enumerate(ops):
+            if op is None:
+                continue
+            offset = part.first + place
+            data = encode(part, offset, part.changes[place], op)
+            self.deliveries.append(Delivery(offset, op, data))
+            self.size += len(data)
+            if split and self.is_full:
+                self.upto, self.ts = offset, part.ts if part.last and offset == part.upto else 0
+                return
+        self.upto, self.ts = part.upto, part.ts if part.last else 0
+        if part.last and (self._fitting is None or not self.is_over):
+            self._fitting = len(self.deliveries), self.upto, self.ts, self.size
+
+    def page(self) -> Page:
+        return Page(self.deliveries, self.upto, self.ts, self.size)
+
+    def whole_page(self) -> Page:
+        """As many whole transactions as fit, at least the first."""
+        if self._fitting is None:
+            return self.page()
+        count, upto, ts, size = self._fitting
+        return Page(self.deliveries[:count], upto, ts, size)
+
+
+def read_page(
+    log: LiveLog,
+    view: View,
+    *,
+    after: int,
+    upto: int | None = None,
+    limit: int,
+    most: int,
+    scan: int = SCAN,
+    cut: Cut | None = None,
+) -> Page:
+    """At most `limit` changes and about `most` bytes after `after`, looking at no more than `scan` changes.
+
+    `upto` of the answer moves also over what does not match. Raises OffsetExpired past the horizon.
+    """
+    collector = _Collector(view, after, limit, most, cut)
+    for part in _parts(log, after, upto):
+        collector.take(part, split=True)
+        if collector.is_full or collector.upto - after >= scan:
+            break
+    return collector.page()
+
+
+def read_whole(
+    log: LiveLog,
+    view: View,
+    *,
+    after: int,
+    limit: int,
+    most: int,
+    scan: int = SCAN,
+    cut: Cut | None = None,
+    largest: int = MAX_TRANSACTION,
+) -> Page:
+    """Like `read_page`, but a transaction is never split between pages, unless it is larger than `largest`.
+
+    Such a one comes in parts, or raises TransactionTooLarge for who asked for `atomic_strict`.
+    """
+    collector = _Collector(view, after, limit, most, cut)
+    for part in _parts(log, after, None):
+        collector.take(part, split=False)
+        if collector.in_first and collector.size >= largest:
+            if view.options.txn == ATOMIC_STRICT:
+                raise _too_large(log, view, part)
+            return collector.page()
+        if not collector.in_first and (collector.is_over or (part.last and collector.is_full)):
+            break
+        if part.last and collector.upto - after >= scan:
+            break
+    return collector.whole_page()
+
+
+def _too_large(log: LiveLog, view: View, part: Transaction) -> TransactionTooLarge:
+    end = part
+    while not end.last:
+        end = log.read(after=end.upto)[0]
+    first = part.first - part.start
+    tables = view.options.tables
+    table = f"/{tables[0]}" if len(tables) == 1 else ""
+    url = f"/api/v1/changes/{view.options.db}{table}?from_offset={first - 1}&upto={end.upto}"
+    return TransactionTooLarge(
+        f"the transaction at offset {first} is larger than {MAX_TRANSACTION} bytes",
+        first_offset=first,
+        last_offset=end.upto,
+        pull_url=url,
+    )
+
+
+def _parts(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction]:
+    end = log.latest if upto is None else min(upto, log.latest)
+    at = after
+    while at < end:
+        parts = log.read(after=at, upto=end, limit=READ)
+        if not parts:
+            return
+        yield from parts
+        at = parts[-1].upto

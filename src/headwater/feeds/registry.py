@@ -1,0 +1,282 @@
+"""Registry: every subscription, in memory for reading and in a SQLite file of its own so that none is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from headwater.errors import Conflict, LimitExceeded, NotFound
+from headwater.feeds import storage
+from headwater.feeds.commits import Apply, Commits
+from headwater.feeds.options import Options
+from headwater.feeds.subscription import SnapshotState, Subscription
+from headwater.model.clock import wall_ms
+from headwater.model.principal import Principal
+
+MOST = 100_000  # subscriptions
+
+
+class Registry:
+    """Open it with `Registry.open`. From any thread; what a method returned from survives kill -9.
+
+    Inside a commit the file decides, because memory follows only after it: two callers may share a commit.
+    """
+
+    def __init__(self, path: Path, connection: apsw.Connection, most: int, clock_ms: Callable[[], int]) -> None:
+        self.path = path
+        self._most, self._clock_ms = most, clock_ms
+        self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
+        self._all = {found.id: found for found in storage.load(path, connection)}
+        self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
+        self._commits = Commits(path, connection, self._lock)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        most: int = MOST,
+        clock_ms: Callable[[], int] = wall_ms,
+        vfs: str | None = None,
+    ) -> Registry:
+        """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
+        place = Path(path)
+        with storage.storage_errors(place):
+            connection = storage.connect(place, vfs=vfs)
+            try:
+                return cls(place, connection, most, clock_ms)
+            except BaseException:
+                connection.close()
+                raise
+
+    def close(self) -> None:
+        """Write what is still to be written, and release the file."""
+        try:
+            self.flush_quiet()
+        finally:
+            self._commits.close()
+
+    @property
+    def commits(self) -> int:
+        """How often the file was written."""
+        return self._commits.commits
+
+    # Looking
+
+    def get(self, principal: Principal, id: str) -> Subscription:
+        """The subscription called `id`; NotFound also when it is somebody else's."""
+        found = self._all.get(id)
+        if found is None or not may_see(principal, found.owner):
+            raise unknown(id)
+        return found
+
+    def visible_to(self, principal: Principal, db: str | None = None) -> list[Subscription]:
+        """Those that `principal` may see, of one database or of all, oldest first."""
+        found = self._everything() if db is None else self.for_db(db)
+        return [one for one in found if may_see(principal, one.owner)]
+
+    def for_db(self, db: str) -> list[Subscription]:
+        """Those of one database, oldest first."""
+        return [one for one in self._everything() if one.db == db]
+
+    def _everything(self) -> list[Subscription]:
+        with self._lock:
+            return list(self._all.values())
+
+    # Coming and going
+
+    def create(
+        self,
+        principal: Principal,
+        options: Options,
+        *,
+        acked: int,
+        name: str | None = None,
+        snapshot: SnapshotState | None = None,
+    ) -> tuple[Subscription, bool]:
+        """A new subscription and True, or the one that has this name already and False.
+
+        Conflict when that one is another's, or was made with other options.
+        """
+
+        def work(connection: apsw.Connection) -> Apply[tuple[Subscription, bool]]:
+            held = None if name is None else storage.named(connection, options.db, name)
+            if held is not None:
+                id, owner, theirs = held
+                _check_same(principal, owner, str(name), options, theirs)
+                return lambda: (self._all[id], False)
+            if storage.count(connection) >= self._most:
+                raise LimitExceeded(f"there are {self._most} subscriptions, and no more are granted")
+            made = Subscription(
+                id=storage.next_id(connection),
+                name=name,
+                owner=principal.name,
+                options=options,
+                created_ms=self._clock_ms(),
+                acked=acked,
+                quiet=acked,
+                snapshot=snapshot,
+            )
+            storage.insert(connection, made)
+            return lambda: (self._all.setdefault(made.id, made), True)
+
+        return self._commits.run(work)
+
+    def remove(self, id: str) -> None:
+        """Forget a subscription that was closed. Its id is never given to another."""
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            self._find(connection, id)
+            storage.delete(connection, id)
+            return lambda: self._forget(id)
+
+        self._commits.run(work)
+
+    def close_db(self, db: str) -> None:
+        """Forget every subscription of a database that is no more."""
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            gone = storage.ids_of(connection, db)
+            for id in gone:
+                storage.delete(connection, id)
+            return lambda: self._forget(*gone)
+
+        self._commits.run(work)
+
+    def _forget(self, *ids: str) -> None:
+        for id in ids:
+            self._all.pop(id, None)
+            self._unwritten.discard(id)
+
+    # Moving
+
+    def ack(self, id: str, offset: int) -> Subscription:
+        """The client has dealt with everything up to `offset`; an older one changes nothing."""
+        known = self._all.get(id)
+        if known is not None and offset <= known.acked:
+            return known
+
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            acked = storage.ack(connection, id, offset)
+            return lambda: _set(found, acked=acked)
+
+        return self._commits.run(work)
+
+    def seek(self, id: str, offset: int) -> Subscription:
+        """Go on after `offset`, be it before or behind."""
+
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            storage.seek(connection, id, offset)
+            return lambda: _set(found, acked=offset, quiet=offset)
+
+        return self._commits.run(work)
+
+    def pause(self, id: str) -> Subscription:
+        """Deliver nothing until `resume`."""
+        return self._set_paused(id, True)
+
+    def resume(self, id: str) -> Subscription:
+        """Deliver again."""
+        return self._set_paused(id, False)
+
+    def _set_paused(self, id: str, paused: bool) -> Subscription:
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            storage.set_paused(connection, id, paused)
+            return lambda: _set(found, paused=paused)
+
+        return self._commits.run(work)
+
+    def save_snapshot(self, id: str, state: SnapshotState | None, *, acked: int | None = None) -> Subscription:
+        """Keep how far the snapshot has come, None when it is over; with `acked`, seek there in the same step.
+
+        Writes what was read since the last call, however much was read before.
+        """
+
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            storage.set_snapshot(connection, id, state)
+            if acked is None:
+                return lambda: _set(found, snapshot=state)
+            storage.seek(connection, id, acked)
+            return lambda: _set(found, snapshot=state, acked=acked, quiet=acked)
+
+        return self._commits.run(work)
+
+    # Being quiet
+
+    def quiet(self, id: str, upto: int, *, after: int) -> bool:
+        """Nothing in (after, upto] concerns `id`: its cursor moves over it if it stands there; whether it moved.
+
+        In memory: `flush_quiet`, and any other change of the subscription, writes it.
+        """
+        with self._lock:
+            found = self._all.get(id)
+            # A cursor that was moved back meanwhile stands before the stretch that was looked through.
+            if found is None or not after <= found.cursor < upto:
+                return False
+            found.quiet = upto
+            self._unwritten.add(id)
+            return True
+
+    def flush_quiet(self) -> None:
+        """Write how far the quiet ones have come."""
+        if not self._unwritten:
+            return
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            with self._lock:
+                due = [self._all[id] for id in self._unwritten]
+                places = [(one.id, one.acked, one.quiet) for one in due]
+            for id, acked, quiet in places:
+                storage.keep_quiet(connection, id, acked=acked, quiet=quiet)
+            return lambda: self._written(places)
+
+        self._commits.run(work)
+
+    def _written(self, places: list[tuple[str, int, int]]) -> None:
+        for id, _, quiet in places:
+            if id not in self._all or self._all[id].quiet <= quiet:
+                self._unwritten.discard(id)
+
+    def _find(self, connection: apsw.Connection, id: str) -> Subscription:
+        """The subscription, about to be written to: what is known of its quiet goes with it."""
+        with self._lock:
+            found = self._all.get(id)
+            acked, quiet = (0, 0) if found is None else (found.acked, found.quiet)
+        if found is None or not storage.keep_quiet(connection, id, acked=acked, quiet=quiet):
+            raise unknown(id)
+        return found
+
+
+def may_see(principal: Principal, owner: str) -> bool:
+    """Whether what `owner` made is any business of `principal`."""
+    return principal.role == "owner" or principal.name == owner
+
+
+def unknown(id: str) -> NotFound:
+    """There is no such subscription, or none for you."""
+    return NotFound(f"unknown sub_id {id[:40]!r}", hint="Subscribe again: it was closed, or belongs to another.")
+
+
+def _check_same(principal: Principal, owner: str, name: str, options: Options, theirs: Options) -> None:
+    if not may_see(principal, owner):
+        raise Conflict(f"the name {name!r} is taken in {options.db!r}", hint="Choose another name.")
+    if options != theirs:
+        raise Conflict(
+            f"the subscription {name!r} of {options.db!r} was made with other options",
+            hint="Close it first, or subscribe under another name.",
+        )
+
+
+def _set(found: Subscription, **fields: Any) -> Subscription:
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found

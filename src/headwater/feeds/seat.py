@@ -1,0 +1,152 @@
+"""Seat: where one reader sits; its view of one database, its subscription if it has one, and how it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+from headwater.feeds.backpressure import Forecast, Limits, Pressure, pressure, why_lost
+from headwater.feeds.database import Database
+from headwater.feeds.filters import Cut
+from headwater.feeds.hub import Hub, Run
+from headwater.feeds.reader import View
+from headwater.feeds.registry import Registry
+from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, cut_of, highest
+from headwater.feeds.subscription import SnapshotState, Subscription
+from headwater.log.live import LiveLog
+from headwater.model.clock import wall_ms
+
+NEVER = 2**63 - 1
+
+
+class Seat:
+    """What a stream or a poll needs to know. Decides nothing about when to look."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        view: View,
+        run: Run,
+        registry: Registry,
+        subscription: Subscription | None = None,
+        forecast: Forecast | None = None,
+    ) -> None:
+        self.database, self.hub, self.view, self.run = database, hub, view, run
+        self.log: LiveLog = database.log
+        self.subscription = subscription
+        self.closed = False  # the subscription is gone
+        self._registry, self._forecast = registry, forecast or Forecast()
+        self._limits = Limits.of(database.retention.changes)
+        self._finished: SnapshotState | None = None
+        self._cut: Cut | None = None
+        if subscription is not None and subscription.snapshot is not None and subscription.snapshot.done:
+            self.finished(subscription.snapshot)
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to be delivered."""
+        return self.subscription is not None and self.subscription.paused
+
+    # --- after a snapshot --------------------------------------------------------------------------------------------
+
+    def finished(self, state: SnapshotState) -> None:
+        """Its rows are out: from here on only changes that are news to them are delivered."""
+        self._finished, self._cut = state, cut_of(state, self.database.source)
+
+    def must_cut(self, cursor: int) -> bool:
+        """Whether changes after `cursor` may be older than the rows of the snapshot."""
+        return self._finished is not None and cursor < highest(self._finished)
+
+    def cut(self, cursor: int) -> Cut | None:
+        """For reading after `cursor`."""
+        return self._cut if self.must_cut(cursor) else None
+
+    # --- how it stands -----------------------------------------------------------------------------------------------
+
+    def why_lost(self, cursor: int) -> str:
+        """Why the changes after `cursor` are gone; "" if they are not."""
+        reason = why_lost(cursor, horizon=self.log.horizon, generation_first=self.log.generation_first)
+        return SNAPSHOT_EXPIRED if reason == "wal_horizon_exceeded" and self.must_cut(cursor) else reason
+
+    def pressure(self, cursor: int) -> Pressure:
+        """How far behind the subscriber is: by what it acked, not by what was sent."""
+        held = self.subscription
+        at = cursor if held is None else held.cursor
+        latest, now = self.log.latest, wall_ms()
+        self._forecast.observe(now, latest, at)
+        remaining = max(self._limits.retention - max(latest - at, 0), 0)
+        return pressure(
+            cursor=at,
+            latest=latest,
+            limits=self._limits,
+            paused=self.paused,
+            lost=bool(self.why_lost(max(cursor, at))),
+            will_expire_at_ms=self._forecast.expires_at(now, remaining=remaining),
+        )
+
+    def alarm(self) -> int:
+        """The offset at which the log makes a subscriber's state another one."""
+        if self.subscription is None:
+            return NEVER
+        at, latest = self.subscription.cursor, self.log.latest
+        steps = (at + self._limits.warn_lag, at + self._limits.throttle_lag)
+        return next((step for step in steps if step > latest), NEVER)
+
+    def note_quiet(self, began: int, delivered: int, cursor: int) -> None:
+        """A reader saw everything after `began` up to `cursor`, and the newest of it that passed was `delivered`."""
+        held = self.subscription
+        if held is None or cursor <= held.cursor:
+            return
+        self._registry.quiet(held.id, cursor, after=max(began, delivered))
+
+    # --- what goes out -----------------------------------------------------------------------------------------------
+
+    @property
+    def earliest(self) -> int:
+        """The first offset that is retained; 0 when none is."""
+        horizon = self.log.horizon
+        return horizon if horizon <= self.log.latest else 0
+
+    def named(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`body` with the id of the subscription first."""
+        return body if self.subscription is None else {"sub_id": self.subscription.id, **body}
+
+    def backpressure(self, found: Pressure) -> dict[str, Any]:
+        """The control event."""
+        body = {
+            "state": found.state,
+            "lag": found.lag,
+            "remaining_until_resnapshot": found.remaining_until_resnapshot,
+            "paused": found.paused,
+            "earliest_offset": self.earliest,
+            "latest_offset": self.log.latest,
+        }
+        if found.will_expire_at_ms is not None:
+            body["will_expire_at_ms"] = found.will_expire_at_ms
+        return self.named(body)
+
+    def resnapshot(self, reason: str) -> dict[str, Any]:
+        """The control event that ends a stream."""
+        body = {
+            "earliest_offset": self.earliest,
+            "latest_offset": self.log.latest,
+            "resnapshot_from_offset": self.log.horizon - 1,
+            "reason": reason,
+        }
+        return self.named({**body, **self.snapshot_urls()})
+
+    def snapshot_urls(self) -> dict[str, Any]:
+        """Where the rows are to be had as of now: one address, or one for each table."""
+        options = self.view.options
+        tables = options.tables or tuple(sorted(self.database.source.describe()))
+        version = f"{self.log.generation}.{self.log.latest}"
+        found = {table: snapshot_url(options.db, table, version) for table in tables}
+        if len(found) == 1:
+            return {"snapshot_url": next(iter(found.values()))}
+        return {"snapshot_url": next(iter(found.values()), ""), "snapshot_urls": found}
+
+
+def snapshot_url(db: str, table: str, version: str) -> str:
+    """Where a table is to be had as of one version of it."""
+    return f"/api/v1/snapshot/{quote(db, safe='')}/{quote(table, safe='', errors='surrogateescape')}?version={version}"

@@ -1,0 +1,255 @@
+"""Rows first, then changes, without gap or repeat.
+
+Each stretch of keys is read in a short read of its own and remembers the offset of that read, durably, before
+its rows leave; afterwards a change is news for a key only if it came after that offset. A reader that lost its
+place reads rows again from the key it names; the offsets of what was read before stay, so that a row that was
+deleted meanwhile is still told of.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import time
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound
+from headwater.feeds.database import Database
+from headwater.feeds.filters import Cut
+from headwater.feeds.pertable import PerTable
+from headwater.feeds.reader import View
+from headwater.feeds.subscription import END, SnapshotState
+from headwater.model.pack import decode_row, encode_row
+from headwater.model.table import Key, Row, Table
+from headwater.sources.source import Chunk, Source
+
+FIRST_ROWS = 256  # in the first chunk, before the size of rows is known
+PAGE_SECONDS = 0.25  # a filter that lets few rows through must not hide that the snapshot goes on
+SNAPSHOT_EXPIRED, LOG_GENERATION_CHANGED = "snapshot_expired", "log_generation_changed"
+SCHEMA_CHANGED = "schema_changed"
+
+
+class Lease(NamedTuple):
+    """How long, and for how many bytes, a snapshot may hold the horizon."""
+
+    name: str
+    seconds: float
+    bytes: int
+
+
+class Position(NamedTuple):
+    """A place in a snapshot: after this key of that table, in one run."""
+
+    run: int
+    table: int
+    after: Key | None
+
+    def text(self) -> str:
+        """As it goes out."""
+        key = None if self.after is None else encode_row(self.after)
+        packed = msgspec.msgpack.encode((self.run, self.table, key))
+        return base64.urlsafe_b64encode(packed).rstrip(b"=").decode()
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """What `text` wrote."""
+        try:
+            packed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+            run, table, key = msgspec.msgpack.decode(packed, type=tuple[int, int, bytes | None])
+            return cls(run, table, None if key is None else decode_row(key))
+        except (ValueError, ArithmeticError, binascii.Error, msgspec.MsgspecError, HeadwaterError):
+            raise InvalidRequest(
+                f"{text[:40]!r} is not the cursor of a snapshot",
+                hint="Send the cursor of the last page back as it came.",
+            ) from None
+
+
+class SnapshotPage(NamedTuple):
+    """Some rows, each with the cursor behind it."""
+
+    rows: list[tuple[str, bytes]]
+    cursor: str  # behind the page
+    began: str  # before it
+    done: bool
+    restarted: bool
+    reason: str
+    offset: int  # changes follow after it; meaningful once done
+    sent: int  # rows handed out by this reader so far
+
+
+def cut_of(state: SnapshotState, source: Source) -> Cut:
+    """Which changes are news after the snapshot `state`."""
+    ends: dict[str, list[bytes]] = {}
+    offsets: dict[str, list[int]] = {}
+    for stretch in state.chunks:
+        offsets.setdefault(stretch.table, []).append(stretch.offset)
+        if stretch.end != END:
+            ends.setdefault(stretch.table, []).append(stretch.end)
+    place_of = PerTable(lambda table: source.order(table, table.key))
+
+    def is_news(offset: int, table: Table, row: Row) -> bool:
+        read_at = offsets.get(table.name)
+        if read_at is None:
+            return True  # a table that came later
+        place = bisect_left(ends.get(table.name, []), place_of(table)(table.key_of(row)))
+        return offset > read_at[min(place, len(read_at) - 1)]
+
+    return is_news
+
+
+def lowest(state: SnapshotState) -> int:
+    """Changes are read from here on."""
+    return min((stretch.offset for stretch in state.chunks), default=state.held)
+
+
+def highest(state: SnapshotState) -> int:
+    """Past this every change is news."""
+    return max((stretch.offset for stretch in state.chunks), default=state.held)
+
+
+class SnapshotReader:
+    """Reads one snapshot page by page. Blocks: call it in a thread, one call at a time."""
+
+    def __init__(
+        self,
+        database: Database,
+        view: View,
+        state: SnapshotState,
+        lease: Lease,
+        *,
+        save: Callable[[SnapshotState], None],
+        place: str = "",
+        rows: int | None = None,
+        reason: str = "",
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._database, self._view, self._lease, self._save, self._now_ms = database, view, lease, save, now_ms
+        self.state = state
+        self._place_of = PerTable(lambda table: database.source.order(table, table.key))
+        self._keys: dict[str, tuple[str, ...]] = {}
+        self._rows = FIRST_ROWS if rows is None else rows
+        self._count = 0
+        self._restarted = reason  # why the reader is told that the snapshot begins anew
+        self._position = Position(state.run, 0, None)
+        if place:
+            self._seek(place)
+
+    def _seek(self, cursor: str) -> None:
+        """Go on behind `cursor`; one of an earlier run makes the reader say that the snapshot began anew."""
+        found = Position.parse(cursor)
+        if found.run != self.state.run or not 0 <= found.table <= len(self.state.tables):
+            self._restarted = self._restarted or SNAPSHOT_EXPIRED
+            self._position = Position(self.state.run, 0, None)
+        else:
+            self._position = found
+
+    def page(self, limit: int, most: int) -> SnapshotPage:
+        """At most `limit` rows and about `most` bytes; fewer, or none, when the filter keeps most of them back."""
+        self._hold()
+        began, until = self._position.text(), time.monotonic() + PAGE_SECONDS
+        rows: list[tuple[str, bytes]] = []
+        while not rows and not self._at_end and time.monotonic() < until:
+            rows = self._chunk(min(limit, self._rows), most)
+        self._count += len(rows)
+        reason, self._restarted = self._restarted, ""
+        return SnapshotPage(
+            rows,
+            self._position.text(),
+            began,
+            self._at_end,
+            bool(reason),
+            reason,
+            lowest(self.state),
+            self._count,
+        )
+
+    @property
+    def _at_end(self) -> bool:
+        return self._position.table >= len(self.state.tables)
+
+    # --- the lease ---------------------------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Hold the horizon, or begin anew when it moved past what was read."""
+        log, state = self._database.log, self.state
+        if state.generation != log.generation:
+            self._begin(LOG_GENERATION_CHANGED if state.generation else "")
+        elif not log.held(self._lease.name):
+            self._begin(SNAPSHOT_EXPIRED)
+
+    def _begin(self, reason: str) -> None:
+        log = self._database.log
+        now = self._now_ms()
+        log.release(self._lease.name)
+        fresh = self.state if not reason else self.state.restarted(now)
+        self.state = replace(fresh, generation=log.generation, held=log.latest, lease_started_ms=now)
+        until = now + int(self._lease.seconds * 1000)
+        log.hold(self._lease.name, self.state.held, until_ms=until, max_bytes=self._lease.bytes)
+        self._save(self.state)
+        self._keys.clear()
+        self._position = Position(self.state.run, 0, None)
+        self._restarted = reason
+
+    # --- rows --------------------------------------------------------------------------------------------------------
+
+    def _chunk(self, limit: int, most: int) -> list[tuple[str, bytes]]:
+        name = self.state.tables[self._position.table]
+        try:
+            chunk = self._database.source.chunk(name, after=self._position.after, span=None, limit=limit)
+        except NotFound:  # dropped since: it has no rows, and its end is told by a change
+            self._advance(None, None, self._database.log.latest)
+            return []
+        if self._keys.setdefault(name, chunk.table.key) != chunk.table.key:
+            self._begin(SCHEMA_CHANGED)
+            return []
+        before = self._position.text()
+        encoded = self._encoded(chunk, self._known_part(chunk), before)
+        if encoded:
+            average = sum(len(data) for _, data in encoded) // len(encoded)
+            self._rows = max(min(most // max(average, 1), 65_536), 1)
+        return encoded
+
+    def _known_part(self, chunk: Chunk) -> tuple[Row, ...]:
+        """The rows to send, after the place and, if they are new, the state have moved behind them."""
+        state, table = self.state, chunk.table
+        frontier = (state.table, state.after_key)
+        if self._position[1:] == frontier:
+            end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
+            self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
+            return chunk.rows
+        if self._position.table < state.table or state.after is None:  # this table was read to its end before
+            moved = self._position.table + (chunk.next_key is None)
+            self._position = Position(state.run, moved, chunk.next_key)
+            return chunk.rows
+        edge = self._place_of(table)(frontier[1] or ())
+        rows = tuple(row for row in chunk.rows if self._place_of(table)(table.key_of(row)) <= edge)
+        if len(rows) < len(chunk.rows) or chunk.next_key is None:
+            self._position = Position(state.run, *frontier)
+        else:
+            self._position = Position(state.run, self._position.table, chunk.next_key)
+        return rows
+
+    def _advance(self, end: bytes | None, next_key: Key | None, offset: int) -> None:
+        """A stretch that nobody read before: remember it durably, before any of its rows leaves."""
+        self.state = self.state.read(offset=offset, end=END if end is None else end, next_key=next_key)
+        self._save(self.state)
+        self._position = Position(self.state.run, self.state.table, self.state.after_key)
+
+    def _encoded(self, chunk: Chunk, rows: tuple[Row, ...], before: str) -> list[tuple[str, bytes]]:
+        table, read_ms, run = chunk.table, self._now_ms(), self.state.run
+        number = self.state.tables.index(table.name)
+        passing = self._view.filter.rows(table, rows)
+        found: list[tuple[str, bytes]] = []
+        for row in passing:
+            key = table.key_of(row)
+            # Rows that share a key with a NULL in it cannot be told apart: the chunk begins again then.
+            cursor = before if None in key else Position(run, number, key).text()
+            found.append((cursor, self._view.encoder.row(table, row, chunk.offset, read_ms)))
+        if found:
+            found[-1] = (self._position.text(), found[-1][1])
+        return found

@@ -1,0 +1,45 @@
+"""Where a feed begins: from words, an offset or a time to a cursor."""
+
+from __future__ import annotations
+
+from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.feeds.subscribing import EARLIEST, OFFSET, TS, Start
+from headwater.log.live import LiveLog
+
+
+def cursor_of(log: LiveLog, start: Start, *, whole: bool) -> int:
+    """The offset after which a feed begins; `whole` readers begin with a whole transaction.
+
+    InvalidRequest beyond the newest change, OffsetExpired where changes that belong to it may be gone.
+    """
+    if start.kind == OFFSET:
+        return check_cursor(log, start.at, "start.offset")
+    if start.kind == TS:
+        return at_time(log, start.at)
+    if start.kind == EARLIEST:
+        horizon = log.horizon
+        return (log.first_whole(horizon) if whole else horizon) - 1
+    return log.latest
+
+
+def check_cursor(log: LiveLog, cursor: int, field: str) -> int:
+    """`cursor` if a feed can go on after it."""
+    if cursor > log.latest:
+        raise InvalidRequest(
+            f"{field} {cursor} lies beyond the latest offset {log.latest}",
+            hint="Offsets are given out by this server; leave it out to begin now.",
+        )
+    if cursor + 1 < log.horizon:
+        raise OffsetExpired(cursor, log.horizon, log.latest)
+    return cursor
+
+
+def at_time(log: LiveLog, ts: int) -> int:
+    """The last offset at or before `ts`; OffsetExpired where that is too long ago to tell."""
+    found = log.offset_at(ts)
+    dropped = log.horizon > log.generation_first
+    if dropped and found == log.horizon - 1 and log.horizon <= log.latest:
+        (oldest,) = log.read(after=log.horizon - 1, limit=1)[:1]
+        if oldest.ts > ts:
+            raise OffsetExpired(found - 1, log.horizon, log.latest)
+    return found

@@ -1,0 +1,222 @@
+"""The SQLite file under the registry: how it is opened, recognised, read and written, and what its errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import msgspec
+from msgspec.structs import replace
+
+from headwater.errors import Busy, HeadwaterError, LogDamaged, StorageFull, Unavailable
+from headwater.feeds.options import Options
+from headwater.feeds.subscription import SnapshotState, Stretch, Subscription
+
+APPLICATION_ID = 0x48575342  # "HWSB"
+FORMAT = 1  # user_version
+ASIDE = "Move the file aside and start again: there are no subscriptions then, and clients subscribe anew."
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES ('next_id', 0);
+CREATE TABLE subscription (
+  id TEXT PRIMARY KEY,
+  db TEXT NOT NULL,
+  name TEXT,
+  owner TEXT NOT NULL,
+  options TEXT NOT NULL,
+  created_ms INTEGER NOT NULL,
+  acked INTEGER NOT NULL,
+  quiet INTEGER NOT NULL,
+  paused INTEGER NOT NULL,
+  snapshot TEXT,  -- without its chunks
+  UNIQUE (db, name)
+) STRICT, WITHOUT ROWID;
+-- Only ever appended to within a run: a page of a long snapshot costs one row.
+CREATE TABLE chunk (
+  id TEXT NOT NULL,
+  run INTEGER NOT NULL,
+  number INTEGER NOT NULL,
+  tab TEXT NOT NULL,
+  end BLOB NOT NULL,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (id, run, number)
+) STRICT, WITHOUT ROWID;
+"""
+_ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
+_CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
+
+
+# --- opening ---------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """Turns SQLite's errors into ours, naming the file."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise ours(path, error) from error
+
+
+def ours(path: Path, error: apsw.Error) -> HeadwaterError:
+    """What SQLite's `error` means."""
+    match error:
+        case apsw.FullError():
+            return StorageFull(f"no space left for the subscriptions in {path}")
+        case apsw.NotADBError() | apsw.CorruptError() | apsw.SQLError():  # the last: a table is missing
+            return LogDamaged(f"the subscriptions in {path} are damaged: {error}", hint=ASIDE)
+        case apsw.BusyError() | apsw.LockedError():
+            return Busy(f"the subscriptions in {path} are locked by another process")
+        case apsw.CantOpenError() | apsw.PermissionsError() | apsw.ReadOnlyError():
+            hint = "Check that the folder exists and that this user may read and write it."
+            return Unavailable(f"the subscriptions in {path} cannot be opened: {error}", hint=hint)
+    hint = "Nothing was changed. Check the disk and the system log; work goes on once the disk answers."
+    return Unavailable(f"the subscriptions in {path} cannot be used: {error}", hint=hint)
+
+
+def connect(path: Path, *, vfs: str | None) -> apsw.Connection:
+    """The one connection to the file, which is created if it is not there."""
+    connection = apsw.Connection(str(path), vfs=vfs)
+    try:
+        connection.set_busy_timeout(5000)
+        is_new = _check_header(path, connection)  # before anything is written to a file that may not be ours
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        if is_new:
+            with connection:
+                connection.execute(SCHEMA)
+                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version = {FORMAT}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_header(path: Path, connection: apsw.Connection) -> bool:
+    """Whether the file is new; LogDamaged when it is another's."""
+    application, version = connection.pragma("application_id"), connection.pragma("user_version")
+    if application == version == 0 and not connection.execute("SELECT count(*) FROM sqlite_schema").get:
+        return True
+    if application != APPLICATION_ID:
+        hint = "Move it out of the data folder; it was left untouched."
+        raise LogDamaged(f"{path} is an SQLite file, but does not hold subscriptions", hint=hint)
+    if version > FORMAT:
+        raise LogDamaged(
+            f"the subscriptions in {path} have format {version}; this Headwater reads up to {FORMAT}",
+            hint="Start the newer Headwater again, or move the file aside and let clients subscribe anew.",
+        )
+    return False
+
+
+def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
+    """Every subscription in the file, oldest first."""
+    with connection:
+        for id, name, owner, options, created_ms, acked, quiet, paused, snapshot in connection.execute(_ROWS):
+            try:
+                yield Subscription(
+                    id=id,
+                    name=name,
+                    owner=owner,
+                    options=msgspec.json.decode(options, type=Options),
+                    created_ms=created_ms,
+                    acked=acked,
+                    quiet=quiet,
+                    paused=bool(paused),
+                    snapshot=None if snapshot is None else _snapshot(connection, id, snapshot),
+                )
+            except msgspec.MsgspecError as error:
+                raise LogDamaged(f"the subscriptions in {path} are damaged: {id}: {error}", hint=ASIDE) from error
+
+
+def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:
+    state = msgspec.json.decode(text, type=SnapshotState)
+    return replace(state, chunks=tuple(Stretch(*row) for row in connection.execute(_CHUNKS, (id, state.run))))
+
+
+# --- inside a transaction --------------------------------------------------------------------------------
+
+
+def next_id(connection: apsw.Connection) -> str:
+    """A name that no subscription ever had."""
+    number = connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1").get
+    return f"sub_{number:016x}"
+
+
+def count(connection: apsw.Connection) -> int:
+    """How many subscriptions there are."""
+    return int(connection.execute("SELECT count(*) FROM subscription").get)
+
+
+def ids_of(connection: apsw.Connection, db: str) -> list[str]:
+    """The subscriptions of one database."""
+    return [str(id) for (id,) in connection.execute("SELECT id FROM subscription WHERE db = ?", (db,))]
+
+
+def named(connection: apsw.Connection, db: str, name: str) -> tuple[str, str, Options] | None:
+    """Id, owner and options of the subscription of `db` that has this name."""
+    row = connection.execute(
+        "SELECT id, owner, options FROM subscription WHERE db = ? AND name = ?", (db, name)
+    ).fetchone()
+    return None if row is None else (row[0], row[1], msgspec.json.decode(row[2], type=Options))
+
+
+def insert(connection: apsw.Connection, one: Subscription) -> None:
+    """Add `one`."""
+    options = msgspec.json.encode(one.options).decode()
+    connection.execute(
+        "INSERT INTO subscription VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+        (one.id, one.db, one.name, one.owner, options, one.created_ms, one.acked, one.quiet, one.paused),
+    )
+    if one.snapshot is not None:
+        set_snapshot(connection, one.id, one.snapshot)
+
+
+def keep_quiet(connection: apsw.Connection, id: str, *, acked: int, quiet: int) -> bool:
+    """Nothing after `acked` up to `quiet` concerns `id`: kept if it still stands there. Whether there is an `id`."""
+    connection.execute(
+        "UPDATE subscription SET quiet = CASE WHEN acked = ? THEN max(quiet, ?) ELSE quiet END WHERE id = ?",
+        (acked, quiet, id),
+    )
+    return connection.changes() == 1
+
+
+def ack(connection: apsw.Connection, id: str, offset: int) -> int:
+    """Move forward to `offset`; where it stands then."""
+    return int(
+        connection.execute(
+            "UPDATE subscription SET acked = max(acked, ?) WHERE id = ? RETURNING acked", (offset, id)
+        ).get
+    )
+
+
+def seek(connection: apsw.Connection, id: str, offset: int) -> None:
+    """Move to `offset`."""
+    connection.execute("UPDATE subscription SET acked = ?, quiet = ? WHERE id = ?", (offset, offset, id))
+
+
+def set_paused(connection: apsw.Connection, id: str, paused: bool) -> None:
+    """Pause or resume."""
+    connection.execute("UPDATE subscription SET paused = ? WHERE id = ?", (paused, id))
+
+
+def set_snapshot(connection: apsw.Connection, id: str, state: SnapshotState | None) -> None:
+    """Keep `state`; of its chunks only those that the file does not have."""
+    chunks, run = ((), 0) if state is None else (state.chunks, state.run)
+    text = None if state is None else msgspec.json.encode(replace(state, chunks=())).decode()
+    connection.execute("UPDATE subscription SET snapshot = ? WHERE id = ?", (text, id))
+    connection.execute("DELETE FROM chunk WHERE id = ? AND (run <> ? OR number >= ?)", (id, run, len(chunks)))
+    last = connection.execute("SELECT max(number) FROM chunk WHERE id = ? AND run = ?", (id, run)).get
+    connection.executemany(  # the last one again: it may have been joined with its neighbour
+        "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?)",
+        [(id, run, n, chunks[n].table, chunks[n].end, chunks[n].offset) for n in range(last or 0, len(chunks))],
+    )
+
+
+def delete(connection: apsw.Connection, id: str) -> None:
+    """Forget `id`."""
+    connection.execute("DELETE FROM chunk WHERE id = ?", (id,))
+    connection.execute("DELETE FROM subscription WHERE id = ?", (id,))

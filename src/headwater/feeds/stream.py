@@ -1,0 +1,318 @@
+"""Stream: one open reader of a feed. It catches up from the log, then takes what the hub publishes.
+
+snapshot rows ──> catch-up in pages ──> live, at the group's frames ──┐
+                        ^                                             │ too slow, or continuity broke
+                        └─────────────────────────────────────────────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import msgspec
+
+from headwater.errors import HeadwaterError, OffsetExpired
+from headwater.feeds.backpressure import HEALTHY
+from headwater.feeds.hub import PIECE, Frame, Group
+from headwater.feeds.reader import read_page
+from headwater.feeds.seat import Seat
+from headwater.feeds.snapshot import SnapshotReader
+from headwater.model.clock import ts_text
+
+PAGE = 1024  # changes in one page of catch-up
+CHECK_SECONDS = 1.0  # a paused stream looks this often whether it is lost
+PING_SECONDS = 15.0  # proxies cut a silent connection after 30 to 60
+_encode = msgspec.json.Encoder().encode
+
+
+class Ending(msgspec.Struct, frozen=True):
+    """Why a stream ended, for transports that say so."""
+
+    code: str  # closed, resnapshot_required, stopping, complete, or the code of an error
+    message: str
+
+
+class Stream:
+    """Hands out frames until it ends. Belongs to one task of the loop; `wake` and `tick` come from others there."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        frame: Frame,
+        *,
+        cursor: int,
+        snapshot: SnapshotReader | None = None,
+        upto: int | None = None,
+        ping: bytes = b"",
+        farewell: bytes = b"",
+        checkpoint_seconds: float,
+    ) -> None:
+        self.seat, self._frame, self.cursor = seat, frame, cursor
+        self._snapshot, self._upto = snapshot, upto
+        self._ping, self._farewell, self._checkpoint_seconds = ping, farewell, checkpoint_seconds
+        self.ending: Ending | None = None
+        self._group: Group | None = None
+        self._seen: int | None = None  # frames of the group; None while it reads the log
+        self._epoch = 0
+        self._began = cursor
+        self._delivered = -1  # the newest offset handed out
+        self._target: int | None = seat.log.latest if cursor < seat.log.latest else None  # reaching it is catching up
+        self._state = HEALTHY
+        self._alarm = 0  # the log reaching this offset changes the state
+        self._dirty = True  # something besides the log may have changed
+        self._stopping = False
+        self._sleeping: asyncio.Future[None] | None = None
+        now = time.monotonic()
+        self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
+        self.deliveries = 0
+
+    # --- from outside, in the loop -------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Look again."""
+        if self._sleeping is not None and not self._sleeping.done():
+            self._sleeping.set_result(None)
+
+    def changed(self) -> None:
+        """The subscription was acked, paused, resumed, moved or closed."""
+        self._dirty = True
+        self.wake()
+
+    def stop(self) -> None:
+        """The server goes away: say good-bye and end."""
+        self._stopping = True
+        self.wake()
+
+    def leave(self) -> None:
+        """The reader went away."""
+        self._end("closed", "the reader left")
+        self.wake()
+
+    def refuse(self, code: str, message: str) -> None:
+        """The reader did what it may not do."""
+        self._end(code, message)
+        self.wake()
+
+    def tick(self, now: float) -> None:
+        """Time passed: look whether a checkpoint, a sign of life or a look at the lag is due."""
+        lagging = self.seat.log.latest >= self._alarm
+        looking = lagging or (self.seat.paused and now - self._checked_at >= CHECK_SECONDS)
+        if looking:
+            self._dirty, self._checked_at = True, now
+        if looking or now >= self._checkpoint_at or now - self._sent_at >= PING_SECONDS:
+            self.wake()
+        self._note_quiet()
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self._group is not None:
+            self.seat.hub.leave(self._group)
+            self._group.waiting.discard(self)
+            self._group = None
+        self._note_quiet()
+
+    # --- the reader's side ---------------------------------------------------------------------------------------
+
+    async def next(self) -> bytes | None:
+        """The next frames; None at the end."""
+        while True:
+            piece = await self._step()
+            if piece:
+                self._sent_at = time.monotonic()
+                return piece
+            if self.ending is not None:
+                return None
+
+    async def _step(self) -> bytes:
+        if self._stopping and self.ending is None:
+            self._end("stopping", "the server is stopping")
+            return self._due_checkpoint(last=True) + self._farewell
+        if self.ending is not None:
+            return b""
+        if self._dirty:
+            control = self._control()
+            if control or self._is_over():
+                return control
+        if self.seat.paused:
+            return await self._sleep()
+        if self._snapshot is not None:
+            return await self._rows(self._snapshot)
+        if self._upto is not None and self.cursor >= self._upto:
+            self._end("complete", "everything asked for was sent")
+            return b""
+        return await self._live() if self._seen is not None else await self._catch_up()
+
+    # --- live ----------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> bytes:
+        group, hub = self._group, self.seat.hub
+        assert group is not None and self._seen is not None
+        if group.failed is not None:
+            return self._fail(group.failed)
+        if self._epoch != hub.epoch:
+            return self._fall_back()
+        taken = group.take(self._seen)
+        if taken is None:
+            return self._fall_back()
+        if not taken.piece:
+            self.cursor = hub.upto
+            return self._caught_up() or self._due_checkpoint() or await self._sleep(group)
+        self._count(taken.seen - self._seen, taken.offset)
+        self._seen = taken.seen
+        self.cursor = hub.upto if taken.seen == group.published else taken.offset
+        return taken.piece
+
+    def _fall_back(self) -> bytes:
+        """Too slow for what is held in memory: from here on the log is read."""
+        self._seen = None
+        self._target = self._target or self.seat.hub.upto
+        return b""
+
+    # --- catching up ---------------------------------------------------------------------------------------------
+
+    async def _catch_up(self) -> bytes:
+        seat = self.seat
+        if self._group is None:
+            self._group = seat.hub.join(seat.view, self._frame)
+        if self._group.failed is not None:
+            return self._fail(self._group.failed)
+        if self._snapshot is None and not seat.must_cut(self.cursor) and self._upto is None:
+            if self.cursor > seat.hub.upto:
+                seat.hub.sleep(self)  # the hub has not come that far
+                return await self._sleep()
+            self._seen, self._epoch = self._group.seek(self.cursor), seat.hub.epoch
+            if self._seen is not None:
+                return b""
+        return await self._read(min(seat.hub.upto, self._upto or seat.hub.upto))
+
+    async def _read(self, upto: int) -> bytes:
+        seat = self.seat
+        if upto <= self.cursor:
+            seat.hub.sleep(self)
+            return self._caught_up() or await self._sleep()
+        try:
+            page = await seat.run(self._page, upto)
+        except OffsetExpired:
+            self._dirty = True
+            return b""
+        except HeadwaterError as error:
+            return self._fail(error)
+        if page.upto == self.cursor:
+            self._dirty = True  # the log was withdrawn under us: look whether we are lost
+            return await self._sleep_briefly()
+        self.cursor = page.upto
+        if page.deliveries:
+            self._count(len(page.deliveries), page.deliveries[-1].offset)
+        frames = [self._frame(offset, op.word, data) for offset, op, data in page.deliveries]
+        if page.ts and time.monotonic() >= self._checkpoint_at:
+            frames.append(self._checkpoint(page.ts, page.upto))
+        return b"".join(frames)
+
+    def _page(self, upto: int) -> Any:
+        seat = self.seat
+        return read_page(
+            seat.log, seat.view, after=self.cursor, upto=upto, limit=PAGE, most=PIECE, cut=seat.cut(self.cursor)
+        )
+
+    def _caught_up(self) -> bytes:
+        if self._target is None or self.cursor < self._target:
+            return b""
+        self._target = None
+        body = {"offset": self.cursor, "latest_offset": self.seat.log.latest}
+        return self._frame(self.cursor, "caught_up", _encode(self.seat.named(body)))
+
+    # --- snapshot ------------------------------------------------------------------------------------------------
+
+    async def _rows(self, snapshot: SnapshotReader) -> bytes:
+        try:
+            page = await self.seat.run(snapshot.page, PAGE, PIECE)
+        except HeadwaterError as error:
+            return self._fail(error)
+        frames = []
+        if page.restarted:
+            body = {"reason": page.reason}
+            frames.append(self._frame(f"s:{page.began}", "snapshot_restart", _encode(self.seat.named(body))))
+        frames += [self._frame(f"s:{cursor}", "insert", data) for cursor, data in page.rows]
+        self.deliveries += len(page.rows)
+        if page.done:
+            self._snapshot = None
+            self.cursor = self._began = page.offset
+            self._target = self.seat.log.latest
+            body = {"offset": page.offset, "rows": page.sent}
+            frames.append(self._frame(page.offset, "snapshot_end", _encode(self.seat.named(body))))
+        return b"".join(frames)
+
+    # --- control -------------------------------------------------------------------------------------------------
+
+    def _control(self) -> bytes:
+        self._dirty = False
+        seat = self.seat
+        if seat.closed:
+            self._end("closed", "the subscription was closed")
+            return b""
+        if self._snapshot is None and (reason := seat.why_lost(self.cursor)):
+            self._end("resnapshot_required", reason)
+            from_offset = seat.log.horizon - 1
+            return self._frame(from_offset, "resnapshot", _encode(seat.resnapshot(reason)))
+        found = seat.pressure(self.cursor)
+        self._alarm = seat.alarm()
+        if found is None or found.state == self._state:
+            return b""
+        self._state = found.state
+        if found.state == HEALTHY:
+            return b""
+        return self._frame(self.cursor, "backpressure", _encode(seat.backpressure(found)))
+
+    def _due_checkpoint(self, *, last: bool = False) -> bytes:
+        """The hub's checkpoint, if one is due and everything before it was handed out."""
+        if not last and time.monotonic() < self._checkpoint_at:
+            return b""
+        group = self._group
+        if group is None or self._seen != group.published or self._epoch != self.seat.hub.epoch:
+            return b""
+        found = self.seat.hub.checkpoint()
+        return b"" if found is None else self._checkpoint(*found)
+
+    def _checkpoint(self, ts: int, offset: int) -> bytes:
+        self._checkpoint_at = time.monotonic() + self._checkpoint_seconds
+        return self._frame(offset, "checkpoint", _encode({"ts": ts_text(ts), "offset": offset}))
+
+    def _fail(self, error: HeadwaterError) -> bytes:
+        self._end(error.code, error.message)
+        body = {"code": error.code, "message": error.message, "details": error.details}
+        return self._frame(self.cursor, "error", _encode(self.seat.named(body)))
+
+    def _end(self, code: str, message: str) -> None:
+        if self.ending is None:
+            self.ending = Ending(code, message)
+
+    def _is_over(self) -> bool:
+        return self.ending is not None
+
+    # --- waiting -------------------------------------------------------------------------------------------------
+
+    async def _sleep(self, group: Group | None = None) -> bytes:
+        """Until woken; the answer is a sign of life when one is due."""
+        if group is not None:
+            group.waiting.add(self)
+        self._sleeping = asyncio.get_running_loop().create_future()
+        try:
+            await self._sleeping
+        finally:
+            self._sleeping = None
+        return self._ping if time.monotonic() - self._sent_at >= PING_SECONDS else b""
+
+    async def _sleep_briefly(self) -> bytes:
+        await asyncio.sleep(0.05)
+        return b""
+
+    def _count(self, number: int, offset: int) -> None:
+        self.deliveries += number
+        self._delivered = offset
+
+    def _note_quiet(self) -> None:
+        """Nothing since the acked cursor concerned the subscriber: it need not be looked at again."""
+        if self._snapshot is None:
+            self.seat.note_quiet(self._began, self._delivered, self.cursor)

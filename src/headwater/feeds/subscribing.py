@@ -1,0 +1,290 @@
+"""Subscribing: from the parameters of `cdc.subscribe_table` to checked options, or the reason why not."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotFound, NotSupported
+from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
+from headwater.feeds.rule import Rule
+from headwater.model.clock import parse_ts, ts_of_ms
+from headwater.model.database import real_name
+from headwater.model.literal import I64_MAX
+from headwater.model.table import Table
+from headwater.sources.source import Source
+
+LATEST, EARLIEST, SNAPSHOT, OFFSET, TS = "latest", "earliest", "snapshot", "offset", "ts"
+ENVELOPES = ("debezium_json", "cloudevents_json", "cockroach_wrapped_json")  # made of both images
+OF_ONE_TABLE = ("pk", "pk_range", "spans", "columns", "where")
+BOUNDS = ("lower_bound", "upper_bound")
+MOST_SHARDS = 1024
+LONGEST_NAME = 200
+
+
+class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """cdc.subscribe_table"""
+
+    db: str | None = None
+    table: str | None = None
+    tables: list[str] | None = None
+    ops: list[str] | None = None
+    pk: list[Any] | None = None
+    pk_range: dict[str, Any] | None = None
+    spans: list[dict[str, Any]] | None = None
+    shard: dict[str, Any] | None = None
+    where: str | None = None
+    columns: list[str] | None = None
+    include: dict[str, Any] | None = None
+    format: str | None = None
+    start: str | dict[str, Any] | None = None
+    name: str | None = None
+    txn: str | None = None
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where to begin: at one of the words, or just after `at`, an offset or a timestamp."""
+
+    kind: str = LATEST
+    at: int = 0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A subscription as it was asked for. Lists that mean sets are sorted: equal requests are equal."""
+
+    options: Options
+    start: Start
+    name: str | None
+
+
+def check(params: SubscribeTable, source: Source) -> Request:
+    """`params` against the tables as they are now; InvalidRequest or NotFound names the field at fault."""
+    start = _start(params.start)
+    tables = _tables(params, source)
+    form = _format(params.format)
+    before, after = _include(params.include, form, start)
+    options = Options(
+        db=real_name(params.db),
+        tables=tuple(sorted(tables)) if _names_tables(params) else (),
+        ops=_ops(params.ops),
+        pk=params.pk,
+        pk_range=_pk_range(params.pk_range),
+        spans=_spans(params.spans),
+        shard=_shard(params.shard),
+        where=_where(params.where),
+        columns=_columns(params.columns, *tables.values()),
+        before=before,
+        after=after,
+        format=form,
+        txn=_txn(params.txn),
+    )
+    for table in tables.values():
+        _check_rules(options, table, source)
+    return Request(options, start, _name(params.name))
+
+
+# --- which tables ----------------------------------------------------------------------------------------
+
+
+def _names_tables(params: SubscribeTable) -> bool:
+    return params.table is not None or bool(params.tables)
+
+
+def _tables(params: SubscribeTable, source: Source) -> dict[str, Table]:
+    """The shapes of the tables that are named, of all when none is."""
+    if params.table is not None and params.tables is not None:
+        raise InvalidRequest("`table` and `tables` exclude each other", hint="Send one of them, or neither for all.")
+    known = source.describe()
+    if not _names_tables(params):
+        found = known
+    else:
+        names = params.tables if params.table is None else [params.table]
+        found = {name: _captured(name, known, source) for name in names or ()}
+    narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
+    if narrow and (len(found) != 1 or not _names_tables(params)):
+        raise InvalidRequest(
+            f"`{narrow}` needs exactly one table", hint="Name it by `table`, and subscribe to the others apart."
+        )
+    return found
+
+
+def _captured(name: str, known: dict[str, Table], source: Source) -> Table:
+    if name not in known:
+        raise NotFound(f"there is no table {name!r}", hint=nearest(name, known))
+    status = source.status()
+    if name not in status["tables"]:
+        raise NotSupported(
+            f"table {name!r} has no feed: {status.get('uncaptured', {}).get(name, 'it is not captured')}",
+            hint="Check the tables that the source is told to capture; one that is new is captured in a moment.",
+        )
+    return known[name]
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """A hint with the name that was probably meant, or all of them when none is close."""
+    known = sorted(names)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known[:20]) or 'none'}."
+
+
+# --- which changes ---------------------------------------------------------------------------------------
+
+
+def _ops(given: list[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    words = {word.strip().lower() for word in given}
+    odd = sorted(words.difference(OPS))
+    if odd or not words:
+        what = f"`ops` holds {odd[0][:40]!r}" if odd else "`ops` is empty"
+        raise InvalidRequest(what, hint=f"Name one or more of {', '.join(OPS)}, or leave it out for all.")
+    return tuple(sorted(words))
+
+
+def _columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    (table,) = tables
+    names = {name.strip() for name in given}
+    if not names or "" in names:
+        raise InvalidRequest("`columns` is empty or holds an empty name", hint="Name columns, or leave it out for all.")
+    visible = {column.name for column in table.visible}
+    for name in sorted(names - visible):
+        raise InvalidRequest(
+            f"`columns`: table {table.name!r} has no column {name[:40]!r}", hint=nearest(name, visible)
+        )
+    return tuple(sorted(names))
+
+
+def _pk_range(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if given is None else _bounds("pk_range", given)
+
+
+def _spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    if given is None:
+        return None
+    if not given:
+        raise InvalidRequest("`spans` is empty", hint="Give at least one span, or leave it out for all keys.")
+    return [_span(f"spans[{place}]", body) for place, body in enumerate(given)]
+
+
+def _span(field: str, body: dict[str, Any]) -> dict[str, Any]:
+    found = body if set(body) == {"prefix"} else _bounds(field, body)
+    for name, lits in found.items():
+        if not isinstance(lits, list) or not lits:
+            raise InvalidRequest(
+                f"`{field}.{name}` is not a list of values", hint='Values look like {"t": "i64", "v": 1}.'
+            )
+    return found
+
+
+def _bounds(field: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The bounds that are given, at least one."""
+    odd = sorted(set(given).difference(BOUNDS))
+    found = {name: given[name] for name in BOUNDS if given.get(name) is not None}
+    if odd or not found:
+        what = f"`{field}` has no field {odd[0][:40]!r}" if odd else f"`{field}` has no bound"
+        raise InvalidRequest(what, hint=f"Give {' or '.join(BOUNDS)}, or both.")
+    return found
+
+
+def _shard(given: dict[str, Any] | None) -> Shard | None:
+    if given is None:
+        return None
+    index, of = given.get("index"), given.get("of")
+    fits = set(given) == {"index", "of"} and type(index) is int and type(of) is int and 0 <= index < of <= MOST_SHARDS
+    if not fits or index is None or of is None:
+        hint = f'Send {{"index": i, "of": n}} with 0 <= i < n <= {MOST_SHARDS}.'
+        raise InvalidRequest("`shard` does not name one share of several", hint=hint)
+    return Shard(index, of)
+
+
+def _where(given: str | None) -> str | None:
+    if given is not None and not given.strip():
+        raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
+    if given is not None:
+        _check_text("where", given)
+    return given
+
+
+def _check_rules(options: Options, table: Table, source: Source) -> None:
+    """Compile each filter by itself, so that the one that does not fit is named."""
+    for field in ("pk", "pk_range", "spans", "shard", "where"):
+        filter_ = getattr(options, field)
+        if filter_ is None:
+            continue
+        try:
+            Rule(Options(db=options.db, tables=options.tables, **{field: filter_}), table, source)
+        except InvalidRequest as error:
+            raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
+
+
+# --- how they look, and from where -----------------------------------------------------------------------
+
+
+def _format(given: str | None) -> str:
+    form = FORMATS[0] if given is None else given
+    if form not in FORMATS:
+        raise InvalidRequest(f"`format` {form[:40]!r} is not known", hint=f"Formats are {', '.join(FORMATS)}.")
+    return form
+
+
+def _include(given: dict[str, Any] | None, form: str, start: Start) -> tuple[bool, bool]:
+    """Whether before and after images are wanted."""
+    if given is None:
+        both = form in ENVELOPES
+        return both, both or start.kind == SNAPSHOT
+    for name, value in given.items():
+        if name not in ("before", "after") or not isinstance(value, bool):
+            raise InvalidRequest(
+                f"`include.{name[:40]}` is not before or after with true or false",
+                hint='Send {"before": true, "after": true}; what is left out is false.',
+            )
+    return given.get("before", False), given.get("after", False)
+
+
+def _start(given: str | dict[str, Any] | None) -> Start:
+    match given:
+        case None:
+            return Start()
+        case "latest" | "earliest" | "snapshot":
+            return Start(given)
+        case {"offset": int(offset)} if len(given) == 1 and not isinstance(offset, bool) and 0 <= offset <= I64_MAX:
+            return Start(OFFSET, offset)
+        case {"ts": (int() | str()) as ts} if len(given) == 1 and not isinstance(ts, bool):
+            return Start(TS, _ts(ts))
+    raise InvalidRequest(
+        "`start` is not a place to start from",
+        hint='Send "latest", "earliest", "snapshot", {"offset": n} or {"ts": "<ms>.<counter>"}.',
+    )
+
+
+def _ts(given: int | str) -> int:
+    try:
+        return parse_ts(given) if isinstance(given, str) else ts_of_ms(given)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"`start.ts`: {error.message}", hint=error.hint) from None
+
+
+def _name(given: str | None) -> str | None:
+    if given is not None and not (0 < len(given) <= LONGEST_NAME and given.isprintable()):
+        raise InvalidRequest(f"`name` is not 1 to {LONGEST_NAME} printable characters")
+    return given
+
+
+def _txn(given: str | None) -> str:
+    if given not in (None, ATOMIC, ATOMIC_STRICT):
+        raise InvalidRequest(
+            f"`txn` {str(given)[:40]!r} is not known", hint=f"Send {ATOMIC!r} or {ATOMIC_STRICT!r}, or leave it out."
+        )
+    return given or ""
+
+
+def _check_text(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"`{field}`: lone surrogates are not text") from None

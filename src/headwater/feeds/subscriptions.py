@@ -1,0 +1,214 @@
+"""Subscriptions: making, moving, pausing and closing them, and what they look like in numbers. All calls may block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from msgspec.structs import replace
+
+from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.feeds.backpressure import Forecast, Limits, Pressure, counters, pressure, why_lost
+from headwater.feeds.backtest import backtest
+from headwater.feeds.database import Database, Databases
+from headwater.feeds.options import Options
+from headwater.feeds.reader import View
+from headwater.feeds.registry import Registry
+from headwater.feeds.snapshot import Position, highest
+from headwater.feeds.starting import at_time, check_cursor, cursor_of
+from headwater.feeds.subscribing import EARLIEST, SNAPSHOT, Request, Start, SubscribeTable, check
+from headwater.feeds.subscription import SnapshotState, Subscription
+from headwater.model.clock import parse_ts, ts_of_ms, wall_ms
+from headwater.model.database import real_name
+from headwater.model.principal import Principal
+
+CATCH_UP_SECONDS = 0.25  # longest a caller waits for what was committed before it asked
+
+
+class Subscriptions:
+    """What the wire calls, from any thread. `changed(id, closed)` is told after each change of a subscription."""
+
+    def __init__(
+        self, databases: Databases, registry: Registry, changed: Callable[[str, bool], None] = lambda id, closed: None
+    ) -> None:
+        self._databases, self._registry, self._changed = databases, registry, changed
+        self._forecasts: dict[str, Forecast] = {}
+
+    def subscribe(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
+        """cdc.subscribe_table."""
+        name = real_name(params.db)
+        database = self._databases.database(name)
+        request = check(params, database.source)
+        database.catch_up(CATCH_UP_SECONDS)
+        cursor, snapshot = self._begin(database, request)
+        held, created = self._registry.create(who, request.options, acked=cursor, name=request.name, snapshot=snapshot)
+        return {
+            "sub_id": held.id,
+            "offset": held.acked,
+            "sse_url": f"/api/v1/cdc/sse/{held.id}",
+            "ws_url": f"/api/v1/cdc/ws/{held.id}",
+            "created": created,
+        }
+
+    def _begin(self, database: Database, request: Request) -> tuple[int, SnapshotState | None]:
+        cursor = cursor_of(database.log, request.start, whole=bool(request.options.txn))
+        if request.start.kind != SNAPSHOT:
+            return cursor, None
+        return cursor, SnapshotState(tables=tables_of(request.options, database))
+
+    def ack(self, who: Principal, id: str, offset: int | None, cursor: str | None) -> dict[str, Any]:
+        """cdc.ack: an offset, or the cursor of a snapshot."""
+        held = self._registry.get(who, id)
+        log = self._databases.database(held.db).log
+        if (offset is None) == (cursor is None):
+            raise InvalidRequest(
+                "an ack has either an offset or a cursor", hint="Send next_offset, or snapshot.cursor."
+            )
+        if cursor is not None:
+            return self._ack_rows(held, cursor)
+        assert offset is not None
+        if offset > log.latest:
+            raise InvalidRequest(
+                f"offset {offset} lies beyond the latest offset {log.latest}", hint="Ack what you have received."
+            )
+        held = self._registry.ack(id, offset)
+        if held.snapshot is not None and held.snapshot.done and held.acked >= highest(held.snapshot):
+            log.release(held.id)
+            held = self._registry.save_snapshot(id, None)
+        self._changed(id, False)
+        return {"sub_id": id, "acked_offset": held.acked}
+
+    def _ack_rows(self, held: Subscription, cursor: str) -> dict[str, Any]:
+        position = Position.parse(cursor)
+        if held.snapshot is None:
+            raise InvalidRequest("this subscription reads no snapshot", hint="Ack an offset.")
+        if position.run == held.snapshot.run:
+            self._registry.save_snapshot(held.id, replace(held.snapshot, confirmed=cursor))
+        return {"sub_id": held.id, "acked_offset": held.acked, "cursor": cursor}
+
+    def pause(self, who: Principal, id: str, paused: bool) -> dict[str, Any]:
+        """cdc.pause and cdc.resume."""
+        held = self._registry.get(who, id)
+        held = self._registry.pause(id) if paused else self._registry.resume(id)
+        self._changed(id, False)
+        return {
+            "sub_id": id,
+            "paused": held.paused,
+            "acked_offset": held.acked,
+            "backpressure": self._pressure(held),
+        }
+
+    def seek(self, who: Principal, id: str, offset: int | None, ts: str | int | None) -> dict[str, Any]:
+        """cdc.seek: go on after an offset or a time, forwards or back."""
+        held = self._registry.get(who, id)
+        database = self._databases.database(held.db)
+        if (offset is None) == (ts is None):
+            raise InvalidRequest("seek takes either an offset or a ts")
+        database.catch_up(CATCH_UP_SECONDS)
+        log = database.log
+        if offset is not None:
+            target = check_cursor(log, offset, "offset")
+        else:
+            target = at_time(log, parse_ts(ts) if isinstance(ts, str) else ts_of_ms(ts or 0))
+        if held.snapshot is not None:
+            log.release(held.id)
+            held = self._registry.save_snapshot(id, None, acked=target)
+        else:
+            held = self._registry.seek(id, target)
+        self._changed(id, False)
+        return {"sub_id": id, "acked_offset": held.acked}
+
+    def close(self, who: Principal, id: str) -> dict[str, Any]:
+        """cdc.close."""
+        held = self._registry.get(who, id)
+        self._registry.remove(id)
+        with contextlib.suppress(HeadwaterError):
+            self._databases.database(held.db).log.release(id)
+        self._forecasts.pop(id, None)
+        self._changed(id, True)
+        return {"sub_id": id, "closed": True}
+
+    def list(self, who: Principal, db: str | None, id: str | None = None) -> dict[str, Any]:
+        """cdc.list."""
+        found = (
+            [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, db and real_name(db))
+        )
+        return {"subscriptions": [self._described(held) for held in found]}
+
+    def _described(self, held: Subscription) -> dict[str, Any]:
+        found = self._pressure(held)
+        options = held.options
+        body: dict[str, Any] = {
+            "sub_id": held.id,
+            "name": held.name,
+            "db": held.db,
+            "tables": list(options.tables),
+            "acked_offset": held.acked,
+            "paused": held.paused,
+            "lag": found.lag,
+            "state": found.state,
+            "remaining_until_resnapshot": found.remaining_until_resnapshot,
+            "format": options.format,
+            "options": options,
+            "created_ms": held.created_ms,
+        }
+        if found.will_expire_at_ms is not None:
+            body["will_expire_at_ms"] = found.will_expire_at_ms
+        if held.snapshot is not None:
+            body["snapshot"] = {"done": held.snapshot.done, "tables": list(held.snapshot.tables)}
+        return body
+
+    def backtest(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
+        """cdc.backtest."""
+        database = self._databases.database(real_name(params.db))
+        request = check(params, database.source)
+        start = Start(EARLIEST) if params.start is None else request.start
+        if request.start.kind == SNAPSHOT:
+            raise InvalidRequest("a backtest looks at changes, not at a snapshot", hint='Leave out start:"snapshot".')
+        database.catch_up(CATCH_UP_SECONDS)
+        after = cursor_of(database.log, start, whole=False)
+        return backtest(database.log, View(request.options, database.source), after=after)
+
+    # --- numbers -----------------------------------------------------------------------------------------------------
+
+    def _pressure(self, held: Subscription) -> Pressure:
+        database = self._databases.database(held.db)
+        log, now = database.log, wall_ms()
+        limits = Limits.of(database.retention.changes)
+        forecast = self.forecast(held.id)
+        forecast.observe(now, log.latest, held.cursor)
+        remaining = max(limits.retention - max(log.latest - held.cursor, 0), 0)
+        reading = held.snapshot is not None and not held.snapshot.done
+        reason = why_lost(held.cursor, horizon=log.horizon, generation_first=log.generation_first)
+        return pressure(
+            cursor=held.cursor,
+            latest=log.latest,
+            limits=limits,
+            paused=held.paused,
+            lost=bool(reason) and not reading,
+            will_expire_at_ms=forecast.expires_at(now, remaining=remaining),
+        )
+
+    def counters(self, db: str) -> dict[str, int]:
+        """The numbers of one database for stats.snapshot."""
+        database = self._databases.database(db)
+        log = database.log
+        found = [self._pressure(held) for held in self._registry.for_db(db)]
+        return counters(found, horizon=log.horizon, latest=log.latest, limits=Limits.of(database.retention.changes))
+
+    def forecast(self, id: str) -> Forecast:
+        """When the log will outrun a subscription."""
+        return self._forecasts.setdefault(id, Forecast())
+
+    def forget(self, db: str) -> None:
+        """A database is no more, and neither are its subscriptions."""
+        ids = [held.id for held in self._registry.for_db(db)]
+        self._registry.close_db(db)
+        for id in ids:
+            self._changed(id, True)
+
+
+def tables_of(options: Options, database: Database) -> tuple[str, ...]:
+    """The tables that a snapshot reads."""
+    return options.tables or tuple(sorted(database.source.describe()))

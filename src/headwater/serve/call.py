@@ -1,0 +1,50 @@
+"""Call: one request for a stream or a body that comes in pieces, as its handler sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from headwater.model.principal import Principal
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+
+EVENT_STREAM, NDJSON_KIND = b"text/event-stream", b"application/x-ndjson"
+ARROW_KIND = b"application/vnd.apache.arrow.stream"
+
+
+class Aborted(Exception):
+    """The answer cannot be finished: the connection is cut, so that the reader notices."""
+
+
+class Call:
+    """The ASGI parts of a request, who asks, and what its path and query hold."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        who: Principal,
+        values: dict[str, str],
+        query: dict[str, str],
+    ) -> None:
+        self.scope, self.receive, self.send = scope, receive, send
+        self.who, self.values, self.query = who, values, query
+
+    def header(self, wanted: bytes) -> bytes:
+        """The first header of that name."""
+        return next((value for name, value in self.scope["headers"] if name == wanted), b"")
+
+    def abort(self) -> None:
+        """End without an end."""
+        raise Aborted
+
+
+def wanted_kind(accept: bytes, offered: tuple[bytes, ...]) -> bytes:
+    """The first of `offered` that the reader names, else the first of all."""
+    named = [part.split(b";")[0].strip().lower() for part in accept.split(b",")]
+    return next((kind for kind in offered if kind in named), offered[0])

@@ -1,0 +1,28 @@
+"""The WebSocket protocol of uvicorn, taught to write frames that were made before, once for all readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
+
+
+class FramedWebSocket(WebSocketsSansIOProtocol):
+    """As inherited, and with the message FRAMES. Without compression a frame is the same for every reader."""
+
+    async def send(self, message: Any) -> None:
+        """As inherited; frames wait, like any other message, while the reader's buffer is full."""
+        if message["type"] != FRAMES:
+            await super().send(message)
+            return
+        if not self.writable.is_set():
+            await self.writable.wait()
+        if self.disconnected or self.close_sent:
+            raise ClientDisconnected
+        self.transport.write(message["frames"])
+
+
+Gone = ClientDisconnected

@@ -1,0 +1,178 @@
+"""The stream routes: each opens a stream of the feeds and carries its pieces to one reader, until either ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator, MutableMapping
+from typing import Any
+
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded
+from headwater.feeds.feeds import Feeds, From, Opening
+from headwater.feeds.stream import Ending, Stream
+from headwater.serve import frames, sockets
+from headwater.serve.asked import changes_asked, number
+from headwater.serve.bulk import Snapshots
+from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Receive, wanted_kind
+
+SSE = Opening("sse", frames.sse, ping=frames.SSE_PING, farewell=frames.SSE_FAREWELL)
+WS = Opening("websocket", frames.websocket)
+NDJSON = Opening("ndjson", frames.ndjson, ping=b"\n")
+UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
+
+_LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
+CLOSE = {"closed": 1000, "complete": 1000, "stopping": 1012, "resnapshot_required": 4410, "bad_frame": 1008}
+OTHER_CLOSE = 4400  # ended by an error, which was told before
+
+
+class Frame(msgspec.Struct, forbid_unknown_fields=True):
+    """What a WebSocket client may say."""
+
+    ack: int | str | None = None
+    pause: bool | None = None
+
+
+_frames = msgspec.json.Decoder(Frame)
+
+
+class Streams:
+    """Answers the stream routes."""
+
+    def __init__(self, feeds: Feeds, snapshots: Snapshots, *, per_client: int) -> None:
+        self._feeds, self._snapshots, self._per_client = feeds, snapshots, per_client
+        self._clients: dict[str, int] = {}
+
+    async def serve(self, handler: str, call: Call) -> int:
+        """Answer one request; the status that was sent."""
+        with self._place(call):
+            if handler == "sse":
+                return await self._sse(call)
+            if handler == "changes":
+                return await self._changes(call)
+            return await self._snapshots.answer(call)
+
+    @contextlib.contextmanager
+    def _place(self, call: Call) -> Iterator[None]:
+        """One of the places that a client has."""
+        client = (call.scope.get("client") or ("",))[0]
+        taken = self._clients.get(client, 0)
+        if taken >= self._per_client:
+            raise LimitExceeded(f"{taken} streams are open from {client}, and no more are granted")
+        self._clients[client] = taken + 1
+        try:
+            yield
+        finally:
+            self._clients[client] -= 1
+            if not self._clients[client]:
+                del self._clients[client]
+
+    # --- HTTP --------------------------------------------------------------------------------------------------------
+
+    async def _sse(self, call: Call) -> int:
+        stream = await self._feeds.open(call.who, call.values["sub_id"], SSE, begin(call))
+        return await self._pour(call, stream, EVENT_STREAM, frames.SSE_OPENING)
+
+    async def _changes(self, call: Call) -> int:
+        params, upto = changes_asked(call.values, call.query)
+        kind = wanted_kind(call.header(b"accept"), (EVENT_STREAM, NDJSON_KIND, ARROW_KIND))
+        if kind == ARROW_KIND:
+            raise InvalidRequest("Arrow is not served yet")
+        opening, first = (SSE, frames.SSE_OPENING) if kind == EVENT_STREAM else (NDJSON, b"")
+        stream = await self._feeds.open_changes(call.who, params, opening, begin(call), upto=upto)
+        return await self._pour(call, stream, kind, first)
+
+    async def _pour(self, call: Call, stream: Stream, kind: bytes, first: bytes) -> int:
+        """Send what the stream hands out, until it ends or the reader leaves."""
+        send = call.send
+        gone = asyncio.ensure_future(_disconnected(call.receive))
+        gone.add_done_callback(lambda _: stream.leave())
+        try:
+            headers = [(b"content-type", kind), *UNBUFFERED]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            if call.scope["method"] == "HEAD":
+                stream.leave()
+            elif first:
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+            while (piece := await stream.next()) is not None:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            gone.cancel()
+            self._feeds.left(stream)
+        return 200
+
+    # --- WebSocket ---------------------------------------------------------------------------------------------------
+
+    async def websocket(self, call: Call) -> int:
+        """Answer one WebSocket; an error before it is accepted leaves as it came."""
+        await call.receive()
+        with self._place(call):
+            stream = await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call))
+            try:
+                await call.send({"type": "websocket.accept"})
+                listening = asyncio.ensure_future(self._listen(call, stream))
+                try:
+                    while (piece := await stream.next()) is not None:
+                        await call.send({"type": sockets.FRAMES, "frames": piece})
+                    await call.send({"type": "websocket.close", **_close(stream.ending)})
+                finally:
+                    listening.cancel()
+            except sockets.Gone:
+                pass
+            finally:
+                self._feeds.left(stream)
+        return 101
+
+    async def _listen(self, call: Call, stream: Stream) -> None:
+        """Take what the client says: acks and pauses."""
+        while True:
+            message = await call.receive()
+            if message["type"] == "websocket.disconnect":
+                stream.leave()
+                return
+            try:
+                await self._obey(call, message)
+            except (InvalidRequest, msgspec.MsgspecError, ValueError) as error:
+                stream.refuse("bad_frame", f"{getattr(error, 'message', error)}")
+                return
+            except HeadwaterError as error:
+                stream.refuse(error.code, error.message)
+                return
+
+    async def _obey(self, call: Call, message: MutableMapping[str, Any]) -> None:
+        text = message.get("text")
+        if text is None:
+            raise InvalidRequest('frames are JSON text, such as {"ack": 17}')
+        frame = _frames.decode(text)
+        id, subscriptions = call.values["sub_id"], self._feeds.subscriptions
+        if isinstance(frame.ack, str):
+            place = frame.ack.removeprefix("s:")
+            await self._feeds.run(subscriptions.ack, call.who, id, None, place)
+        elif frame.ack is not None:
+            await self._feeds.run(subscriptions.ack, call.who, id, frame.ack, None)
+        if frame.pause is not None:
+            await self._feeds.run(subscriptions.pause, call.who, id, frame.pause)
+
+
+def begin(call: Call) -> From:
+    """Where the reader says it was: the parameter wins over the header; an empty header is none."""
+    offset = number(call.query, "from_offset")
+    last_id = call.header(b"last-event-id").decode("latin-1").strip()
+    if last_id and not _LAST_ID.fullmatch(last_id):
+        raise InvalidRequest("invalid Last-Event-ID header", hint="Send the id of the last frame you received.")
+    return From(offset, last_id)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Returns when the client is gone. Without it nobody would notice: `send` says nothing."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _close(ending: Ending | None) -> dict[str, Any]:
+    assert ending is not None
+    reason = f"{ending.code}: {ending.message}".encode()[:120].decode("utf-8", "ignore")
+    return {"code": CLOSE.get(ending.code, OTHER_CLOSE), "reason": reason}

@@ -1,0 +1,319 @@
+"""Predicates as Python functions, for the part of SQL whose meaning is known to be the same in both.
+
+sqlglot reads the text, and is not believed: every part is written again as SQL of our own, and the caller
+asks SQLite whether both texts are one program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.model.table import Column, Row, Table
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.order import as_stored
+from headwater.sources.sqlite.predicate_engine import Engine
+from headwater.sources.sqlite.values import FROM_STORED, Stored
+
+if TYPE_CHECKING:
+    from sqlglot import exp
+
+Check = Callable[[Sequence[Row]], list[bool]]
+
+_NUMBERS = frozenset({int, float, bool})
+_NUMERAL = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
+_EQUALS = {"EQ": "=", "NEQ": "<>", "Is": "IS", "NullSafeEQ": "IS", "NullSafeNEQ": "IS NOT"}
+_ORDERS = {"LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+class Unknown(Exception):
+    """Python does not know this exactly: SQLite is asked."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A predicate as SQL and as two Python expressions: where it is true, and where it is false (else NULL)."""
+
+    sql: str
+    true: str
+    false: str
+    column: str | None = None  # with `values`: it is true only where this column equals one of them
+    values: tuple[Stored, ...] = ()
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What Python knows of a predicate: of its parts joined by AND, those that it can judge."""
+
+    sql: str  # the whole predicate
+    parts: tuple[Part, ...]
+    is_whole: bool  # no part is missing
+    check: Check | None  # whether all `parts` are true; raises Unknown for a row it cannot judge
+
+
+def read(engine: Engine, where: str) -> Program | None:
+    """The program of `where`; None if it cannot be read."""
+    # Takes most of a second to import: only who filters waits for it.
+    import sqlglot
+
+    try:
+        tree = sqlglot.parse_one(f"SELECT 1 FROM t WHERE\n{where}\n", dialect="sqlite")
+        reader = _Reader(engine)
+        found, sql = reader.conjunction(tree.args["where"].this)
+        parts = tuple(part for part in found if part is not None)
+        return Program(sql, parts, len(parts) == len(found), reader.function(parts) if parts else None)
+    except Exception:  # whatever the parser stumbled over: SQLite has read it
+        return None
+
+
+class _Reader:
+    """Reads the tree of one predicate. Every argument of a node is looked at: an unknown one may change its sense."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._table: Table = engine.table
+        self._by_name = {_folded(column.name): place for place, column in enumerate(engine.table.columns)}
+        self._constants: dict[str, Any] = {}
+        self._places: set[int] = set()
+
+    def conjunction(self, node: exp.Expression) -> tuple[list[Part | None], str]:
+        """The parts of `node` joined by AND, None for those of which Python knows nothing; and its SQL."""
+        kind, args = _taken(node)
+        if kind == "Paren":
+            return self.conjunction(args["this"])
+        if kind == "And":
+            left, left_sql = self.conjunction(args["this"])
+            right, right_sql = self.conjunction(args["expression"])
+            return left + right, f"({left_sql} AND {right_sql})"
+        try:
+            part = self._part(node)
+        except Unknown:
+            return [None], f"({node.sql(dialect='sqlite', comments=False)})"
+        return [part], part.sql
+
+    def function(self, parts: Sequence[Part]) -> Check:
+        """Python's answer for rows."""
+        lines = ["def check(rows):", " found = []", " for row in rows:"]
+        for place in sorted(self._places):
+            is_plain = self._table.columns[place].kind not in FROM_STORED
+            lines.append(f"  v{place} = row[{place}]" if is_plain else f"  v{place} = stored(row[{place}])")
+        lines += [f"  found.append(bool({' and '.join(part.true for part in parts)}))", " return found"]
+        names = dict(_NAMES, **self._constants)
+        exec("\n".join(lines), names)  # only names and operators of ours are in the text; values are constants
+        made: Check = names["check"]
+        return made
+
+    # --- nodes -----------------------------------------------------------------------------------------------
+
+    def _part(self, node: exp.Expression) -> Part:
+        kind, args = _taken(node)
+        match kind:
+            case "Paren":
+                return self._part(args["this"])
+            case "And" | "Or":
+                return _joined(kind.upper(), self._part(args["this"]), self._part(args["expression"]))
+            case "Not":
+                return self._negated(args["this"])
+            case "Column":
+                return self._truth(node)
+            case "EQ" | "NEQ" | "Is" | "NullSafeEQ" | "NullSafeNEQ":
+                return self._equal(_EQUALS[kind], args["this"], args["expression"])
+            case "LT" | "LTE" | "GT" | "GTE":
+                return self._compared(_ORDERS[kind], args["this"], args["expression"])
+            case "In":
+                return self._member(args["this"], args["expressions"])
+            case "Between":
+                return self._between(args["this"], args["low"], args["high"])
+        raise Unknown
+
+    def _negated(self, node: exp.Expression) -> Part:
+        kind, args = _taken(node)
+        if kind == "Is" and _taken(args["expression"])[0] == "Null":  # as SQLite reads IS NOT NULL
+            sql, value, _ = self._column(args["this"])
+            return Part(f"({sql} IS NOT NULL)", f"{value} is not None", f"{value} is None")
+        inner = self._part(node)
+        return Part(f"(NOT {inner.sql})", inner.false, inner.true)
+
+    def _truth(self, node: exp.Expression) -> Part:
+        sql, value, _ = self._column(node)
+        return Part(f"({sql})", f"truth({value})", f"({value} is not None and not truth({value}))")
+
+    def _equal(self, operator: str, left: exp.Expression, right: exp.Expression) -> Part:
+        (left_sql, right_sql), value, column, literal = self._sides(left, right)
+        sql = f"({left_sql} {operator} {right_sql})"
+        if operator.startswith("IS"):
+            if "Boolean" in (_taken(left)[0], _taken(right)[0]):
+                raise Unknown  # IS TRUE asks for truth, not for the number one
+            match = f"{value} is None" if literal is None else self._matches(value, column, [literal])
+            is_not = operator == "IS NOT"
+            return Part(sql, f"(not ({match}))", match) if is_not else Part(sql, match, f"(not ({match}))")
+        part = self._is_one_of(sql, value, column, [literal])
+        return part if operator == "=" else Part(sql, part.false, part.true)
+
+    def _member(self, node: exp.Expression, options: Sequence[exp.Expression]) -> Part:
+        name, value, column = self._column(node)
+        literals = [self._literal(option) for option in options]
+        sql = f"({name} IN ({', '.join(text for text, _ in literals)}))"
+        return self._is_one_of(sql, value, column, [self._engine.as_compared(column, found) for _, found in literals])
+
+    def _is_one_of(self, sql: str, value: str, column: Column, literals: Sequence[Stored]) -> Part:
+        known = tuple(literal for literal in literals if literal is not None)
+        match = self._matches(value, column, known) if known else "False"
+        differs = f"({value} is not None and not {match})" if len(known) == len(literals) else "False"
+        return Part(sql, match, differs, column.name, known)
+
+    def _matches(self, value: str, column: Column, literals: Sequence[Stored]) -> str:
+        fold = _COLLATIONS[column.collation]
+        texts = frozenset(fold(literal) for literal in literals if isinstance(literal, str))
+        if column.collation == "BINARY" or not texts:
+            if len(literals) == 1:
+                return f"({value} == {self._constant(literals[0])})"
+            return f"({value} in {self._constant(frozenset(literals))})"
+        others = frozenset(literal for literal in literals if not isinstance(literal, str))
+        folded = f"{column.collation}({value}) in {self._constant(texts)}"
+        return f"({value}.__class__ is str and {folded} or {value} in {self._constant(others)})"
+
+    def _between(self, node: exp.Expression, low: exp.Expression, high: exp.Expression) -> Part:
+        sql = f"({self._column(node)[0]} BETWEEN {self._literal(low)[0]} AND {self._literal(high)[0]})"
+        above, below = self._compared(">=", node, low), self._compared("<=", node, high)
+        return msgspec.structs.replace(_joined("AND", above, below), sql=sql)
+
+    def _compared(self, operator: str, left: exp.Expression, right: exp.Expression) -> Part:
+        (left_sql, right_sql), value, column, literal = self._sides(left, right)
+        sql = f"({left_sql} {operator} {right_sql})"
+        if literal is None:
+            return Part(sql, "False", "False")
+        is_turned = _column_name(left) is None
+        true = self._ordered(_TURNED[operator] if is_turned else operator, value, column, literal)
+        return Part(sql, true, f"({value} is not None and not {true})")
+
+    def _ordered(self, operator: str, value: str, column: Column, literal: Stored) -> str:
+        """Numbers stand before text, and text before blobs."""
+        constant = self._constant(literal)
+        before, after = f"{value}.__class__ in numbers", f"{value}.__class__ is bytes"
+        if isinstance(literal, str):
+            test = f"{value}.__class__ is str and ({self._text(operator, value, column, literal)})"
+            return f"({test} or {before if operator[0] == '<' else after})"
+        test = f"{before} and {value} {operator} {constant}"
+        return f"({test})" if operator[0] == "<" else f"({test} or {after} or {value}.__class__ is str)"
+
+    def _text(self, operator: str, value: str, column: Column, literal: str) -> str:
+        name = column.collation
+        folded = f"{name}({value}) {operator} {self._constant(_COLLATIONS[name](literal))}"
+        if name != "BINARY":
+            return folded
+        return f"{value} {operator} {self._constant(literal)} if {value}.isascii() else {folded}"
+
+    # --- leaves ----------------------------------------------------------------------------------------------
+
+    def _sides(self, left: exp.Expression, right: exp.Expression) -> tuple[tuple[str, str], str, Column, Stored]:
+        """A column beside a literal: the SQL of both, the value's name, the column, the literal as compared."""
+        is_turned = _column_name(left) is None
+        name, value, column = self._column(right if is_turned else left)
+        text, literal = self._literal(left if is_turned else right)
+        texts = (text, name) if is_turned else (name, text)
+        return texts, value, column, self._engine.as_compared(column, literal)
+
+    def _column(self, node: exp.Expression) -> tuple[str, str, Column]:
+        """A column: its SQL, the name of its value, and itself."""
+        name = _column_name(node)
+        place = self._by_name.get(_folded(name)) if name is not None else None
+        if place is None:
+            raise Unknown
+        self._places.add(place)
+        column = self._table.columns[place]
+        return ident(column.name), f"v{place}", column
+
+    def _literal(self, node: exp.Expression) -> tuple[str, Stored]:
+        """A literal: its SQL and its value."""
+        kind, args = _taken(node)
+        match kind:
+            case "Null":
+                return "NULL", None
+            case "Boolean":
+                return ("1", 1) if args.get("this") else ("0", 0)  # a column may be called TRUE
+            case "Literal" if args.get("is_string"):
+                return "'" + str(node.name).replace("'", "''") + "'", str(node.name)
+            case "Literal":
+                return self._numeral(node.name)
+            case "Neg" if _taken(args["this"])[0] == "Literal" and not args["this"].is_string:
+                return self._numeral(f"-{args['this'].name}")
+        raise Unknown
+
+    def _numeral(self, text: str) -> tuple[str, Stored]:
+        if not _NUMERAL.fullmatch(text):
+            raise Unknown
+        is_small = len(text) < 18 and text.isdigit()
+        return text, int(text) if is_small else self._engine.literal(text)
+
+    def _constant(self, value: Any) -> str:
+        name = f"k{len(self._constants)}"
+        self._constants[name] = value
+        return name
+
+
+def _joined(word: str, left: Part, right: Part) -> Part:
+    other = "or" if word == "AND" else "and"
+    return Part(
+        f"({left.sql} {word} {right.sql})",
+        f"({left.true} {word.lower()} {right.true})",
+        f"({left.false} {other} {right.false})",
+    )
+
+
+_TWO = {"this", "expression"}
+_ARGS = {
+    **dict.fromkeys(("And", "Or", "EQ", "NEQ", "Is", "NullSafeEQ", "NullSafeNEQ", "LT", "LTE", "GT", "GTE"), _TWO),
+    **dict.fromkeys(("Paren", "Not", "Neg", "Boolean"), {"this"}),
+    "Column": {"this", "table"},
+    "In": {"this", "expressions"},
+    "Between": {"this", "low", "high"},
+    "Literal": {"this", "is_string"},
+    "Null": set(),
+}
+
+
+def _taken(node: exp.Expression) -> tuple[str, dict[str, Any]]:
+    """The kind of a node and the arguments it has; no kind if it has others than we know."""
+    kind = type(node).__name__
+    args = {name: value for name, value in node.args.items() if not (value is None or value is False or value == [])}
+    return (kind, args) if args.keys() <= _ARGS.get(kind, set()) and kind in _ARGS else ("", {})
+
+
+def _column_name(node: exp.Expression) -> str | None:
+    """The name of a column; whatever its table is called, there is only one."""
+    kind, args = _taken(node)
+    if kind == "Paren":
+        return _column_name(args["this"])
+    return str(args["this"].name) if kind == "Column" else None
+
+
+def _folded(name: str) -> bytes:
+    return name.encode().lower()
+
+
+def _binary(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _nocase(text: str) -> bytes:
+    data = _binary(text)
+    # SQLite's NOCASE stops reading at the first NUL; behind it only the length counts.
+    return data.partition(b"\0")[0].translate(_FOLD).ljust(len(data), b"\0")
+
+
+def _rtrim(text: str) -> bytes:
+    return _binary(text).rstrip(b" ")
+
+
+def _truth(value: Stored) -> bool:
+    if value is None or value.__class__ in _NUMBERS:
+        return bool(value)
+    raise Unknown  # SQLite reads a number from the beginning of the text
+
+
+_COLLATIONS = {"BINARY": _binary, "NOCASE": _nocase, "RTRIM": _rtrim}
+_NAMES = {**_COLLATIONS, "numbers": _NUMBERS, "stored": as_stored, "truth": _truth}

@@ -1,0 +1,126 @@
+"""Closed time: checkpoints advance while somebody listens, and no later transaction falls below one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.log.samples import transaction
+
+from headwater.capture.capture import Capture
+from headwater.capture.stamp import AHEAD_MS, Stamper
+from headwater.errors import StorageFull
+from headwater.log.disk import DiskLog
+from headwater.log.live import LiveLog
+from headwater.log.log import Retention
+from headwater.log.memory import MemoryLog
+from headwater.model.clock import ts_ms, ts_of_ms
+from headwater.sources.memory import MemorySource
+
+
+class Wall:
+    """A wall clock that stands until it is told."""
+
+    def __init__(self, ms: int = 1_000_000) -> None:
+        self.ms = ms
+
+    def __call__(self) -> int:
+        return self.ms
+
+
+class FullLog(MemoryLog):
+    """A disk that is full until somebody makes room."""
+
+    full = True
+
+    def raise_ceiling(self, ts: int) -> None:
+        if self.full:
+            raise StorageFull("no space left")
+        super().raise_ceiling(ts)
+
+
+class CountingLog(MemoryLog):
+    """Counts the durable writes of the clock."""
+
+    raised = 0
+
+    def raise_ceiling(self, ts: int) -> None:
+        self.raised += 1
+        super().raise_ceiling(ts)
+
+
+def test_a_ceiling_that_could_not_be_written_is_not_believed() -> None:
+    log, wall = FullLog(), Wall()
+    stamper = Stamper(log, wall)
+    for _ in range(2):
+        with pytest.raises(StorageFull):
+            stamper.tick()
+    log.full = False
+    assert stamper.tick() <= log.clock_ceiling
+
+
+def test_ticks_cost_one_durable_write_per_some_seconds() -> None:
+    log, wall = CountingLog(), Wall()
+    stamper = Stamper(log, wall)
+    for _ in range(100):
+        stamper.tick()
+        wall.ms += 100
+    assert log.raised == 10_000 // AHEAD_MS
+
+
+moves = st.lists(
+    st.tuples(st.sampled_from(["commit", "close", "flush", "crash", "restart"]), st.integers(-20_000, 20_000)),
+    max_size=60,
+)
+
+
+@given(moves)
+def test_whatever_the_clock_does_no_time_falls_below_a_closed_one(moves: list[tuple[str, int]]) -> None:
+    wall, wrapped = Wall(), MemoryLog()
+    log = LiveLog(wrapped)
+    stamper = Stamper(log, wall)
+    closed = log.closed
+    for move, skew in moves:
+        wall.ms = max(wall.ms + skew, 1)
+        if move == "commit":
+            part = stamper.stamp(transaction(log.latest + 1, 2, ts=0))
+            log.stage([part])
+            assert part.ts > closed[0]
+        elif move == "close":
+            log.close_at(stamper.tick())
+        elif move == "flush":
+            log.flush()
+        elif move == "crash":  # what was staged only comes again
+            log = LiveLog(wrapped)
+            stamper = Stamper(log, wall)
+        else:
+            log.unstage()
+            log.restart(first=log.highest + 2, reason="restored")
+            stamper = Stamper(log, wall)
+        assert log.closed[0] >= closed[0]
+        closed = log.closed
+        later = [part for part in log.scan(after=log.horizon - 1) if part.upto > closed[1]]
+        assert all(part.ts > closed[0] and part.first > closed[1] for part in later)
+
+
+def test_time_is_closed_also_when_idle_but_only_for_those_who_listen(tmp_path: Path) -> None:
+    log = LiveLog(DiskLog.open(tmp_path / "log.db"))
+    capture = Capture(MemorySource("app"), log, retention=Retention(), flush_seconds=0.001)
+    capture.start()
+    before, ceiling = log.closed, log.clock_ceiling
+    log.wait_beyond(0, 0.15)
+    assert (log.closed, log.clock_ceiling) == (before, ceiling), "an idle server writes nothing"
+    log.add_listener(lambda: None)
+    seen = set()
+    while len(seen) < 3:
+        log.wait_beyond(0, 0.02)
+        seen.add(log.closed)
+    times = sorted(ts for ts, _ in seen - {before})
+    assert all(ts_ms(later) - ts_ms(earlier) >= 90 for earlier, later in zip(times, times[1:], strict=False))
+    assert {offset for _, offset in seen} == {0} and max(times) <= log.clock_ceiling < max(times) + ts_of_ms(
+        2 * AHEAD_MS
+    )
+    capture.stop()
+    log.close()
