@@ -86,7 +86,7 @@ def nchan(folder: Path, size: int) -> Iterator[Nchan]:
     config.write_text(NCHAN.format(module=NCHAN_MODULE, folder=folder, port=port))
     command = [program, "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
     with _running(command, port) as pid:
-        yield Nchan(port, [pid, *_children(pid)], size)
+        yield Nchan(port, [pid, _worker(pid)], size)
 
 
 @contextlib.contextmanager
@@ -123,9 +123,14 @@ def _wait_until_open(child: subprocess.Popen[bytes], port: int) -> None:
     raise RuntimeError(f"{child.args!r} did not start")
 
 
-def _children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    return [int(each) for each in found.split()]
+def _worker(pid: int) -> int:
+    """The child that does the work; the port is open before it is there."""
+    for _ in range(500):
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        if found:
+            return int(found[0])
+        time.sleep(0.01)
+    raise RuntimeError("nginx has no worker")
 
 
 def free_port() -> int:

@@ -15,7 +15,7 @@ BAR_KIB = 1024  # for each stalled reader
 def measure(transport: str, seconds: float) -> None:
     """Everybody reads, then half of them stall, then these read on."""
     with folder() as place, ours(place / "data") as side:
-        streams, size = side.subscribers(transport, READERS), side.size()
+        size, streams = side.size(), side.subscribers(transport, READERS)
         run = Generator(place).run(side, streams, side.shot(WIDTH), stalled=STALLED, seconds=seconds, warm=seconds)
     each = (run.stalled_kib - run.reading_kib) / STALLED
     print(

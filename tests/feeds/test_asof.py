@@ -27,6 +27,7 @@ TABLES = {
     "nulls in the key": "CREATE TABLE t(a TEXT, k, v, PRIMARY KEY (a, k))",
     "no key": "CREATE TABLE t(k, v)",
     "decimal": "CREATE TABLE t(k DECIMAL(10,2) PRIMARY KEY, v)",
+    "decimal as text": "CREATE TABLE t(k DECIMAL_TEXT PRIMARY KEY, v)",
 }
 
 
@@ -66,7 +67,7 @@ class Writes:
                 return f"'{letter.upper() if self.random.random() < 0.5 else letter}'"
             case "integer":
                 return str(number - 5)
-            case "decimal":
+            case "decimal" | "decimal as text":
                 return self.random.choice([f"{number}.5", f"'{number}.50'", str(number)])
             case _:
                 choices = [str(number), f"{number}.25", f"'{number}'", f"x'{number:02d}'"]

