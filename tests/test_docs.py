@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from websockets.sync.client import connect
 
 from headwater import errors
 from headwater.app import App
@@ -26,12 +27,15 @@ from headwater.serve.api import Api
 from headwater.serve.auth import Access
 from headwater.serve.methods import METHODS
 from headwater.serve.metrics import METRICS
-from headwater.serve.routes import ROUTES
+from headwater.serve.routes import FILTERS, ROUTES, STREAM
 from headwater.serve.server import Server
+from headwater.serve.streams import CLOSE, OTHER_CLOSE
 from headwater.sources.sqlite.values import _EXACT, DECLARED, kind_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+METHOD_PAGES = ["docs/http-api.md", "docs/subscriptions.md"]
+EXAMPLE_PAGES = [*METHOD_PAGES, "docs/streams.md"]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -146,8 +150,10 @@ def test_every_operator_and_function_of_a_condition_is_documented() -> None:
 
 
 def test_every_method_has_a_section_with_its_role_its_fields_and_an_example() -> None:
-    text = page("docs/http-api.md")
-    sections = dict(re.findall(r"^### `([\w.]+)`\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL))
+    text = "\n".join(map(page, METHOD_PAGES))
+    found = re.findall(r"^### `([\w.]+)`\n(.*?)(?=^##)", text, re.MULTILINE | re.DOTALL)
+    sections = dict(found)
+    assert len(sections) == len(found), "a method has two sections"
     assert set(sections) == set(METHODS)
     for name, section in sections.items():
         assert f"Role: {METHODS[name].role}." in section, name

@@ -49,6 +49,7 @@ def test_every_error_has_a_sentence_a_status_and_a_grpc_status(error: type[Headw
 def test_what_may_be_retried_is_not_the_callers_fault() -> None:
     assert {each.__name__ for each in ALL if each.retryable} == {
         "Busy",
+        "LimitExceeded",
         "SourceError",
         "StorageFull",
         "TxExpired",

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from headwater.errors import InvalidRequest
 from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
-from headwater.model.key import encode_key
 from headwater.model.literal import to_lit
 from headwater.model.table import Column, Key, Row, Table
 from headwater.sources.memory import MemorySource
@@ -23,12 +22,9 @@ class FilterSource(MemorySource):
     """Compares as SQLite does; of SQL it knows `column = value`, `column IN (value, …)` and `column > value`."""
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        collations = [table.columns[table.index[name]].collation for name in columns]
-        encode_key(("",) * len(columns), collations)  # an unknown collation has no order
-        return lambda values: encode_key(values, collations)
-
-    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
-        return values
+        found = super().order(table, columns)
+        found(("",) * len(columns))  # an unknown collation is refused at once
+        return found
 
     def condition(self, table: Table, where: str) -> Comparison:
         return Comparison(self, table, where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.feeds.sources import NAMED, NUMBERED, PAIRED, SOURCE, TABLES, FilterSource, at, filters, histories
+from tests.sources.rig import Rig
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.filters import Filter
@@ -91,6 +93,47 @@ def test_nothing_is_missed_while_filters_come_and_go(data: st.DataObject) -> Non
     assert len(router) == 0
     assert router.route(data.draw(mixed_changes())) == {}
 
+
+def test_nothing_is_missed_of_a_real_database(rig: Callable[..., Rig]) -> None:
+    live = rig("CREATE TABLE people (id INTEGER PRIMARY KEY, email TEXT COLLATE NOCASE, age REAL, note)")
+    live.foreign.script(
+        "INSERT INTO people VALUES (1, 'Ada', 1, 1), (2, 'bob', 2.5, '1'), (3, NULL, NULL, 1.0), (4, '5', 4, x'31')",
+        "UPDATE people SET email = 'ada' WHERE id = 2",
+        "UPDATE people SET id = -id, age = age + 1",
+        "UPDATE people SET email = upper(email), note = note + 0",
+        "DELETE FROM people WHERE id < -2",
+    )
+    changes = live.pull()
+    parts: list[dict[str, Any]] = [{"where": where} for where in WHERE]
+    parts += [{"pk": [to_lit(key)]} for key in (1, "2", 3.0, -3)]
+    parts += [{"pk_range": within(-2, 2)}, {"shard": Shard(1, 2)}, {"ops": ("insert",), "where": "age = 2"}]
+    held = {
+        token: Filter(Options(db="main", tables=("people",), **one), live.source) for token, one in enumerate(parts)
+    }
+    found = routed(held, *changes)
+    assert missed(held, found, changes) == []
+    delivered = [token for token in held if any(held[token].decide(changes))]
+    assert len(delivered) == len(held)  # each of them could have been missed
+
+
+WHERE = (
+    "email = 'ADA'",
+    "email = 'ada' AND age > 1",
+    "email IN ('bob', 'nobody')",
+    "email = 5",
+    "email = 'ada' COLLATE BINARY",
+    "email LIKE 'a%'",
+    "age = 2",
+    "age = '2'",
+    "age IS NULL",
+    "id = 1",
+    "id = '1'",
+    "id = 1 OR email = 'bob'",
+    "note = 1",
+    "note = '1'",
+    "note = x'31'",
+    "NOT note = 1",
+)
 
 SPANS = st.builds(lambda a, b: Span(min(a, b), max(a, b) + b"\0"), *[st.binary(max_size=2)] * 2)
 SPANS_OF_A_TOKEN = st.lists(st.one_of(SPANS, st.builds(Span, st.binary(max_size=2))), max_size=3).map(tuple)

@@ -5,8 +5,10 @@ from typing import Any
 
 import apsw
 
-from headwater.config import SqliteConfig
+from headwater.app import App
+from headwater.config import Config, SqliteConfig
 from headwater.errors import NotFound
+from headwater.feeds.registry import Registry
 from headwater.queries.databases import DatabaseStatus
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -79,6 +81,35 @@ class Files:
     def __exit__(self, *_: object) -> None:
         for source in self._open.values():
             source.close()
+
+
+class Whole(App):
+    """Databases with everything: logs, capture, subscriptions."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        super().__init__(Config(data=str(folder), **settings))
+        self.folder = folder
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}.db"
+
+    @property
+    def registry(self) -> Registry:
+        assert self._registry is not None
+        return self._registry
+
+    def run(self, sql: str, *, db: str = "main") -> None:
+        self.get(db).write(lambda session: session.execute(sql)).result(10)
+
+    def rows(self, sql: str, *, db: str = "main") -> list[tuple[Any, ...]]:
+        return list(self.get(db).read(sql).rows)
+
+    def __enter__(self) -> "Whole":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def dump(path: Path, *, ours: bool = True) -> list[Any]:

@@ -60,7 +60,7 @@ def envelope(body: Any, id: Any) -> dict[str, Any]:
 def serving(databases: Databases, **settings: Any) -> Iterator[Client]:
     """A started server; stopped and its thread joined at the end."""
     config = ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | settings)
-    server = Server(config, Api.over(databases))
+    server = Server(config, Api.over(databases), getattr(databases, "open_feeds", None))
     started, done = threading.Event(), threading.Event()
     waiting: list[asyncio.Event] = []
     loops: list[asyncio.AbstractEventLoop] = []

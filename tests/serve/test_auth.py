@@ -30,6 +30,11 @@ LOCKED = {  # route -> who comes in when a token is set
     "GET /": HOLDERS,
     "GET /metrics": HOLDERS,
     "GET /openapi.json": HOLDERS,
+    "GET /api/v1/cdc/sse/{sub_id}": HOLDERS,
+    "GET /api/v1/cdc/ws/{sub_id}": HOLDERS,
+    "GET /api/v1/changes/{db}/{table}": HOLDERS,
+    "GET /api/v1/changes/{db}": HOLDERS,
+    "GET /api/v1/snapshot/{db}/{table}": HOLDERS,
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
 }

@@ -1,6 +1,10 @@
 """METRICS is the truth: what is exposed is in the table, and what is in the table is exposed."""
 
+from pathlib import Path
+
+from open_databases import Whole
 from prometheus_client.parser import text_string_to_metric_families
+from serving import serving
 
 from headwater.queries.databases import DatabaseStatus
 from headwater.serve.metrics import METRICS, Metrics
@@ -21,19 +25,22 @@ UNKNOWN = DatabaseStatus(ready=False, generation="g", horizon=1, latest=0)
 
 
 def exposed(metrics: Metrics) -> dict[str, str]:
-    families = text_string_to_metric_families(metrics.text().decode())
+    return families(metrics.text().decode())
+
+
+def families(text: str) -> dict[str, str]:
     return {
         family.name + ("_total" if family.type == "counter" else ""): family.type
-        for family in families
+        for family in text_string_to_metric_families(text)
         if not family.name.endswith("_created") and family.samples
     }
 
 
-def test_everything_in_the_table_is_exposed_and_nothing_else() -> None:
-    metrics = Metrics(lambda: {"main": FULL})
-    metrics.answered("system.ping", "ok", 0.001)
-    metrics.responded("/", 200)
-    assert exposed(metrics) == {name: kind for name, (kind, _, _) in METRICS.items()}
+def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> None:
+    with Whole(tmp_path) as whole, serving(whole) as client:
+        client.ok("sql.exec", sql="CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        text = client.http.get("/metrics").text
+        assert families(text) == {name: kind for name, (kind, _, _) in METRICS.items()}
 
 
 def test_what_is_not_known_is_absent() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from open_databases import Files, dump
+from open_databases import Whole, dump
 from serving import Client, serving
 
 from headwater import errors
@@ -32,6 +32,21 @@ CODES = {
 } - {"internal"}
 WHERE = {"op": "eq", "a": {"col": "id"}, "b": {"lit": {"t": "i64", "v": 1}}}
 USERS = {"db": "main", "table": "users"}
+SUBSCRIBE: dict[str, Any] = {
+    "db": "main",
+    "table": "users",
+    "pk_range": {"lower_bound": {"t": "i64", "v": 1}},
+    "spans": [{"prefix": [{"t": "i64", "v": 1}]}],
+    "ops": ["insert", "update"],
+    "columns": ["email"],
+    "include": {"before": True, "after": True},
+    "format": "plain_json",
+    "where": "age > 1 AND email LIKE 'x%'",
+    "shard": {"index": 0, "of": 2},
+    "start": "earliest",
+    "name": "mine",
+    "txn": "atomic",
+}
 NEARLY: dict[str, dict[str, Any]] = {  # method -> params that would do, to be spoilt
     "system.ping": {},
     "system.version": {},
@@ -77,6 +92,16 @@ NEARLY: dict[str, dict[str, Any]] = {  # method -> params that would do, to be s
         "if_not_exists": True,
     },
     "schema.drop_table": {"db": "main", "table": "made", "if_exists": True},
+    "cdc.subscribe_table": SUBSCRIBE,
+    "cdc.backtest": {**SUBSCRIBE, "start": {"offset": 0}},
+    "cdc.poll": {"sub_id": "sub_0", "from_offset": 0, "limit": 3, "wait_ms": 0, "cursor": None},
+    "cdc.ack": {"sub_id": "sub_0", "offset": 1},
+    "cdc.pause": {"sub_id": "sub_0"},
+    "cdc.resume": {"sub_id": "sub_0"},
+    "cdc.close": {"sub_id": "sub_0"},
+    "cdc.list": {"db": "main"},
+    "cdc.seek": {"sub_id": "sub_0", "ts": "1763172000000.0"},
+    "security.ticket.create": {},
 }
 WORDS = (
     ["", "main", "default", "users", "pairs", "id", "email", "a", "b", "rowid", "'", '"', ";", "\0", "é", "ﬀ"]
@@ -151,23 +176,25 @@ def spoilt(random: Random, method: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Files]]:
-    with Files(Path(tmp_path_factory.mktemp("random"))) as files:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Whole]]:
+    with Whole(Path(tmp_path_factory.mktemp("random"))) as files:
         for sql in (*DDL, *ROWS):
             files.run(sql)
         with serving(files) as client:
             yield client, files
 
 
-def state(files: Files) -> Any:
+def state(files: Whole) -> Any:
     names = files.names()
-    return names, [(files.get(name).head(), dump(files.path(name), ours=False)) for name in names]
+    held = [(one.id, one.acked, one.paused, one.options) for one in files.registry.for_db("main")]
+    return names, held, [(files.get(name).head(), dump(files.path(name), ours=False)) for name in names]
 
 
-def forget(client: Client, files: Files) -> None:
+def forget(client: Client, files: Whole) -> None:
     """Undo what good requests did, so that the next ones start small."""
     api = client.server._api
     api.transactions.close()
+    files.registry.close_db("main")
     for name in set(files.names()) - {"main"}:
         files.drop(name)
     for table in set(files.get("main").describe()) - {"users", "pairs"}:
@@ -182,7 +209,7 @@ def test_every_method_has_params_to_spoil() -> None:
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_params_that_are_not_spoilt_are_understood(world: tuple[Client, Files], method: str) -> None:
+def test_params_that_are_not_spoilt_are_understood(world: tuple[Client, Whole], method: str) -> None:
     client, files = world
     answer = client.rpc(method, **NEARLY[method])
     if not answer["ok"]:
@@ -195,7 +222,7 @@ def test_params_that_are_not_spoilt_are_understood(world: tuple[Client, Files], 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(random=st.randoms(use_true_random=True))
 def test_random_requests_are_answered_and_refused_ones_change_nothing(
-    world: tuple[Client, Files], method: str, random: Random
+    world: tuple[Client, Whole], method: str, random: Random
 ) -> None:
     client, files = world
     params = spoilt(random, method)
@@ -215,7 +242,7 @@ def test_random_requests_are_answered_and_refused_ones_change_nothing(
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=40), random=st.randoms(use_true_random=True))
 def test_random_bodies_never_break_the_server(
-    world: tuple[Client, Files], path: str, raw: bytes, random: Random
+    world: tuple[Client, Whole], path: str, raw: bytes, random: Random
 ) -> None:
     client, files = world
     named = {random.choice(["id", "method", "params", "sql"]): anything(random) for _ in range(3)}

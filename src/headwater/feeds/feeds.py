@@ -12,6 +12,7 @@ import msgspec
 
 from headwater.config import FeedsConfig
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unavailable
+from headwater.feeds.batches import Batches
 from headwater.feeds.database import Database, Databases
 from headwater.feeds.hub import Frame, Hub
 from headwater.feeds.polling import Asked, Poll
@@ -23,11 +24,13 @@ from headwater.feeds.stream import Stream
 from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions import CATCH_UP_SECONDS, Subscriptions, tables_of
+from headwater.feeds.waiting import silent
 from headwater.model.database import real_name
 from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
+TRANSPORTS = ("sse", "websocket", "ndjson", "arrow")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
 
 
@@ -69,10 +72,10 @@ class Feeds:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headwater-feeds")
         self._hubs: dict[str, Hub] = {}
         self._readers: dict[str, set[Stream | Poll]] = {}  # by subscription
-        self._streams: dict[Stream, Opening] = {}
+        self._streams: dict[Stream | Batches, Opening] = {}
         self._stopping = False
         self._numbered = 0  # streams without a subscription, for the names of their leases
-        self._delivered: dict[str, int] = {}  # changes by transport, of streams that are over
+        self._delivered = dict.fromkeys(TRANSPORTS, 0)  # changes of streams that are over
         self.subscriptions = Subscriptions(databases, registry, self._tell)
         self._ticking = self._loop.create_task(self._tick())
 
@@ -137,16 +140,16 @@ class Feeds:
 
     def open_streams(self) -> dict[str, int]:
         """How many, by transport."""
-        found: dict[str, int] = {}
+        found = dict.fromkeys(TRANSPORTS, 0)
         for opening in list(self._streams.values()):
-            found[opening.transport] = found.get(opening.transport, 0) + 1
+            found[opening.transport] += 1
         return found
 
     def deliveries(self) -> dict[str, int]:
         """How many changes and rows went out on streams, by transport."""
         found = dict(self._delivered)
         for stream, opening in list(self._streams.items()):
-            found[opening.transport] = found.get(opening.transport, 0) + stream.deliveries
+            found[opening.transport] += stream.deliveries
         return found
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -209,15 +212,39 @@ class Feeds:
             cursor = asked if asked < database.log.latest else check_cursor(database.log, asked, "from_offset")
         return self._opened(seat, opening, cursor, reader, upto=upto)
 
+    async def open_batches(
+        self, who: Principal, params: SubscribeTable, begin: From, *, upto: int | None = None
+    ) -> Batches:
+        """Changes of one table as Arrow, without a stored subscription."""
+        self._check_room()
+        if params.table is None or params.start == SNAPSHOT:
+            raise InvalidRequest(
+                "Arrow carries the changes of one table",
+                hint="Name a table; its rows are at /api/v1/snapshot/{db}/{table}.",
+            )
+        name = real_name(params.db)
+        database = self.databases.database(name)
+        request: Request = await self.run(check, params, database.source)
+        await self.run(database.catch_up, CATCH_UP_SECONDS)
+        cursor = begin.cursor
+        if cursor is None:
+            cursor = await self.run(self._start, database, request)
+        check_cursor(database.log, cursor, "from_offset")
+        hub = self._hub(name, database)
+        seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
+        batches = Batches(seat, cursor=cursor, upto=upto)
+        self._streams[batches] = Opening("arrow", silent)
+        return batches
+
     def _start(self, database: Database, request: Request) -> int:
         return cursor_of(database.log, request.start, whole=bool(request.options.txn))
 
-    def left(self, stream: Stream) -> None:
+    def left(self, stream: Stream | Batches) -> None:
         """The reader of `stream` is gone."""
         stream.close()
         opening = self._streams.pop(stream)
-        self._delivered[opening.transport] = self._delivered.get(opening.transport, 0) + stream.deliveries
-        if stream.seat.subscription is not None:
+        self._delivered[opening.transport] += stream.deliveries
+        if isinstance(stream, Stream) and stream.seat.subscription is not None:
             self._left(stream.seat.subscription.id, stream)
 
     def _left(self, id: str, reader: Stream | Poll) -> None:

@@ -262,6 +262,6 @@ class Hub:
     def checkpoint(self) -> tuple[int, int] | None:
         """A time and an offset: nothing at or below that time comes after that offset. None in mid-transaction."""
         ts, offset = self._log.closed
-        if offset == self.upto:
+        if offset == self.upto and ts:
             return ts, offset
         return (self.ts, self.upto) if self.ts else None

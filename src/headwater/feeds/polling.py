@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Any
 
@@ -12,6 +11,7 @@ from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.feeds.reader import Page, read_page, read_whole
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SnapshotPage, SnapshotReader
+from headwater.feeds.waiting import Waiting
 
 MOST_BYTES = 8 << 20  # of one page
 SCAN_SECONDS = 0.5  # a page without a match looks on for this long before it answers
@@ -26,28 +26,22 @@ class Asked(msgspec.Struct, frozen=True):
     cursor: str | None = None  # of the snapshot
 
 
-def silent(id: int | str, word: str, data: bytes) -> bytes:
-    """The frame of who only wants to know that something came."""
-    return b""
-
-
 class Poll:
-    """Answers one poll. A sleeper in the hub while it waits."""
+    """Answers one poll."""
 
     def __init__(self, seat: Seat, asked: Asked, *, caught_up: bool) -> None:
         self.seat, self._asked = seat, asked
         self._caught_up = caught_up  # whether the log holds everything that was committed before the request
         self._deadline = time.monotonic() + asked.wait_ms / 1000
-        self._sleeping: asyncio.Future[None] | None = None
+        self._waiting = Waiting(seat.hub, seat.view)
         held = seat.subscription
         assert held is not None
         self._held = held
         self._began = self._cursor = self._resume()
 
     def wake(self) -> None:
-        """Something was published."""
-        if self._sleeping is not None and not self._sleeping.done():
-            self._sleeping.set_result(None)
+        """Look again."""
+        self._waiting.wake()
 
     changed = wake  # by pause, close and the like
 
@@ -92,26 +86,12 @@ class Poll:
         )
 
     async def _wait(self) -> bool:
-        """Sleep until a change passes the filter; whether there may be one."""
+        """Sleep until a change passes the filter, or for what is left of the time; False when none is."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             return False
-        hub = self.seat.hub
-        group = hub.join(self.seat.view, silent)
-        try:
-            if group.seek(self._cursor) != group.published or group.failed is not None:
-                return True  # something came meanwhile; the log tells what
-            group.waiting.add(self)
-            self._sleeping = asyncio.get_running_loop().create_future()
-            try:
-                await asyncio.wait_for(self._sleeping, left)
-            except TimeoutError:
-                self._cursor = max(self._cursor, hub.upto)
-            return True
-        finally:
-            self._sleeping = None
-            group.waiting.discard(self)
-            hub.leave(group)
+        self._cursor = await self._waiting.beyond(self._cursor, left)
+        return True
 
     # --- answers -----------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_subscriptions_pressured": ("gauge", "Subscriptions past half of what the log retains.", ("db",)),
     "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
     "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
-    "headwater_subscription_lag_changes_total": ("gauge", "Lag of all subscriptions together.", ("db",)),
+    "headwater_subscription_lag_changes_sum": ("gauge", "Lag of all subscriptions together.", ("db",)),
 }
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
@@ -61,7 +61,7 @@ _COUNTED = {  # name -> field of stats.snapshot.cdc
     "headwater_subscriptions_pressured": "pressured_subscriptions",
     "headwater_subscriptions_lost": "resnapshot_subscriptions",
     "headwater_subscription_lag_changes_max": "max_lag",
-    "headwater_subscription_lag_changes_total": "total_lag",
+    "headwater_subscription_lag_changes_sum": "total_lag",
 }
 
 

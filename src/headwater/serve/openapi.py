@@ -41,15 +41,24 @@ def _path(path: str) -> dict[str, Any]:
 
 def _operation(route: Route) -> dict[str, Any]:
     found: dict[str, Any] = {
-        "operationId": route.handler,
+        "operationId": "_".join([route.handler, *route.placeholders]),
         "summary": route.summary,
         "security": [] if route.access is Access.OPEN else [{}, {"bearer": []}, {"apiKey": []}],
         "responses": _RPC_RESPONSES if route.rpc else _RESPONSES,
     }
+    if parameters := _parameters(route):
+        found["parameters"] = parameters
     if route.rpc:
         schema = _ref("Request" if route.handler == "rpc" else "SqlExec")
         found["requestBody"] = {"required": True, "content": _json(schema)}
     return found
+
+
+def _parameters(route: Route) -> list[dict[str, Any]]:
+    """Placeholders of the path, then what may stand behind the question mark."""
+    text = {"type": "string"}
+    held = [{"name": name, "in": "path", "required": True, "schema": text} for name in route.placeholders]
+    return held + [{"name": name, "in": "query", "schema": text} for name in route.query]
 
 
 def _request() -> dict[str, Any]:

@@ -30,6 +30,11 @@ class Route:
         """The Allow header."""
         return "GET, HEAD" if self.method == "GET" else self.method
 
+    @property
+    def placeholders(self) -> list[str]:
+        """The names in braces in its path."""
+        return [part[1:-1] for part in self.path.split("/") if part[:1] == "{"]
+
     def takes(self, method: str) -> bool:
         """Whether a request by `method` is for this route."""
         return method == self.method or (method == "HEAD" and self.method == "GET")

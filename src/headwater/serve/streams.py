@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded
+from headwater.feeds.batches import Batches
 from headwater.feeds.feeds import Feeds, From, Opening
 from headwater.feeds.stream import Ending, Stream
 from headwater.serve import frames, sockets
@@ -79,12 +80,13 @@ class Streams:
         params, upto = changes_asked(call.values, call.query)
         kind = wanted_kind(call.header(b"accept"), (EVENT_STREAM, NDJSON_KIND, ARROW_KIND))
         if kind == ARROW_KIND:
-            raise InvalidRequest("Arrow is not served yet")
+            batches = await self._feeds.open_batches(call.who, params, begin(call), upto=upto)
+            return await self._pour(call, batches, kind, b"")
         opening, first = (SSE, frames.SSE_OPENING) if kind == EVENT_STREAM else (NDJSON, b"")
         stream = await self._feeds.open_changes(call.who, params, opening, begin(call), upto=upto)
         return await self._pour(call, stream, kind, first)
 
-    async def _pour(self, call: Call, stream: Stream, kind: bytes, first: bytes) -> int:
+    async def _pour(self, call: Call, stream: Stream | Batches, kind: bytes, first: bytes) -> int:
         """Send what the stream hands out, until it ends or the reader leaves."""
         send = call.send
         gone = asyncio.ensure_future(_disconnected(call.receive))

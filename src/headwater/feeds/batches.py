@@ -1,0 +1,125 @@
+"""Changes of one table as Arrow record batches, as they come: for readers that load them into frames."""
+
+from __future__ import annotations
+
+from headwater.errors import OffsetExpired
+from headwater.feeds import arrow
+from headwater.feeds.seat import Seat
+from headwater.feeds.stream import Ending
+from headwater.feeds.waiting import Waiting
+from headwater.model.change import Op
+from headwater.model.table import Table
+
+ROWS = 16_384  # changes in one batch
+SCAN = 65_536
+PATIENCE_SECONDS = 30.0  # a sleep without news: then an empty batch shows that the stream lives
+
+
+class Batches:
+    """Hands out the pieces of one IPC stream. It ends, whole, where the shape of the table changes."""
+
+    def __init__(self, seat: Seat, *, cursor: int, upto: int | None) -> None:
+        self.seat, self.cursor, self._upto = seat, cursor, upto
+        self.ending: Ending | None = None
+        self.deliveries = 0
+        self._table: Table | None = None
+        self._stream: arrow.ArrowStream | None = None
+        self._waiting = Waiting(seat.hub, seat.view)
+
+    async def next(self) -> bytes | None:
+        """The next piece; None at the end. OffsetExpired past the horizon: Arrow has no words for that."""
+        while self.ending is None:
+            if reason := self.seat.why_lost(self.cursor):
+                log = self.seat.log
+                raise OffsetExpired(self.cursor, log.horizon, log.latest) from RuntimeError(reason)
+            if self._upto is not None and self.cursor >= self._upto:
+                self._end("complete", "everything asked for was sent")
+                break
+            before = self.cursor
+            piece: bytes | None = await self.seat.run(self._read)
+            if piece:
+                return piece
+            if self.cursor == before and self.ending is None:
+                self.cursor = await self._waiting.beyond(self.cursor, PATIENCE_SECONDS)
+                if self.cursor > before:
+                    piece = await self.seat.run(self._batch, [])
+                    return piece
+        piece = await self.seat.run(self._last)
+        return piece
+
+    def _read(self) -> bytes:
+        """In a thread: one batch of what passes after the cursor."""
+        upto = min(self.seat.log.latest, self.cursor + SCAN, self._upto or 2**63)
+        found: list[arrow.Delivered] = []
+        while self.cursor < upto and len(found) < ROWS:
+            parts = self.seat.log.read(after=self.cursor, upto=upto)
+            if not parts:
+                break
+            for part in parts:
+                for place, op in enumerate(self.seat.view.filter.decide(part.changes)):
+                    change = part.changes[place]
+                    if op is not None and not self._fits(change.table, op):
+                        self.cursor = part.first + place - 1
+                        self._end("schema_changed", "the table has another shape from here on")
+                        return self._batch(found)
+                    if op is not None:
+                        found.append((part, part.first + place, change, op))
+                self.cursor = part.upto
+        return self._batch(found) if found else b""
+
+    def _fits(self, table: Table, op: Op) -> bool:
+        if self._table is None:
+            self._table = table
+        if op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
+            return self._stream is None and table.columns == self._table.columns
+        return table is self._table or table.columns == self._table.columns
+
+    def _batch(self, found: list[arrow.Delivered]) -> bytes:
+        if self._table is None:
+            (name,) = self.seat.view.options.tables
+            self._table = self.seat.database.source.describe()[name]
+        start = b""
+        if self._stream is None:
+            self._stream = arrow.ArrowStream(arrow.changes_schema(self._table))
+            start = self._stream.start()
+        self.deliveries += len(found)
+        return start + self._stream.batch(arrow.changes_batch(self._table, found))
+
+    def _last(self) -> bytes | None:
+        """The end of the stream, once; a stream that never began begins first."""
+        if self.ending is None or self.ending.code == "over":
+            return None
+        start = self._batch([]) if self._stream is None else b""
+        assert self._stream is not None
+        self.ending = Ending("over", self.ending.message)
+        return start + self._stream.end()
+
+    # --- from outside, in the loop -----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The server goes away: end whole."""
+        self._end("stopping", "the server is stopping")
+
+    def leave(self) -> None:
+        """The reader went away."""
+        self._end("closed", "the reader left")
+
+    def changed(self) -> None:
+        """The database was dropped."""
+        if self.seat.closed:
+            self._end("closed", "the database is gone")
+
+    def wake(self) -> None:
+        """Look again."""
+        self._waiting.wake()
+
+    def tick(self, now: float) -> None:
+        """Nothing is due by the clock."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _end(self, code: str, message: str) -> None:
+        if self.ending is None:
+            self.ending = Ending(code, message)
+        self._waiting.wake()

@@ -1,0 +1,44 @@
+"""Waiting until the hub publishes something that passes a filter, without taking what it publishes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headwater.feeds.hub import Hub
+from headwater.feeds.reader import View
+
+
+def silent(id: int | str, word: str, data: bytes) -> bytes:
+    """The frame of who only wants to know that something came."""
+    return b""
+
+
+class Waiting:
+    """One reader that reads the log itself and sleeps in between."""
+
+    def __init__(self, hub: Hub, view: View) -> None:
+        self._hub, self._view = hub, view
+        self._sleeping: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Look again."""
+        if self._sleeping is not None and not self._sleeping.done():
+            self._sleeping.set_result(None)
+
+    async def beyond(self, cursor: int, seconds: float) -> int:
+        """Sleep until something after `cursor` may pass; returns the offset up to which nothing does."""
+        group = self._hub.join(self._view, silent)
+        try:
+            if group.seek(cursor) != group.published or group.failed is not None:
+                return cursor  # something came meanwhile; the log tells what
+            group.waiting.add(self)
+            self._sleeping = asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.wait_for(self._sleeping, seconds)
+            except TimeoutError:
+                return max(cursor, self._hub.upto)
+            return cursor
+        finally:
+            self._sleeping = None
+            group.waiting.discard(self)
+            self._hub.leave(group)
