@@ -16,6 +16,7 @@ from bench.sides import folder, versions
 
 FEW, MANY = 10, 10_000
 BAR = 1.5  # times the cost with few
+PERIOD = 5.0  # of checkpoints: at rest and under load a run sees each stream's once
 
 FILTERS: dict[str, Callable[[int], dict[str, Any]]] = {
     "distinct pk": lambda n: {"pk": [{"t": "i64", "v": n}]},
@@ -40,7 +41,7 @@ def measure(side: Ours, found: list[dict[str, Any]], generator: Generator, way: 
     """One run with a stream, or a waiting poll, for each of the subscriptions."""
     polling = way == "poll"
     requests = polls(side, found) if polling else side.streams(found, way)
-    return generator.run(side, requests, updates(side), per_mark=1, polling=polling, idle=2, seconds=seconds)
+    return generator.run(side, requests, updates(side), per_mark=1, polling=polling, idle=seconds, seconds=seconds)
 
 
 def cost(runs: list[Run]) -> float:
@@ -80,7 +81,7 @@ def report(name: str, few: list[Run], many: int, more: list[Run]) -> None:
     )
 
 
-def main(repeats: int = 3, many: int = MANY, seconds: float = 3.0) -> None:
+def main(repeats: int = 3, many: int = MANY, seconds: float = PERIOD) -> None:
     """Print costs and ratios."""
     print(versions())
     print(f"subscriptions: server CPU per committed single-row change, {FEW} against {many:,} filters (about {BAR:g}x)")

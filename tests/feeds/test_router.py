@@ -292,6 +292,29 @@ def test_a_token_that_is_added_again_has_its_new_filter_only() -> None:
         assert len(router) == 1
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"pk": at((1,))},
+        {"where": "size = 0"},
+        {"pk_range": within(0, 5)},
+        {"shard": Shard(0, 1)},
+        {"ops": ("insert",)},
+    ],
+    ids=lambda parts: "".join(parts) or "all",
+)
+def test_a_token_that_is_removed_gets_nothing_while_others_stay(parts: dict[str, Any]) -> None:
+    router: Router[int] = Router()
+    for token in range(5):
+        router.add(token, on(NUMBERED, **parts))
+    changes = [insert(("x", 1, 0)), Change(Op.TRUNCATE, NUMBERED)]
+    for gone in range(5):
+        assert router.route(changes) == {token: [0, 1] for token in range(gone, 5)}
+        router.remove(gone)
+    assert router.route(changes) == {}
+
+
 def test_a_filter_that_nothing_passes_comes_and_goes() -> None:
     router: Router[int] = Router()
     for token, parts in enumerate(({"where": "size IN ()"}, {"where": "size IN ()"}, {"spans": []})):

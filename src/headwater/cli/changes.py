@@ -19,6 +19,8 @@ COLOURS = {
     Op.SCHEMA_CHANGE: "magenta",
     Op.TRUNCATE: "red",
 }
+_BY_WORD = {op.word: name for op, name in COLOURS.items()}
+OPS = frozenset(_BY_WORD)  # the words of changes on streams
 WIDEST = 96  # characters of images on one line
 
 
@@ -57,17 +59,29 @@ def _plain(table: Table, row: Row) -> dict[str, Any]:
 
 def clock(part: Transaction) -> str:
     """The time of day of a commit, here."""
-    return datetime.fromtimestamp(part.commit_ts_ms / 1000).strftime("%H:%M:%S.%f")[:-3]
+    return _time_of_day(part.commit_ts_ms)
+
+
+def _time_of_day(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000).strftime("%H:%M:%S.%f")[:-3]
 
 
 def images(change: Change) -> str:
     """What happened to the row: the new one, the old one, or what became what."""
     if change.op is Op.SCHEMA_CHANGE:
-        text = (change.ddl or "by another process") + (" (snapshot needed)" if change.resnapshot else "")
+        text = _ddl(change.ddl, change.resnapshot)
     elif change.before is not None and change.after is not None:
         text = _difference(change.table, change.before, change.after)
     else:
         text = _pairs(change.table, change.row or ())
+    return _cut(text)
+
+
+def _ddl(ddl: str | None, resnapshot: bool) -> str:
+    return (ddl or "by another process") + (" (snapshot needed)" if resnapshot else "")
+
+
+def _cut(text: str) -> str:
     text = printable(text)
     return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
 
@@ -91,5 +105,47 @@ def _pairs(table: Table, row: Row) -> str:
 def _value(value: Any) -> str:
     if value is UNAVAILABLE:
         return "?"
-    plain = to_plain(value)
+    return _shown(to_plain(value))
+
+
+def _shown(plain: Any) -> str:
     return "NULL" if plain is None else str(plain)
+
+
+# --- from the wire ---------------------------------------------------------------------------------------
+
+
+def line(found: dict[str, Any]) -> str:
+    """A change that came as plain_json: offset, time, op, table, and what happened to the row."""
+    word = "row" if found.get("snapshot") else found["op"]
+    time = _time_of_day(found["commit_ts_ms"])
+    return f"{found['offset']:>8}  {time}  {word:<13}  {printable(found['table']):<12}  {_cut(_said(found))}"
+
+
+def colour(found: dict[str, Any]) -> str:
+    """The colour of its line; rows of a snapshot have none."""
+    return "" if found.get("snapshot") else _BY_WORD[found["op"]]
+
+
+def _said(found: dict[str, Any]) -> str:
+    if found["op"] == Op.SCHEMA_CHANGE.word:
+        return _ddl(found["ddl"], found["resnapshot"])
+    before, after = found.get("before"), found.get("after")
+    if before is not None and after is not None:
+        return f"{_key(found)}  {_changed(before, after)}"
+    row = before if after is None else after
+    return _key(found) if row is None else " ".join(f"{name}={_shown(value)}" for name, value in row.items())
+
+
+def _key(found: dict[str, Any]) -> str:
+    """Which row it was: the names of key columns are not on the wire, those of an identity are."""
+    if "pk" in found:
+        return ",".join(map(_shown, found.get("pk_before") or found["pk"]))
+    identity = found.get("identity_before") or found.get("identity") or {}
+    return " ".join(f"{name}={_shown(value)}" for name, value in identity.items())
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
+    pairs = [(name, before.get(name), after.get(name)) for name in after.keys() | before.keys()]
+    told = [f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in sorted(pairs) if old != new]
+    return ", ".join(told) or "unchanged"

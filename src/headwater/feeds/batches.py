@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from headwater.errors import OffsetExpired
 from headwater.feeds import arrow
 from headwater.feeds.seat import Seat
@@ -36,16 +39,17 @@ class Batches:
                 self._end("complete", "everything asked for was sent")
                 break
             before = self.cursor
-            piece: bytes | None = await self.seat.run(self._read)
-            if piece:
+            if piece := await self._piece(self._read):
                 return piece
             if self.cursor == before and self.ending is None:
                 self.cursor = await self._waiting.beyond(self.cursor, PATIENCE_SECONDS)
                 if self.cursor > before:
-                    piece = await self.seat.run(self._batch, [])
-                    return piece
-        piece = await self.seat.run(self._last)
-        return piece
+                    return await self._piece(self._batch, [])
+        return await self._piece(self._last)
+
+    async def _piece(self, call: Callable[..., bytes | None], *args: Any) -> bytes | None:
+        made: bytes | None = await self.seat.run(call, *args)
+        return made
 
     def _read(self) -> bytes:
         """In a thread: one batch of what passes after the cursor."""

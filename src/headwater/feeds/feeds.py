@@ -162,6 +162,8 @@ class Feeds:
         poll = Poll(self._seat(database, held), asked, caught_up=caught_up)
         self._readers.setdefault(id, set()).add(poll)
         try:
+            if asked.wait_ms:
+                await self.run(poll.seat.view.warm, database.source)
             state = held.snapshot
             if state is not None and (not state.done or asked.cursor is not None):
                 place = asked.cursor or state.confirmed
@@ -183,6 +185,7 @@ class Feeds:
                 hint="Send the id of the last frame you received.",
             )
         seat = self._seat(database, held)
+        await self.run(seat.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
         if state is not None and (not state.done or begin.place):
@@ -202,6 +205,7 @@ class Feeds:
         await self.run(database.catch_up, CATCH_UP_SECONDS)
         hub = self._hub(name, database)
         seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
+        await self.run(seat.view.warm, database.source)
         asked, reader = begin.cursor, None
         if request.start.kind == SNAPSHOT and asked is None:
             tables = await self.run(tables_of, request.options, database)

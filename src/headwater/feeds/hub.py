@@ -9,6 +9,7 @@ groups together; a stream that was too slow for that reads the log again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
@@ -16,6 +17,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError, OffsetExpired
+from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.make import encoder
 from headwater.feeds.options import Options, Shape
@@ -23,6 +25,7 @@ from headwater.feeds.reader import View
 from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
 from headwater.model.change import Op, Transaction
+from headwater.model.table import Table
 from headwater.sources.source import Source
 
 logger = logging.getLogger("headwater.feeds")
@@ -32,6 +35,7 @@ KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 PIECE = 256 << 10  # bytes that one stream is handed at a time
 ENCODERS = 1024
+JOINED = 4  # places of slow streams for which joined frames are kept besides
 
 Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
@@ -104,6 +108,8 @@ class Group:
             skipped = len(self._frames) - (self.published - seen)
             if skipped < 0:
                 return None
+            if len(self._joined) >= JOINED:
+                self._joined.clear()
             found = self._joined[seen] = self._join(seen, skipped)
         return found
 
@@ -128,6 +134,7 @@ class Hub:
         self._waiting: set[Sleeper] = set()  # for the next batch, whatever is in it
         self._router: Router[Group] = Router()
         self._encoders: OrderedDict[Shape, Encoder] = OrderedDict()
+        self._shapes: dict[str, Table] = {}  # of tables as they were published last
         self._kept: deque[Group] = deque()  # one entry per frame held, oldest first
         self._kept_bytes = 0
         self._asked = False  # a wake-up is on its way to the loop; touched by both sides, at worst once too often
@@ -195,6 +202,7 @@ class Hub:
             try:
                 while self._groups and self.upto < self._log.latest:
                     parts = await self._next()
+                    await self._learn(parts)
                     if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
                         self._publish(parts)
                     await asyncio.sleep(0)  # the streams write
@@ -210,6 +218,17 @@ class Hub:
         if parts is None:  # a huge transaction went past memory
             parts = await self._run(self._read, self.upto, upto)
         return parts
+
+    async def _learn(self, parts: list[Transaction]) -> None:
+        """Compile every filter for table shapes that are new, in a thread: thousands would hold up the loop."""
+        shapes = [change.table for part in parts for change in part.changes]
+        for table in {id(table): table for table in shapes}.values():
+            known = self._shapes.get(table.name)
+            if known is not table:
+                self._shapes[table.name] = table
+                if known != table:
+                    filters = [group.view.filter for group in self._groups.values()]
+                    await self._run(_warm, table, [each for each in filters if each.wants(table.name)])
 
     def _read(self, after: int, upto: int) -> list[Transaction]:
         return self._log.read(after=after, upto=upto)
@@ -265,3 +284,10 @@ class Hub:
         if offset == self.upto and ts:
             return ts, offset
         return (self.ts, self.upto) if self.ts else None
+
+
+def _warm(table: Table, filters: list[Filter]) -> None:
+    """In a thread: what is compiled now need not be compiled in the loop."""
+    for each in filters:
+        with contextlib.suppress(HeadwaterError):  # it ends its own feed when it is asked
+            each.interest(table)

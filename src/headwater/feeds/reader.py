@@ -30,6 +30,13 @@ class View:
         self.encoder = encoder(options.shape) if made is None else made
         self.signature = msgspec.msgpack.encode(options)
 
+    def warm(self, source: Source) -> None:
+        """Compile the filter for the tables as they are: it takes a while, and the loop must not wait for it."""
+        if self.options.looks_at_rows:
+            for name, table in source.describe().items():
+                if self.filter.wants(name):
+                    self.filter.interest(table)
+
 
 class Delivery(NamedTuple):
     """One change as it goes out."""

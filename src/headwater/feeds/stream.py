@@ -63,7 +63,10 @@ class Stream:
         self._alarm = 0  # the log reaching this offset changes the state
         self._dirty = True  # something besides the log may have changed
         self._stopping = False
+        self._calm = False  # live, and nothing to look at but what the group publishes
+        self._sent = False  # since the last tick
         self._sleeping: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
         now = time.monotonic()
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
         self.deliveries = 0
@@ -77,12 +80,12 @@ class Stream:
 
     def changed(self) -> None:
         """The subscription was acked, paused, resumed, moved or closed."""
-        self._dirty = True
+        self._dirty, self._calm = True, False
         self.wake()
 
     def stop(self) -> None:
         """The server goes away: say good-bye and end."""
-        self._stopping = True
+        self._stopping, self._calm = True, False
         self.wake()
 
     def leave(self) -> None:
@@ -97,11 +100,14 @@ class Stream:
 
     def tick(self, now: float) -> None:
         """Time passed: look whether a checkpoint, a sign of life or a look at the lag is due."""
+        if self._sent:
+            self._sent, self._sent_at = False, now
         lagging = self.seat.log.latest >= self._alarm
         looking = lagging or (self.seat.paused and now - self._checked_at >= CHECK_SECONDS)
         if looking:
             self._dirty, self._checked_at = True, now
         if looking or now >= self._checkpoint_at or now - self._sent_at >= PING_SECONDS:
+            self._calm = False
             self.wake()
         self._note_quiet()
 
@@ -118,12 +124,36 @@ class Stream:
     async def next(self) -> bytes | None:
         """The next frames; None at the end."""
         while True:
-            piece = await self._step()
+            piece = await self._next_live() if self._calm else await self._step()
             if piece:
-                self._sent_at = time.monotonic()
+                self._sent = True
                 return piece
             if self.ending is not None:
                 return None
+
+    async def _next_live(self) -> bytes:
+        """The busy path: what the group published, or sleep until it does. Anything else ends the calm."""
+        group, hub = self._group, self.seat.hub
+        assert group is not None and self._seen is not None
+        while self._calm and self._epoch == hub.epoch and group.failed is None:
+            taken = group.take(self._seen)
+            if taken is None:
+                break
+            if taken.piece:
+                self.deliveries += taken.seen - self._seen
+                self._delivered = taken.offset
+                self._seen = taken.seen
+                self.cursor = hub.upto if taken.seen == group.published else taken.offset
+                return taken.piece
+            self.cursor = hub.upto
+            group.waiting.add(self)
+            self._sleeping = self._loop.create_future()
+            try:
+                await self._sleeping
+            finally:
+                self._sleeping = None
+        self._calm = False
+        return b""
 
     async def _step(self) -> bytes:
         if self._stopping and self.ending is None:
@@ -156,13 +186,13 @@ class Stream:
         taken = group.take(self._seen)
         if taken is None:
             return self._fall_back()
-        if not taken.piece:
-            self.cursor = hub.upto
-            return self._caught_up() or self._due_checkpoint() or await self._sleep(group)
-        self._count(taken.seen - self._seen, taken.offset)
-        self._seen = taken.seen
-        self.cursor = hub.upto if taken.seen == group.published else taken.offset
-        return taken.piece
+        if taken.piece:
+            self._calm = True
+            return await self._next_live() + self._due_checkpoint()
+        self.cursor = hub.upto
+        due = self._caught_up() or self._due_checkpoint() or self._due_ping()
+        self._calm = not due
+        return due
 
     def _fall_back(self) -> bytes:
         """Too slow for what is held in memory: from here on the log is read."""
@@ -285,6 +315,7 @@ class Stream:
         return self._frame(self.cursor, "error", _encode(self.seat.named(body)))
 
     def _end(self, code: str, message: str) -> None:
+        self._calm = False
         if self.ending is None:
             self.ending = Ending(code, message)
 
@@ -293,16 +324,21 @@ class Stream:
 
     # --- waiting -------------------------------------------------------------------------------------------------
 
-    async def _sleep(self, group: Group | None = None) -> bytes:
+    async def _sleep(self) -> bytes:
         """Until woken; the answer is a sign of life when one is due."""
-        if group is not None:
-            group.waiting.add(self)
-        self._sleeping = asyncio.get_running_loop().create_future()
+        self._sleeping = self._loop.create_future()
         try:
             await self._sleeping
         finally:
             self._sleeping = None
-        return self._ping if time.monotonic() - self._sent_at >= PING_SECONDS else b""
+        return self._due_ping()
+
+    def _due_ping(self) -> bytes:
+        now = time.monotonic()
+        if self._sent or now - self._sent_at < PING_SECONDS:
+            return b""
+        self._sent_at = now
+        return self._ping
 
     async def _sleep_briefly(self) -> bytes:
         await asyncio.sleep(0.05)

@@ -46,7 +46,7 @@ class Snapshots:
         tag = _tag(db, table, call.query["version"], kind, format)
         if _matches(call.header(b"if-none-match"), tag):
             headers = [(b"etag", tag), (b"cache-control", FOREVER)]
-            await call.send({"type": "http.response.start", "status": 304, "headers": headers})
+            await call.start(304, headers)
             await call.send({"type": "http.response.body", "body": b""})
             return 304
         pieces = await self._run(_opened, database, db, table, offset, kind, format)
@@ -59,7 +59,7 @@ class Snapshots:
         if "format" in call.query:
             url += f"&format={quote(call.query['format'], safe='')}"
         headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
-        await call.send({"type": "http.response.start", "status": 307, "headers": headers})
+        await call.start(307, headers)
         await call.send({"type": "http.response.body", "body": b""})
         return 307
 
@@ -71,7 +71,7 @@ class Snapshots:
             (b"vary", b"accept"),
             (b"x-headwater-offset", b"%d" % offset),
         ]
-        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await call.start(200, headers)
         try:
             while call.scope["method"] != "HEAD" and (piece := await self._run(next, pieces, None)) is not None:
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})

@@ -34,6 +34,12 @@ class Call:
     ) -> None:
         self.scope, self.receive, self.send = scope, receive, send
         self.who, self.values, self.query = who, values, query
+        self.started = False  # whether the answer has begun: then it is too late for a status
+
+    async def start(self, status: int, headers: Headers) -> None:
+        """Begin the answer."""
+        self.started = True
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     def header(self, wanted: bytes) -> bytes:
         """The first header of that name."""

@@ -160,19 +160,10 @@ class Application:
     async def _stream(self, route: Route, call: Call) -> int:
         if self._streams is None:
             raise Unavailable("no feeds are served here")
-        started = False
-        send = call.send
-
-        async def watched(message: MutableMapping[str, Any]) -> None:
-            nonlocal started
-            started = started or message["type"] == "http.response.start"
-            await send(message)
-
-        call.send = watched
         try:
             return await self._streams.serve(route.handler, call)
         except (asyncio.CancelledError, Exception) as error:
-            if not started:
+            if not call.started:
                 raise
             # The answer has begun: a reader notices that it does not end.
             if not isinstance(error, (asyncio.CancelledError, Aborted, HeadwaterError)):

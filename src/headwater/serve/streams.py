@@ -93,7 +93,7 @@ class Streams:
         gone.add_done_callback(lambda _: stream.leave())
         try:
             headers = [(b"content-type", kind), *UNBUFFERED]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await call.start(200, headers)
             if call.scope["method"] == "HEAD":
                 stream.leave()
             elif first:

@@ -1,0 +1,168 @@
+"""Which changes a command asks for: the table, the filters and the start, from the command line to the wire."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from headwater.cli.failure import Failure
+from headwater.cli.remote import Remote
+from headwater.model.database import real_name
+
+MAIN = "main"
+EVERY = "*"  # in place of a table: all of a database
+WORDS = ("latest", "earliest", "snapshot")
+SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SPAN = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(SPAN_MS)})", re.ASCII)
+_OFFSET = re.compile(r"offset:(\d{1,18})", re.ASCII)
+
+
+def add_filters(parser: argparse.ArgumentParser) -> None:
+    """What to look at, and which of its changes."""
+    parser.add_argument("table", metavar="[DB.]TABLE", help="a table; a database alone, or DB.*, is all its tables")
+    parser.add_argument("--where", metavar="SQL", help="only rows for which this holds, such as 'total > 100'")
+    parser.add_argument("--op", action="append", metavar="OP", help="only insert, update, delete … (a,b or repeated)")
+    parser.add_argument("--columns", action="append", metavar="NAME", help="only these, and only when one changed")
+    parser.add_argument("--pk", type=key, metavar="JSON", help='only the row with this key; [1, "a"] if it has parts')
+
+
+def add_images(parser: argparse.ArgumentParser) -> None:
+    """How changes look."""
+    parser.add_argument("--before", action="store_true", help="show the row as it was")
+    parser.add_argument("--after", action="store_true", help="show the row as it is")
+    parser.add_argument("--format", metavar="NAME", help="a format of the wire, such as debezium_json")
+
+
+# --- values ----------------------------------------------------------------------------------------------
+
+
+def key(text: str) -> list[Any]:
+    """The parts of a key: a JSON array, a JSON value, or else a text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    return value if isinstance(value, list) else [value]
+
+
+def moment(text: str, now_ms: int | None = None) -> int:
+    """The time meant by `10m` (ago), or by an ISO time, in milliseconds; without a zone it is the time here."""
+    now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
+    if found := _SPAN.fullmatch(text):
+        return max(now - round(float(found[1]) * SPAN_MS[found[2]]), 0)
+    try:
+        return max(round(datetime.fromisoformat(text).timestamp() * 1000), 0)
+    except (ValueError, OverflowError, OSError):
+        hint = "10m, 2h, 1d or 2026-01-31T12:00"
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a time; write it as {hint}") from None
+
+
+def start(text: str) -> str | dict[str, int]:
+    """Where to begin, as the wire has it."""
+    if text in WORDS:
+        return text
+    if found := _OFFSET.fullmatch(text):
+        return {"offset": int(found[1])}
+    try:
+        return {"ts": moment(text)}
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or as offset:N, {', '.join(WORDS)}") from None
+
+
+def natural(text: str) -> int:
+    """A number from 0 on."""
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from 0 on")
+    return int(text)
+
+
+def listed(given: Sequence[str] | None) -> list[str] | None:
+    """The words of a flag that is repeated, or holds commas, or both."""
+    return None if given is None else [word.strip() for text in given for word in text.split(",")]
+
+
+# --- the table -------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A table, or all of a database."""
+
+    db: str
+    table: str | None
+
+    def __str__(self) -> str:
+        return f"{self.db}.{self.table or EVERY}"
+
+
+def find_place(remote: Remote, text: str) -> Place:
+    """The table or database that `text` names; Failure when there is none, or a bare name means both."""
+    databases = remote.call("schema.list_databases")["databases"]
+    head, dot, tail = text.partition(".")
+    db = real_name(head)
+    if dot and db in databases:
+        if tail != EVERY and tail not in _tables(remote, db):
+            raise _missing(remote, f"there is no table {tail!r} in database {db!r}", text, [db])
+        return Place(db, None if tail == EVERY else tail)
+    is_table = MAIN in databases and text in _tables(remote, MAIN)
+    is_database = real_name(text) in databases
+    if is_table and is_database:
+        hint = f"Write {MAIN}.{text} for the table, or '{text}.{EVERY}' for all of the database."
+        raise Failure(f"{text!r} is a table of {MAIN!r}, and also a database", hint=hint)
+    if is_table:
+        return Place(MAIN, text)
+    if is_database:
+        return Place(real_name(text), None)
+    what = f"there is no database {head!r}" if dot else f"there is no table {text!r} in {MAIN!r}, and no such database"
+    raise _missing(remote, what, text, databases)
+
+
+def _tables(remote: Remote, db: str) -> list[str]:
+    found: list[str] = remote.call("schema.list_tables", db=db)["tables"]
+    return found
+
+
+def _missing(remote: Remote, what: str, text: str, databases: Sequence[str]) -> Failure:
+    from difflib import get_close_matches
+
+    named = [str(Place(db, table)) for db in databases for table in _tables(remote, db)]
+    near = [name for name in named if name.partition(".")[2] == text] or get_close_matches(text, named, 3)
+    if near:
+        return Failure(what, hint=f"Did you mean {' or '.join(near)}?")
+    return Failure(what, hint=f"There are: {', '.join(named[:20]) or 'no tables yet'}.")
+
+
+# --- for the wire ----------------------------------------------------------------------------------------
+
+
+def filters(args: argparse.Namespace, place: Place) -> dict[str, Any]:
+    """The flags that are given, as parameters of RPC."""
+    from headwater.model.literal import from_json, to_lit
+
+    pk = None if args.pk is None else [to_lit(from_json(value)) for value in args.pk]
+    found = {
+        "db": place.db,
+        "table": place.table,
+        "where": args.where,
+        "ops": listed(args.op),
+        "columns": listed(args.columns),
+        "pk": pk,
+        "format": args.format,
+        "include": {"before": args.before, "after": args.after} if args.before or args.after else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def as_query(params: dict[str, Any]) -> dict[str, str]:
+    """Parameters of RPC as those of a URL; the table is in its path."""
+    found: dict[str, str] = {name: params[name] for name in ("where", "format") if name in params}
+    found |= {name: ",".join(params[name]) for name in ("ops", "columns") if name in params}
+    if "pk" in params:
+        found["pk"] = json.dumps(params["pk"])
+    if "include" in params:
+        found["include"] = ",".join(name for name, wanted in params["include"].items() if wanted)
+    return found
