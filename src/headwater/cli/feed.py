@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import socket
 import time
 from collections.abc import Callable, Generator
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -83,6 +84,7 @@ class Feed:
             {} if token is None else {"authorization": f"Bearer {token}"}
         )
         self.last_id, self._notice = last_id, notice
+        self._socket: socket.socket | None = None
 
     def follow(self, *, sleep: Callable[[float], None] = time.sleep) -> Generator[list[Frame]]:
         """Frames for ever, in batches as they arrive. Only a first connection that fails, or a refusal, ends it."""
@@ -114,6 +116,8 @@ class Feed:
         connection = kind(parts.hostname or "", parts.port, timeout=SILENCE_SECONDS)
         headers = self._headers | ({"last-event-id": self.last_id} if self.last_id else {})
         try:
+            connection.connect()
+            self._socket = connection.sock
             connection.request("GET", self._path, headers=headers)
             response = connection.getresponse()
             self._check(response)
@@ -124,6 +128,12 @@ class Feed:
         except BaseException:
             connection.close()
             raise
+
+    def hang_up(self) -> None:
+        """From another thread: end the connection. Whoever reads it sees it Broken."""
+        if self._socket is not None:
+            with suppress(OSError):  # it is closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _check(self, response: http.client.HTTPResponse) -> None:
         if response.status != 200:

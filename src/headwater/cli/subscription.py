@@ -16,6 +16,7 @@ from headwater.cli.remote import Remote, add_server, open_remote
 
 COLUMNS = ("id", "name", "follows", "state", "lag", "acked", "expires")
 UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+NO_LIMIT = 2**62  # changes: a log that is not bounded by their number
 HIDDEN = ("db", "tables", "format")  # of the options: shown by themselves
 
 Work = Callable[[Remote, argparse.Namespace], Any]
@@ -156,11 +157,15 @@ def _show_one(answer: Any, args: argparse.Namespace) -> None:
         ("state", _state(answer)),
         ("lag", counted(answer["lag"], "change")),
         ("acked offset", amount(answer["acked_offset"])),
-        ("until lost", counted(answer["remaining_until_resnapshot"], "change")),
+        ("until lost", _remaining(answer["remaining_until_resnapshot"])),
         ("expires", until(answer.get("will_expire_at_ms")) or "not at this pace"),
         ("created", datetime.fromtimestamp(answer["created_ms"] / 1000).isoformat(" ", "seconds")),
     ]
     print_table(("what", "value"), facts)
+
+
+def _remaining(changes: int) -> str:
+    return counted(changes, "change") if changes < NO_LIMIT else "any number of changes"
 
 
 def _text(value: Any) -> str:

@@ -21,7 +21,7 @@ from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.make import encoder
 from headwater.feeds.options import Options, Shape
-from headwater.feeds.reader import View
+from headwater.feeds.reader import View, signature_of
 from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
 from headwater.model.change import Op, Transaction
@@ -34,7 +34,7 @@ BATCH = 1024  # changes routed before the streams get to write
 KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 PIECE = 256 << 10  # bytes that one stream is handed at a time
-ENCODERS = 1024
+ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
 JOINED = 4  # places of slow streams for which joined frames are kept besides
 
 Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
@@ -134,6 +134,7 @@ class Hub:
         self._waiting: set[Sleeper] = set()  # for the next batch, whatever is in it
         self._router: Router[Group] = Router()
         self._encoders: OrderedDict[Shape, Encoder] = OrderedDict()
+        self._views: OrderedDict[bytes, View] = OrderedDict()
         self._shapes: dict[str, Table] = {}  # of tables as they were published last
         self._kept: deque[Group] = deque()  # one entry per frame held, oldest first
         self._kept_bytes = 0
@@ -160,13 +161,24 @@ class Hub:
     # --- groups ----------------------------------------------------------------------------------------------
 
     def view(self, options: Options) -> View:
-        """A view that shares its encoder with all others of the same shape."""
-        made = self._encoders.get(options.shape)
+        """The view of `options`: compiled once, and its encoder shared with all others of the same shape."""
+        signature = signature_of(options)
+        found = self._views.get(signature)
+        if found is None:
+            found = self._views[signature] = View(options, self._source, self._encoder(options.shape))
+            if len(self._views) > VIEWS:
+                self._views.popitem(last=False)
+        else:
+            self._views.move_to_end(signature)
+        return found
+
+    def _encoder(self, shape: Shape) -> Encoder:
+        made = self._encoders.get(shape)
         if made is None:
-            made = self._encoders[options.shape] = encoder(options.shape)
+            made = self._encoders[shape] = encoder(shape)
             if len(self._encoders) > ENCODERS:
                 self._encoders.popitem(last=False)
-        return View(options, self._source, made)
+        return made
 
     def join(self, view: View, frame: Frame) -> Group:
         """Become a member of the group of `view` and `frame`. Its frames begin after `upto`."""

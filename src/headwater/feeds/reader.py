@@ -21,6 +21,11 @@ SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for m
 MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
 
 
+def signature_of(options: Options) -> bytes:
+    """Equal for options that ask for the same."""
+    return msgspec.msgpack.encode(options)
+
+
 class View:
     """What one subscriber sees: a filter and an encoder. Views with one `signature` see the same."""
 
@@ -28,7 +33,7 @@ class View:
         self.options = options
         self.filter = Filter(options, source)
         self.encoder = encoder(options.shape) if made is None else made
-        self.signature = msgspec.msgpack.encode(options)
+        self.signature = signature_of(options)
 
     def warm(self, source: Source) -> None:
         """Compile the filter for the tables as they are: it takes a while, and the loop must not wait for it."""

@@ -117,6 +117,8 @@ class Stream:
             self.seat.hub.leave(self._group)
             self._group.waiting.discard(self)
             self._group = None
+        if self.seat.lease:
+            self.seat.log.release(self.seat.lease)
         self._note_quiet()
 
     # --- the reader's side ---------------------------------------------------------------------------------------
@@ -286,6 +288,7 @@ class Stream:
             self._end("resnapshot_required", reason)
             from_offset = seat.log.horizon - 1
             return self._frame(from_offset, "resnapshot", _encode(seat.resnapshot(reason)))
+        self._skip_acked()
         found = seat.pressure(self.cursor)
         self._alarm = seat.alarm()
         if found is None or found.state == self._state:
@@ -294,6 +297,12 @@ class Stream:
         if found.state == HEALTHY:
             return b""
         return self._frame(self.cursor, "backpressure", _encode(seat.backpressure(found)))
+
+    def _skip_acked(self) -> None:
+        """What was acked by another way meanwhile is not delivered any more."""
+        held = self.seat.subscription
+        if held is not None and self._snapshot is None and held.acked > self.cursor:
+            self.cursor, self._seen = held.acked, None
 
     def _due_checkpoint(self, *, last: bool = False) -> bytes:
         """The hub's checkpoint, if one is due and everything before it was handed out."""

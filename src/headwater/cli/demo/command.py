@@ -7,18 +7,22 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, UNREACHABLE, Failure
 
 if TYPE_CHECKING:
     from headwater.cli.demo.child import Child
+    from headwater.cli.demo.follower import Arrival, Follower
     from headwater.cli.demo.page import Page
     from headwater.model.change import Transaction
 
 PATIENCE_SECONDS = 10.0
-THROUGH_THE_SERVER, FROM_OUTSIDE, WHILE_DOWN, AT_LEAST_BEFORE_KILL = 8, 4, 3, 25
+THROUGH_THE_SERVER, WHILE_AWAY, FROM_OUTSIDE, WHILE_DOWN, AT_LEAST_BEFORE_KILL = 8, 3, 4, 3, 25
+LARGE = "quantity >= 3"
 
 
 def add(commands: Any) -> None:
@@ -36,7 +40,11 @@ def _run(args: argparse.Namespace) -> int:
         page.heading(1, "A server on an embedded database")
         child = Child(data)
         page.say(f"process {child.pid} answers at {child.url} after {child.seconds:.2f} s")
-        story = Story(page, data, child)
+        try:
+            story = Story(page, data, child)
+        except BaseException:
+            child.stop()
+            raise
         try:
             story.tell()
         finally:
@@ -52,18 +60,24 @@ class Story:
 
         self._page, self._data, self._child = page, data, child
         self._log = DiskLog.open(data / "main.log.db", read_only=True)
-        self._seen = 0
         self._commits = self._outside = self._orders = 0
         self._restart_seconds = 0.0
+        self._connections = 0
+        self._arrived: list[Arrival] = []  # over the feed of the whole database, in the order they came
+        self._late: list[float] = []  # milliseconds, of those that somebody was waiting for
+        self._feed = self._connect()
 
     def close(self) -> None:
         """Let everything go."""
+        self._feed.close()
         self._log.close()
         self._child.stop()
 
     def tell(self) -> None:
         """The whole story."""
         self._write_through_the_server()
+        self._filter()
+        self._resume()
         self._write_from_outside()
         self._roll_back()
         self._kill()
@@ -75,7 +89,7 @@ class Story:
     def _write_through_the_server(self) -> None:
         from headwater.cli.demo import shop
 
-        self._page.heading(2, "A small shop, written through the server: the log fills")
+        self._page.heading(2, "A small shop, written through the server: a live feed shows every change")
         shop.create(self._child.remote)
         self._commits += len(shop.TABLES) + 2
         for number in range(THROUGH_THE_SERVER):
@@ -84,12 +98,54 @@ class Story:
         shop.ship(self._child.remote, 1)
         shop.ship(self._child.remote, 2)
         self._commits += THROUGH_THE_SERVER + 2
-        self._show_new()
+        new = self._show_new(live=True)
+        self._late = [arrival.late_ms for arrival in new]
+        self._page.say("(+ how long after its commit a change was here)")
+
+    def _filter(self) -> None:
+        """Orders 1 to 8 have the quantities 1 2 3 4 1 2 3 4: the first is large from now on, the third no more."""
+        from headwater.cli.demo import shop
+        from headwater.cli.demo.follower import Follower
+        from headwater.cli.filters import Place
+
+        self._page.heading(3, f"A second feed, only of rows where {LARGE}")
+        large = Follower(self._child.url, Place("main", "orders"), where=LARGE)
+        try:
+            for order, quantity in ((2, 1), (4, 5), (3, 2), (1, 9)):
+                shop.reorder(self._child.remote, order, quantity)
+            self._commits += 4
+            latest = self._latest()
+            new = large.take(latest)
+        finally:
+            large.close()
+        self._page.arrivals(new, live=True)
+        came = [(arrival.found["op"], arrival.found["pk"]) for arrival in new]
+        self._check(came == [("update", [4]), ("delete", [3]), ("insert", [1])], "order 4 was large and is: update")
+        self._page.proof(
+            "order 3 is large no more: delete; order 1 has become large: insert; order 2 never was: nothing"
+        )
+        self._arrived += self._feed.take(latest)
+
+    def _resume(self) -> None:
+        from headwater.cli.demo import shop
+
+        self._page.heading(4, "The feed hangs up, orders come in, it goes on from the last id it saw")
+        self._feed.close()
+        self._arrived += self._feed.take()
+        last = self._arrived[-1].offset
+        for number in range(WHILE_AWAY):
+            shop.order(self._child.remote, number)
+        self._orders += WHILE_AWAY
+        self._commits += WHILE_AWAY
+        self._feed = self._connect()
+        new = self._show_new()
+        came = [arrival.offset for arrival in new]
+        self._check(came == list(range(last + 1, last + WHILE_AWAY + 1)), f"it was at {last}; no gap, no repeat")
 
     def _write_from_outside(self) -> None:
         from headwater.cli.demo import shop
 
-        self._page.heading(3, "Another program writes straight into the file, with plain sqlite3")
+        self._page.heading(5, "Another program writes straight into the file, with plain sqlite3")
         pid = shop.write_from_outside(self._data / "main.db", 0, FROM_OUTSIDE)
         self._outside += FROM_OUTSIDE
         self._orders += FROM_OUTSIDE
@@ -99,7 +155,7 @@ class Story:
     def _roll_back(self) -> None:
         from headwater.cli.demo import shop
 
-        self._page.heading(4, "A transaction that is rolled back leaves no trace")
+        self._page.heading(6, "A transaction that is rolled back leaves no trace")
         remote, before = self._child.remote, self._latest()
         tx = remote.call("tx.begin")["tx"]
         for number in range(3):
@@ -112,7 +168,7 @@ class Story:
         from headwater.cli.demo import shop
         from headwater.cli.demo.child import Child
 
-        self._page.heading(5, "kill -9 while orders come in")
+        self._page.heading(7, "kill -9 while orders come in")
         enough, counted = threading.Event(), [0]
         writer = threading.Thread(target=self._order_until_killed, args=(enough, counted))
         writer.start()
@@ -120,6 +176,8 @@ class Story:
         pid = self._child.pid
         self._child.kill()
         writer.join()
+        self._feed.close()
+        self._arrived += self._feed.take()
         self._commits += counted[0]
         self._orders += counted[0] + WHILE_DOWN
         self._page.say(f"process {pid} is gone; {counted[0]} more orders had been acknowledged")
@@ -129,6 +187,9 @@ class Story:
         self._child = Child(self._data)
         self._restart_seconds = self._child.seconds
         self._page.say(f"process {self._child.pid} takes over after {self._restart_seconds:.2f} s")
+        last = self._arrived[-1].offset
+        self._feed = self._connect()
+        self._page.say(f"the feed was at offset {last}, and goes on from there:")
         self._show_new()
 
     def _order_until_killed(self, enough: threading.Event, counted: list[int]) -> None:
@@ -151,10 +212,15 @@ class Story:
             remote.close()
 
     def _prove(self) -> None:
-        self._page.heading(6, "Nothing is lost")
+        self._page.heading(8, "Nothing is lost")
         parts = self._parts(0)
         offsets = [offset for part in parts for offset in range(part.first, part.upto + 1)]
         self._check(offsets == list(range(1, len(offsets) + 1)), f"offsets 1 to {len(offsets)} without a hole")
+        brought = [told(arrival.found) for arrival in self._arrived]
+        self._check(
+            brought == [told(each) for each in wire(parts)],
+            f"the feed brought these {len(brought)} changes, in order, each once, over {self._connections} connections",
+        )
         folded = fold(parts)
         for table in sorted(folded):
             rows = self._rows(table)
@@ -165,30 +231,40 @@ class Story:
 
     def _sum_up(self) -> None:
         parts = self._parts(0)
-        changes = Counter((change.table.name, change.op.word) for part in parts for change in part.changes)
-        ops = ("insert", "update", "delete", "schema_change")
-        self._page.heading(7, "Summary")
-        tables = sorted({table for table, _ in changes})
-        self._page.table(("table", *ops), [(table, *(changes[table, op] for op in ops)) for table in tables])
+        written = Counter((change.table.name, change.op.word) for part in parts for change in part.changes)
+        arrived = Counter((arrival.found["table"], arrival.found["op"]) for arrival in self._arrived)
+        self._page.heading(9, "Summary")
+        rows = [(table, op, written[table, op], arrived[table, op]) for table, op in sorted(written | arrived)]
+        self._page.table(("table", "op", "in the log", "arrived"), [*rows, ("all", "", written.total(), arrived.total())])
         facts = [
-            ("changes", sum(changes.values())),
             ("offsets", f"{self._log.horizon} to {self._log.latest}"),
             ("transactions in the log", len({part.id for part in parts})),
             ("commits through the server", self._commits),
             ("commits of the other program", self._outside),
+            ("commit to arrival", f"{median(self._late):.1f} ms, at most {max(self._late):.1f} ms"),
             ("restart after kill -9", f"{self._restart_seconds:.2f} s"),
         ]
         self._page.table(("what", "how much"), facts)
         self._page.say("")
         self._page.say("Commits of another program that are taken in together share a transaction in the log.")
-        self._page.say("Next: headwater serve app=app.db --wal, and docs/quickstart.md")
+        self._page.say("Next: headwater serve app=app.db --wal, headwater tail app, and docs/quickstart.md")
 
     # --- looking ---------------------------------------------------------------------------------------------
 
-    def _show_new(self) -> None:
-        latest = self._latest()
-        self._page.changes(self._parts(self._seen, latest))
-        self._seen = latest
+    def _connect(self) -> Follower:
+        """The feed of every table, on from the last change that arrived."""
+        from headwater.cli.demo.follower import Follower
+        from headwater.cli.filters import Place
+
+        self._connections += 1
+        last_id = str(self._arrived[-1].offset) if self._arrived else ""
+        return Follower(self._child.url, Place("main", None), last_id=last_id)
+
+    def _show_new(self, *, live: bool = False) -> list[Arrival]:
+        new = self._feed.take(self._latest())
+        self._arrived += new
+        self._page.arrivals(new, live=live)
+        return new
 
     def _latest(self) -> int:
         """The newest offset once the log file holds everything that is committed."""
@@ -214,6 +290,18 @@ class Story:
         if not holds:
             raise Failure(f"this does not hold: {text}", hint="Please report it: it is a defect of Headwater.")
         self._page.proof(text)
+
+
+def wire(parts: list[Transaction]) -> Iterator[dict[str, Any]]:
+    """Every change as it goes over the wire."""
+    from headwater.cli.changes import as_json, numbered
+
+    return (as_json("main", part, offset, change) for part in parts for offset, change in numbered(part))
+
+
+def told(found: dict[str, Any]) -> list[Any]:
+    """What a change says: where it stands and what happened to which row."""
+    return [found.get(name) for name in ("offset", "table", "op", "pk", "before", "after", "ddl")]
 
 
 def fold(parts: list[Transaction]) -> dict[str, dict[Any, Any]]:

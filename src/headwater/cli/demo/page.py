@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from headwater.cli.changes import COLOURS, clock, images, numbered
-from headwater.cli.output import print_table, printable
-from headwater.model.change import Transaction
+from headwater.cli.changes import colour, line
+from headwater.cli.demo.follower import Arrival
+from headwater.cli.output import print_table
 
 SHOWN = 8  # changes of one step; the others are counted
 
@@ -36,15 +36,13 @@ class Page:
         """Something that was checked and holds."""
         self._line(f"   ✓ {text}", "green")
 
-    def changes(self, parts: Sequence[Transaction]) -> None:
-        """The newest changes of a step, one line each."""
-        found = [(part, offset, change) for part in parts for offset, change in numbered(part)]
+    def arrivals(self, found: Sequence[Arrival], *, live: bool = False) -> None:
+        """The newest changes of a step, one line each; with how long they took if somebody was waiting for them."""
         if len(found) > SHOWN:
-            self._line(f"   {'…':>6}  {len(found) - SHOWN} more before these", "dim")
-        for part, offset, change in found[-SHOWN:]:
-            name = printable(change.table.name)
-            line = f"   {offset:>6}  {clock(part)}  {change.op.word:<13}  {name:<9}  {images(change)}"
-            self._line(line, COLOURS[change.op])
+            self._line(f"{'…':>19}  {len(found) - SHOWN} more before these", "dim")
+        for arrival in found[-SHOWN:]:
+            late = f"+{arrival.late_ms:.1f} ms" if live else ""
+            self._line(f"{late:>11}{line(arrival.found)}", colour(arrival.found))
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """A table, with room around it."""

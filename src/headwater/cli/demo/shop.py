@@ -76,6 +76,12 @@ def ship(remote: Remote, order: int) -> None:
     remote.call("data.update", table={"table": "orders"}, where=where, set={"state": "shipped"}, if_match=tag)
 
 
+def reorder(remote: Remote, order: int, quantity: int) -> None:
+    """Change how many a customer wants."""
+    where = {"op": "eq", "a": {"col": "id"}, "b": {"lit": {"t": "i64", "v": order}}}
+    remote.call("data.update", table={"table": "orders"}, where=where, set={"quantity": quantity})
+
+
 def write_from_outside(file: Path, first: int, commits: int) -> int:
     """Run the other program; returns its process number."""
     command = [sys.executable, "-c", FOREIGN, str(file), str(first), str(commits)]

@@ -1,0 +1,79 @@
+"""The reader of the demo: a feed, read by a thread that notes when each change arrived."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any, NamedTuple
+
+from headwater.cli.changes import OPS
+from headwater.cli.failure import Failure
+from headwater.cli.feed import Broken, Feed, Frame
+from headwater.cli.filters import Place
+
+PATIENCE_SECONDS = 10.0
+SHOWN = {"format": "plain_json", "include": "before,after"}
+
+
+class Arrival(NamedTuple):
+    """A change as it came over the wire, and how long after its commit."""
+
+    found: dict[str, Any]
+    late_ms: float  # commits are told in whole milliseconds: up to one of them too much
+
+    @property
+    def offset(self) -> int:
+        """Its place in the log."""
+        return int(self.found["offset"])
+
+
+class Follower:
+    """Connected when it is made: every change from then on arrives, or those after `last_id`."""
+
+    def __init__(self, url: str, place: Place, *, last_id: str = "", **query: str) -> None:
+        self._feed = Feed(url, place, SHOWN | query, last_id=last_id)
+        try:
+            self._batches = self._feed.connect()
+        except Broken as broken:
+            raise broken.failure from None
+        self._arrived: list[Arrival] = []
+        self._taken = 0
+        self._news = threading.Condition()
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    @property
+    def last_id(self) -> str:
+        """Where another one goes on."""
+        return self._feed.last_id
+
+    def _read(self) -> None:
+        try:
+            for frames in self._batches:
+                self._note([frame for frame in frames if frame.word in OPS], time.time() * 1000)
+        except Broken:
+            pass  # hung up, or the server was killed
+
+    def _note(self, frames: list[Frame], now_ms: float) -> None:
+        found = [json.loads(frame.data) for frame in frames]
+        with self._news:
+            self._arrived += [Arrival(each, max(now_ms - each["commit_ts_ms"], 0.0)) for each in found]
+            self._news.notify_all()
+
+    def take(self, upto: int = 0) -> list[Arrival]:
+        """What arrived since the last call, once the change at offset `upto` has."""
+        with self._news:
+            if not self._news.wait_for(lambda: upto <= self._newest(), PATIENCE_SECONDS):
+                raise Failure(f"offset {upto} did not arrive", hint="Please report it: it is a defect of Headwater.")
+            new = self._arrived[self._taken :]
+            self._taken = len(self._arrived)
+            return new
+
+    def _newest(self) -> int:
+        return self._arrived[-1].offset if self._arrived else 0
+
+    def close(self) -> None:
+        """Hang up, and wait for the thread."""
+        self._feed.hang_up()
+        self._thread.join()

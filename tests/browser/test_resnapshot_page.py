@@ -1,0 +1,80 @@
+"""A page that the log has outrun is told so, fetches the rows, and follows on from them."""
+
+from collections.abc import Callable
+
+import pytest
+from chromium import Browser, wait_for
+from kept_server import KeptServer
+
+pytestmark = pytest.mark.slow
+Serve = Callable[..., KeptServer]
+RETAINED = 10
+ROWS = 40
+
+
+@pytest.fixture(params=["", "s3cret"], ids=["open", "locked"])
+def outrun(request: pytest.FixtureRequest, serve: Serve) -> tuple[KeptServer, str]:
+    """A server, and a subscription whose changes are gone."""
+    server = serve(f"[log]\nretention_events = {RETAINED}\n", token=request.param)
+    sub_id = server.subscribe()
+    server.insert(*range(1, ROWS + 1))
+    lost = lambda: server.held(sub_id)["state"] == "resnapshot_required"  # noqa: E731
+    wait_for(lost, lambda: f"the loss: {server.held(sub_id)}")
+    return server, sub_id
+
+
+def ticket(browser: Browser, server: KeptServer) -> str:
+    """What makes a URL good; needed only where there is a credential."""
+    if not server.token:
+        return ""
+    found = browser.run("return ask(arguments[0], arguments[1], 'security.ticket.create')", server.url, server.token)
+    return f"ticket={found['ticket']}"
+
+
+def check_told(server: KeptServer, told: dict) -> None:
+    assert told["data"]["reason"] == "wal_horizon_exceeded"
+    assert told["data"]["latest_offset"] == ROWS + 1
+    assert int(told["id"]) == told["data"]["resnapshot_from_offset"] == told["data"]["earliest_offset"] - 1
+
+
+def test_an_event_source_is_told_and_goes_on_from_the_rows(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
+    server, sub_id = outrun
+    pass_ = ticket(browser, server)
+    browser.run("follow(arguments[0])", f"{server.sse(sub_id)}?{pass_}".rstrip("?"))
+    browser.until("controls('resnapshot').length === 1")
+    told = browser.value("controls('resnapshot')[0]")
+    check_told(server, told)
+    assert browser.ids() == []
+
+    url = server.url + told["data"]["snapshot_url"]
+    found = browser.run("return rows(arguments[0], arguments[1])", url, server.token)
+    assert (found["status"], found["kind"]) == (200, "application/x-ndjson") and found["etag"]
+    assert found["rows"] == [{"id": id, "status": "new"} for id in range(1, ROWS + 1)]
+
+    onward = f"{server.sse(sub_id)}?from_offset={found['offset']}&{pass_}".rstrip("&")
+    browser.run("follow(arguments[0])", onward)
+    server.insert(ROWS + 1)
+    browser.until("changes().length >= 1")
+    assert browser.ids() == [str(ROWS + 2)]
+    assert len(browser.value("controls('resnapshot')")) == 1
+
+
+def test_a_web_socket_is_told_and_closed(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
+    server, sub_id = outrun
+    browser.run(
+        "again = false; listen(arguments[0])", f"{server.ws(sub_id)}?{ticket(browser, server)}".rstrip("?")
+    )
+    browser.until("closes.length === 1")
+    told = browser.value("controls('resnapshot')[0]")
+    check_told(server, told)
+    close = browser.value("closes[0]")
+    assert (close["code"], close["clean"]) == (4410, True) and close["reason"].startswith("resnapshot_required")
+
+
+def test_a_page_fetches_the_present_rows_over_the_redirect(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
+    server, _ = outrun
+    plain = f"{server.url}/api/v1/snapshot/main/orders"
+    found = browser.run("return rows(arguments[0], arguments[1])", plain, server.token)
+    assert found["status"] == 200 and len(found["rows"]) == ROWS
+    found = browser.run("return rows(arguments[0])", f"{plain}?{ticket(browser, server)}".rstrip("?"))
+    assert found["status"] == 200 and len(found["rows"]) == ROWS

@@ -1,0 +1,359 @@
+"""The guarantees of feeds as validators: each reads the journal of one reader against the truth and says what broke."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from feed_journal import BEGIN, CAUGHT_UP, CHANGE, CHECKPOINT, LOADED, REACHED, ROW, ROWS, Entry, Step, walk
+from feed_truth import Expected, Keyed, dumps
+from validators import Validator
+
+from headwater.model.clock import parse_ts
+
+MARKS = (REACHED, CAUGHT_UP, CHECKPOINT)  # "everything up to here"
+
+
+class FeedValidator(Validator):
+    """Looks at every step of a journal."""
+
+    def check(self, journal: list[Entry], expected: Expected) -> None:
+        """Walk through it."""
+        for step in walk(journal):
+            self.step(step, expected)
+
+    def step(self, step: Step, expected: Expected) -> None:
+        """Look at one entry."""
+        raise NotImplementedError
+
+
+class OrderedFeed(FeedValidator):
+    """Offsets go up on a session; only a session that began at an older cursor repeats, and it repeats the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[int, str] = {}
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry = step.entry
+        if entry.kind != CHANGE:
+            return
+        if step.at is None:
+            self.fail(f"{entry.offset} came among the rows of a snapshot")
+        elif entry.offset <= step.at:
+            self.fail(f"{entry.offset} follows {step.at}")
+        content = dumps(entry.body)
+        if step.exact and self._seen.setdefault(entry.offset, content) != content:
+            self.fail(f"{entry.offset} was {self._seen[entry.offset]} and is now {content}")
+
+
+class Complete(FeedValidator):
+    """Every change that passes the filter is delivered, or the reader is told to take a snapshot."""
+
+    resumed = False  # gaps at the beginning of a session are another validator's
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry, truth = step.entry, expected.truth
+        if step.at is None or step.is_first != self.resumed or entry.kind not in (CHANGE, *MARKS):
+            return
+        upto = entry.offset - (entry.kind == CHANGE)
+        if step.exact and (missed := expected.between(step.at, upto)):
+            self.fail(f"{len(missed)} changes were skipped after {step.at} before {entry.kind} {entry.offset}: {missed[:5]}")
+        if truth.generation(step.at) != truth.generation(entry.offset):
+            self.fail(f"{entry.offset} of another generation follows {step.at}, and nobody said so")
+
+
+class Resumable(Complete):
+    """A reader that comes back with the last id it saw goes on right there."""
+
+    resumed = True
+
+    def step(self, step: Step, expected: Expected) -> None:
+        super().step(step, expected)
+        if step.entry.kind == BEGIN and step.at is not None and step.entry.offset > max(step.high, step.at):
+            self.fail(f"the reader went on at {step.entry.offset}, having seen up to {step.high}: a broken test")
+
+
+class Arrived(Validator):
+    """At the end everybody is at the end."""
+
+    def check(self, journal: list[Entry], expected: Expected, goal: int) -> None:
+        """`goal` is the newest offset there is."""
+        high = max((step.high for step in walk([*journal, Entry(REACHED)])), default=0)
+        if high < goal and expected.between(high, goal):
+            self.fail(f"the reader is at {high}, the log at {goal}")
+
+
+class AtomicFeed(FeedValidator):
+    """Changes of a transaction are contiguous and numbered; neither a checkpoint nor a whole page ends inside one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._txn: tuple[str, int, bool] | None = None  # the newest of this session: id, seq, last
+        self._over: set[str] = set()
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry, truth = step.entry, expected.truth
+        if entry.kind in (BEGIN, ROWS, LOADED):
+            self._txn, self._over = None, set()
+        elif entry.kind == CHANGE:
+            self._take(entry, expected)
+        elif entry.kind == CHECKPOINT or (entry.kind == REACHED and expected.spec.atomic):
+            if not truth.ends_transaction(entry.offset):
+                self.fail(f"{entry.kind} {entry.offset} lies inside a transaction")
+        if entry.kind == CHECKPOINT and self._txn is not None and step.at is not None and entry.offset < step.at:
+            self.fail(f"checkpoint {entry.offset} comes after {step.at}")
+
+    def _take(self, entry: Entry, expected: Expected) -> None:
+        txn = entry.body["txn"]
+        seen = expected.truth.by_offset.get(entry.offset)
+        if seen is None:
+            return self.fail(f"{entry.offset} was never committed: {dumps(entry.body)[:300]}")
+        if txn != {"id": seen.part.id, "seq": seen.place, "last": seen.last}:
+            self.fail(f"{entry.offset} says {txn} of its transaction, not {seen.part.id} {seen.place} {seen.last}")
+        before = self._txn
+        if before is not None and before[0] != txn["id"]:
+            self._over.add(before[0])
+        elif before is not None and (before[2] or txn["seq"] <= before[1]):
+            self.fail(f"{entry.offset}: {txn} follows {before} of the same transaction")
+        if txn["id"] in self._over:
+            self.fail(f"{entry.offset} goes on with transaction {txn['id']} after another one")
+        self._txn = (txn["id"], txn["seq"], txn["last"])
+        return None
+
+
+class NeverRolledBack(Validator):
+    """What its client was told was not kept is seen by nobody."""
+
+    def check(self, journal: Iterable[Entry], refused: set[str]) -> None:
+        """Rows carry the mark of their transaction."""
+        for entry in journal:
+            images = entry.body if isinstance(entry.body, dict) and entry.kind in (CHANGE, ROW) else {}
+            mark = (images.get("after") or {}).get("mark")
+            mark = mark.get("v") if isinstance(mark, dict) else mark
+            if mark in refused:
+                self.fail(f"{entry.kind} {entry.offset} is of {mark}, which was rolled back")
+
+
+class Filtered(FeedValidator):
+    """A filter lets through exactly what the database says, as the op that it is inside the filter."""
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry = step.entry
+        if entry.kind == ROW:
+            self._row(entry, expected)
+        if entry.kind != CHANGE:
+            return
+        wanted = expected.bodies.get(entry.offset)
+        if wanted is None:
+            self.fail(f"{entry.offset} does not pass: {dumps(entry.body)[:300]}")
+        elif step.exact and (entry.body["op"], set(entry.body)) != (wanted["op"], set(wanted)):
+            self.fail(f"{entry.offset} is {entry.body['op']} {sorted(entry.body)}, not {wanted['op']} {sorted(wanted)}")
+
+    def _row(self, entry: Entry, expected: Expected) -> None:
+        if expected.image(key_of(entry.body), entry.offset) is None:
+            self.fail(f"a row that does not pass, or is not there at {entry.offset}: {dumps(entry.body)[:300]}")
+
+
+class TrueImages(FeedValidator):
+    """Images are the row just before and just after, and all that is said of a change is so."""
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry = step.entry
+        if entry.kind == ROW and (image := expected.image(key_of(entry.body), entry.offset)) is not None:
+            if dumps(image) != dumps(entry.body["after"]):
+                self.fail(f"at {entry.offset} the row is {dumps(image)}, not {dumps(entry.body['after'])}")
+        if entry.kind == LOADED:
+            self._tables(entry, expected)
+        if entry.kind != CHANGE or (wanted := expected.bodies.get(entry.offset)) is None:
+            return
+        # A change that a snapshot has cut in two may show less of it.
+        loose = set() if step.exact else {"op", "before", "after", "pk_before", "identity_before"}
+        for name in set(wanted) | set(entry.body):
+            if name in entry.body and name in wanted and dumps(entry.body[name]) == dumps(wanted[name]):
+                continue
+            if name not in loose or (name in entry.body and name in wanted and name != "op"):
+                self.fail(f"{entry.offset}: {name} is {dumps(entry.body.get(name))}, not {dumps(wanted.get(name))}")
+
+    def _tables(self, entry: Entry, expected: Expected) -> None:
+        """Whole tables by URL: no filter."""
+        for name, rows in entry.body.items():
+            found = sorted(map(dumps, rows))
+            wanted = sorted(dumps(image) for (table, _), image in expected.state(entry.offset).items() if table == name)
+            if found != wanted:
+                odd = sorted(set(found) ^ set(wanted))[:3]
+                self.fail(f"{name} at {entry.offset} has {len(wanted)} rows, its snapshot {len(found)}: {odd}")
+
+
+class CheckpointTrue(FeedValidator):
+    """After a checkpoint nothing new is as old as it; checkpoints do not go back, and each is the truth."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._newest = 0  # over all sessions
+        self._last = 0  # of this session
+        self._seen: set[int] = set()
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry = step.entry
+        if entry.kind in (BEGIN, ROWS):
+            self._last = 0
+        elif entry.kind == LOADED:
+            self._seen.clear()
+        elif entry.kind == CHANGE:
+            ts = parse_ts(entry.body["ts"])
+            if ts <= self._last or (entry.offset not in self._seen and step.exact and ts <= self._newest):
+                self.fail(f"{entry.offset} of {ts} came after a checkpoint of {max(self._last, self._newest)}")
+            self._seen.add(entry.offset)
+        elif entry.kind == CHECKPOINT:
+            if entry.ts < self._last:
+                self.fail(f"checkpoint {entry.ts} follows {self._last}")
+            self._check(entry, expected)
+            self._last = entry.ts
+            self._newest = max(entry.ts, self._newest)
+
+    def _check(self, entry: Entry, expected: Expected) -> None:
+        truth = expected.truth
+        here, after = truth.by_offset.get(entry.offset), truth.by_offset.get(entry.offset + 1)
+        if here is not None and entry.ts < here.part.ts:
+            self.fail(f"checkpoint {entry.offset} has the time {entry.ts}, below {here.part.ts} of its own change")
+        if after is not None and after.part.ts <= entry.ts:
+            self.fail(f"checkpoint {entry.offset} of {entry.ts}: {after.offset} after it is of {after.part.ts}")
+
+    def check_end(self, journal: list[Entry], goal: int) -> None:
+        """Every change is followed by a checkpoint, and time goes on when nothing happens."""
+        found = [entry.ts for entry in journal if entry.kind == CHECKPOINT and entry.offset >= goal]
+        if not found:
+            self.fail(f"no checkpoint ever came for {goal}")
+        elif len(set(found)) < 2:
+            self.fail(f"idle checkpoints at {goal} stood still: {found[:3]}")
+
+
+class Folded(FeedValidator):
+    """Applying what it is told gives a reader the table under its filter, whenever it is told that it is up to date."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows: dict[Keyed, Any] = {}
+        self._knows = False
+        self.checks = 0
+
+    def step(self, step: Step, expected: Expected) -> None:
+        entry = step.entry
+        if not expected.spec.folds:
+            return
+        match entry.kind:
+            case "begin" if not self._knows:  # it begins with what is there
+                self._rows, self._knows = expected.state(entry.offset), True
+            case "loaded":
+                self._rows, self._knows = expected.state(entry.offset), True
+            case "rows" | "restart":
+                self._rows = self._rows if entry.kind == ROWS and self._knows and not step.exact else {}
+                self._knows = True
+            case "row":
+                self._rows[key_of(entry.body)] = entry.body["after"]
+            case "change" if not step.exact:
+                self._upsert(entry.body)
+            case "change" if entry.offset > step.high:
+                self._apply(entry.body, expected)
+            case "reached" | "caught_up" | "checkpoint" if step.exact and entry.offset >= step.high:
+                self._compare(entry, expected)
+
+    def _upsert(self, body: dict[str, Any]) -> None:
+        if body["op"] == "schema_change":
+            return
+        for key in keys_of(body):
+            self._rows.pop(key, None)
+        if body["op"] != "delete":
+            self._rows[key_of(body)] = body["after"]
+
+    def _apply(self, body: dict[str, Any], expected: Expected) -> None:
+        if body["op"] == "schema_change":
+            self._reshape(body, expected)
+            return
+        old, new = keys_of(body)
+        held = self._rows.pop(old, None)
+        if body["op"] == "insert":
+            if held is not None:
+                self.fail(f"{body['offset']} inserts {new}, which is there")
+        elif held is None:
+            self.fail(f"{body['offset']} is a {body['op']} of {old}, which is not there")
+        elif "before" in body and dumps(held) != dumps(body["before"]):
+            self.fail(f"{body['offset']}: before is {dumps(body['before'])}, and there was {dumps(held)}")
+        if body["op"] != "delete":
+            if new in self._rows:
+                self.fail(f"{body['offset']} moves a row to {new}, which is there")
+            self._rows[new] = body["after"]
+
+    def _reshape(self, body: dict[str, Any], expected: Expected) -> None:
+        """A column was added; its default is what the table says."""
+        for key in self._rows:
+            if key[0] == body["table"]:
+                self._rows[key] = expected.image(key, body["offset"]) or self._rows[key]
+
+    def _compare(self, entry: Entry, expected: Expected) -> None:
+        self.checks += 1
+        wanted = expected.state(entry.offset)
+        odd = [key for key in self._rows.keys() | wanted.keys() if self._odd(key, wanted)]
+        if odd:
+            key = sorted(odd)[0]
+            mine, theirs = dumps(self._rows.get(key)), dumps(wanted.get(key))
+            self.fail(f"at {entry.kind} {entry.offset} {len(odd)} rows differ; {key} is {mine}, in the table {theirs}")
+            self._rows = wanted  # one fault is told once
+
+    def _odd(self, key: Keyed, wanted: Mapping[Keyed, Any]) -> bool:
+        return dumps(self._rows.get(key)) != dumps(wanted.get(key))
+
+
+class Bounded(Validator):
+    """A reader that stopped reading costs at most so much."""
+
+    def check(self, *, without: int, stalled: int, readers: int, each: int = 1 << 20, noise: int = 4 << 20) -> None:
+        """Bytes that a server grew by in the same run, without and with `readers` that stalled."""
+        if stalled - without > readers * each + noise:
+            self.fail(f"{readers} stalled readers cost {(stalled - without) / readers / (1 << 20):.2f} MiB each")
+
+
+class Isolated(Validator):
+    """A bad subscriber changes nothing for the others."""
+
+    def check(self, name: str, sent: Mapping[str, float], seen: Mapping[str, float], most: float = 1.5) -> None:
+        """When each mark was acknowledged, and when the good reader `name` saw it."""
+        lost = sorted(set(sent) - set(seen))
+        if lost:
+            self.fail(f"{name} never saw {len(lost)} of {len(sent)}: {lost[:3]}")
+        late = {mark: seen[mark] - sent[mark] for mark in sent if mark in seen and seen[mark] - sent[mark] > most}
+        if late:
+            mark = max(late, key=lambda each: late[each])
+            self.fail(f"{name} saw {len(late)} of {len(sent)} late, {mark} by {late[mark]:.2f} s")
+
+
+def key_of(body: dict[str, Any]) -> Keyed:
+    """The row that a change leaves, or took away."""
+    return keys_of(body)[1]
+
+
+def keys_of(body: dict[str, Any]) -> tuple[Keyed, Keyed]:
+    """The key before and after."""
+    word = "pk" if "pk" in body else "identity"
+    now, old = _values(body[word]), _values(body.get(word + "_before", body[word]))
+    return (body["table"], dumps(old)), (body["table"], dumps(now))
+
+
+def _values(key: Any) -> list[Any]:
+    return list(key.values()) if isinstance(key, dict) else key
+
+
+def validate(journal: list[Entry], expected: Expected, refused: set[str], goal: int, *, streams: bool) -> list[str]:
+    """All of it, for one reader."""
+    checkpoints, rolled_back, arrived = CheckpointTrue(), NeverRolledBack(), Arrived()
+    validators: list[FeedValidator] = [
+        OrderedFeed(), Complete(), Resumable(), AtomicFeed(), Filtered(), TrueImages(), checkpoints, Folded()
+    ]  # fmt: skip
+    for validator in validators:
+        validator.check(journal, expected)
+    if streams:
+        checkpoints.check_end(journal, goal)
+    rolled_back.check(journal, refused)
+    arrived.check(journal, expected, goal)
+    return [text for validator in (*validators, rolled_back, arrived) for text in validator.failures]
