@@ -23,7 +23,7 @@ class KeptServer(ServerProcess):
     """The server over one folder with a table `orders`, with a credential if there is a `token`."""
 
     def __init__(self, folder: Path, settings: str = "", token: str = "") -> None:
-        super().__init__(folder, settings + (f'\n[serve]\ntoken = "{token}"\n' if token else ""))
+        super().__init__(folder, settings + (f'\nserve.token = "{token}"\n' if token else ""))
         self._address = f"127.0.0.1:{_free_port()}"
         self._http = httpx.Client(headers={"authorization": f"Bearer {token}"} if token else {}, timeout=30)
         self.token = token
@@ -76,11 +76,17 @@ class KeptServer(ServerProcess):
         found = self.ask("cdc.list")["subscriptions"]
         return next(one for one in found if one["sub_id"] == sub_id)
 
-    def refused(self, path: str) -> int:
-        """How many requests for `path` were answered by 403."""
+    def refused(self, route: str) -> int:
+        """How many requests for `route` were answered by 403."""
+        return self._number(f'headwater_http_responses_total{{route="{route}",status="403"}}')
+
+    def streams(self) -> int:
+        """How many readers of server-sent events there are."""
+        return self._number('headwater_streams{transport="sse"}')
+
+    def _number(self, metric: str) -> int:
         lines = self._http.get(f"{self.url}/metrics").text.splitlines()
-        found = [line for line in lines if f'"{path}"' in line and '"403"' in line and "_created" not in line]
-        return sum(int(float(line.rpartition(" ")[2])) for line in found)
+        return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(metric))
 
     def close(self) -> None:
         self._http.close()

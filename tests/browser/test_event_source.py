@@ -44,7 +44,7 @@ def test_an_event_source_resumes_by_itself_after_the_server_was_gone(browser: Br
 
 
 def test_an_expired_ticket_ends_an_event_source_and_a_new_one_continues(browser: Browser, serve: Serve) -> None:
-    server = serve("[serve]\nticket_seconds = 4", token="s3cret")
+    server = serve("serve.ticket_seconds = 4", token="s3cret")
     sub_id = server.subscribe()
     browser.run("follow(arguments[0])", server.sse(sub_id))
     browser.until(f"errors.length === 1 && source.readyState === {CLOSED}")  # no ticket, no way in

@@ -15,7 +15,7 @@ ROWS = 40
 @pytest.fixture(params=["", "s3cret"], ids=["open", "locked"])
 def outrun(request: pytest.FixtureRequest, serve: Serve) -> tuple[KeptServer, str]:
     """A server, and a subscription whose changes are gone."""
-    server = serve(f"[log]\nretention_events = {RETAINED}\n", token=request.param)
+    server = serve(f"log.retention_events = {RETAINED}", token=request.param)
     sub_id = server.subscribe()
     server.insert(*range(1, ROWS + 1))
     lost = lambda: server.held(sub_id)["state"] == "resnapshot_required"  # noqa: E731

@@ -95,6 +95,13 @@ class Truth:
         ]
         self.by_offset = {each.offset: each for each in self.changes}
         self._starts = [base.offset for base in self.bases]
+        self._whole: dict[str, Expected] = {}
+
+    def whole(self, format: str) -> Expected:
+        """Everything, without a filter."""
+        if format not in self._whole:
+            self._whole[format] = Expected(self, Spec(format=format))
+        return self._whole[format]
 
     @property
     def latest(self) -> int:

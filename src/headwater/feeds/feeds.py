@@ -145,6 +145,10 @@ class Feeds:
             found[opening.transport] += 1
         return found
 
+    def open_polls(self) -> int:
+        """How many polls are being answered, or wait."""
+        return sum(isinstance(reader, Poll) for readers in list(self._readers.values()) for reader in list(readers))
+
     def deliveries(self) -> dict[str, int]:
         """How many changes and rows went out on streams, by transport."""
         found = dict(self._delivered)

@@ -33,6 +33,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_log_bytes": ("gauge", "Size of the log on disk.", ("db",)),
     "headwater_log_generation_info": ("gauge", "Always 1; the generation as a label.", ("db", "generation")),
     "headwater_streams": ("gauge", "Open streams.", ("transport",)),
+    "headwater_polls": ("gauge", "Polls being answered or waiting.", ()),
     "headwater_delivered_changes_total": ("counter", "Changes and snapshot rows sent on streams.", ("transport",)),
     "headwater_subscriptions": ("gauge", "Stored subscriptions.", ("db",)),
     "headwater_subscriptions_paused": ("gauge", "Subscriptions that are paused.", ("db",)),
@@ -141,6 +142,7 @@ class _Pulled(Collector):
 def _fed(feeds: Feeds) -> Iterator[Metric]:
     streams, delivered = feeds.open_streams(), feeds.deliveries()
     yield _family("headwater_streams", [((name,), float(count)) for name, count in streams.items()])
+    yield _family("headwater_polls", [((), float(feeds.open_polls()))])
     yield _family("headwater_delivered_changes_total", [((name,), float(n)) for name, n in delivered.items()])
     found = {db: feeds.subscriptions.counters(db) for db in feeds.databases.names()}
     for name, field in _COUNTED.items():
