@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
+BROWSER := chromium chromium-driver
 
-.PHONY: help setup demo check lint types unit test soak bench fmt clean
+.PHONY: help setup browser demo check lint types unit test soak bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
@@ -24,6 +25,17 @@ $(STAMP): pyproject.toml
 	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
 	@touch $(STAMP)
 
+# Only the tests want a browser. A machine that is not ours to change is told what is missing, and they skip.
+browser:
+	@found=; for name in chromium chromium-browser google-chrome; do command -v $$name && found=1 && break; done >/dev/null; \
+	if [ -n "$$found" ] && command -v chromedriver >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing $(BROWSER) for the browser tests"; \
+	  { apt-get update -qq; DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends $(BROWSER); } >/dev/null && exit 0; \
+	fi; \
+	echo "The browser tests need $(BROWSER), and skip without (Debian, Ubuntu: apt-get install $(BROWSER))"
+
 demo: setup
 	$(BIN)/headwater demo
 
@@ -39,8 +51,8 @@ types: setup
 unit: setup
 	$(PYTEST) -m "not slow and not soak" -n 2
 
-test: setup lint types
-	$(PYTEST) -m "not soak" -n 2
+test: setup browser lint types
+	$(PYTEST) -m "not soak" -n 2 -rs
 
 soak: setup
 	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s

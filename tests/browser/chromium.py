@@ -21,6 +21,7 @@ FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-proxy-server",
+    "--disable-features=BackForwardCache",  # it keeps a page that was left, and its streams, for a while
     f"--host-resolver-rules=MAP {EVIL_HOST} 127.0.0.1",
 )
 

@@ -1,6 +1,7 @@
 """A page that the log has outrun is told so, fetches the rows, and follows on from them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from chromium import Browser, wait_for
@@ -18,8 +19,10 @@ def outrun(request: pytest.FixtureRequest, serve: Serve) -> tuple[KeptServer, st
     server = serve(f"log.retention_events = {RETAINED}", token=request.param)
     sub_id = server.subscribe()
     server.insert(*range(1, ROWS + 1))
-    lost = lambda: server.held(sub_id)["state"] == "resnapshot_required"  # noqa: E731
-    wait_for(lost, lambda: f"the loss: {server.held(sub_id)}")
+    wait_for(
+        lambda: server.held(sub_id)["state"] == "resnapshot_required",
+        lambda: f"the loss: {server.held(sub_id)}",
+    )
     return server, sub_id
 
 
@@ -31,7 +34,7 @@ def ticket(browser: Browser, server: KeptServer) -> str:
     return f"ticket={found['ticket']}"
 
 
-def check_told(server: KeptServer, told: dict) -> None:
+def check_told(told: dict[str, Any]) -> None:
     assert told["data"]["reason"] == "wal_horizon_exceeded"
     assert told["data"]["latest_offset"] == ROWS + 1
     assert int(told["id"]) == told["data"]["resnapshot_from_offset"] == told["data"]["earliest_offset"] - 1
@@ -39,11 +42,11 @@ def check_told(server: KeptServer, told: dict) -> None:
 
 def test_an_event_source_is_told_and_goes_on_from_the_rows(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
     server, sub_id = outrun
-    pass_ = ticket(browser, server)
-    browser.run("follow(arguments[0])", f"{server.sse(sub_id)}?{pass_}".rstrip("?"))
+    entry = ticket(browser, server)
+    browser.run("follow(arguments[0])", f"{server.sse(sub_id)}?{entry}".rstrip("?"))
     browser.until("controls('resnapshot').length === 1")
     told = browser.value("controls('resnapshot')[0]")
-    check_told(server, told)
+    check_told(told)
     assert browser.ids() == []
 
     url = server.url + told["data"]["snapshot_url"]
@@ -51,7 +54,7 @@ def test_an_event_source_is_told_and_goes_on_from_the_rows(browser: Browser, out
     assert (found["status"], found["kind"]) == (200, "application/x-ndjson") and found["etag"]
     assert found["rows"] == [{"id": id, "status": "new"} for id in range(1, ROWS + 1)]
 
-    onward = f"{server.sse(sub_id)}?from_offset={found['offset']}&{pass_}".rstrip("&")
+    onward = f"{server.sse(sub_id)}?from_offset={found['offset']}&{entry}".rstrip("&")
     browser.run("follow(arguments[0])", onward)
     server.insert(ROWS + 1)
     browser.until("changes().length >= 1")
@@ -61,20 +64,22 @@ def test_an_event_source_is_told_and_goes_on_from_the_rows(browser: Browser, out
 
 def test_a_web_socket_is_told_and_closed(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
     server, sub_id = outrun
-    browser.run(
-        "again = false; listen(arguments[0])", f"{server.ws(sub_id)}?{ticket(browser, server)}".rstrip("?")
-    )
+    browser.run("again = false; listen(arguments[0])", f"{server.ws(sub_id)}?{ticket(browser, server)}".rstrip("?"))
     browser.until("closes.length === 1")
     told = browser.value("controls('resnapshot')[0]")
-    check_told(server, told)
+    check_told(told)
     close = browser.value("closes[0]")
     assert (close["code"], close["clean"]) == (4410, True) and close["reason"].startswith("resnapshot_required")
 
 
-def test_a_page_fetches_the_present_rows_over_the_redirect(browser: Browser, outrun: tuple[KeptServer, str]) -> None:
+@pytest.mark.parametrize("by", ["ticket", "header"])
+def test_a_page_fetches_the_present_rows_over_the_redirect(
+    browser: Browser, outrun: tuple[KeptServer, str], by: str
+) -> None:
     server, _ = outrun
-    plain = f"{server.url}/api/v1/snapshot/main/orders"
-    found = browser.run("return rows(arguments[0], arguments[1])", plain, server.token)
-    assert found["status"] == 200 and len(found["rows"]) == ROWS
-    found = browser.run("return rows(arguments[0])", f"{plain}?{ticket(browser, server)}".rstrip("?"))
+    url = f"{server.url}/api/v1/snapshot/main/orders"
+    if by == "ticket":
+        found = browser.run("return rows(arguments[0])", f"{url}?{ticket(browser, server)}".rstrip("?"))
+    else:
+        found = browser.run("return rows(arguments[0], arguments[1])", url, server.token)
     assert found["status"] == 200 and len(found["rows"]) == ROWS

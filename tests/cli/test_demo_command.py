@@ -1,12 +1,19 @@
 """The demo ends by itself, proves what it says, and leaves nothing behind."""
 
+import json
 import os
 import re
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
 from commands import run
+
+from headwater.cli.demo import follower
+from headwater.cli.demo.follower import Follower
+from headwater.cli.failure import Failure
+from headwater.cli.feed import Frame
 
 
 @pytest.mark.slow
@@ -20,8 +27,43 @@ def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> No
         "the log folds to the 3 rows",
         "acknowledged orders",
         "without a hole",
+        "order 4 was large and is: update",
+        "order 3 is large no more: delete; order 1 has become large: insert",
+        "no gap, no repeat",
+        "the feed brought these .* changes, in order, each once, over 3 connections",
     ):
         assert f"✓ {proof}" in done.stdout or re.search(rf"✓ .*{proof}", done.stdout), proof
+    assert len(re.findall(r"^ *\+\d+\.\d ms +\d+ ", done.stdout, re.MULTILINE)) == 8 + 3, "changes as they arrived"
+    (everything,) = re.findall(r"^all +(\d+) +(\d+)$", done.stdout, re.MULTILINE)
+    assert everything[0] == everything[1] and int(everything[0]) > 60
     for pid in map(int, re.findall(r"process (\d+)", done.stdout)):
         assert not Path(f"/proc/{pid}").exists() or pid == os.getpid(), "a process of the demo is still there"
     assert tempfile.gettempdir() not in done.stdout
+
+
+class Patient(Follower):
+    """A reader that is fed by the test."""
+
+    def __init__(self) -> None:
+        self._arrived, self._taken, self._news = [], 0, threading.Condition()
+
+
+def frame(offset: int, commit_ts_ms: int = 1000) -> Frame:
+    return Frame(str(offset), "insert", json.dumps({"offset": offset, "commit_ts_ms": commit_ts_ms}).encode())
+
+
+def test_the_reader_of_the_demo_hands_out_what_arrived_once_with_its_delay() -> None:
+    reader = Patient()
+    reader._note([frame(1), frame(2, 1001)], 1003.5)
+    assert [(each.offset, each.late_ms) for each in reader.take(2)] == [(1, 3.5), (2, 2.5)]
+    reader._note([frame(3)], 999.0)
+    assert [(each.offset, each.late_ms) for each in reader.take(3)] == [(3, 0.0)], "a clock that was set back"
+    assert reader.take() == []
+
+
+def test_the_demo_fails_when_a_change_does_not_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "PATIENCE_SECONDS", 0.0)
+    reader = Patient()
+    reader._note([frame(1)], 1000.0)
+    with pytest.raises(Failure, match="offset 2 did not arrive"):
+        reader.take(2)

@@ -55,7 +55,7 @@ class Live:
         self._server = Server(self.config.serve, self.api, self.app.open_feeds)
         self.app.start()
         self._started, self._failure = threading.Event(), []
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._started.wait(PATIENCE)
         if self._failure:

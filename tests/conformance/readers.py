@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -143,10 +144,8 @@ class SseReader(_Reader):
         """The next frame; None at the end of the stream. TimeoutError when nothing comes."""
         deadline = time.monotonic() + patience
         while not self._frames:
-            if not self._unchunk():
-                return None
-            if not self._frames and not self._receive(deadline):
-                assert not self._arrived, self._arrived
+            more = self._unchunk()
+            if not self._frames and (not more or not self._receive(deadline)):
                 return None
         return self._frames.pop(0)
 
@@ -192,14 +191,17 @@ class WsReader(_Reader):
 
     def __init__(self, url: str, path: str, headers: dict[str, Any]) -> None:
         given = {name: value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
-        self.socket = connect(
-            url.replace("http", "ws", 1) + path,
-            additional_headers=given,
-            open_timeout=PATIENCE,
-            close_timeout=1,
-            max_size=None,
-            compression=None,
-            proxy=None,
+        self._open = contextlib.ExitStack()
+        self.socket = self._open.enter_context(
+            connect(
+                url.replace("http", "ws", 1) + path,
+                additional_headers=given,
+                open_timeout=PATIENCE,
+                close_timeout=1,
+                max_size=None,
+                compression=None,
+                proxy=None,
+            )
         )
 
     def frame(self, patience: float = PATIENCE) -> Frame | None:
@@ -222,4 +224,4 @@ class WsReader(_Reader):
 
     def close(self) -> None:
         """Leave."""
-        self.socket.close()
+        self._open.close()

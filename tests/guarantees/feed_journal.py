@@ -44,11 +44,10 @@ def walk(journal: list[Entry]) -> Iterator[Step]:
     high, exact, is_first = 0, True, True
     for entry in journal:
         kind = entry.kind
-        if kind == CAUGHT_UP:
-            exact = True
-        elif kind in (ROWS, RESTART):
+        if kind in (ROWS, RESTART):
             exact = False
         yield Step(entry, at, high, exact, is_first)
+        exact = exact or kind == CAUGHT_UP
         is_first = kind in (BEGIN, ROWS, LOADED)
         if kind in (BEGIN, ROWS_END):
             at = entry.offset

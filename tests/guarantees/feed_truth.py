@@ -120,11 +120,11 @@ class Truth:
 class Expected:
     """What a reader with `spec` must be told, and the table it must have at any offset."""
 
-    def __init__(self, truth: Truth, spec: Spec) -> None:
+    def __init__(self, truth: Truth, spec: Spec, tables: dict[str, Table] | None = None) -> None:
         self.truth, self.spec = truth, spec
         self.bodies: dict[int, dict[str, Any]] = {}
         self._now: dict[Keyed, Named] = {}  # rows as they are, whether they pass or not
-        self._tables: dict[str, Table] = {}
+        self.tables = dict(tables or {})
         self._versions: dict[Keyed, tuple[list[int], list[Any]]] = {}
         self._inside = _Inside(truth, spec)
         bases = list(truth.bases)
@@ -182,7 +182,7 @@ class Expected:
     def _reshape(self, seen: Seen) -> None:
         """A column was added: every row has it now."""
         table = seen.change.table
-        known, self._tables[table.name] = self._tables.get(table.name), table
+        known, self.tables[table.name] = self.tables.get(table.name), table
         added = [] if known is None else [name for name in table.names if name not in known.index]
         for key, row in self._now.items():
             if key[0] == table.name and added:
@@ -198,8 +198,8 @@ class Expected:
             for values, row in rows:
                 key = name, dumps([self.spec.show(value) for value in values])
                 self._now[key] = dict(row)
-                passes = not self.spec.wants(name) or self._inside.named(self._tables[name], row)
-                self._version(key, base.offset, self._image(self._tables[name], row) if passes else None)
+                passes = not self.spec.wants(name) or self._inside.named(self.tables[name], row)
+                self._version(key, base.offset, self._image(self.tables[name], row) if passes else None)
 
     # --- how it looks --------------------------------------------------------------------------------------------
 

@@ -257,6 +257,8 @@ class Folded(FeedValidator):
                 self._upsert(entry.body, expected)
             case "change" if entry.offset > step.high:
                 self._apply(entry.body, expected)
+            case "caught_up" if not step.exact:
+                self._compare(entry, expected)
             case "reached" | "caught_up" | "checkpoint" if step.exact and entry.offset >= step.high:
                 self._compare(entry, expected)
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from server_process import Gone
 from websockets.client import ClientProtocol
+from websockets.exceptions import InvalidState
 from websockets.frames import Opcode
 from websockets.uri import parse_uri
 
@@ -161,7 +162,10 @@ class WebSocket:
     def say(self, body: Any) -> None:
         """Send a frame, JSON or as it is."""
         text = body if isinstance(body, bytes) else json.dumps(body).encode()
-        self._protocol.send_text(text)
+        try:
+            self._protocol.send_text(text)
+        except InvalidState as error:
+            raise Gone(str(error)) from error
         self._flush()
 
     def read(self, size: int) -> list[Said] | None:

@@ -83,24 +83,36 @@ class Feed:
         self._headers = {"accept": "text/event-stream"} | (
             {} if token is None else {"authorization": f"Bearer {token}"}
         )
-        self.last_id, self._notice = last_id, notice
+        self._place, self.last_id, self._notice = place, last_id, notice
         self._socket: socket.socket | None = None
 
+    def __str__(self) -> str:
+        return f"{self._place}{self._after}"
+
+    @property
+    def _after(self) -> str:
+        """Where it is; nothing while it has no offset, as in a snapshot."""
+        return f" after offset {self.last_id}" if self.last_id.isdigit() else ""
+
     def follow(self, *, sleep: Callable[[float], None] = time.sleep) -> Generator[list[Frame]]:
-        """Frames for ever, in batches as they arrive. Only a first connection that fails, or a refusal, ends it."""
-        wait, connected, lost = FIRST_WAIT, False, False
+        """Frames for ever, in batches as they arrive, an empty one for every connection.
+
+        Only a first connection that fails, or a refusal, ends it.
+        """
+        wait, connections, lost = FIRST_WAIT, 0, False
         while True:
             try:
                 with closing(self.connect()) as batches:
-                    connected = True
+                    if lost:
+                        self._notice(f"connected again{self._after}")
+                    connections, lost = connections + 1, False
+                    yield []
                     for frames in batches:
-                        if lost:
-                            self._notice(f"connected again{f', after offset {self.last_id}' if self.last_id else ''}")
-                        lost, wait = False, FIRST_WAIT if frames else wait
+                        wait = FIRST_WAIT if frames else wait
                         yield frames
                 reason = "the server ended the stream"
             except Broken as broken:
-                if not connected:
+                if not connections:
                     raise broken.failure from None
                 reason = str(broken)
             if not lost:

@@ -46,12 +46,16 @@ def _run(args: argparse.Namespace) -> int:
     feed = _feed(args, notes)
     left = sys.maxsize if args.limit is None else args.limit
     with closing(feed.follow()) as batches:
-        while left:
-            for frame in next(batches):
+        next(batches)
+        notes.verbose(f"following {feed}")
+        for frames in batches:
+            for frame in frames:
                 if left and not notes.take(frame):
                     printer.change(frame)
                     left -= 1
             printer.flush()
+            if not left:
+                break
     return OK
 
 
@@ -72,7 +76,6 @@ def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
                 query["start"] = word
     finally:
         remote.close()
-    notes.verbose(f"following {place}{f' after offset {last_id}' if last_id else ''}")
     return Feed(remote.url, place, query, last_id=last_id, token=credential(args), notice=notes.say)
 
 

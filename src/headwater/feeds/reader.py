@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import NamedTuple
+from urllib.parse import quote
 
 import msgspec
 
-from headwater.errors import TransactionTooLarge
+from headwater.errors import HeadwaterError, TransactionTooLarge
 from headwater.feeds.filters import Cut, Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.make import encoder
@@ -64,7 +65,7 @@ class _Collector:
     """Takes parts in order, and remembers how far the whole transactions reach that fit into the page."""
 
     def __init__(self, view: View, after: int, limit: int, most: int, cut: Cut | None) -> None:
-        self._view, self._limit, self._most, self._cut = view, limit, most, cut
+        self._view, self._after, self._limit, self._most, self._cut = view, after, limit, most, cut
         self.deliveries: list[Delivery] = []
         self.size = 0
         self.upto, self.ts = after, 0
@@ -83,10 +84,18 @@ class _Collector:
         """Whether the first transaction has not ended yet."""
         return self._fitting is None
 
-    def take(self, part: Transaction, *, split: bool) -> None:
-        """Add `part`; with `split` stop in its midst when the page is full."""
+    def take(self, part: Transaction, *, split: bool) -> bool:
+        """Add `part`; with `split` stop in its midst when the page is full.
+
+        False where the filter does not fit it: what comes before goes out first, the next page raises.
+        """
         encode = self._view.encoder.change
-        ops = self._view.filter.decide(part.changes, first=part.first, cut=self._cut)
+        try:
+            ops = self._view.filter.decide(part.changes, first=part.first, cut=self._cut)
+        except HeadwaterError:
+            if self.in_first and not (split and self.upto > self._after):
+                raise
+            return False
         for place, op in enumerate(ops):
             if op is None:
                 continue
@@ -96,10 +105,11 @@ class _Collector:
             self.size += len(data)
             if split and self.is_full:
                 self.upto, self.ts = offset, part.ts if part.last and offset == part.upto else 0
-                return
+                return True
         self.upto, self.ts = part.upto, part.ts if part.last else 0
         if part.last and (self._fitting is None or not self.is_over):
             self._fitting = len(self.deliveries), self.upto, self.ts, self.size
+        return True
 
     def page(self) -> Page:
         return Page(self.deliveries, self.upto, self.ts, self.size)
@@ -129,8 +139,7 @@ def read_page(
     """
     collector = _Collector(view, after, limit, most, cut)
     for part in _parts(log, after, upto):
-        collector.take(part, split=True)
-        if collector.is_full or collector.upto - after >= scan:
+        if not collector.take(part, split=True) or collector.is_full or collector.upto - after >= scan:
             break
     return collector.page()
 
@@ -152,28 +161,32 @@ def read_whole(
     """
     collector = _Collector(view, after, limit, most, cut)
     for part in _parts(log, after, None):
-        collector.take(part, split=False)
-        if collector.in_first and collector.size >= largest:
+        in_first = collector.in_first
+        if not collector.take(part, split=False):
+            break
+        if in_first and collector.size > largest:
             if view.options.txn == ATOMIC_STRICT:
-                raise _too_large(log, view, part)
-            return collector.page()
+                raise _too_large(log, view, part, largest)
+            count = len(collector.deliveries)
+            return read_page(log, view, after=after, upto=part.upto, limit=count, most=largest, cut=cut)
         if not collector.in_first and (collector.is_over or (part.last and collector.is_full)):
             break
-        if part.last and collector.upto - after >= scan:
+        # In the midst of a transaction nothing is split as long as nothing of it is delivered.
+        if collector.upto - after >= scan and not (collector.in_first and collector.deliveries):
             break
     return collector.whole_page()
 
 
-def _too_large(log: LiveLog, view: View, part: Transaction) -> TransactionTooLarge:
+def _too_large(log: LiveLog, view: View, part: Transaction, largest: int) -> TransactionTooLarge:
     end = part
     while not end.last:
         end = log.read(after=end.upto)[0]
     first = part.first - part.start
     tables = view.options.tables
-    table = f"/{tables[0]}" if len(tables) == 1 else ""
+    table = f"/{quote(tables[0], safe='', errors='surrogateescape')}" if len(tables) == 1 else ""
     url = f"/api/v1/changes/{view.options.db}{table}?from_offset={first - 1}&upto={end.upto}"
     return TransactionTooLarge(
-        f"the transaction at offset {first} is larger than {MAX_TRANSACTION} bytes",
+        f"the transaction at offset {first} is larger than {largest} bytes",
         first_offset=first,
         last_offset=end.upto,
         pull_url=url,

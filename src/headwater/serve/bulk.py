@@ -56,8 +56,9 @@ class Snapshots:
     async def _redirect(self, call: Call, database: Database, db: str, table: str) -> int:
         await self._run(database.catch_up, CATCH_UP_SECONDS)
         url = snapshot_url(db, table, f"{database.log.generation}.{database.log.latest}")
-        if "format" in call.query:
-            url += f"&format={quote(call.query['format'], safe='')}"
+        for name in ("format", "ticket"):  # a browser that came by a ticket has nothing else to come in by
+            if name in call.query:
+                url += f"&{name}={quote(call.query[name], safe='')}"
         headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
         await call.start(307, headers)
         await call.send({"type": "http.response.body", "body": b""})

@@ -36,12 +36,11 @@ class Cors:
         ]
 
     def preflight(self, origin: bytes) -> Headers:
-        """For the question before a request."""
-        headers = self.headers(origin)
-        if self.admits(origin):
-            headers += [
-                (b"access-control-allow-methods", METHODS),
-                (b"access-control-allow-headers", ALLOWED),
-                (b"access-control-max-age", MAX_AGE),
-            ]
-        return headers
+        """For the question before a request, besides `headers`: twice the same one, and a browser refuses both."""
+        if not self.admits(origin):
+            return []
+        return [
+            (b"access-control-allow-methods", METHODS),
+            (b"access-control-allow-headers", ALLOWED),
+            (b"access-control-max-age", MAX_AGE),
+        ]

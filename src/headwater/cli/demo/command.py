@@ -235,7 +235,8 @@ class Story:
         arrived = Counter((arrival.found["table"], arrival.found["op"]) for arrival in self._arrived)
         self._page.heading(9, "Summary")
         rows = [(table, op, written[table, op], arrived[table, op]) for table, op in sorted(written | arrived)]
-        self._page.table(("table", "op", "in the log", "arrived"), [*rows, ("all", "", written.total(), arrived.total())])
+        rows.append(("all", "", written.total(), arrived.total()))
+        self._page.table(("table", "op", "in the log", "arrived"), rows)
         facts = [
             ("offsets", f"{self._log.horizon} to {self._log.latest}"),
             ("transactions in the log", len({part.id for part in parts})),
