@@ -9,6 +9,7 @@ import pty
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -71,15 +72,19 @@ def tail_json(url: str, *args: str, limit: int) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def tailing(url: str, *args: str, **kwargs: Any) -> Iterator[subprocess.Popen[str]]:
-    """A tail that runs; it has its place in the log when this begins."""
+    """A tail that runs; it has its place in the log when this begins. What hangs is killed, so that no read hangs."""
+    env = {name: value for name, value in environment().items() if name != "PYTHONUNBUFFERED"}
     command = [*HEADWATER, "tail", *args, "-v", "--server", url]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | kwargs
-    with subprocess.Popen(command, env=environment(), **pipes) as process:
+    with subprocess.Popen(command, env=env, **pipes) as process:
+        watch = threading.Timer(TIMEOUT, process.kill)
+        watch.start()
         try:
             assert process.stderr is not None
             assert process.stderr.readline().startswith("headwater tail: following ")
             yield process
         finally:
+            watch.cancel()
             process.kill()
 
 

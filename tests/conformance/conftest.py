@@ -12,11 +12,18 @@ _numbers = count(1)
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """The shared one, with every setting at its default."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """With every setting at its default."""
     live = Live(tmp_path_factory.mktemp("shared"))
     yield live
     live.stop()
+
+
+@pytest.fixture
+def server(shared: Live) -> Iterator[Live]:
+    """The shared one; streams that the test opened are closed after it."""
+    yield shared
+    shared.leave()
 
 
 @pytest.fixture

@@ -89,9 +89,7 @@ class Live:
         if self._thread is None:
             return
         self.ask_to_stop()
-        for reader in self._readers:
-            reader.close()
-        self._readers = []
+        self.leave()
         self.http.close()
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "the server did not stop"
@@ -99,6 +97,12 @@ class Live:
         self.app.close()
         if self._failure:
             raise self._failure[0]
+
+    def leave(self) -> None:
+        """Close every reader that was opened here."""
+        readers, self._readers = self._readers, []
+        for reader in readers:
+            reader.close()
 
     def restart(self) -> None:
         """Stop, and start again on the same folder."""

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import apsw
 from clients import History
+from feed_journal import CHANGE
 from feed_pests import Pests
-from feed_readers import KINDS, Reader
+from feed_readers import GIVE_UP, KINDS, Reader
 from feed_specs import specs
 from feed_truth import Base, Expected, Spec, Truth
 from feed_validators import validate
@@ -28,6 +29,7 @@ from server_process import Asking, ServerProcess
 from headwater.errors import OffsetExpired
 from headwater.log.disk import DiskLog
 from headwater.model.change import Transaction
+from headwater.model.clock import parse_ts
 
 WRITERS = 3
 SETTINGS = """
@@ -40,7 +42,7 @@ checkpoint_seconds = 0.3
 trim_rows = {trim}
 trim_seconds = 0.2
 """
-SHORT = 600  # changes that a log keeps which forgets
+SHORT = 250  # changes that a log keeps which forgets
 KEYED = {"item": ("id",), "pair": ("a", "b"), "line": ("rowid",), "ledger": ("mark",)}
 
 
@@ -70,7 +72,7 @@ class Recorder(threading.Thread):
         """Take in what is new."""
         with self._lock, contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
             after = self.parts[-1].upto if self.parts else 0
-            after = max([after, *(base.offset for base in self.bases)])
+            after = max(after, log.generation_first - 1)
             try:
                 self.parts += list(log.scan(after=min(after, log.latest)))
                 self.read_at = time.monotonic()
@@ -137,7 +139,7 @@ class FeedNemesis:
         self._begin_foreigner()
         try:
             for event in self._events():
-                time.sleep(0.7 + self.random.random() * 1.3)
+                time.sleep(1 + self.random.random() * 1.5)
                 self.events.append(event)
                 getattr(self, "_" + event.replace(" ", "_"))()
             time.sleep(1)
@@ -172,7 +174,7 @@ class FeedNemesis:
             goal = int(ask("stats.snapshot")["cdc"]["latest_offset"])
             ask.close()
         except BaseException:
-            goal = -2
+            goal = GIVE_UP
             raise
         finally:
             for reader in self.readers:
@@ -183,7 +185,7 @@ class FeedNemesis:
             for reader, thread in zip(self.readers, readers, strict=True):
                 if thread.is_alive():
                     reader.defects.append(f"did not reach {goal}: it is at {reader.last}")
-                    reader.finish(-2)
+                    reader.finish(GIVE_UP)
                     thread.join()
             self.recorder.stop()
 
@@ -278,6 +280,8 @@ class FeedNemesis:
     def _judge(self) -> None:
         self._told_by_foreigners()
         truth = Truth(self.recorder.parts, self.recorder.bases)
+        for entry in (entry for reader in self.readers for entry in reader.journal if entry.kind == CHANGE):
+            truth.note_told(entry.offset, parse_ts(entry.body["ts"]))
         failures = [self.recorder.failure] if self.recorder.failure else []
         failures += self.history.defects[:10] + self._judge_tables(truth)
         for reader in self.readers:

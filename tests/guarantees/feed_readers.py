@@ -21,6 +21,7 @@ from server_process import Asking, Gone, Refused, ServerProcess
 from headwater.model.clock import parse_ts, ts_ms
 
 LATER = {"unavailable", "busy", "limit_exceeded"}  # come again in a moment
+GIVE_UP = -2  # a goal
 OPS = ("insert", "update", "delete", "schema_change", "truncate")
 
 
@@ -43,6 +44,7 @@ class Reader:
         self.acked: int | None = None  # as the server has it; None when that is not sure
         self.base: int | None = None  # never seek behind this
         self.is_paused = False
+        self.sleepy = 0.1 if dice.random() < 0.4 else 0.0  # how often it forgets to read for a while
         self.losses: list[str] = []
         self._window = 0.0  # wall time at which the rows of a snapshot were over
         self._finish = threading.Event()
@@ -55,7 +57,7 @@ class Reader:
     def run(self) -> None:
         """Until the goal is reached."""
         try:
-            while not self.is_done and not (self.goal == -2):
+            while not self.is_done and self.goal != GIVE_UP:
                 self._turn()
         except Exception as error:
             self.defects.append(f"{type(error).__name__}: {error}")
@@ -63,8 +65,12 @@ class Reader:
         finally:
             self.ask.close()
 
+    def calm(self) -> None:
+        """No tricks from the start."""
+        self._finish.set()
+
     def finish(self, goal: int) -> None:
-        """No more tricks: read up to `goal`; -2 is to give up."""
+        """No more tricks: read up to `goal`, or give up."""
         self.goal = goal
         self._finish.set()
 
@@ -76,7 +82,8 @@ class Reader:
         return self.is_wild and self.random.random() < share
 
     def nap(self, seconds: float) -> None:
-        self._finish.wait(seconds)
+        if self.is_wild:
+            self._finish.wait(seconds)
 
     def _turn(self) -> None:
         try:
@@ -111,6 +118,10 @@ class Reader:
         if self.is_paused:
             self.ask("cdc.resume", sub_id=self.sub)
             self.is_paused = False
+        self.know_cursor()
+
+    def know_cursor(self) -> None:
+        """Ask for what is not sure."""
         if self.acked is None:
             (held,) = self.ask("cdc.list", sub_id=self.sub)["subscriptions"]
             self.acked = int(held["acked_offset"])
@@ -199,13 +210,13 @@ class Reader:
     def lost(self, reason: str, body: dict[str, Any] | None = None) -> None:
         """Begin again: by whole tables from the URL that came with the bad news, or by another snapshot."""
         self.losses.append(reason)
-        if self.sub and self.random.random() < 0.4:
+        if self.sub and self.spec.folds and self.random.random() < 0.4:
             self._subscribe_anew()
             raise Ended
         urls = dict((body or {}).get("snapshot_urls") or {})
         if body and not urls and len(self.spec.tables) == 1:
             urls = {self.spec.tables[0]: body["snapshot_url"]}
-        while self.goal != -2:
+        while self.goal != GIVE_UP:
             try:
                 if self._load(urls):
                     raise Ended
@@ -260,7 +271,7 @@ class Reader:
 
 
 def _from_snapshot(spec: Spec) -> Spec:
-    return Spec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"start": "snapshot", "after": True})
+    return Spec(**{name: getattr(spec, name) for name in spec.__struct_fields__} | {"start": "snapshot"})
 
 
 class PollReader(Reader):
@@ -268,6 +279,9 @@ class PollReader(Reader):
 
     def session(self) -> None:
         self.whims()
+        self.know_cursor()
+        if self.chance(self.sleepy):
+            self.nap(3)
         params: dict[str, Any] = {"sub_id": self.sub, "limit": self.random.choice((1, 3, 20, 200))}
         if not self.is_wild:
             params["limit"] = 1000
@@ -349,8 +363,10 @@ class StreamReader(Reader):
         self.wire = self.connect()
         left = self.random.choice((500, 3000, 40_000, 400_000)) if self.chance(0.8) else None
         slow = self.chance(0.2)
+        if self.chance(self.sleepy):
+            self.nap(3)
         try:
-            while not self.is_done and self.goal != -2:
+            while not self.is_done and self.goal != GIVE_UP:
                 size = self.random.choice((1, 7, 200, 4096)) if self.chance(0.3) else 65_536
                 if left is not None and self.is_wild:
                     size = min(size, max(left, 1))
@@ -428,14 +444,10 @@ class WebSocketReader(StreamReader):
             self.acked = None
             self.wire.say({"ack": max(self.base, self.last - self.random.randrange(100))})
 
-    def prepare(self) -> None:
-        sure = self.acked is not None or self.last is None
-        if not sure:
-            self.acked = 0  # below what it has seen, wherever that is: it says where it goes on
-            super().prepare()
-            self.acked = None
-        else:
-            super().prepare()
+    def know_cursor(self) -> None:
+        """An ack may be on its way still: whoever has seen something says where it goes on."""
+        if self.last is None:
+            super().know_cursor()
 
 
 class ChangesReader(StreamReader):

@@ -96,6 +96,9 @@ class Truth:
         self.by_offset = {each.offset: each for each in self.changes}
         self._starts = [base.offset for base in self.bases]
         self._whole: dict[str, Expected] = {}
+        # Told straight from the database and then, after a crash, given a later time: until the log holds a
+        # change, its time is not settled, nor which commits of another process are one transaction.
+        self.unsettled: set[int] = set()
 
     def whole(self, format: str) -> Expected:
         """Everything, without a filter."""
@@ -114,7 +117,18 @@ class Truth:
     def ends_transaction(self, offset: int) -> bool:
         """Whether no transaction goes on after `offset`."""
         found = self.by_offset.get(offset)
-        return found is None or found.last
+        return found is None or found.last or found.part.first - found.part.start in self.unsettled
+
+    def note_told(self, offset: int, ts: int) -> None:
+        """Somebody was told of the change at `offset`, as being of `ts`."""
+        found = self.by_offset.get(offset)
+        if found is not None and ts < found.part.ts:
+            self.unsettled.add(found.part.first - found.part.start)
+
+    def is_settled(self, offset: int, ts: int) -> bool:
+        """Whether all that was said with this time must hold."""
+        found = self.by_offset.get(offset)
+        return found is None or ts >= found.part.ts
 
 
 class Expected:

@@ -39,7 +39,7 @@ class FeedWriter:
     def run(self, stop: threading.Event) -> None:
         """Write until told to stop."""
         try:
-            while not stop.wait(self.random.random() * 0.03):
+            while not stop.wait(self.random.random() * 0.012):
                 self.may_write()
                 self.count += 1
                 self._attempt(self.random.choice(self.works), f"{self.name}-{self.count}")

@@ -19,10 +19,10 @@ from headwater.feeds.polling import Asked, Poll
 from headwater.feeds.registry import Registry
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, SnapshotReader, lowest
-from headwater.feeds.starting import check_cursor, cursor_of
+from headwater.feeds.starting import check_cursor, check_reached, cursor_of
 from headwater.feeds.stream import Stream
 from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
-from headwater.feeds.subscription import SnapshotState, Subscription
+from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
 from headwater.feeds.subscriptions import CATCH_UP_SECONDS, Subscriptions, tables_of
 from headwater.feeds.waiting import silent
 from headwater.model.database import real_name
@@ -169,7 +169,9 @@ class Feeds:
             if asked.wait_ms:
                 await self.run(poll.seat.view.warm, database.source)
             state = held.snapshot
-            if state is not None and (not state.done or asked.cursor is not None):
+            if state is None and asked.cursor is not None:
+                raise InvalidRequest("this subscription reads no snapshot", hint="Leave out `cursor`.")
+            if state is not None and owes_rows(state, asked.cursor, asked.from_offset):
                 place = asked.cursor or state.confirmed
                 return await poll.rows(self._rows(poll.seat, held, state, place, rows=asked.limit))
             return await poll.answer()
@@ -181,18 +183,15 @@ class Feeds:
         self._check_room()
         held = self._registry.get(who, id)
         database = self.databases.database(held.db)
-        await self.run(database.catch_up, CATCH_UP_SECONDS)
+        caught_up = bool(await self.run(database.catch_up, CATCH_UP_SECONDS))
         asked = begin.cursor
-        if asked is not None and asked > database.log.latest:
-            raise InvalidRequest(
-                f"offset {asked} lies beyond the latest offset {database.log.latest}",
-                hint="Send the id of the last frame you received.",
-            )
+        if asked is not None:
+            check_reached(database.log, asked, "offset", caught_up)
         seat = self._seat(database, held)
         await self.run(seat.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
-        if state is not None and (not state.done or begin.place):
+        if state is not None and owes_rows(state, begin.place, asked):
             reader = self._rows(seat, held, state, begin.place or state.confirmed)
         stream = self._opened(seat, opening, cursor, reader)
         self._readers.setdefault(id, set()).add(stream)
@@ -206,7 +205,7 @@ class Feeds:
         name = real_name(params.db)
         database = self.databases.database(name)
         request: Request = await self.run(check, params, database.source)
-        await self.run(database.catch_up, CATCH_UP_SECONDS)
+        caught_up = bool(await self.run(database.catch_up, CATCH_UP_SECONDS))
         hub = self._hub(name, database)
         seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
         await self.run(seat.view.warm, database.source)
@@ -217,7 +216,8 @@ class Feeds:
         if asked is None:
             cursor = await self.run(self._start, database, request)
         else:
-            cursor = asked if asked < database.log.latest else check_cursor(database.log, asked, "from_offset")
+            check_reached(database.log, asked, "from_offset", caught_up)
+            cursor = asked
         return self._opened(seat, opening, cursor, reader, upto=upto)
 
     async def open_batches(

@@ -197,8 +197,14 @@ class Hub:
         """Be a member no more."""
         group.members -= 1
         if not group.members:
+            self._forget(group)
+
+    def _forget(self, group: Group) -> None:
+        """Publish nothing to it any more. One that failed was forgotten then, and another may have its place."""
+        key = (group.view.signature, group.frame)
+        if self._groups.get(key) is group:
             self._router.remove(group)
-            del self._groups[group.view.signature, group.frame]
+            del self._groups[key]
 
     def sleep(self, sleeper: Sleeper) -> None:
         """Wake `sleeper` when the next batch was published."""
@@ -252,6 +258,7 @@ class Hub:
         for group in self._groups.values():
             group.since = self.upto
             group.wake()
+        self._wake_waiting()
 
     def _publish(self, parts: list[Transaction]) -> None:
         placed = [(part, offset, change) for part in parts for offset, change in enumerate(part.changes, part.first)]
@@ -262,6 +269,7 @@ class Hub:
             try:
                 ops = group.view.filter.decide([changes[place] for place in places])
             except HeadwaterError as error:
+                self._forget(group)  # before it is told: whoever comes from now on begins afresh
                 group.fail(error)
                 continue
             frames: list[tuple[int, bytes]] = []
@@ -278,6 +286,9 @@ class Hub:
                 self._keep(group, frames)
                 group.publish(frames)
         self._bound()
+        self._wake_waiting()
+
+    def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, set()
         for sleeper in waiting:
             sleeper.wake()

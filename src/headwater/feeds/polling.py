@@ -7,10 +7,12 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.errors import OffsetExpired
 from headwater.feeds.reader import Page, read_page, read_whole
+from headwater.feeds.registry import unknown
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SnapshotPage, SnapshotReader
+from headwater.feeds.starting import check_reached
 from headwater.feeds.waiting import Waiting
 
 MOST_BYTES = 8 << 20  # of one page
@@ -53,18 +55,17 @@ class Poll:
     def _resume(self) -> int:
         """Where the page begins."""
         asked = self._asked.from_offset
-        if asked is not None and asked > self.seat.log.latest:
-            raise InvalidRequest(
-                f"from_offset {asked} lies beyond the latest offset {self.seat.log.latest}",
-                hint="Send next_offset of the last page, or leave it out.",
-            )
+        if asked is not None:
+            check_reached(self.seat.log, asked, "from_offset", self._caught_up)
         return self._held.cursor if asked is None else self._held.resume(asked)
 
     async def answer(self) -> dict[str, Any]:
         """The page."""
         seat = self.seat
         while True:
-            if seat.closed or seat.paused or seat.why_lost(self._cursor):
+            if seat.closed:
+                raise unknown(self._held.id)
+            if seat.paused or seat.why_lost(self._cursor):
                 return self._without_changes()
             try:
                 page = await seat.run(self._page)

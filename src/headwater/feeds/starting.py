@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.errors import InvalidRequest, OffsetExpired, Unavailable
 from headwater.feeds.subscribing import EARLIEST, OFFSET, TS, Start
 from headwater.log.live import LiveLog
 
@@ -20,6 +20,21 @@ def cursor_of(log: LiveLog, start: Start, *, whole: bool) -> int:
         horizon = log.horizon
         return (log.first_whole(horizon) if whole else horizon) - 1
     return log.latest
+
+
+def check_reached(log: LiveLog, cursor: int, field: str, caught_up: bool) -> None:
+    """Refuse a cursor beyond the log; one that the log may still reach is only too early.
+
+    After a crash a reader may be ahead of the log for a moment: it was told straight from the database.
+    """
+    if cursor <= log.latest:
+        return
+    if not caught_up:
+        raise Unavailable(f"the log has not come to offset {cursor} yet", hint="Try again in a moment.")
+    raise InvalidRequest(
+        f"{field} {cursor} lies beyond the latest offset {log.latest}",
+        hint="Offsets are given out by this server; send the last one you received.",
+    )
 
 
 def check_cursor(log: LiveLog, cursor: int, field: str) -> int:

@@ -71,6 +71,11 @@ class Stream:
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
         self.deliveries = 0
 
+    @property
+    def place(self) -> int | None:
+        """Where it stands in the log; None while it reads a snapshot."""
+        return self.cursor if self._snapshot is None else None
+
     # --- from outside, in the loop -------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -109,10 +114,12 @@ class Stream:
         if looking or now >= self._checkpoint_at or now - self._sent_at >= PING_SECONDS:
             self._calm = False
             self.wake()
+        self._move_on()
         self._note_quiet()
 
     def close(self) -> None:
         """Give everything back."""
+        self._move_on()
         if self._group is not None:
             self.seat.hub.leave(self._group)
             self._group.waiting.discard(self)
@@ -181,23 +188,29 @@ class Stream:
     async def _live(self) -> bytes:
         group, hub = self._group, self.seat.hub
         assert group is not None and self._seen is not None
-        if group.failed is not None:
-            return self._fail(group.failed)
-        if self._epoch != hub.epoch:
+        if group.failed is not None or self._epoch != hub.epoch:
             return self._fall_back()
         taken = group.take(self._seen)
         if taken is None:
             return self._fall_back()
         if taken.piece:
             self._calm = True
-            return await self._next_live() + self._due_checkpoint()
+            piece = await self._next_live() + self._caught_up() + self._due_checkpoint()
+            self._calm = self._calm and self._target is None
+            return piece
         self.cursor = hub.upto
         due = self._caught_up() or self._due_checkpoint() or self._due_ping()
         self._calm = not due
         return due
 
+    def _move_on(self) -> None:
+        """Over what was published while it slept: it would have been woken if any of that passed."""
+        group, hub = self._group, self.seat.hub
+        if group is not None and group.failed is None and self._epoch == hub.epoch and self._seen == group.published:
+            self.cursor = max(self.cursor, hub.upto)
+
     def _fall_back(self) -> bytes:
-        """Too slow for what is held in memory: from here on the log is read."""
+        """Too slow for what is held in memory, or the group failed: from here on the log is read."""
         self._seen = None
         self._target = self._target or self.seat.hub.upto
         return b""
@@ -208,9 +221,10 @@ class Stream:
         seat = self.seat
         if self._group is None:
             self._group = seat.hub.join(seat.view, self._frame)
-        if self._group.failed is not None:
-            return self._fail(self._group.failed)
-        if self._snapshot is None and not seat.must_cut(self.cursor) and self._upto is None:
+        failed = self._group.failed
+        if failed is not None and self.cursor >= seat.hub.upto:  # what came before it was delivered
+            return self._fail(failed)
+        if failed is None and self._snapshot is None and not seat.must_cut(self.cursor) and self._upto is None:
             if self.cursor > seat.hub.upto:
                 seat.hub.sleep(self)  # the hub has not come that far
                 return await self._sleep()
@@ -280,6 +294,7 @@ class Stream:
 
     def _control(self) -> bytes:
         self._dirty = False
+        self._move_on()
         seat = self.seat
         if seat.closed:
             self._end("closed", "the subscription was closed")

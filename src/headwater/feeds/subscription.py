@@ -36,6 +36,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     held: int = 0  # changes after this offset are held by the lease
     lease_started_ms: int = 0
     confirmed: str = ""  # the place that its client has acked
+    told: bool = False  # its client has shown that it has every row, by an ack after the last
 
     @property
     def after_key(self) -> Key | None:
@@ -92,3 +93,8 @@ class Subscription(msgspec.Struct, kw_only=True, eq=False):
         """Where a reader that asks for `asked` goes on: what was acked is not repeated, the quiet not read again."""
         at = max(asked, self.acked)
         return max(at, self.quiet) if at <= self.quiet else at
+
+
+def owes_rows(state: SnapshotState, place: str | None, offset: int | None) -> bool:
+    """Whether a reader gets rows first: until it names an offset, or has acked, nobody knows that it has them."""
+    return not state.done or bool(place) or (offset is None and not state.told)

@@ -16,7 +16,7 @@ from headwater.feeds.options import Options
 from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
 from headwater.feeds.snapshot import Position, highest
-from headwater.feeds.starting import at_time, check_cursor, cursor_of
+from headwater.feeds.starting import at_time, check_cursor, check_reached, cursor_of
 from headwater.feeds.subscribing import EARLIEST, SNAPSHOT, Request, Start, SubscribeTable, check
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.model.clock import parse_ts, ts_of_ms, wall_ms
@@ -69,13 +69,14 @@ class Subscriptions:
             return self._ack_rows(held, cursor)
         assert offset is not None
         if offset > log.latest:
-            raise InvalidRequest(
-                f"offset {offset} lies beyond the latest offset {log.latest}", hint="Ack what you have received."
-            )
+            caught_up = self._databases.database(held.db).catch_up(CATCH_UP_SECONDS)
+            check_reached(log, offset, "offset", caught_up)
         held = self._registry.ack(id, offset)
         if held.snapshot is not None and held.snapshot.done and held.acked >= highest(held.snapshot):
             log.release(held.id)
             held = self._registry.save_snapshot(id, None)
+        elif held.snapshot is not None and held.snapshot.done and not held.snapshot.told:
+            held = self._registry.save_snapshot(id, replace(held.snapshot, told=True))
         self._changed(id, False)
         return {"sub_id": id, "acked_offset": held.acked}
 
@@ -84,7 +85,8 @@ class Subscriptions:
         if held.snapshot is None:
             raise InvalidRequest("this subscription reads no snapshot", hint="Ack an offset.")
         if position.run == held.snapshot.run:
-            self._registry.save_snapshot(held.id, replace(held.snapshot, confirmed=cursor))
+            told = held.snapshot.done and position.table >= len(held.snapshot.tables)
+            self._registry.save_snapshot(held.id, replace(held.snapshot, confirmed=cursor, told=told))
         return {"sub_id": held.id, "acked_offset": held.acked, "cursor": cursor}
 
     def pause(self, who: Principal, id: str, paused: bool) -> dict[str, Any]:

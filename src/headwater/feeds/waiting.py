@@ -36,7 +36,8 @@ class Waiting:
             try:
                 await asyncio.wait_for(self._sleeping, seconds)
             except TimeoutError:
-                return max(cursor, self._hub.upto)
+                if group.seek(cursor) == group.published:  # else something came in the last moment
+                    return max(cursor, self._hub.upto)
             return cursor
         finally:
             self._sleeping = None

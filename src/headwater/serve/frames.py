@@ -8,6 +8,14 @@ RETRY_MS = 2000  # an EventSource waits this long before it connects again
 SSE_OPENING = b"retry: %d\n" % RETRY_MS
 SSE_PING = b": ping\n"  # a comment, in the block that the next frame ends
 SSE_FAREWELL = b"retry: %d\n\n" % RETRY_MS
+
+
+def sse_opening(place: int | None) -> bytes:
+    """The first words of a stream that nothing else remembers the place of: a browser that is cut off before the
+    first frame comes back with this id."""
+    return SSE_OPENING if place is None else SSE_OPENING + b"id: %d\n\n" % place
+
+
 OPS = frozenset(op.word for op in Op)
 
 

@@ -13,6 +13,7 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded
 from headwater.feeds.batches import Batches
 from headwater.feeds.feeds import Feeds, From, Opening
+from headwater.feeds.snapshot import Position
 from headwater.feeds.stream import Ending, Stream
 from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
@@ -82,8 +83,9 @@ class Streams:
         if kind == ARROW_KIND:
             batches = await self._feeds.open_batches(call.who, params, begin(call), upto=upto)
             return await self._pour(call, batches, kind, b"")
-        opening, first = (SSE, frames.SSE_OPENING) if kind == EVENT_STREAM else (NDJSON, b"")
+        opening = SSE if kind == EVENT_STREAM else NDJSON
         stream = await self._feeds.open_changes(call.who, params, opening, begin(call), upto=upto)
+        first = frames.sse_opening(stream.place) if kind == EVENT_STREAM else b""
         return await self._pour(call, stream, kind, first)
 
     async def _pour(self, call: Call, stream: Stream | Batches, kind: bytes, first: bytes) -> int:
@@ -165,7 +167,10 @@ def begin(call: Call) -> From:
     last_id = call.header(b"last-event-id").decode("latin-1").strip()
     if last_id and not _LAST_ID.fullmatch(last_id):
         raise InvalidRequest("invalid Last-Event-ID header", hint="Send the id of the last frame you received.")
-    return From(offset, last_id)
+    found = From(offset, last_id)
+    if found.place:
+        Position.parse(found.place)  # refused here, whether or not there is a snapshot to go on with
+    return found
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,0 +1,50 @@
+"""Waiting for a feed: time that runs out must not hide what came in the same moment."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from headwater.feeds.waiting import Waiting
+
+
+class Group:
+    """The group of a hub, as far as somebody who waits sees it. `published` counts frames, `offset` is theirs."""
+
+    def __init__(self) -> None:
+        self.published, self.offset = 0, 0
+        self.failed = None
+        self.waiting: set[Any] = set()
+
+    def seek(self, cursor: int) -> int:
+        return self.published - (self.offset > cursor)
+
+
+class Hub:
+    """One group, and how far it was published."""
+
+    def __init__(self) -> None:
+        self.upto, self.group = 3, Group()
+
+    def join(self, view: Any, frame: Any) -> Group:
+        return self.group
+
+    def leave(self, group: Group) -> None:
+        pass
+
+
+@pytest.mark.parametrize(("passing", "reached"), [(True, 3), (False, 5)])
+def test_what_comes_as_the_time_runs_out_is_not_skipped(passing: bool, reached: int) -> None:
+    async def wait() -> int:
+        hub = Hub()
+
+        def publish_too_late_to_wake() -> None:
+            hub.upto = 5
+            hub.group.published, hub.group.offset = (1, 4) if passing else (0, 0)
+
+        asyncio.get_running_loop().call_soon(publish_too_late_to_wake)
+        return await Waiting(hub, None).beyond(3, 0.01)  # type: ignore[arg-type]
+
+    assert asyncio.run(wait()) == reached

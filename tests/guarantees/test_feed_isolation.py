@@ -1,0 +1,142 @@
+"""A bad subscriber costs next to nothing and changes nothing for the others."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from feed_journal import CHANGE
+from feed_nemesis import Recorder
+from feed_pests import Pests
+from feed_readers import GIVE_UP, KINDS, Reader
+from feed_truth import Expected, Spec, Truth
+from feed_validators import Bounded, Isolated, validate
+from feed_wire import HttpStream, WebSocket
+from server_process import Asking, ServerProcess
+
+STALLED = 24
+STATEMENTS, ROWS = 30, 400
+GROW = (
+    f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS}) "
+    "INSERT INTO item(name) SELECT printf('%.1000c', 'x') FROM n"
+)
+SETTINGS = "[feeds]\ncheckpoint_seconds = 0.3\n"
+TABLE = "CREATE TABLE item(id INTEGER PRIMARY KEY, name TEXT, mark TEXT)"
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[tuple[ServerProcess, Asking]]:
+    server = ServerProcess(folder, SETTINGS)
+    try:
+        server.start()
+        ask = Asking(server)
+        ask("sql.exec", sql=TABLE)
+        yield server, ask
+        ask.close()
+        server.stop()
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def reading(server: ServerProcess, ask: Asking, transports: list[str]) -> Iterator[list[Reader]]:
+    """Good readers, which at the end have read to the end."""
+    specs = [Spec(transport=transport, tables=("item",), format="plain_json") for transport in transports]
+    readers = [KINDS[spec.transport](server, spec, random.Random(7), f"good{n}") for n, spec in enumerate(specs)]
+    threads = [threading.Thread(target=reader.run) for reader in readers]
+    for reader, thread in zip(readers, threads, strict=True):
+        reader.calm()
+        thread.start()
+    goal = GIVE_UP
+    try:
+        yield readers
+        server.wait_caught_up()
+        goal = int(ask("stats.snapshot")["cdc"]["latest_offset"])
+    finally:
+        late = threading.Timer(30, lambda: [reader.finish(GIVE_UP) for reader in readers])
+        late.start()
+        for reader in readers:
+            reader.finish(goal)
+        for thread in threads:
+            thread.join()
+        late.cancel()
+
+
+def stalled(server: ServerProcess, ask: Asking) -> list[HttpStream | WebSocket]:
+    """Readers of all transports that ask for everything and then read nothing, in shapes of their own."""
+    found: list[HttpStream | WebSocket] = []
+    for n in range(STALLED):
+        include = {"before": n % 2 == 0, "after": True}
+        sub = ask("cdc.subscribe_table", table="item", include=include, where=f"id > {n}", start="earliest")
+        match n % 3:
+            case 0:
+                found.append(HttpStream(server.url, sub["sse_url"], {}, sse=True))
+            case 1:
+                found.append(WebSocket(server.url, sub["ws_url"], {}))
+            case _:
+                path = f"/api/v1/changes/main/item?where=id%3E{n}&from_offset=0"
+                found.append(HttpStream(server.url, path, {"Accept": "application/x-ndjson"}, sse=False))
+    return found
+
+
+def growth(folder: Path, *, with_stalled: bool) -> int:
+    """Bytes of memory that the server has more after the load than before it."""
+    with serving(folder) as (server, ask):
+        before = memory(server.pid)
+        held = stalled(server, ask) if with_stalled else []
+        with reading(server, ask, ["sse"]) as (good,):
+            for _ in range(STATEMENTS):
+                ask("sql.exec", sql=GROW)
+        after = memory(server.pid)
+        assert sum(entry.kind == CHANGE for entry in good.journal) >= STATEMENTS * ROWS
+        for stream in held:
+            stream.close()
+        return after - before
+
+
+def memory(pid: int) -> int:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("VmRSS:"))
+
+
+@pytest.mark.slow
+def test_readers_that_stall_for_the_whole_run_cost_at_most_a_mebibyte_each(tmp_path: Path) -> None:
+    bounded = Bounded()
+    without = growth(tmp_path / "without", with_stalled=False)
+    with_stalled = growth(tmp_path / "stalled", with_stalled=True)
+    print(f"grew by {without >> 20} MiB without, {with_stalled >> 20} MiB with {STALLED} stalled readers")
+    bounded.check(without=without, stalled=with_stalled, readers=STALLED)
+    assert not bounded.failures, bounded.failures
+
+
+@pytest.mark.slow
+def test_bad_subscribers_change_nothing_for_the_others(tmp_path: Path) -> None:
+    isolated, sent = Isolated(), {}
+    recorder = Recorder(tmp_path / "main.log.db")
+    with serving(tmp_path) as (server, ask):
+        pests = Pests(server, random.Random(7), connects_per_second=100)
+        with reading(server, ask, ["sse", "websocket", "long_poll", "ndjson"]) as readers:
+            pests.start()
+            try:
+                for n in range(150):
+                    ask("sql.exec", sql="INSERT INTO item(name, mark) VALUES ('x', ?)", args=[f"m{n}"])
+                    sent[f"m{n}"] = time.monotonic()
+                    time.sleep(0.02)
+            finally:
+                pests.stop()
+    recorder.read()
+    truth = Truth(recorder.parts)
+    for reader in readers:
+        seen = {entry.body["after"]["mark"]: entry.time for entry in reader.journal if "after" in (entry.body or ())}
+        isolated.check(reader.spec.transport, sent, seen, most=2.0)
+        streams = reader.spec.transport != "long_poll"
+        broken = validate(reader.journal, Expected(truth, reader.spec), set(), reader.goal, streams=streams)
+        assert not broken + reader.defects, broken + reader.defects
+    assert not isolated.failures, isolated.failures
+    assert pests.counts["connects"] > 100 and pests.counts["refused frames"] > 5, pests.told()
+    assert not pests.counts["not refused"], pests.told()

@@ -1,0 +1,352 @@
+"""Each validator of feeds catches the violation it is for, and lets the truth pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from feed_journal import BEGIN, CAUGHT_UP, CHANGE, CHECKPOINT, LOADED, LOST, REACHED, RESTART, ROW, ROWS, ROWS_END, Entry
+from feed_truth import Base, Expected, Spec, Truth
+from feed_validators import (
+    Arrived,
+    AtomicFeed,
+    Bounded,
+    CheckpointTrue,
+    Complete,
+    FeedValidator,
+    Filtered,
+    Folded,
+    Isolated,
+    NeverRolledBack,
+    OrderedFeed,
+    Resumable,
+    TrueImages,
+    validate,
+)
+
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.clock import parse_ts
+from headwater.model.table import Column, Table
+
+T = Table("t", (Column("id", "i64", "INTEGER"), Column("n", "i64", "INTEGER"), Column("mark", "str", "TEXT")), ("id",))
+T2 = Table("t", (*T.columns, Column("more", "str", "TEXT")), ("id",), version=2)
+
+
+def ts(ms: int) -> int:
+    return parse_ts(f"{ms}.0")
+
+
+def insert(*row: Any) -> Change:
+    return Change(Op.INSERT, T, after=row)
+
+
+def update(before: tuple[Any, ...], after: tuple[Any, ...]) -> Change:
+    return Change(Op.UPDATE, T, before, after)
+
+
+def delete(*row: Any) -> Change:
+    return Change(Op.DELETE, T, before=row)
+
+
+def parts(*transactions: tuple[Change, ...]) -> list[Transaction]:
+    found, first = [], 1
+    for place, changes in enumerate(transactions):
+        found.append(Transaction(str(first), changes, first, ts(1000 + place), 1000 + place))
+        first += len(changes)
+    return found
+
+
+HISTORY = parts(
+    (Change(Op.SCHEMA_CHANGE, T, ddl="CREATE TABLE t"),),  # 1
+    (insert(1, 5, "a"), insert(2, 50, "a")),  # 2 3
+    (update((1, 5, "a"), (1, 40, "b")),),  # 4: comes in under n > 30
+    (update((2, 50, "a"), (2, 3, "c")), update((1, 40, "b"), (9, 41, "c"))),  # 5 goes out, 6 moves
+    (delete(2, 3, "c"), insert(2, 60, "d")),  # 7 8
+)
+TRUTH = Truth(HISTORY)
+ALL = Expected(TRUTH, Spec())
+SOME = Expected(TRUTH, Spec(condition="n > 30", tables=("t",)))
+
+
+def change(expected: Expected, offset: int, **other: Any) -> Entry:
+    return Entry(CHANGE, offset, deepcopy(expected.bodies[offset]) | other)
+
+
+def journal(expected: Expected, *, start: int = 0, upto: int = 8) -> list[Entry]:
+    """A reader that is told everything."""
+    found = [Entry(BEGIN, start), *(change(expected, offset) for offset in expected.between(start, upto))]
+    end = TRUTH.by_offset[upto].part.ts
+    return [*found, Entry(CAUGHT_UP, upto), Entry(CHECKPOINT, upto, ts=end + 1), Entry(CHECKPOINT, upto, ts=end + 9)]
+
+
+def failures(validator: FeedValidator, entries: list[Entry], expected: Expected = ALL) -> list[str]:
+    validator.check(entries, expected)
+    return validator.failures
+
+
+def row(id: int, n: int, mark: str, offset: int) -> Entry:
+    lits = {"id": {"t": "i64", "v": id}, "n": {"t": "i64", "v": n}, "mark": {"t": "str", "v": mark}}
+    return Entry(ROW, offset, {"table": "t", "op": "insert", "pk": [lits["id"]], "after": lits, "offset": offset})
+
+
+# What is true passes
+
+
+def test_the_oracle_knows_the_four_cases() -> None:
+    assert [(offset, body["op"]) for offset, body in SOME.bodies.items()] == [
+        (1, "schema_change"), (3, "insert"), (4, "insert"), (5, "delete"), (6, "update"), (8, "insert")
+    ]  # fmt: skip
+    assert {key for _, key in SOME.state(6)} == {'[{"t": "i64", "v": 9}]'}
+    assert "after" not in SOME.bodies[5] and "before" not in SOME.bodies[4]
+    assert SOME.bodies[6]["pk_before"] == [{"t": "i64", "v": 1}]
+
+
+def test_the_oracle_knows_columns_and_shards() -> None:
+    by_columns = Expected(TRUTH, Spec(columns=("n",)))
+    assert list(by_columns.bodies) == [1, 2, 3, 4, 5, 6, 7, 8] and set(by_columns.bodies[2]["after"]) == {"n"}
+    only_mark = Truth(parts((insert(1, 5, "a"),), (update((1, 5, "a"), (1, 5, "b")),)))
+    assert list(Expected(only_mark, Spec(columns=("n",))).bodies) == [1]
+    shards = [Expected(TRUTH, Spec(shard=(index, 2))).state(8) for index in range(2)]
+    assert not shards[0].keys() & shards[1].keys() and shards[0] | shards[1] == ALL.state(8)
+
+
+@pytest.mark.parametrize("expected", [ALL, SOME])
+def test_a_reader_that_is_told_everything_passes(expected: Expected) -> None:
+    assert validate(journal(expected), expected, {"never"}, 8, streams=True) == []
+
+
+def test_repeats_after_going_back_pass() -> None:
+    entries = journal(ALL, upto=6)[:-2] + journal(ALL, start=3)
+    assert validate(entries, ALL, set(), 8, streams=True) == []
+
+
+def test_a_snapshot_with_changes_that_were_cut_passes() -> None:
+    # Key 1 was read at 4, key 2 at 5: of 6 only the half that is news comes.
+    moved = change(ALL, 6)
+    entries = [Entry(ROWS), row(1, 40, "b", 4), row(2, 3, "c", 5), Entry(ROWS_END, 4), moved]
+    entries += [change(ALL, 7), change(ALL, 8), Entry(CAUGHT_UP, 8), *journal(ALL, start=8)]
+    assert validate(entries, ALL, set(), 8, streams=True) == []
+
+
+def test_half_of_a_moved_row_passes_while_a_snapshot_is_caught_up_with() -> None:
+    half = {name: ALL.bodies[6][name] for name in ALL.bodies[6] if name not in ("after", "pk_before")}
+    half |= {"op": "delete", "pk": ALL.bodies[6]["pk_before"]}
+    entries = [Entry(ROWS), row(1, 40, "b", 4), row(9, 41, "c", 6), Entry(ROWS_END, 4), Entry(CHANGE, 6, half)]
+    assert failures(TrueImages(), entries) == [] and failures(Filtered(), entries) == []
+    assert failures(TrueImages(), [Entry(BEGIN, 5), Entry(CHANGE, 6, half)])
+
+
+# Ordered
+
+
+def test_ordered_catches_a_step_back_and_a_repeat() -> None:
+    assert failures(OrderedFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 1)])
+    assert failures(OrderedFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 2)])
+
+
+def test_ordered_catches_a_repeat_that_is_not_the_same() -> None:
+    again = [Entry(BEGIN), change(ALL, 1), Entry(BEGIN), change(ALL, 1, ddl="another")]
+    assert failures(OrderedFeed(), again)
+
+
+def test_ordered_catches_a_change_among_the_rows() -> None:
+    assert failures(OrderedFeed(), [Entry(ROWS), row(1, 40, "b", 4), change(ALL, 5)])
+
+
+# Complete and Resumable
+
+
+@pytest.mark.parametrize("place", range(2, 8))
+def test_complete_catches_any_change_that_is_skipped(place: int) -> None:
+    entries = journal(ALL)
+    del entries[place]
+    assert failures(Complete(), entries)
+
+
+@pytest.mark.parametrize("kind", [REACHED, CAUGHT_UP, CHECKPOINT])
+def test_complete_catches_a_promise_that_is_not_kept(kind: str) -> None:
+    assert failures(Complete(), [Entry(BEGIN), change(ALL, 1), Entry(kind, 4)])
+
+
+def test_complete_passes_what_the_filter_keeps_back() -> None:
+    assert failures(Complete(), [Entry(BEGIN), change(SOME, 1), change(SOME, 3), Entry(REACHED, 3)], SOME) == []
+
+
+def test_complete_catches_another_generation_that_nobody_spoke_of() -> None:
+    later = [Transaction("20", (insert(7, 7, "g"),), 20, ts(5000), 5000)]
+    truth = Truth([*HISTORY, *later], [Base(19, {"t": []})])
+    expected = Expected(truth, Spec())
+    assert expected.state(19) == {}
+    silent = [Entry(BEGIN, 7), change(expected, 8), change(expected, 20)]
+    assert failures(Complete(), silent, expected)
+    told = [Entry(BEGIN, 7), change(expected, 8), Entry(LOST), Entry(LOADED, 19, {"t": []}), Entry(BEGIN, 19)]
+    told += [change(expected, 20), Entry(REACHED, 20)]
+    assert failures(Complete(), told, expected) == failures(Folded(), told, expected) == []
+
+
+def test_resumable_catches_a_gap_after_a_reconnect() -> None:
+    entries = [Entry(BEGIN), change(ALL, 1), change(ALL, 2), Entry(BEGIN, 2), change(ALL, 4)]
+    assert failures(Resumable(), entries) and not failures(Complete(), entries)
+    assert failures(Resumable(), [Entry(BEGIN), change(ALL, 1), Entry(BEGIN, 5), change(ALL, 6)])
+
+
+def test_arrived_catches_a_reader_that_was_left_behind() -> None:
+    validator = Arrived()
+    validator.check([Entry(BEGIN), change(ALL, 1)], ALL, 8)
+    assert validator.failures
+
+
+# Atomic
+
+
+@pytest.mark.parametrize("kind", [CHECKPOINT, REACHED])
+def test_atomic_catches_an_end_inside_a_transaction(kind: str) -> None:
+    whole = Expected(TRUTH, Spec(atomic=True))
+    assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 1), change(ALL, 2), Entry(kind, 2)], whole)
+
+
+def test_atomic_catches_transactions_that_are_mixed_or_misnumbered() -> None:
+    assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 4), change(ALL, 3)])
+    for txn in ({"id": "2", "seq": 1, "last": False}, {"id": "2", "seq": 0, "last": True}, {"id": "3", "seq": 1, "last": True}):
+        assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 3, txn=txn)])
+
+
+def test_atomic_catches_what_was_never_committed() -> None:
+    assert failures(AtomicFeed(), [Entry(BEGIN), Entry(CHANGE, 77, change(ALL, 3).body)])
+
+
+def test_work_that_was_rolled_back_is_caught() -> None:
+    for entry in (change(ALL, 4), row(1, 40, "b", 4)):
+        validator = NeverRolledBack()
+        validator.check([entry], {"b"})
+        assert validator.failures
+
+
+# Filtered and True images
+
+
+def test_filtered_catches_what_does_not_pass_and_the_wrong_case() -> None:
+    assert failures(Filtered(), [Entry(BEGIN, 1), change(ALL, 2)], SOME)
+    for offset in (4, 5):  # in the log both are updates
+        assert failures(Filtered(), [Entry(BEGIN, 3), change(ALL, offset)], SOME)
+    assert failures(Filtered(), [Entry(ROWS), row(1, 5, "a", 3)], SOME)
+    assert failures(Filtered(), [Entry(BEGIN, 5), change(SOME, 6, pk_before=None)][:1] + [_without(6, "pk_before")], SOME)
+
+
+def _without(offset: int, name: str) -> Entry:
+    entry = change(SOME, offset)
+    del entry.body[name]
+    return entry
+
+
+@pytest.mark.parametrize(
+    "other", [{"after": {}}, {"before": {"id": {"t": "i64", "v": 2}}}, {"pk": [1]}, {"table": "u"}, {"ts": "9.9"}, {"lsn": 3}]
+)
+def test_true_images_catches_anything_that_is_not_so(other: dict[str, Any]) -> None:
+    assert failures(TrueImages(), [Entry(BEGIN, 4), change(ALL, 5, **other)]) or other == {"ts": "9.9"}
+
+
+def test_true_images_lets_a_time_be_later_after_a_crash_and_never_earlier() -> None:
+    entry = change(ALL, 5, ts="999.0", txn={"id": "5", "seq": 0, "last": True})
+    assert failures(TrueImages(), [Entry(BEGIN, 4), entry]) == []
+    assert failures(TrueImages(), [Entry(BEGIN, 4), change(ALL, 5, ts="1004.0")])
+
+
+def test_true_images_is_strict_about_types() -> None:
+    entry = change(ALL, 4)
+    entry.body["after"]["n"] = {"t": "f64", "v": 40.0}
+    assert failures(TrueImages(), [Entry(BEGIN, 3), entry])
+
+
+def test_true_images_catches_rows_of_a_snapshot_that_never_were() -> None:
+    assert failures(TrueImages(), [Entry(ROWS), row(1, 41, "b", 4)])
+    assert failures(Filtered(), [Entry(ROWS), row(7, 41, "b", 4)])
+    found = [row(1, 40, "b", 4).body["after"]]
+    assert failures(TrueImages(), [Entry(LOADED, 4, {"t": found})])
+    assert not failures(TrueImages(), [Entry(LOADED, 4, {"t": [*found, row(2, 50, "a", 4).body["after"]]})])
+
+
+# Checkpoint-true
+
+
+def checkpoint(offset: int, ms: int) -> Entry:
+    return Entry(CHECKPOINT, offset, ts=ts(ms))
+
+
+BROKEN_CHECKPOINTS: dict[str, Callable[[], list[Entry]]] = {
+    "a change as old as the checkpoint before it": lambda: [
+        Entry(BEGIN), change(ALL, 1), change(ALL, 2), change(ALL, 3), checkpoint(3, 1002), change(ALL, 4)
+    ],
+    "also after a reconnect": lambda: [
+        Entry(BEGIN), change(ALL, 1), checkpoint(3, 1002), Entry(BEGIN, 3), change(ALL, 4)
+    ],
+    "a checkpoint below a change": lambda: [Entry(BEGIN, 3), change(ALL, 4), checkpoint(4, 1001)],
+    "a step back": lambda: [Entry(BEGIN, 8), checkpoint(8, 1009), checkpoint(8, 1008)],
+    "a time that what follows in the log has": lambda: [Entry(BEGIN, 3), checkpoint(3, 1002)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN_CHECKPOINTS)
+def test_checkpoint_true_catches(what: str) -> None:
+    assert failures(CheckpointTrue(), BROKEN_CHECKPOINTS[what]())
+
+
+def test_checkpoint_true_catches_silence_and_a_clock_that_stands() -> None:
+    for end in ([], [checkpoint(8, 1009)], [checkpoint(8, 1009), checkpoint(8, 1009)]):
+        validator = CheckpointTrue()
+        validator.check_end([*journal(ALL)[:-2], *end], 8)
+        assert validator.failures
+
+
+# fold(feed) == table
+
+
+@pytest.mark.parametrize("place", range(2, 9))
+def test_the_fold_catches_any_lost_change(place: int) -> None:
+    entries = journal(ALL)
+    del entries[place]
+    assert failures(Folded(), entries)
+
+
+def test_the_fold_catches_images_that_do_not_chain() -> None:
+    entries = journal(ALL)
+    entries[4].body["before"]["n"] = {"t": "i64", "v": 6}
+    assert failures(Folded(), entries)
+
+
+def test_the_fold_catches_rows_that_a_snapshot_missed_or_kept() -> None:
+    for rows in ([], [row(1, 40, "b", 4)], [row(1, 40, "b", 4), row(2, 50, "a", 4), row(3, 1, "x", 4)]):
+        assert failures(Folded(), [Entry(ROWS), *rows, Entry(ROWS_END, 4), Entry(CAUGHT_UP, 4)])
+    good = [Entry(ROWS), row(3, 1, "x", 4), Entry(RESTART), row(1, 40, "b", 4), row(2, 50, "a", 4), Entry(ROWS_END, 4)]
+    assert failures(Folded(), [*good, Entry(CAUGHT_UP, 4)]) == []
+
+
+def test_the_fold_knows_columns_that_are_added() -> None:
+    altered = [Transaction("9", (Change(Op.SCHEMA_CHANGE, T2, ddl="ALTER"),), 9, ts(2000), 2000)]
+    changed = Change(Op.UPDATE, T2, (2, 60, "d", "d"), (2, 60, "d", "e"))
+    truth = Truth([*HISTORY, *altered, Transaction("10", (changed,), 10, ts(2001), 2001)])
+    expected = Expected(truth, Spec())
+    entries = [Entry(BEGIN), *(change(expected, offset) for offset in expected.offsets), Entry(REACHED, 10)]
+    assert failures(Folded(), entries, expected) == []
+    del entries[-2]
+    assert failures(Folded(), entries, expected)
+
+
+# Bounded and Isolated
+
+
+def test_bounded_catches_more_than_a_mebibyte_each() -> None:
+    for stalled, broken in ((30 << 20, False), (31 << 20, True)):
+        validator = Bounded()
+        validator.check(without=10 << 20, stalled=stalled, readers=16, noise=4 << 20)
+        assert bool(validator.failures) is broken
+
+
+def test_isolated_catches_what_is_late_or_lost() -> None:
+    sent = {"a": 1.0, "b": 2.0}
+    for seen, broken in (({"a": 1.1, "b": 2.9}, False), ({"a": 1.1}, True), ({"a": 1.1, "b": 9.0}, True)):
+        validator = Isolated()
+        validator.check("r", sent, seen)
+        assert bool(validator.failures) is broken
