@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import OffsetExpired
 from headwater.feeds import arrow
+from headwater.feeds.filters import ROW_OPS
 from headwater.feeds.seat import Seat
 from headwater.feeds.stream import Ending
 from headwater.feeds.waiting import Waiting
@@ -15,7 +17,7 @@ from headwater.model.table import Table
 
 ROWS = 16_384  # changes in one batch
 SCAN = 65_536
-PATIENCE_SECONDS = 30.0  # a sleep without news: then an empty batch shows that the stream lives
+PATIENCE_SECONDS = 15.0  # a sleep without news: then an empty batch shows that the stream lives
 
 
 class Batches:
@@ -42,8 +44,9 @@ class Batches:
             if piece := await self._piece(self._read):
                 return piece
             if self.cursor == before and self.ending is None:
+                slept = time.monotonic()
                 self.cursor = await self._waiting.beyond(self.cursor, PATIENCE_SECONDS)
-                if self.cursor > before:
+                if time.monotonic() - slept >= PATIENCE_SECONDS:
                     return await self._piece(self._batch, [])
         return await self._piece(self._last)
 
@@ -62,21 +65,21 @@ class Batches:
             for part in parts:
                 for place, op in enumerate(self.seat.view.filter.decide(part.changes)):
                     change = part.changes[place]
-                    if op is not None and not self._fits(change.table, op):
+                    if op is not None and not self._fits(change.table, op, begun=bool(found or self._stream)):
                         self.cursor = part.first + place - 1
-                        self._end("schema_changed", "the table has another shape from here on")
+                        self.ending = Ending("schema_changed", "the table has another shape from here on")
                         return self._batch(found)
-                    if op is not None:
+                    if op in ROW_OPS:
                         found.append((part, part.first + place, change, op))
                 self.cursor = part.upto
         return self._batch(found) if found else b""
 
-    def _fits(self, table: Table, op: Op) -> bool:
-        if self._table is None:
+    def _fits(self, table: Table, op: Op, *, begun: bool) -> bool:
+        """Whether the stream can go on; before it has begun it takes any shape."""
+        if self._table is None or not begun:
             self._table = table
-        if op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
-            return self._stream is None and table.columns == self._table.columns
-        return table is self._table or table.columns == self._table.columns
+            return True
+        return op in ROW_OPS and (table is self._table or table.columns == self._table.columns)
 
     def _batch(self, found: list[arrow.Delivered]) -> bytes:
         if self._table is None:

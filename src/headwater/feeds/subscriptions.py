@@ -133,9 +133,10 @@ class Subscriptions:
 
     def list(self, who: Principal, db: str | None, id: str | None = None) -> dict[str, Any]:
         """cdc.list."""
-        found = (
-            [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, db and real_name(db))
-        )
+        name = None if db is None else real_name(db)
+        if name is not None:
+            self._databases.database(name)  # NotFound for one that is not there
+        found = [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, name)
         return {"subscriptions": [self._described(held) for held in found]}
 
     def _described(self, held: Subscription) -> dict[str, Any]:

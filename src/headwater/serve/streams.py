@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -33,7 +33,7 @@ OTHER_CLOSE = 4400  # ended by an error, which was told before
 class Frame(msgspec.Struct, forbid_unknown_fields=True):
     """What a WebSocket client may say."""
 
-    ack: int | str | None = None
+    ack: Annotated[int, msgspec.Meta(ge=0)] | str | None = None
     pause: bool | None = None
 
 

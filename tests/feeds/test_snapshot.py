@@ -1,0 +1,540 @@
+"""Rows first, then changes: together they are the table, whatever is written and whoever is cut off meanwhile."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from tests.capture.capturing import Running, running
+from tests.feeds.fed import ITEMS, NAMES, WIDER, Fed, Writer, insert, name
+
+from headwater.errors import InvalidRequest
+from headwater.feeds import snapshot as snapshot_module
+from headwater.feeds.database import Database
+from headwater.feeds.options import Options
+from headwater.feeds.reader import View, read_page
+from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, cut_of, highest, lowest
+from headwater.feeds.subscription import SnapshotState
+from headwater.log.log import Retention
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Column, Row, Table
+
+LEASE = Lease("it", 1000.0, 1 << 40)
+BIG = 1 << 40
+
+
+class Seen(NamedTuple):
+    """What an encoder was given."""
+
+    table: Table
+    op: Op
+    before: Row | None
+    after: Row | None
+    offset: int
+
+
+class Remembering:
+    """An encoder whose bytes are as long as wished, and lead back to what they stand for."""
+
+    def __init__(self) -> None:
+        self._seen: list[Seen] = []
+
+    def _kept(self, seen: Seen) -> bytes:
+        self._seen.append(seen)
+        return b"%09d" % (len(self._seen) - 1)
+
+    def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
+        before = None if op is Op.INSERT else change.before
+        return self._kept(Seen(change.table, op, before, None if op is Op.DELETE else change.after, offset))
+
+    def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
+        return self._kept(Seen(table, Op.INSERT, None, row, offset))
+
+    def meant(self, data: bytes) -> Seen:
+        return self._seen[int(data)]
+
+
+class Client:
+    """Keeps the rows it was told of, and where it is. `strict`: nothing may be told twice."""
+
+    def __init__(self, database: Database, tables: tuple[str, ...], *, strict: bool = False, **options: Any) -> None:
+        self.database, self.strict = database, strict
+        self.encoder = Remembering()
+        asked = Options(db="main", tables=tables, before=True, after=True, **options)
+        self.view = View(asked, database.source, self.encoder)
+        self.stored = SnapshotState(tables=tables)  # as the registry holds it
+        self.held: dict[tuple[str, bytes], list[Row]] = {}
+        self.place = ""
+        self.restarts: list[str] = []
+        self.done: SnapshotPage | None = None
+        self.reader = self.connect()
+
+    def connect(self) -> SnapshotReader:
+        """A new connection, at the place of the last row that came."""
+
+        def save(new: SnapshotState) -> None:
+            self.stored = new
+
+        self.reader = SnapshotReader(
+            self.database, self.view, self.stored, LEASE, save=save, place=self.place, now_ms=lambda: 1
+        )
+        return self.reader
+
+    def take(self, page: SnapshotPage, count: int | None = None) -> None:
+        """Of a page the first `count` rows; the others get lost on the way."""
+        if page.restarted:
+            self.restarts.append(page.reason)
+            self.held = {}
+            self.place = page.began
+        taken = page.rows if count is None else page.rows[:count]
+        for cursor, data in taken:
+            self.place = cursor
+            self._put(self.encoder.meant(data), row=True)
+        if len(taken) == len(page.rows):
+            self.place = page.cursor
+            self.done = page if page.done else None
+
+    def follow(self, limit: int = 10) -> None:
+        """All changes up to now, as a stream reads them."""
+        assert self.done is not None
+        log, at = self.database.log, self.done.offset
+        cut, edge = cut_of(self.stored, self.database.source), highest(self.stored)
+        while at < log.latest:
+            page = read_page(log, self.view, after=at, limit=limit, most=BIG, cut=cut if at < edge else None)
+            for delivery in page.deliveries:
+                self._put(self.encoder.meant(delivery.data), row=False)
+            at = page.upto
+        self.done = self.done._replace(offset=at)
+
+    def _put(self, seen: Seen, *, row: bool) -> None:
+        if seen.before is not None:
+            rows = self.held.setdefault(self._key(seen.table, seen.before), [])
+            if seen.before in rows:
+                rows.remove(seen.before)
+            else:
+                assert not self.strict, f"{seen} changes what is not there"
+                rows.clear()
+        if seen.after is not None:
+            rows = self.held.setdefault(self._key(seen.table, seen.after), [])
+            if not self._may_repeat_key(seen):
+                assert not (self.strict and rows), f"{seen} was told of already"
+                rows.clear()
+            rows.append(seen.after)
+
+    def _may_repeat_key(self, seen: Seen) -> bool:
+        return seen.after is not None and None in seen.table.key_of(seen.after)
+
+    def _key(self, table: Table, row: Row) -> tuple[str, bytes]:
+        return table.name, self.database.source.order(table, table.key)(table.key_of(row))
+
+    def rows(self) -> list[tuple[str, Row]]:
+        return sorted(((table, row) for (table, _), rows in self.held.items() for row in rows), key=repr)
+
+    def oracle(self) -> list[tuple[str, Row]]:
+        """What it should have: the tables as they are."""
+        source = self.database.source
+        found = []
+        for table in self.stored.tables:
+            if table in source.describe():
+                chunk = source.chunk(table, after=None, span=None, limit=10**6)
+                found += [(table, row) for row in self.view.filter.rows(chunk.table, chunk.rows)]
+        return sorted(found, key=repr)
+
+
+def finish(client: Client, between: Callable[[], object] = lambda: None, limit: int = 5) -> None:
+    """All rows, then all changes."""
+    for _ in range(10_000):
+        if client.done is not None:
+            break
+        client.take(client.reader.page(limit, BIG))
+        between()
+    between()
+    client.follow()
+    assert client.rows() == client.oracle()
+
+
+SOME: tuple[dict[str, Any], ...] = ({}, {"where": "size > 2"}, {"columns": ("size",)}, {"ops": ("insert", "update")})
+
+
+# --- schedules -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", range(10))
+def test_rows_and_changes_together_are_the_table_and_nothing_comes_twice(group: int) -> None:
+    """Without a reconnect: every change fits what the client holds at that moment, exactly."""
+    for seed in range(group * 20, group * 20 + 20):
+        chance = random.Random(seed)
+        fed = Fed(keep_changes=16)
+        writer = Writer(fed, seed, keys=chance.choice([6, 40]))
+        writer.write(chance.randrange(40))
+        given = chance.choice([{}, {"where": "size > 2"}])
+        tables = ("items", "names") if not given or chance.random() < 0.5 else ("items",)
+        client = Client(fed, tables, strict=True, **given)
+        limits = [1, 2, 7, 100]
+        while client.done is None:
+            client.take(client.reader.page(chance.choice(limits), chance.choice([1, 50, BIG])))
+            writer.write(chance.randrange(4), capture=chance.random() < 0.5)
+        fed.capture()
+        client.follow(chance.choice(limits))
+        writer.write(3)
+        client.follow(chance.choice(limits))
+        assert client.rows() == client.oracle(), seed
+        assert not client.restarts
+
+
+@pytest.mark.parametrize("group", range(10))
+def test_rows_and_changes_together_are_the_table_through_any_reconnects_and_restarts(group: int) -> None:
+    for seed in range(group * 25, group * 25 + 25):
+        chance = random.Random(seed)
+        fed = Fed(keep_changes=16)
+        writer = Writer(fed, seed, keys=chance.choice([6, 40]))
+        writer.write(chance.randrange(40))
+        given = chance.choice([{}, {"where": "size > 2"}, {"where": "size = 5"}])
+        client = Client(fed, ("items", "names"), **given)
+        while client.done is None:
+            page = client.reader.page(chance.choice([1, 2, 7, 100]), chance.choice([1, 50, BIG]))
+            lost = chance.random() < 0.4
+            client.take(page, chance.randrange(len(page.rows) + 1) if lost else None)
+            writer.write(chance.randrange(4), capture=chance.random() < 0.5)
+            if lost or chance.random() < 0.2:
+                client.done = None if lost else client.done
+                client.connect()
+            match chance.randrange(60):
+                case 0:
+                    fed.log.release(LEASE.name)
+                case 1:
+                    fed.new_generation()
+        assert client.done is not None
+        fed.capture()
+        client.follow(chance.choice([1, 7, 100]))
+        assert client.rows() == client.oracle(), seed
+
+
+def test_a_place_of_long_ago_repeats_rows_and_tells_of_every_row_that_went_since() -> None:
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(20)))
+    client = Client(fed, ("items",))
+    places = []
+    for _ in range(4):
+        client.take(client.reader.page(4, BIG))
+        places.append(client.place)
+    for place in reversed(places[:3]):
+        fed.commit(*(Change(Op.DELETE, ITEMS, (id, 0, ""), None) for id in first_ids(fed, 2)))
+        client.place = place
+        client.connect()
+        client.take(client.reader.page(3, BIG))
+    finish(client)
+
+
+def first_ids(fed: Fed, count: int) -> list[Any]:
+    return [row[0] for row in fed.source.chunk("items", after=None, span=None, limit=count).rows]
+
+
+# --- on SQLite: keys with NULL, without case, without a key ----------------------------------------------------------
+
+SQLITE = {
+    "integer": "CREATE TABLE t(k INTEGER PRIMARY KEY, v)",
+    "without case": "CREATE TABLE t(k TEXT COLLATE NOCASE PRIMARY KEY, v) WITHOUT ROWID",
+    "composite": "CREATE TABLE t(a TEXT, k, v, PRIMARY KEY (a, k)) WITHOUT ROWID",
+    "nulls in the key": "CREATE TABLE t(a TEXT, k, v, PRIMARY KEY (a, k))",
+    "no key": "CREATE TABLE t(k, v)",
+}
+
+
+def statements(chance: random.Random, kind: str) -> str:
+    number = chance.randrange(9)
+    key = f"'{chance.choice('aBcDeF')}'" if kind == "without case" else str(number)
+    if kind in ("nulls in the key", "no key") and chance.random() < 0.4:
+        key = "NULL"
+    wide = kind in ("composite", "nulls in the key")
+    first = chance.choice(["'x'", "'y'", *(["NULL"] if kind == "nulls in the key" else [])])
+    row = f"({first}, {key}, {chance.randrange(5)})" if wide else f"({key}, {chance.randrange(5)})"
+    where = f"k IS {key}" + (f" AND a IS {first}" if wide else "")
+    return chance.choice(
+        [
+            f"INSERT OR REPLACE INTO t VALUES {row}",
+            f"INSERT OR REPLACE INTO t VALUES {row}",
+            f"UPDATE t SET v = {chance.randrange(5)} WHERE {where}",
+            f"DELETE FROM t WHERE {where}",
+        ]
+    )
+
+
+@pytest.mark.parametrize("kind", SQLITE)
+def test_any_key_of_sqlite_is_read_without_gap_or_repeat(kind: str, tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run(SQLITE[kind])
+        for seed in range(6):
+            chance = random.Random(seed)
+
+            def write(count: int, chance: random.Random = chance) -> None:
+                for _ in range(count):
+                    one.run(statements(chance, kind))
+
+            write(15)
+            client = Client(Captured(one), ("t",), strict=True)
+            finish(client, lambda: write(chance.randrange(3)) or one.caught_up(), limit=chance.randint(1, 4))  # type: ignore[func-returns-value]
+            one.log.release(LEASE.name)
+
+
+class Captured:
+    """A captured SQLite file as feeds see it."""
+
+    def __init__(self, one: Running) -> None:
+        self.source, self.log, self.retention = one.source, one.log, Retention()
+        self.catch_up = one.capture.catch_up
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_rows_that_share_a_key_with_a_null_all_come_also_when_the_reader_is_cut_off_among_them(
+    limit: int, tmp_path: Path
+) -> None:
+    with running(tmp_path) as one:
+        one.run(SQLITE["nulls in the key"])
+        one.run("INSERT INTO t VALUES (NULL, 1, 1), (NULL, 1, 2), (NULL, 1, 3), ('x', NULL, 4), ('x', NULL, 5)")
+        one.caught_up()
+        for cut in range(1, 5):
+            client = Client(Captured(one), ("t",))
+            got: set[Any] = set()
+            left = cut
+            while client.done is None:
+                page = client.reader.page(limit, BIG)
+                count = min(left, len(page.rows))
+                got |= {client.encoder.meant(data).after[2] for _, data in page.rows[:count]}  # type: ignore[index]
+                client.take(page, None if count == len(page.rows) else count)
+                left -= count
+                if left <= 0:
+                    left = 10**6
+                    client.done = None
+                    client.connect()
+            assert got == {1, 2, 3, 4, 5}, (cut, limit)
+            one.log.release(LEASE.name)
+
+
+# --- a snapshot that cannot go on --------------------------------------------------------------------------------------
+
+
+def begun(fed: Fed, rows: int = 20, **options: Any) -> Client:
+    fed.commit(*(insert(id) for id in range(rows)), *(name(f"n{id}") for id in range(5)))
+    client = Client(fed, ("items", "names"), **options)
+    client.take(client.reader.page(4, BIG))
+    return client
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_a_lost_lease_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> None:
+    fed = Fed()
+    client = begun(fed)
+    fed.log.release(LEASE.name)
+    if reconnect:
+        client.connect()
+    page = client.reader.page(4, BIG)
+    assert (page.restarted, page.reason) == (True, "snapshot_expired")
+    assert [client.encoder.meant(data).after for _, data in page.rows] == [(id, 0, "") for id in range(4)]
+    client.take(page)
+    assert not client.reader.page(4, BIG).restarted, "it is told once"
+    assert fed.log.held(LEASE.name)
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_a_new_generation_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> None:
+    fed = Fed()
+    client = begun(fed)
+    fed.new_generation()
+    fed.commit(insert(100))
+    if reconnect:
+        client.connect()
+    client.take(client.reader.page(4, BIG))
+    assert client.restarts == ["log_generation_changed"]
+    finish(client)
+
+
+KEYED = Table("items", (ITEMS.columns[0], Column("size", "i64"), Column("note", "str")), ("note", "id"), 2)
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+def test_a_table_with_another_key_begins_the_snapshot_anew_and_says_so(reconnect: bool) -> None:
+    """Also for a reader that is made anew for every page, as polls do."""
+    fed = Fed()
+    client = begun(fed)
+    fed.commit(*(Change(Op.DELETE, ITEMS, (id, 0, ""), None) for id in range(20)))
+    fed.commit(Change(Op.SCHEMA_CHANGE, KEYED))
+    fed.commit(*(Change(Op.INSERT, KEYED, None, (id, 0, f"note {id % 3}")) for id in range(20)))
+    if reconnect:
+        client.connect()
+    client.take(client.reader.page(4, BIG))
+    assert client.restarts == ["schema_changed"]
+    finish(client)
+
+
+def test_a_column_more_does_not_disturb_a_snapshot() -> None:
+    fed = Fed()
+    client = begun(fed)
+    fed.commit(Change(Op.SCHEMA_CHANGE, WIDER))
+    while client.done is None:
+        client.take(client.reader.page(4, BIG))
+    assert not client.restarts
+
+
+def test_a_reader_may_be_told_why_it_begins_anew_by_whoever_made_it() -> None:
+    """A stream without a subscription remembers nothing: who comes back to it in mid-snapshot is told."""
+    fed = Fed()
+    fed.commit(insert(1))
+    view = View(Options(db="main", after=True), fed.source)
+    state = SnapshotState(tables=("items",))
+    reader = SnapshotReader(fed, view, state, LEASE, save=lambda new: None, reason="snapshot_expired")
+    page = reader.page(10, BIG)
+    assert (page.restarted, page.reason) == (True, "snapshot_expired")
+    assert not reader.page(10, BIG).restarted
+
+
+def test_a_cursor_of_an_earlier_run_makes_the_reader_say_that_it_begins_anew() -> None:
+    fed = Fed()
+    client = begun(fed)
+    old = client.place
+    fed.log.release(LEASE.name)
+    client.take(client.reader.page(4, BIG))
+    client.take(client.reader.page(4, BIG))
+    assert len(client.restarts) == 1
+    client.place = old
+    client.connect()
+    client.take(client.reader.page(4, BIG))
+    assert client.restarts == ["snapshot_expired", "snapshot_expired"]
+    finish(client)
+
+
+def test_a_table_that_was_dropped_meanwhile_has_no_rows_and_the_others_come() -> None:
+    fed = Fed()
+    client = begun(fed)
+    del fed.source._tables["items"]
+    while client.done is None:
+        client.take(client.reader.page(4, BIG))
+    assert {seen for seen, _ in client.held} == {"items", "names"}
+    assert sum(key == "names" for key, _ in client.held) == 5
+    assert client.stored.done and [stretch.table for stretch in client.stored.chunks][-1] == "names"
+
+
+# --- cursors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["", "x", "!!", "AAAA", "kwEA", "k" * 5000, "é", "kwECxAA", "s:kwEAwA"])
+def test_what_is_no_cursor_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        Position.parse(text)
+
+
+@pytest.mark.parametrize("key", [None, (1,), ("a", None), (b"\0", 1.5), ("\udcff",)])
+def test_a_cursor_reads_back_as_it_was(key: Any) -> None:
+    assert Position.parse(Position(3, 2, key).text()) == Position(3, 2, key)
+
+
+@pytest.mark.parametrize(
+    "ahead", [Position(1, 0, (15,)), Position(1, 1, None), Position(1, 1, ("n3",)), Position(1, 2, None)]
+)
+def test_a_cursor_that_nobody_was_given_skips_nothing(ahead: Position) -> None:
+    """Rows before it were never read: they have no offset, and must not be left out."""
+    fed = Fed()
+    client = begun(fed)
+    client.place = ahead.text()
+    client.connect()
+    finish(client)
+
+
+def test_a_finished_snapshot_can_be_read_again_from_any_of_its_cursors() -> None:
+    fed = Fed()
+    client = begun(fed)
+    cursors = [client.place]
+    while client.done is None:
+        page = client.reader.page(4, BIG)
+        cursors += [cursor for cursor, _ in page.rows]
+        client.take(page)
+    chunks = client.stored.chunks
+    fed.commit(insert(50), Change(Op.DELETE, ITEMS, (10, 0, ""), None))
+    for place in cursors:
+        client.place, client.done = place, None
+        client.connect()
+        while client.done is None:
+            client.take(client.reader.page(3, BIG))
+        assert client.stored.chunks == chunks and not client.restarts
+    client.follow()
+    assert client.rows() == client.oracle()
+
+
+# --- pages ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_page_holds_no_more_rows_than_asked_for() -> None:
+    fed = Fed()
+    client = begun(fed, rows=50)
+    for limit in (1, 3, 10):
+        assert len(client.reader.page(limit, BIG).rows) == limit
+
+
+def test_pages_of_large_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "FIRST_ROWS", 2)
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(50)))
+    client = Client(fed, ("items",))
+    assert [len(client.reader.page(1000, 45).rows) for _ in range(4)] == [2, 5, 5, 5]
+
+
+def test_a_filter_that_lets_no_row_through_reads_on_and_ends() -> None:
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(1000)))
+    client = Client(fed, ("items",), where="size = 9")
+    page = client.reader.page(10, BIG)
+    assert page.done and page.rows == [] and page.offset == 1000
+
+
+def test_a_page_that_finds_nothing_for_long_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_module, "PAGE_SECONDS", 0.0)
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(20)))
+    client = Client(fed, ("items",), where="size = 9")
+    pages = [client.reader.page(4, BIG) for _ in range(3)]
+    assert all(not page.done and not page.rows for page in pages)
+
+
+def test_every_stretch_is_kept_before_a_row_of_it_leaves_and_its_offset_held() -> None:
+    fed = Fed(retention=10)
+    writer = Writer(fed, 1, keys=30)
+    writer.write(30)
+    client = Client(fed, ("items", "names"))
+    offsets = []
+    while client.done is None:
+        page = client.reader.page(2, BIG)
+        for _, data in page.rows:
+            seen = client.encoder.meant(data)
+            assert any(stretch.offset == seen.offset for stretch in client.stored.chunks)
+            offsets.append(seen.offset)
+        assert fed.log.horizon <= lowest(client.stored) + 1
+        client.take(page)
+        writer.write(2)
+    assert (min(offsets), max(offsets)) >= (lowest(client.stored), 0) and max(offsets) <= highest(client.stored)
+    client.follow()
+    assert client.rows() == client.oracle() and not client.restarts
+
+
+def test_neighbours_of_one_offset_are_kept_as_one() -> None:
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(100)), *(name(f"n{id:03d}") for id in range(100)))
+    client = Client(fed, ("items", "names"))
+    finish(client, limit=3)
+    assert [(stretch.table, stretch.end, stretch.offset) for stretch in client.stored.chunks] == [
+        ("items", b"", 200),
+        ("names", b"", 200),
+    ]
+
+
+def test_names_without_case_are_one_key() -> None:
+    fed = Fed()
+    fed.commit(name("Ann"), name("bob"), name("Cid"))
+    client = Client(fed, ("names",), strict=True)
+    client.take(client.reader.page(1, BIG))
+    fed.commit(Change(Op.UPDATE, NAMES, ("Ann", 0), ("aNN", 1)))
+    client.take(client.reader.page(1, BIG))
+    fed.commit(Change(Op.UPDATE, NAMES, ("bob", 0), ("BOB", 1)))
+    finish(client, limit=1)
