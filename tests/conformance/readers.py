@@ -74,7 +74,8 @@ class _Reader:
 
     def next(self, *words: str) -> Frame:
         """The next frame of one of these `words`; others are passed over."""
-        while (found := self.frame()) is not None:
+        deadline = time.monotonic() + PATIENCE
+        while (found := self.frame(deadline - time.monotonic())) is not None:
             if not words or found.word in words:
                 return found
         raise AssertionError(f"the stream ended before {words}")
@@ -92,8 +93,9 @@ class _Reader:
 
     def rest(self) -> list[Frame]:
         """Every frame up to the end of the stream, which must come."""
+        deadline = time.monotonic() + PATIENCE
         found = []
-        while (one := self.frame()) is not None:
+        while (one := self.frame(deadline - time.monotonic())) is not None:
             found.append(one)
         return found
 

@@ -130,7 +130,9 @@ class FeedNemesis:
     def _run(self) -> None:
         self._prepare()
         works = [self._writer(n).run for n in range(WRITERS)]
-        writers = [threading.Thread(target=work, args=(self._stop,), name=f"writer-{n}") for n, work in enumerate(works)]
+        writers = [
+            threading.Thread(target=work, args=(self._stop,), name=f"writer-{n}") for n, work in enumerate(works)
+        ]
         readers = [threading.Thread(target=reader.run, name=reader.name) for reader in self.readers]
         self.recorder.start()
         for thread in (*writers, *readers):
@@ -194,12 +196,14 @@ class FeedNemesis:
     def _begin_foreigner(self) -> None:
         self._foreigners += 1
         name, script = f"f{self._foreigners}", Path(__file__).with_name("feed_foreign.py")
-        self._foreigner = subprocess.Popen(
-            [sys.executable, str(script), str(self.folder / "data" / "main.db"), f"{self.seed}-{name}", name, "rows"],
-            stdin=subprocess.PIPE,
-            stdout=(self.folder / f"{name}.txt").open("wb"),
-            text=True,
-        )
+        database = self.folder / "data" / "main.db"
+        with (self.folder / f"{name}.txt").open("wb") as told:
+            self._foreigner = subprocess.Popen(
+                [sys.executable, str(script), str(database), f"{self.seed}-{name}", name, "rows"],
+                stdin=subprocess.PIPE,
+                stdout=told,
+                text=True,
+            )
 
     def _end_foreigner(self) -> None:
         process, self._foreigner = self._foreigner, None

@@ -13,7 +13,20 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import httpx
-from feed_journal import BEGIN, CAUGHT_UP, CHANGE, CHECKPOINT, LOADED, LOST, REACHED, RESTART, ROW, ROWS, ROWS_END, Entry
+from feed_journal import (
+    BEGIN,
+    CAUGHT_UP,
+    CHANGE,
+    CHECKPOINT,
+    LOADED,
+    LOST,
+    REACHED,
+    RESTART,
+    ROW,
+    ROWS,
+    ROWS_END,
+    Entry,
+)
 from feed_truth import DB, Spec
 from feed_wire import HttpStream, Said, Status, WebSocket
 from server_process import Asking, Gone, Refused, ServerProcess

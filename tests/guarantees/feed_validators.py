@@ -59,7 +59,9 @@ class Complete(FeedValidator):
             return
         upto = entry.offset - (entry.kind == CHANGE)
         if step.exact and (missed := expected.between(step.at, upto)):
-            self.fail(f"{len(missed)} changes were skipped after {step.at} before {entry.kind} {entry.offset}: {missed[:5]}")
+            self.fail(
+                f"{len(missed)} changes were skipped after {step.at} before {entry.kind} {entry.offset}: {missed[:5]}"
+            )
         if truth.generation(step.at) != truth.generation(entry.offset):
             self.fail(f"{entry.offset} of another generation follows {step.at}, and nobody said so")
 

@@ -27,7 +27,14 @@ class FeedWriter:
     """One thread's dice and connection. `may_write` holds it back while the recorder of the truth is behind."""
 
     def __init__(
-        self, ask: Asking, history: History, dice: random.Random, name: str, may_write: Callable[[], object], *, ddl: bool
+        self,
+        ask: Asking,
+        history: History,
+        dice: random.Random,
+        name: str,
+        may_write: Callable[[], object],
+        *,
+        ddl: bool,
     ) -> None:
         self.ask, self.history, self.random, self.name = ask, history, dice, name
         self.may_write, self.ddl = may_write, ddl

@@ -68,7 +68,7 @@ class Batches:
                     if op is not None and not self._fits(change.table, op, begun=bool(found or self._stream)):
                         self.cursor = part.first + place - 1
                         self.ending = Ending("schema_changed", "the table has another shape from here on")
-                        return self._batch(found)
+                        return self._batch(found) if found else b""
                     if op in ROW_OPS:
                         found.append((part, part.first + place, change, op))
                 self.cursor = part.upto

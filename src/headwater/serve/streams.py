@@ -151,6 +151,8 @@ class Streams:
         if text is None:
             raise InvalidRequest('frames are JSON text, such as {"ack": 17}')
         frame = _frames.decode(text)
+        if frame == Frame():
+            raise InvalidRequest('a frame says something, such as {"ack": 17} or {"pause": true}')
         id, subscriptions = call.values["sub_id"], self._feeds.subscriptions
         if isinstance(frame.ack, str):
             place = frame.ack.removeprefix("s:")
