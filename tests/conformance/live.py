@@ -1,4 +1,4 @@
-"""A whole Headwater in this process: databases, feeds and HTTP over one data folder, to be stopped and started again."""
+"""A whole Headwater in this process: databases, feeds and HTTP over one data folder, to be stopped and restarted."""
 
 from __future__ import annotations
 

@@ -268,7 +268,9 @@ def test_a_websocket_delivers_changes(server: Live, table: str) -> None:
 def test_all_transports_deliver_the_same_live_and_replayed(server: Live, table: str) -> None:
     sub = server.subscribe(table, format="objects_json", include={"before": True, "after": True})
     live = [server.sse(sub), server.ws(sub)]
-    server.together(f"INSERT INTO {table} VALUES(1, 'ü', 1.5), (2, NULL, -0.0)", f"UPDATE {table} SET total = total + 1")
+    server.together(
+        f"INSERT INTO {table} VALUES(1, 'ü', 1.5), (2, NULL, -0.0)", f"UPDATE {table} SET total = total + 1"
+    )
     server.sql(f"DELETE FROM {table}")
     polled = server.changes(sub)
     assert len(polled) == 6

@@ -1,4 +1,4 @@
-"""What a subscription can ask for beyond the seed: names, starts, seeks, backtests, whole transactions, waiting, shares.
+"""What a subscription can ask for beyond the seed: names, starts, seeks, backtests, transactions, waiting, shares.
 
 WIRE §4 and §11. F34–F36, F41, F42, F58, F60, F66, F87, F90, F107.
 """
@@ -48,7 +48,12 @@ def test_a_subscription_is_listed_with_how_it_stands(server: Live, table: str) -
     server.poll(sub)
     (found,) = server.ok("cdc.list", sub_id=sub["sub_id"])["subscriptions"]
     assert (found["sub_id"], found["name"], found["tables"]) == (sub["sub_id"], f"of {table}", [table])
-    assert (found["acked_offset"], found["paused"], found["lag"], found["state"]) == (sub["offset"], False, 1, "healthy")
+    assert (found["acked_offset"], found["paused"], found["lag"], found["state"]) == (
+        sub["offset"],
+        False,
+        1,
+        "healthy",
+    )
     assert found["options"]["where"] == "total > 1"
     assert found["sub_id"] in [one["sub_id"] for one in server.ok("cdc.list")["subscriptions"]]
 
@@ -228,7 +233,9 @@ def test_a_long_poll_hears_of_pause_and_close(server: Live, table: str) -> None:
         sub = server.subscribe(table)
         answered: list[dict[str, Any]] = []
         asked = {"sub_id": sub["sub_id"], "wait_ms": 9_000}
-        waiting = threading.Thread(target=lambda asked=asked, into=answered: into.append(server.rpc("cdc.poll", **asked)))
+        waiting = threading.Thread(
+            target=lambda asked=asked, into=answered: into.append(server.rpc("cdc.poll", **asked))
+        )
         waiting.start()
         server.until(lambda: server.metric("headwater_polls") == 1)
         server.ok(f"cdc.{method}", sub_id=sub["sub_id"])

@@ -21,6 +21,9 @@ class Group:
     def seek(self, cursor: int) -> int:
         return self.published - (self.offset > cursor)
 
+    def offset_after(self, seen: int) -> int:
+        return self.offset
+
 
 class Hub:
     """One group, and how far it was published."""

@@ -19,7 +19,8 @@ import apsw
 from clients import History
 from feed_journal import CHANGE
 from feed_pests import Pests
-from feed_readers import GIVE_UP, KINDS, Reader
+from feed_reader import GIVE_UP, Reader
+from feed_readers import KINDS
 from feed_specs import specs
 from feed_truth import Base, Expected, Spec, Truth
 from feed_validators import validate
@@ -129,10 +130,7 @@ class FeedNemesis:
 
     def _run(self) -> None:
         self._prepare()
-        works = [self._writer(n).run for n in range(WRITERS)]
-        writers = [
-            threading.Thread(target=work, args=(self._stop,), name=f"writer-{n}") for n, work in enumerate(works)
-        ]
+        writers = [threading.Thread(target=self._writer(n).run, args=(self._stop,)) for n in range(WRITERS)]
         readers = [threading.Thread(target=reader.run, name=reader.name) for reader in self.readers]
         self.recorder.start()
         for thread in (*writers, *readers):
@@ -186,7 +184,7 @@ class FeedNemesis:
                 thread.join(max(end - time.monotonic(), 0.1))
             for reader, thread in zip(self.readers, readers, strict=True):
                 if thread.is_alive():
-                    reader.defects.append(f"did not reach {goal}: it is at {reader.last}")
+                    reader.defects.append(f"did not reach {goal}: it is at {reader.last}, {reader.pressure}")
                     reader.finish(GIVE_UP)
                     thread.join()
             self.recorder.stop()
@@ -288,6 +286,8 @@ class FeedNemesis:
             truth.note_told(entry.offset, parse_ts(entry.body["ts"]))
         failures = [self.recorder.failure] if self.recorder.failure else []
         failures += self.history.defects[:10] + self._judge_tables(truth)
+        if "Traceback" in (said := (self.folder / "data" / "server.err").read_text(errors="replace")):
+            failures.append("the server met what it did not expect: " + said[said.index("Traceback") :][:2000])
         for reader in self.readers:
             found = self._judge_reader(reader, truth)
             if found:

@@ -94,18 +94,29 @@ class AtomicFeed(FeedValidator):
         super().__init__()
         self._txn: tuple[str, int, bool] | None = None  # the newest of this session: id, seq, last
         self._over: set[str] = set()
+        self._begin = 0
 
     def step(self, step: Step, expected: Expected) -> None:
         entry, truth = step.entry, expected.truth
         if entry.kind in (BEGIN, ROWS, LOADED):
-            self._txn, self._over = None, set()
+            self._txn, self._over, self._begin = None, set(), entry.offset
         elif entry.kind == CHANGE:
             self._take(entry, expected)
-        elif entry.kind == CHECKPOINT or (entry.kind == REACHED and expected.spec.atomic):
-            if not truth.ends_transaction(entry.offset):
-                self.fail(f"{entry.kind} {entry.offset} lies inside a transaction")
+        elif entry.kind == REACHED and expected.spec.atomic and (split := self._split(entry.offset, expected)):
+            self.fail(f"the page that ends with {entry.offset} splits the transaction of {split}")
+        if entry.kind == CHECKPOINT and not truth.ends_transaction(entry.offset):
+            self.fail(f"checkpoint {entry.offset} lies inside a transaction")
         if entry.kind == CHECKPOINT and self._txn is not None and step.at is not None and entry.offset < step.at:
             self.fail(f"checkpoint {entry.offset} comes after {step.at}")
+
+    def _split(self, offset: int, expected: Expected) -> list[int]:
+        """What passes of the transaction that goes on after `offset`, if some comes before and some after."""
+        truth = expected.truth
+        if offset <= self._begin or truth.ends_transaction(offset):
+            return []
+        id = truth.by_offset[offset].part.id
+        passing = [each for each in expected.offsets if truth.by_offset[each].part.id == id]
+        return passing if passing and passing[0] <= offset < passing[-1] else []
 
     def _take(self, entry: Entry, expected: Expected) -> None:
         txn = entry.body["txn"]
@@ -164,9 +175,8 @@ class TrueImages(FeedValidator):
 
     def step(self, step: Step, expected: Expected) -> None:
         entry = step.entry
-        if entry.kind == ROW and (image := expected.image(key_of(entry.body), entry.offset)) is not None:
-            if dumps(image) != dumps(entry.body["after"]):
-                self.fail(f"at {entry.offset} the row is {dumps(image)}, not {dumps(entry.body['after'])}")
+        if entry.kind == ROW:
+            self._row(entry, expected)
         if entry.kind == LOADED:
             self._tables(entry, expected)
         if entry.kind != CHANGE or (wanted := expected.bodies.get(entry.offset)) is None:
@@ -177,6 +187,11 @@ class TrueImages(FeedValidator):
         for name in set(wanted) | set(entry.body):
             if dumps(entry.body.get(name)) != dumps(wanted.get(name)) and (settled or name in SETTLED):
                 self.fail(f"{entry.offset}: {name} is {dumps(entry.body.get(name))}, not {dumps(wanted.get(name))}")
+
+    def _row(self, entry: Entry, expected: Expected) -> None:
+        image = expected.image(key_of(entry.body), entry.offset)
+        if image is not None and dumps(image) != dumps(entry.body["after"]):
+            self.fail(f"at {entry.offset} the row is {dumps(image)}, not {dumps(entry.body['after'])}")
 
     def _tables(self, entry: Entry, expected: Expected) -> None:
         """Whole tables by URL: no filter."""

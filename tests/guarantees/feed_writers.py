@@ -39,7 +39,6 @@ class FeedWriter:
         self.ask, self.history, self.random, self.name = ask, history, dice, name
         self.may_write, self.ddl = may_write, ddl
         self.count, self.added = 0, 0
-        self.pause = threading.Event()
         self.works = [self.insert] * 6 + [self.update] * 6 + [self.delete] * 3 + [self.move] * 3
         self.works += [self.pairs] * 6 + [self.transaction] * 6 + [self.lines] * 2 + [self.twice] * 2
 

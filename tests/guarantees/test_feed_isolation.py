@@ -13,7 +13,8 @@ import pytest
 from feed_journal import CHANGE
 from feed_nemesis import Recorder
 from feed_pests import Pests
-from feed_readers import GIVE_UP, KINDS, Reader
+from feed_reader import GIVE_UP, Reader
+from feed_readers import KINDS
 from feed_truth import Expected, Spec, Truth
 from feed_validators import Bounded, Isolated, validate
 from feed_wire import HttpStream, WebSocket

@@ -222,11 +222,8 @@ def test_atomic_catches_an_end_inside_a_transaction(kind: str) -> None:
 
 def test_atomic_catches_transactions_that_are_mixed_or_misnumbered() -> None:
     assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 4), change(ALL, 3)])
-    for txn in (
-        {"id": "2", "seq": 1, "last": False},
-        {"id": "2", "seq": 0, "last": True},
-        {"id": "3", "seq": 1, "last": True},
-    ):
+    for id, seq, last in (("2", 1, False), ("2", 0, True), ("3", 1, True)):
+        txn = {"id": id, "seq": seq, "last": last}
         assert failures(AtomicFeed(), [Entry(BEGIN), change(ALL, 2), change(ALL, 3, txn=txn)])
 
 
@@ -249,23 +246,17 @@ def test_filtered_catches_what_does_not_pass_and_the_wrong_case() -> None:
     for offset in (4, 5):  # in the log both are updates
         assert failures(Filtered(), [Entry(BEGIN, 3), change(ALL, offset)], SOME)
     assert failures(Filtered(), [Entry(ROWS), row(1, 5, "a", 3)], SOME)
-    assert failures(
-        Filtered(), [Entry(BEGIN, 5), change(SOME, 6, pk_before=None)][:1] + [_without(6, "pk_before")], SOME
-    )
-
-
-def _without(offset: int, name: str) -> Entry:
-    entry = change(SOME, offset)
-    del entry.body[name]
-    return entry
+    moved = change(SOME, 6)
+    del moved.body["pk_before"]
+    assert failures(Filtered(), [Entry(BEGIN, 5), moved], SOME)
 
 
 @pytest.mark.parametrize(
     "other",
-    [{"after": {}}, {"before": {"id": {"t": "i64", "v": 2}}}, {"pk": [1]}, {"table": "u"}, {"ts": "9.9"}, {"lsn": 3}],
+    [{"after": {}}, {"before": {"id": {"t": "i64", "v": 2}}}, {"pk": [1]}, {"table": "u"}, {"lsn": 3}],
 )
 def test_true_images_catches_anything_that_is_not_so(other: dict[str, Any]) -> None:
-    assert failures(TrueImages(), [Entry(BEGIN, 4), change(ALL, 5, **other)]) or other == {"ts": "9.9"}
+    assert failures(TrueImages(), [Entry(BEGIN, 4), change(ALL, 5, **other)])
 
 
 def test_true_images_lets_a_time_be_later_after_a_crash_and_never_earlier() -> None:

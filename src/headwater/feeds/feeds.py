@@ -18,7 +18,7 @@ from headwater.feeds.hub import Frame, Hub
 from headwater.feeds.polling import Asked, Poll
 from headwater.feeds.registry import Registry
 from headwater.feeds.seat import Seat
-from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, SnapshotReader, lowest
+from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
 from headwater.feeds.starting import check_cursor, check_reached, cursor_of
 from headwater.feeds.stream import Stream
 from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
@@ -169,8 +169,11 @@ class Feeds:
             if asked.wait_ms:
                 await self.run(poll.seat.view.warm, database.source)
             state = held.snapshot
-            if state is None and asked.cursor is not None:
-                raise InvalidRequest("this subscription reads no snapshot", hint="Leave out `cursor`.")
+            if asked.cursor is not None:
+                Position.parse(asked.cursor)
+                if state is None:
+                    raise InvalidRequest("this subscription reads no snapshot", hint="Leave out `cursor`.")
+            await self._note_told(held, asked.from_offset)
             if state is not None and owes_rows(state, asked.cursor, asked.from_offset):
                 place = asked.cursor or state.confirmed
                 return await poll.rows(self._rows(poll.seat, held, state, place, rows=asked.limit))
@@ -191,11 +194,17 @@ class Feeds:
         await self.run(seat.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
+        await self._note_told(held, asked)
         if state is not None and owes_rows(state, begin.place, asked):
             reader = self._rows(seat, held, state, begin.place or state.confirmed)
         stream = self._opened(seat, opening, cursor, reader)
         self._readers.setdefault(id, set()).add(stream)
         return stream
+
+    async def _note_told(self, held: Subscription, offset: int | None) -> None:
+        """A reader that names an offset behind the rows of its snapshot has them: nobody needs them again."""
+        if held.snapshot is not None and offset is not None:
+            await self.run(self.subscriptions.note_told, held, offset)
 
     async def open_changes(
         self, who: Principal, params: SubscribeTable, opening: Opening, begin: From, *, upto: int | None = None
@@ -284,8 +293,11 @@ class Feeds:
     def _rows(
         self, seat: Seat, held: Subscription, state: SnapshotState, place: str, *, rows: int | None = None
     ) -> SnapshotReader:
+        known = state
+
         def save(new: SnapshotState) -> None:
-            self._registry.save_snapshot(held.id, new, acked=lowest(new) if new.done else None)
+            nonlocal known
+            known = self.subscriptions.read_on(held, known, new)
             if new.done:
                 seat.finished(new)
 

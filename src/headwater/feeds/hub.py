@@ -35,6 +35,7 @@ KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 PIECE = 256 << 10  # bytes that one stream is handed at a time
 ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
+BREATH_SECONDS, MOST_BREATH_SECONDS = 0.0002, 0.002  # of writing that earn a pause, and the longest pause
 JOINED = 4  # places of slow streams for which joined frames are kept besides
 
 Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
@@ -100,6 +101,10 @@ class Group:
             return None
         ahead = sum(1 for _ in takewhile(lambda held: held[0] > cursor, reversed(self._frames)))
         return self.published - ahead
+
+    def offset_after(self, seen: int) -> int:
+        """The offset of the frame that follows `seen` frames; it is there."""
+        return self._frames[seen - self.published][0]
 
     def take(self, seen: int) -> Taken | None:
         """What follows `seen` frames, at most a piece of it; None when some of that is gone."""
@@ -221,9 +226,14 @@ class Hub:
                 while self._groups and self.upto < self._log.latest:
                     parts = await self._next()
                     await self._learn(parts)
+                    began = self._loop.time()
                     if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
                         self._publish(parts)
                     await asyncio.sleep(0)  # the streams write
+                    spent = self._loop.time() - began
+                    if spent > BREATH_SECONDS:
+                        # As long for all others: what is committed meanwhile goes out together, in one write each.
+                        await asyncio.sleep(min(spent, MOST_BREATH_SECONDS))
             except OffsetExpired:
                 self._begin_anew()
             except Exception:

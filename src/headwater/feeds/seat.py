@@ -49,6 +49,12 @@ class Seat:
         """Whether nothing is to be delivered."""
         return self.subscription is not None and self.subscription.paused
 
+    @property
+    def _is_reading(self) -> bool:
+        """Whether its rows are not all read: changes that are gone are in those to come."""
+        state = None if self.subscription is None else self.subscription.snapshot
+        return state is not None and not state.done
+
     # --- after a snapshot --------------------------------------------------------------------------------------------
 
     def finished(self, state: SnapshotState) -> None:
@@ -82,7 +88,7 @@ class Seat:
             latest=latest,
             limits=self._limits,
             paused=self.paused,
-            lost=bool(self.why_lost(max(cursor, at))),
+            lost=not self._is_reading and bool(self.why_lost(max(cursor, at))),
             will_expire_at_ms=self._forecast.expires_at(now, remaining=remaining),
         )
 

@@ -112,6 +112,10 @@ def highest(state: SnapshotState) -> int:
     return max((stretch.offset for stretch in state.chunks), default=state.held)
 
 
+def _ordered_by(table: Table) -> tuple[str, ...]:
+    return tuple(f"{name} {table.columns[table.index[name]].collation}" for name in table.key)
+
+
 class SnapshotReader:
     """Reads one snapshot page by page. Blocks: call it in a thread, one call at a time."""
 
@@ -131,7 +135,6 @@ class SnapshotReader:
         self._database, self._view, self._lease, self._save, self._now_ms = database, view, lease, save, now_ms
         self.state = state
         self._place_of = PerTable(lambda table: database.source.order(table, table.key))
-        self._keys: dict[str, tuple[str, ...]] = {}
         self._rows = FIRST_ROWS if rows is None else rows
         self._count = 0
         self._restarted = reason  # why the reader is told that the snapshot begins anew
@@ -140,11 +143,15 @@ class SnapshotReader:
             self._seek(place)
 
     def _seek(self, cursor: str) -> None:
-        """Go on behind `cursor`; one of an earlier run makes the reader say that the snapshot began anew."""
-        found = Position.parse(cursor)
-        if found.run != self.state.run or not 0 <= found.table <= len(self.state.tables):
+        """Go on behind `cursor`; one of an earlier run makes the reader say that the snapshot began anew.
+
+        So does one that was never given out: what lies between it and what was read has no offset yet.
+        """
+        found, state = Position.parse(cursor), self.state
+        ahead = found.table > state.table or (found.table == state.table and state.after is None and found.after)
+        if found.run != state.run or found.table < 0 or ahead:
             self._restarted = self._restarted or SNAPSHOT_EXPIRED
-            self._position = Position(self.state.run, 0, None)
+            self._position = Position(state.run, 0, None)
         else:
             self._position = found
 
@@ -185,26 +192,32 @@ class SnapshotReader:
     def _begin(self, reason: str) -> None:
         log = self._database.log
         now = self._now_ms()
-        log.release(self._lease.name)
         fresh = self.state if not reason else self.state.restarted(now)
         self.state = replace(fresh, generation=log.generation, held=log.latest, lease_started_ms=now)
+        self._save(self.state)
         until = now + int(self._lease.seconds * 1000)
         log.hold(self._lease.name, self.state.held, until_ms=until, max_bytes=self._lease.bytes)
-        self._save(self.state)
-        self._keys.clear()
         self._position = Position(self.state.run, 0, None)
-        self._restarted = reason
+        self._restarted = reason or self._restarted
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def _chunk(self, limit: int, most: int) -> list[tuple[str, bytes]]:
-        name = self.state.tables[self._position.table]
+        name, after = self.state.tables[self._position.table], self._position.after
+        known = self._database.source.describe().get(name)
+        if after is not None and known is not None and len(after) != len(known.key):
+            self._begin(SCHEMA_CHANGED)
+            return []
+        source = self._database.source
+        if self._position.after is not None and self._has_other_key(source.describe().get(name)):
+            self._begin(SCHEMA_CHANGED)
+            return []
         try:
-            chunk = self._database.source.chunk(name, after=self._position.after, span=None, limit=limit)
+            chunk = source.chunk(name, after=after, span=None, limit=limit)
         except NotFound:  # dropped since: it has no rows, and its end is told by a change
             self._advance(None, None, self._database.log.latest)
             return []
-        if self._keys.setdefault(name, chunk.table.key) != chunk.table.key:
+        if self._has_other_key(chunk.table):
             self._begin(SCHEMA_CHANGED)
             return []
         before = self._position.text()
@@ -214,11 +227,20 @@ class SnapshotReader:
             self._rows = max(min(most // max(average, 1), 65_536), 1)
         return encoded
 
+    def _has_other_key(self, table: Table | None) -> bool:
+        """Whether rows of `table` are not ordered as they were when it was read."""
+        if table is None:
+            return False
+        after = self._position.after
+        misfit = after is not None and len(after) != len(table.key)
+        return misfit or self.state.keys.get(table.name, _ordered_by(table)) != _ordered_by(table)
+
     def _known_part(self, chunk: Chunk) -> tuple[Row, ...]:
         """The rows to send, after the place and, if they are new, the state have moved behind them."""
         state, table = self.state, chunk.table
         frontier = (state.table, state.after_key)
         if self._position[1:] == frontier:
+            self.state = replace(state, keys={**state.keys, table.name: _ordered_by(table)})
             end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
             self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
             return chunk.rows

@@ -53,8 +53,9 @@ def at_time(log: LiveLog, ts: int) -> int:
     """The last offset at or before `ts`; OffsetExpired where that is too long ago to tell."""
     found = log.offset_at(ts)
     dropped = log.horizon > log.generation_first
-    if dropped and found == log.horizon - 1 and log.horizon <= log.latest:
-        (oldest,) = log.read(after=log.horizon - 1, limit=1)[:1]
-        if oldest.ts > ts:
+    if dropped and found == log.horizon - 1:
+        kept = log.read(after=log.horizon - 1, limit=1)
+        # Where nothing is kept, only a time that no change has reached is sure to lie behind all of them.
+        if ts < (kept[0].ts if kept else log.clock_ceiling):
             raise OffsetExpired(found - 1, log.horizon, log.latest)
     return found

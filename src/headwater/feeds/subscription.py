@@ -30,13 +30,14 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     table: int = 0  # place in `tables` of the one being read
     after: bytes | None = None  # its last key read, packed: a Lit would not tell broken text from bytes
     chunks: tuple[Stretch, ...] = ()  # neighbours with one offset are joined
+    keys: dict[str, tuple[str, ...]] = {}  # by table: what its rows were ordered by when they were read
     done: bool = False
     run: int = 1
     generation: str = ""  # of the log whose offsets these are; "" before the first chunk
     held: int = 0  # changes after this offset are held by the lease
     lease_started_ms: int = 0
     confirmed: str = ""  # the place that its client has acked
-    told: bool = False  # its client has shown that it has every row, by an ack after the last
+    told: bool = False  # its client has shown that it has every row: by an ack or an offset
 
     @property
     def after_key(self) -> Key | None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
-from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.errors import Conflict, HeadwaterError, InvalidRequest
 from headwater.feeds.backpressure import Forecast, Limits, Pressure, counters, pressure, why_lost
 from headwater.feeds.backtest import backtest
 from headwater.feeds.database import Database, Databases
 from headwater.feeds.options import Options
 from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
-from headwater.feeds.snapshot import Position, highest
+from headwater.feeds.snapshot import Position, highest, lowest
 from headwater.feeds.starting import at_time, check_cursor, check_reached, cursor_of
 from headwater.feeds.subscribing import EARLIEST, SNAPSHOT, Request, Start, SubscribeTable, check
 from headwater.feeds.subscription import SnapshotState, Subscription
@@ -34,6 +35,7 @@ class Subscriptions:
     ) -> None:
         self._databases, self._registry, self._changed = databases, registry, changed
         self._forecasts: dict[str, Forecast] = {}
+        self._locks: dict[str, threading.Lock] = {}  # by subscription: held while its snapshot is looked at and kept
 
     def subscribe(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
         """cdc.subscribe_table."""
@@ -71,23 +73,53 @@ class Subscriptions:
         if offset > log.latest:
             caught_up = self._databases.database(held.db).catch_up(CATCH_UP_SECONDS)
             check_reached(log, offset, "offset", caught_up)
-        held = self._registry.ack(id, offset)
-        if held.snapshot is not None and held.snapshot.done and held.acked >= highest(held.snapshot):
-            log.release(held.id)
-            held = self._registry.save_snapshot(id, None)
-        elif held.snapshot is not None and held.snapshot.done and not held.snapshot.told:
-            held = self._registry.save_snapshot(id, replace(held.snapshot, told=True))
+        with self._lock(id):
+            held = self._registry.ack(id, offset)
+            if held.snapshot is not None and held.snapshot.done and held.acked >= highest(held.snapshot):
+                log.release(held.id)
+                held = self._registry.save_snapshot(id, None)
+            elif held.snapshot is not None and held.snapshot.done and not held.snapshot.told:
+                held = self._registry.save_snapshot(id, replace(held.snapshot, told=True))
         self._changed(id, False)
         return {"sub_id": id, "acked_offset": held.acked}
 
     def _ack_rows(self, held: Subscription, cursor: str) -> dict[str, Any]:
         position = Position.parse(cursor)
-        if held.snapshot is None:
-            raise InvalidRequest("this subscription reads no snapshot", hint="Ack an offset.")
-        if position.run == held.snapshot.run:
-            told = held.snapshot.done and position.table >= len(held.snapshot.tables)
-            self._registry.save_snapshot(held.id, replace(held.snapshot, confirmed=cursor, told=told))
+        with self._lock(held.id):
+            state = held.snapshot
+            if state is None:
+                raise InvalidRequest("this subscription reads no snapshot", hint="Ack an offset.")
+            if position.run == state.run:
+                told = state.done and position.table >= len(state.tables)
+                self._registry.save_snapshot(held.id, replace(state, confirmed=cursor, told=told))
         return {"sub_id": held.id, "acked_offset": held.acked, "cursor": cursor}
+
+    def note_told(self, held: Subscription, offset: int) -> None:
+        """A reader names an offset behind the rows of its snapshot: it has them, and nobody needs them again."""
+        with self._lock(held.id):
+            state = held.snapshot
+            if state is not None and state.done and not state.told and offset >= lowest(state):
+                self._registry.save_snapshot(held.id, replace(state, told=True))
+
+    def read_on(self, held: Subscription, known: SnapshotState, new: SnapshotState) -> SnapshotState:
+        """Keep `new`, to which a reader of the snapshot came from `known`.
+
+        Conflict where that is not how it stands: what another reader has delivered must keep its offsets.
+        """
+        with self._lock(held.id):
+            now = held.snapshot
+            if now is None or now.run != known.run or now.chunks is not known.chunks:
+                raise Conflict(
+                    "another reader went on with this snapshot, or the subscription was moved",
+                    hint="Connect again: it goes on where it stands now.",
+                )
+            if new.run == now.run:
+                new = replace(new, confirmed=now.confirmed, told=now.told)
+            self._registry.save_snapshot(held.id, new, acked=lowest(new) if new.done else None)
+            return new
+
+    def _lock(self, id: str) -> threading.Lock:
+        return self._locks.setdefault(id, threading.Lock())
 
     def pause(self, who: Principal, id: str, paused: bool) -> dict[str, Any]:
         """cdc.pause and cdc.resume."""
@@ -113,11 +145,12 @@ class Subscriptions:
             target = check_cursor(log, offset, "offset")
         else:
             target = at_time(log, parse_ts(ts) if isinstance(ts, str) else ts_of_ms(ts or 0))
-        if held.snapshot is not None:
-            log.release(held.id)
-            held = self._registry.save_snapshot(id, None, acked=target)
-        else:
-            held = self._registry.seek(id, target)
+        with self._lock(id):
+            if held.snapshot is not None:
+                log.release(held.id)
+                held = self._registry.save_snapshot(id, None, acked=target)
+            else:
+                held = self._registry.seek(id, target)
         self._changed(id, False)
         return {"sub_id": id, "acked_offset": held.acked}
 
@@ -128,6 +161,7 @@ class Subscriptions:
         with contextlib.suppress(HeadwaterError):
             self._databases.database(held.db).log.release(id)
         self._forecasts.pop(id, None)
+        self._locks.pop(id, None)
         self._changed(id, True)
         return {"sub_id": id, "closed": True}
 

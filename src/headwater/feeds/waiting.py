@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from headwater.feeds.hub import Hub
+from headwater.feeds.hub import Group, Hub
 from headwater.feeds.reader import View
 
 
@@ -33,13 +34,17 @@ class Waiting:
                 return cursor  # something came meanwhile; the log tells what
             group.waiting.add(self)
             self._sleeping = asyncio.get_running_loop().create_future()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sleeping, seconds)
-            except TimeoutError:
-                if group.seek(cursor) == group.published:  # else something came in the last moment
-                    return max(cursor, self._hub.upto)
-            return cursor
+            return max(cursor, self._quiet_upto(group, cursor))
         finally:
             self._sleeping = None
             group.waiting.discard(self)
             self._hub.leave(group)
+
+    def _quiet_upto(self, group: Group, cursor: int) -> int:
+        """Also while it slept the log may have gone a long way, and forgotten what lies at the cursor."""
+        seen = group.seek(cursor)
+        if seen is None or group.failed is not None:
+            return cursor
+        return self._hub.upto if seen == group.published else group.offset_after(seen) - 1

@@ -16,6 +16,8 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """As inherited; frames wait, like any other message, while the reader's buffer is full."""
         if message["type"] != FRAMES:
+            if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
+                raise ClientDisconnected
             await super().send(message)
             return
         if not self.writable.is_set():
@@ -23,6 +25,13 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
         if self.disconnected or self.close_sent:
             raise ClientDisconnected
         self.transport.write(message["frames"])
+
+    def send_500_response(self) -> None:
+        """To who has no answer yet while the server stops: come again. Inherited, it said 500, and fell over twice."""
+        if self.initial_response or self.handshake_complete or self.conn.eof_sent:
+            return
+        self.conn.send_response(self.conn.reject(503, "The server is stopping.\n"))
+        self.transport.write(b"".join(self.conn.data_to_send()))
 
 
 Gone = ClientDisconnected

@@ -1,0 +1,145 @@
+"""`snapshot_url`: a whole table as of one version, immutable, and where to find the next one when it is gone.
+
+WIRE §4 "Horizon", §11.14. F61, F68, F104.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.conformance.live import Live
+
+
+@pytest.fixture
+def lost(start: Callable[..., Live]) -> tuple[Live, dict[str, Any]]:
+    """A server that retains four changes, and the answer that a lost subscriber got."""
+    live = start(log={"retention_events": 4})
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
+    sub = live.subscribe("t")
+    for id in range(8):
+        live.sql(f"INSERT INTO t VALUES({id}, 'x')")
+    live.until(lambda: live.poll(sub)["resnapshot_required"])
+    return live, live.poll(sub)
+
+
+def rows_of(text: str) -> list[list[Any]]:
+    return [list(json.loads(line).values()) for line in text.splitlines()]
+
+
+def test_rows_as_of_the_version_and_then_changes_give_the_table(lost: tuple[Live, dict[str, Any]]) -> None:
+    live, page = lost
+    then = live.sql("SELECT * FROM t")
+    live.sql("DELETE FROM t WHERE id = 0")
+    live.sql("UPDATE t SET v = 'y' WHERE id = 1")
+    response = live.http.get(page["snapshot_url"])
+    assert response.status_code == 200 and response.headers["content-type"] == "application/x-ndjson"
+    assert rows_of(response.text) == then, "as it was, not as it is"
+    offset = int(response.headers["x-headwater-offset"])
+    assert offset == page["latest_offset"]
+    sub = live.subscribe("t", start={"offset": offset})
+    assert [(change["op"], change["pk"]) for change in live.changes(sub)] == [("delete", [0]), ("update", [1])]
+
+
+def test_a_version_never_changes_and_is_not_sent_twice(lost: tuple[Live, dict[str, Any]]) -> None:
+    live, page = lost
+    first = live.http.get(page["snapshot_url"])
+    assert "immutable" in first.headers["cache-control"] and first.headers["etag"].startswith('"')
+    live.sql("DELETE FROM t")
+    live.until(lambda: live.ok("stats.snapshot")["cdc"]["latest_offset"] == 17)
+    tag = first.headers["etag"]
+    for match in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        response = live.http.get(page["snapshot_url"], headers={"if-none-match": match})
+        if response.status_code == 410:  # that many changes later it is gone
+            break
+        assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", tag)
+
+
+def test_the_same_version_has_the_same_bytes(server: Live, table: str) -> None:
+    server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1), (2, 'b', 2)")
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    first = server.http.get(url)
+    server.sql(f"UPDATE {table} SET total = 5")
+    again = server.http.get(url)
+    assert (first.content, first.headers["etag"]) == (again.content, again.headers["etag"])
+    not_modified = server.http.get(url, headers={"if-none-match": first.headers["etag"]})
+    assert (not_modified.status_code, not_modified.content) == (304, b"")
+    assert server.http.get(url, headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_head_answers_without_rows(server: Live, table: str) -> None:
+    server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    head, whole = server.http.head(url), server.http.get(url)
+    assert (head.status_code, head.content) == (200, b"") and whole.content
+    assert head.headers["etag"] == whole.headers["etag"]
+
+
+def test_without_a_version_one_is_sent_to_the_present_one(server: Live, table: str) -> None:
+    server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
+    response = server.http.get(f"/api/v1/snapshot/main/{table}?format=objects_json")
+    assert response.status_code == 307 and response.headers["cache-control"] == "no-store"
+    found = server.http.get(response.headers["location"])
+    assert json.loads(found.text)["id"] == {"t": "i64", "v": 1}
+    assert f"/api/v1/snapshot/main/{table}?version=" in response.headers["location"]
+
+
+def test_a_version_that_is_gone_answers_with_where_the_present_one_is(lost: tuple[Live, dict[str, Any]]) -> None:
+    live, page = lost
+    for id in range(100, 110):
+        live.sql(f"INSERT INTO t VALUES({id}, 'x')")
+    live.until(lambda: live.ok("stats.snapshot")["cdc"]["latest_offset"] == 19)
+    live.until(lambda: live.http.get(page["snapshot_url"]).status_code == 410)
+    gone = live.http.get(page["snapshot_url"]).json()
+    assert gone["code"] == "resnapshot_required" and gone["resnapshot_reason"] == "wal_horizon_exceeded"
+    fresh = live.http.get(gone["snapshot_url"])
+    assert fresh.status_code == 200 and rows_of(fresh.text) == live.sql("SELECT * FROM t")
+    foreign = live.http.get("/api/v1/snapshot/main/t?version=ffffffffffffffff.3")
+    assert foreign.status_code == 410 and foreign.json()["resnapshot_reason"] == "log_generation_changed"
+
+
+@pytest.mark.parametrize("version", ["", "x", "1.x", ".5", "1.-5", "1.99999999999999999999", "%00.1"])
+def test_a_bad_version_is_refused(server: Live, table: str, version: str) -> None:
+    response = server.http.get(f"/api/v1/snapshot/main/{table}?version={version}")
+    assert response.status_code in (400, 410), response.text
+    assert response.headers["content-type"] == "application/problem+json"
+
+
+def test_a_version_that_is_not_there_yet_is_refused(server: Live, table: str) -> None:
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    stem, _, offset = url.rpartition(".")
+    assert server.http.get(f"{stem}.{int(offset) + 1000}").status_code == 400
+
+
+def test_what_is_not_there_is_not_found(server: Live) -> None:
+    for path in ("main/nowhere", "nowhere/t"):
+        url = server.http.get(f"/api/v1/snapshot/{path}")
+        status = url.status_code if url.status_code != 307 else server.http.get(url.headers["location"]).status_code
+        assert status == 404, path
+
+
+def test_arrow_holds_the_same_rows(server: Live, table: str) -> None:
+    import pyarrow as pa
+
+    server.sql(f"INSERT INTO {table} VALUES(1, 'ü', 1.5), (2, NULL, NULL)")
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    kind = "application/vnd.apache.arrow.stream"
+    response = server.http.get(url, headers={"accept": kind})
+    assert response.headers["content-type"] == kind
+    found = pa.ipc.open_stream(response.content).read_all().to_pylist()
+    assert [[row[name] for name in ("id", "status", "total")] for row in found] == [[1, "ü", 1.5], [2, None, None]]
+    assert response.headers["etag"] != server.http.get(url).headers["etag"]
+
+
+def test_every_table_of_a_lost_subscription_has_its_url(start: Callable[..., Live]) -> None:
+    live = start(log={"retention_events": 2})
+    for name in ("a", "b c"):
+        live.sql(f'CREATE TABLE "{name}"(id INTEGER PRIMARY KEY)')
+    sub = live.subscribe()
+    for id in range(4):
+        live.sql(f'INSERT INTO "b c" VALUES({id})')
+    live.until(lambda: live.poll(sub)["resnapshot_required"])
+    page = live.poll(sub)
+    assert sorted(page["snapshot_urls"]) == ["a", "b c"]
+    assert rows_of(live.http.get(page["snapshot_urls"]["a"]).text) == []
+    assert rows_of(live.http.get(page["snapshot_urls"]["b c"]).text) == [[0], [1], [2], [3]]
