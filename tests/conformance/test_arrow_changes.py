@@ -20,7 +20,9 @@ def rows(live: Live, table: str, query: str) -> list[dict[str, Any]]:
 
 
 def latest(live: Live) -> int:
-    return int(live.ok("stats.snapshot")["cdc"]["latest_offset"])
+    sub = live.subscribe()  # unlike stats.snapshot it waits for the log
+    live.ok("cdc.close", sub_id=sub["sub_id"])
+    return int(sub["offset"])
 
 
 def test_changes_come_with_both_images_their_transaction_and_their_offset(server: Live, table: str) -> None:

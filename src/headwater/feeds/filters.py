@@ -16,7 +16,7 @@ from headwater.model.change import Change, Op
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Source
 
-Cut = Callable[[int, Table, Row], bool]  # whether the change at an offset is news for the key of an image
+Cut = Callable[[int, Table, Row | None], bool]  # whether the change at an offset is news for the key of an image
 
 
 class Filter:
@@ -66,6 +66,9 @@ class Filter:
         found: list[Op | None] = []
         for place, change in enumerate(changes):
             before, after = inside[place]
+            if cut is not None and change.op not in ROW_OPS:
+                found.append(self._plain(change) if cut(first + place, change.table, None) else None)
+                continue
             if cut is not None:
                 before = before and change.before is not None and cut(first + place, change.table, change.before)
                 after = after and change.after is not None and cut(first + place, change.table, change.after)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import time
 from bisect import bisect_left
 from collections.abc import Callable
@@ -24,14 +25,19 @@ from headwater.feeds.filters import Cut
 from headwater.feeds.pertable import PerTable
 from headwater.feeds.reader import View
 from headwater.feeds.subscription import END, SnapshotState
+from headwater.model.change import Change, Op
 from headwater.model.pack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Chunk, Source
 
 FIRST_ROWS = 256  # in the first chunk, before the size of rows is known
 PAGE_SECONDS = 0.25  # a filter that lets few rows through must not hide that the snapshot goes on
+LOG_SECONDS = 5.0  # how long a look at the log waits for it
 SNAPSHOT_EXPIRED, LOG_GENERATION_CHANGED = "snapshot_expired", "log_generation_changed"
 SCHEMA_CHANGED = "schema_changed"
+
+
+_ALTER = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bRENAME\s+TO\b)", re.IGNORECASE | re.DOTALL)
 
 
 class Lease(NamedTuple):
@@ -92,10 +98,12 @@ def cut_of(state: SnapshotState, source: Source) -> Cut:
             ends.setdefault(stretch.table, []).append(stretch.end)
     place_of = PerTable(lambda table: source.order(table, table.key))
 
-    def is_news(offset: int, table: Table, row: Row) -> bool:
+    def is_news(offset: int, table: Table, row: Row | None) -> bool:
         read_at = offsets.get(table.name)
         if read_at is None:
             return True  # a table that came later
+        if row is None:  # a change of the table itself is news to its oldest rows
+            return offset > min(read_at)
         place = bisect_left(ends.get(table.name, []), place_of(table)(table.key_of(row)))
         return offset > read_at[min(place, len(read_at) - 1)]
 
@@ -112,8 +120,15 @@ def highest(state: SnapshotState) -> int:
     return max((stretch.offset for stretch in state.chunks), default=state.held)
 
 
-def _ordered_by(table: Table) -> tuple[str, ...]:
-    return tuple(f"{name} {table.columns[table.index[name]].collation}" for name in table.key)
+def _form(table: Table) -> tuple[str, ...]:
+    """What must not change while a table is read: its shape, and what its rows are ordered by."""
+    order = [f"{name} {table.columns[table.index[name]].collation}" for name in table.key]
+    return (f"version {table.version}", *order)
+
+
+def _keeps_rows(change: Change) -> bool:
+    """Whether the rows of a table are still there after a change of its shape. On any doubt not."""
+    return not change.resnapshot and (not change.ddl or _ALTER.match(change.ddl) is not None)
 
 
 class SnapshotReader:
@@ -204,12 +219,8 @@ class SnapshotReader:
 
     def _chunk(self, limit: int, most: int) -> list[tuple[str, bytes]]:
         name, after = self.state.tables[self._position.table], self._position.after
-        known = self._database.source.describe().get(name)
-        if after is not None and known is not None and len(after) != len(known.key):
-            self._begin(SCHEMA_CHANGED)
-            return []
         source = self._database.source
-        if self._position.after is not None and self._has_other_key(source.describe().get(name)):
+        if after is not None and self._has_other_form(source.describe().get(name)):
             self._begin(SCHEMA_CHANGED)
             return []
         try:
@@ -217,7 +228,7 @@ class SnapshotReader:
         except NotFound:  # dropped since: it has no rows, and its end is told by a change
             self._advance(None, None, self._database.log.latest)
             return []
-        if self._has_other_key(chunk.table):
+        if self._has_other_form(chunk.table):
             self._begin(SCHEMA_CHANGED)
             return []
         before = self._position.text()
@@ -227,20 +238,34 @@ class SnapshotReader:
             self._rows = max(min(most // max(average, 1), 65_536), 1)
         return encoded
 
-    def _has_other_key(self, table: Table | None) -> bool:
-        """Whether rows of `table` are not ordered as they were when it was read."""
+    def _has_other_form(self, table: Table | None) -> bool:
+        """Whether `table` is not what it was when its first rows were read: in another order, or made anew."""
         if table is None:
             return False
         after = self._position.after
-        misfit = after is not None and len(after) != len(table.key)
-        return misfit or self.state.keys.get(table.name, _ordered_by(table)) != _ordered_by(table)
+        if after is not None and len(after) != len(table.key):
+            return True
+        known, now = self.state.forms.get(table.name), _form(table)
+        if known is None or known == now:
+            return False
+        return known[1:] != now[1:] or self._was_made_anew(table)
+
+    def _was_made_anew(self, table: Table) -> bool:
+        """Whether it was dropped or rebuilt since the snapshot began; a column more is none of that."""
+        log = self._database.log
+        log.wait_beyond(self._database.source.head() - 1, LOG_SECONDS)
+        return any(
+            change.op is Op.SCHEMA_CHANGE and change.table.name == table.name and not _keeps_rows(change)
+            for part in log.scan(after=lowest(self.state))
+            for change in part.changes
+        )
 
     def _known_part(self, chunk: Chunk) -> tuple[Row, ...]:
         """The rows to send, after the place and, if they are new, the state have moved behind them."""
         state, table = self.state, chunk.table
         frontier = (state.table, state.after_key)
         if self._position[1:] == frontier:
-            self.state = replace(state, keys={**state.keys, table.name: _ordered_by(table)})
+            self.state = replace(state, forms={**state.forms, table.name: _form(table)})
             end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
             self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
             return chunk.rows

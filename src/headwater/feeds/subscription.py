@@ -30,7 +30,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     table: int = 0  # place in `tables` of the one being read
     after: bytes | None = None  # its last key read, packed: a Lit would not tell broken text from bytes
     chunks: tuple[Stretch, ...] = ()  # neighbours with one offset are joined
-    keys: dict[str, tuple[str, ...]] = {}  # by table: what its rows were ordered by when they were read
+    forms: dict[str, tuple[str, ...]] = {}  # by table: its version and order when its rows were read
     done: bool = False
     run: int = 1
     generation: str = ""  # of the log whose offsets these are; "" before the first chunk
