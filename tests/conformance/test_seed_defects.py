@@ -215,8 +215,8 @@ def test_a_subscription_polls_on_after_drop_table_until_it_is_closed(server: Liv
     server.sql(f"INSERT INTO {table} VALUES(5, 'again', 1)")
     for sub in (plain, filtered):
         assert server.changes(sub)[-1]["pk"] == [5]
-    assert stream.next("resnapshot", "error", "insert").data["pk"] == [1]
-    while (frame := stream.next("resnapshot", "error", "insert", "delete")).word == "delete":
+    assert stream.next("resnapshot", "failed", "insert").data["pk"] == [1]
+    while (frame := stream.next("resnapshot", "failed", "insert", "delete")).word == "delete":
         pass
     assert frame.data["pk"] == [5]
     server.ok("cdc.close", sub_id=plain["sub_id"])

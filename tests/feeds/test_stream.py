@@ -599,7 +599,7 @@ def test_a_filter_that_fits_no_more_ends_the_stream_after_everything_before_it(s
             fed.commit(Change(Op.SCHEMA_CHANGE, WITHOUT_SIZE))
             fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (3, "")))
             await reading.end()
-            assert words(reading.frames) == ["insert", "insert", "error"]
+            assert words(reading.frames) == ["insert", "insert", "failed"]
             error = reading.frames[-1]
             assert error.said["code"] == "invalid_request" and "does not fit" in error.said["message"]
             assert 2 <= int(error.id) < 4

@@ -17,7 +17,7 @@ from headwater.cli.output import add_output, counted
 from headwater.cli.remote import Remote, add_server, open_remote
 
 BOTH = {"before": True, "after": True}
-ENDS: dict[str, Callable[[dict[str, Any]], Exception]] = {"resnapshot": feeds.lost, "error": feeds.ended}
+ENDS: dict[str, Callable[[dict[str, Any]], Exception]] = {"resnapshot": feeds.lost, "failed": feeds.ended}
 
 
 def add(commands: Any) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from headwater.errors import OffsetExpired
+from headwater.errors import NotFound, OffsetExpired
 from headwater.feeds import arrow
 from headwater.feeds.filters import ROW_OPS
 from headwater.feeds.seat import Seat
@@ -84,7 +84,9 @@ class Batches:
     def _batch(self, found: list[arrow.Delivered]) -> bytes:
         if self._table is None:
             (name,) = self.seat.view.options.tables
-            self._table = self.seat.database.source.describe()[name]
+            self._table = self.seat.database.source.describe().get(name)
+            if self._table is None:
+                raise NotFound(f"there is no table {name!r} any more")
         start = b""
         if self._stream is None:
             self._stream = arrow.ArrowStream(arrow.changes_schema(self._table))

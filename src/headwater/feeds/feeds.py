@@ -312,8 +312,7 @@ class Feeds:
                 seat.finished(new)
 
         self._numbered += 1
-        seat.lease = f"stream-{self._numbered}"
-        lease = Lease(seat.lease, self._config.lease_seconds, self._config.lease_bytes)
+        lease = Lease(f"stream-{self._numbered}", self._config.lease_seconds, self._config.lease_bytes)
         reason = SNAPSHOT_EXPIRED if restarted else ""
         return SnapshotReader(seat.database, seat.view, state, lease, save=save, reason=reason)
 

@@ -38,7 +38,6 @@ class Seat:
         self.closed = False  # the subscription is gone
         self._registry, self._forecast = registry, forecast or Forecast()
         self._limits = Limits.of(database.retention.changes)
-        self.lease = ""  # of a snapshot that ends with its reader
         self._finished: SnapshotState | None = None
         self._cut: Cut | None = None
         if subscription is not None and subscription.snapshot is not None and subscription.snapshot.done:

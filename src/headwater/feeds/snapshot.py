@@ -153,6 +153,7 @@ class SnapshotReader:
         self._rows = FIRST_ROWS if rows is None else rows
         self._count = 0
         self._restarted = reason  # why the reader is told that the snapshot begins anew
+        self._is_closed = False
         self._position = Position(state.run, 0, None)
         if place:
             self._seek(place)
@@ -172,6 +173,18 @@ class SnapshotReader:
 
     def page(self, limit: int, most: int) -> SnapshotPage:
         """At most `limit` rows and about `most` bytes; fewer, or none, when the filter keeps most of them back."""
+        try:
+            return self._page(limit, most)
+        finally:
+            if self._is_closed:
+                self._database.log.release(self._lease.name)
+
+    def close(self) -> None:
+        """Give the lease back, also the one that a page in another thread takes at this moment."""
+        self._is_closed = True
+        self._database.log.release(self._lease.name)
+
+    def _page(self, limit: int, most: int) -> SnapshotPage:
         self._hold()
         began, until = self._position.text(), time.monotonic() + PAGE_SECONDS
         rows: list[tuple[str, bytes]] = []

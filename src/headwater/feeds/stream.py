@@ -51,6 +51,7 @@ class Stream:
     ) -> None:
         self.seat, self._frame, self.cursor = seat, frame, cursor
         self._snapshot, self._upto = snapshot, upto
+        self._loose = snapshot if seat.subscription is None else None  # nothing of it outlives the stream
         self._ping, self._farewell, self._checkpoint_seconds = ping, farewell, checkpoint_seconds
         self.ending: Ending | None = None
         self._group: Group | None = None
@@ -124,8 +125,8 @@ class Stream:
             self.seat.hub.leave(self._group)
             self._group.waiting.discard(self)
             self._group = None
-        if self.seat.lease:
-            self.seat.log.release(self.seat.lease)
+        if self._loose is not None:
+            self._loose.close()
         self._note_quiet()
 
     # --- the reader's side ---------------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ class Stream:
     def _fail(self, error: HeadwaterError) -> bytes:
         self._end(error.code, error.message)
         body = {"code": error.code, "message": error.message, "details": error.details}
-        return self._frame(self.cursor, "error", _encode(self.seat.named(body)))
+        return self._frame(self.cursor, "failed", _encode(self.seat.named(body)))
 
     def _end(self, code: str, message: str) -> None:
         self._calm = False

@@ -78,7 +78,7 @@ class Snapshots:
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
         except HeadwaterError as error:
             # Too late for a status: the body stays without its end, so that nobody takes it for whole.
-            body = {"event": "error", "data": {"code": error.code, "message": error.message}}
+            body = {"event": "failed", "data": {"code": error.code, "message": error.message}}
             if kind == NDJSON_KIND:
                 last = msgspec.json.encode(body) + b"\n"
                 await call.send({"type": "http.response.body", "body": last, "more_body": True})
