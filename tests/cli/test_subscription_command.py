@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from commands import Served, refused, run, run_json, served
 
+from headwater.cli.failure import Failure
 from headwater.cli.remote import Remote
-from headwater.cli.subscription import _remaining, _state, until
+from headwater.cli.subscription import _every, _id, _remaining, _state, until
 
 STATEMENTS = [
     "CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL)",
@@ -73,6 +74,40 @@ def test_a_subscription_lives_from_create_to_close(tmp_path: Path) -> None:
         assert f"unknown sub_id '{id}' (not_found)\nhint: " in refused(
             1, "subscription", "show", id, "--server", server.url
         )
+
+
+def test_a_subscription_is_found_by_its_name(shop: Served) -> None:
+    id = subscription(shop, "create", "orders", "--name", "sub_of the shop").split()[0]
+    assert subscription_json(shop, "show", "sub_of the shop")["sub_id"] == id
+    for verb, said in (
+        (("pause",), f"is paused after offset {LATEST}"),
+        (("resume",), f"goes on after offset {LATEST}"),
+        (("seek", "--offset", "3"), "goes on after offset 3"),
+        (("close",), "is closed"),
+    ):
+        assert subscription(shop, *verb, "sub_of the shop") == f"{id} {said}\n"
+    gone = refused(1, "subscription", "show", "sub_of the shop", "--server", shop.url)
+    assert "there is no subscription named 'sub_of the shop'\nhint: " in gone
+
+
+class Paged:
+    """A server with two subscriptions to a page, of three."""
+
+    names = ("a", "b", "b")
+
+    def call(self, method: str, after: str = "") -> Any:
+        found = [{"sub_id": f"sub_{n:016x}", "name": name, "db": f"db{n}"} for n, name in enumerate(self.names)]
+        rest = [each for each in found if each["sub_id"] > after]
+        return {"subscriptions": rest[:2]} | ({"next": rest[1]["sub_id"]} if len(rest) > 2 else {})
+
+
+def test_a_name_is_looked_for_on_every_page_and_must_be_of_one() -> None:
+    remote: Any = Paged()
+    assert len(list(_every(remote))) == 3
+    assert _id(remote, "a") == "sub_0000000000000000" and _id(remote, "sub_0000000000000009")[-1] == "9"
+    with pytest.raises(Failure) as ambiguous:
+        _id(remote, "b")
+    assert "sub_0000000000000001 (of db1), sub_0000000000000002 (of db2)" in ambiguous.value.hint
 
 
 def test_programs_get_what_the_server_says(shop: Served) -> None:

@@ -45,6 +45,10 @@ class Comparison:
     def pin(self) -> Pin | None:
         return None if self._operator == ">" else Pin(self._name, self._values)
 
+    @property
+    def is_cheap(self) -> bool:
+        return True
+
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         return [self._is_true(row[self._place]) for row in rows]
 

@@ -5,6 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.feeds.fed import Fed, insert
+
 from headwater.feeds.backpressure import NO_LIMIT, Forecast, Limits, Pressure, counters, pressure, why_lost
 from headwater.log.memory import MemoryLog
 
@@ -203,3 +205,26 @@ def test_without_subscriptions_everything_remains() -> None:
     assert found["min_remaining_until_resnapshot"] == 4096
     assert found["earliest_offset"] == found["dropped_events_total"] == found["retained_events"] == 0
     assert counters([], horizon=9, latest=8, limits=Limits.of(4))["earliest_offset"] == 0
+
+
+def test_what_is_dropped_is_every_offset_before_the_horizon_also_while_nothing_is_kept() -> None:
+    """One less than the earliest; a total never falls, so a log that was emptied goes on counting."""
+    limits = Limits.of(4)
+    assert counters([], horizon=1, latest=0, limits=limits)["dropped_events_total"] == 0
+    assert counters([], horizon=9, latest=8, limits=limits)["dropped_events_total"] == 8
+
+
+def test_a_new_generation_has_dropped_what_came_before_it_from_its_beginning_on() -> None:
+    fed = Fed()
+
+    def dropped() -> int:
+        found = counters([], horizon=fed.log.horizon, latest=fed.log.latest, limits=Limits.of(None))
+        return found["dropped_events_total"]
+
+    assert dropped() == 0
+    fed.commit(insert(1), insert(2))
+    assert dropped() == 0
+    fed.new_generation()
+    empty = dropped()
+    fed.commit(insert(3))
+    assert empty == dropped() == fed.log.generation_first - 1 == fed.log.horizon - 1

@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.feeds.fed import FILTERS, WITHOUT_SIZE, Fed, Writer, insert
 
-from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.errors import InvalidRequest, LimitExceeded, OffsetExpired
 from headwater.feeds import backtest as backtest_module
 from headwater.feeds.backtest import backtest
+from headwater.feeds.registry import Registry
+from headwater.feeds.subscribing import SubscribeTable
+from headwater.feeds.subscriptions import Subscriptions
 from headwater.model.change import Change, Op
+from headwater.model.principal import Principal
+
+ANN = Principal("ann", "reader")
+
+
+class Only:
+    """One database is open."""
+
+    def __init__(self, fed: Fed) -> None:
+        self._fed = fed
+
+    def database(self, name: str) -> Fed:
+        return self._fed
+
+    def names(self) -> list[str]:
+        return ["main"]
 
 
 @pytest.mark.parametrize("given", FILTERS)
@@ -32,6 +53,7 @@ def test_it_counts_what_reading_finds(given: dict[str, Any], after: int, monkeyp
         "scanned": fed.log.latest - after,
         "from_offset": after,
         "upto_offset": fed.log.latest,
+        "complete": True,
     }
 
 
@@ -45,6 +67,7 @@ def test_nothing_to_look_at_is_an_answer_too() -> None:
         "scanned": 0,
         "from_offset": 0,
         "upto_offset": 0,
+        "complete": True,
     }
 
 
@@ -68,3 +91,45 @@ def test_past_the_horizon_and_beyond_a_shape_that_does_not_fit_it_says_why_not()
     fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (9, "")))
     with pytest.raises(InvalidRequest, match="does not fit"):
         backtest(fed.log, fed.view(tables=("items",), where="size = 1"), after=3)
+
+
+# --- its bounds ------------------------------------------------------------------------------------------
+
+
+def test_it_answers_what_it_has_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed()
+    for id in range(6):
+        fed.commit(insert(id))
+    monkeypatch.setattr(backtest_module, "PAGE", 2)
+    ticks = iter([0.0, 4.0, 10.0])
+    found = backtest(fed.log, fed.view(), after=0, clock=lambda: next(ticks))
+    assert (found["complete"], found["matches"], found["scanned"], found["upto_offset"]) == (False, 4, 4, 4)
+
+
+def test_a_page_that_ends_it_in_time_or_not_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed()
+    fed.commit(insert(1))
+    ticks = iter([0.0, 99.0])
+    assert backtest(fed.log, fed.view(), after=0, clock=lambda: next(ticks))["complete"]
+
+
+def test_one_runs_at_a_time_and_one_that_reads_nothing_needs_no_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Fed()
+    fed.commit(insert(1))
+    with closing(Registry.open(tmp_path / "subscriptions.db")) as registry:
+        subscriptions = Subscriptions(Only(fed), registry)
+        seen: list[Any] = []
+
+        def meanwhile(seconds: float) -> None:
+            with pytest.raises(LimitExceeded) as refused:
+                subscriptions.backtest(ANN, SubscribeTable(table="items"))
+            seen.append(refused.value.hint)
+            seen.append(subscriptions.backtest(ANN, SubscribeTable(table="items", start="latest"))["from_offset"])
+
+        monkeypatch.setattr(backtest_module.time, "sleep", meanwhile)
+        assert subscriptions.backtest(ANN, SubscribeTable(table="items"))["matches"] == 1
+        assert "again" in seen[0] and seen[1] == 1
+        monkeypatch.undo()
+        assert subscriptions.backtest(ANN, SubscribeTable(table="items"))["complete"], "its turn is over"

@@ -6,12 +6,16 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from tests.feeds.fed import FILTERS, ITEMS, WITHOUT_SIZE, Fed, Writer, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired, TransactionTooLarge
-from headwater.feeds.reader import Delivery, Page, View, read_page, read_whole
+from headwater.feeds.reader import Delivery, Page, View, pull_url, read_page, read_whole
+from headwater.feeds.subscribing import SubscribeTable, check
 from headwater.model.change import Change, Op
+from headwater.serve.asked import changes_asked, parse_query
+from headwater.serve.routes import FILTERS as OF_CHANGES
 
 BIG = 1 << 40
 
@@ -204,7 +208,7 @@ def test_who_wants_all_or_nothing_is_told_where_to_read_it(parts: int) -> None:
         read_whole(fed.log, view, after=1, limit=50, most=2000, largest=2000)
     details = refused.value.details
     assert (details["first_offset"], details["last_offset"]) == (2, 31)
-    assert details["pull_url"] == "/api/v1/changes/main/items?from_offset=1&upto=31"
+    assert details["pull_url"] == "/api/v1/changes/main/items?from_offset=1&upto=31&include=after&format=objects_json"
     assert "2000 bytes" in refused.value.message
     after = read_whole(fed.log, view, after=31, limit=50, most=2000, largest=2000)
     assert [delivery.offset for delivery in after.deliveries] == [32]
@@ -218,7 +222,34 @@ def test_the_address_of_a_large_transaction_is_an_address() -> None:
     with pytest.raises(TransactionTooLarge) as refused:
         read_whole(fed.log, view, after=0, limit=5, most=100, largest=2000)
     url = refused.value.details["pull_url"]
-    assert url == "/api/v1/changes/main/a%20table%2F%C3%A9?from_offset=0&upto=30"
+    assert url.startswith("/api/v1/changes/main/a%20table%2F%C3%A9?from_offset=0&upto=30&")
+
+
+ASKED: tuple[dict[str, Any], ...] = (
+    {},
+    {"include": {}},
+    {"include": {"before": True}, "format": "plain_json"},
+    {"format": "debezium_json"},
+    {"format": "cloudevents_json", "include": {}},
+    {"ops": ["insert", "delete"], "columns": ["note", "size"]},
+    {"where": "note LIKE '%a&b=é+ %' AND size > 2", "shard": {"index": 1, "of": 3}},
+    {"pk": [{"t": "i64", "v": 2**62}]},
+    {"pk_range": {"lower_bound": {"t": "i64", "v": -5}}},
+    {"pk_range": {"lower_bound": {"t": "i64", "v": 1}, "upper_bound": {"t": "i64", "v": 2}}, "txn": "atomic_strict"},
+    {"spans": [{"prefix": [{"t": "i64", "v": 1}]}, {"upper_bound": [{"t": "i64", "v": 0}]}]},
+    {"table": "names", "spans": [{"prefix": [{"t": "str", "v": "é&="}]}, {"lower_bound": [{"t": "str", "v": "1"}]}]},
+)
+
+
+@pytest.mark.parametrize("given", ASKED)
+def test_the_address_of_a_large_transaction_asks_for_what_the_subscriber_asked_for(given: dict[str, Any]) -> None:
+    fed = Fed()
+    options = check(SubscribeTable(**{"table": "items", **given}), fed.source).options
+    path, _, text = pull_url(options, after=4, upto=9).partition("?")
+    query = parse_query(text.encode(), (*OF_CHANGES, "from_offset", "upto"), path)
+    params, upto = changes_asked({"db": "main", "table": path.rpartition("/")[2]}, query)
+    assert (query["from_offset"], upto) == ("4", 9)
+    assert check(params, fed.source).options == msgspec.structs.replace(options, txn="")
 
 
 def test_only_what_passes_counts_for_the_size_of_a_transaction() -> None:

@@ -20,11 +20,13 @@ from typing import Any
 import apsw
 import msgspec
 import pytest
+from tests.feeds.fed import Fed, insert
 from tests.log.faults import FaultyVFS
 
 from headwater.errors import (
     Conflict,
     HeadwaterError,
+    InvalidRequest,
     LimitExceeded,
     LogDamaged,
     NotFound,
@@ -33,7 +35,9 @@ from headwater.errors import (
 )
 from headwater.feeds.options import Options, Shard
 from headwater.feeds.registry import Registry
+from headwater.feeds.subscribing import SubscribeTable
 from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.feeds.subscriptions import Subscriptions
 from headwater.model.principal import Principal
 
 OWNER, ANN, BOB = Principal("root"), Principal("ann", "reader"), Principal("bob", "reader")
@@ -661,3 +665,124 @@ if __name__ == "__main__":
     for number, _ in enumerate(walk(Path(sys.argv[1]), int(sys.argv[2]), "fuse")):
         if number:
             os.write(1, b"told\n")
+
+
+# --- subscribing by name, and listing --------------------------------------------------------------------
+
+
+class Only:
+    """One database is open."""
+
+    def __init__(self, fed: Fed) -> None:
+        self._fed = fed
+
+    def database(self, name: str) -> Fed:
+        return self._fed
+
+    def names(self) -> list[str]:
+        return ["main"]
+
+
+@pytest.fixture
+def fed() -> Fed:
+    found = Fed()
+    for id in range(5):
+        found.commit(insert(id))
+    found.log.flush()
+    return found
+
+
+def ask(subscriptions: Subscriptions, **params: Any) -> dict[str, Any]:
+    return subscriptions.subscribe(ANN, SubscribeTable(table="items", **params))
+
+
+def test_the_same_call_by_name_finds_it_also_when_its_start_is_long_gone(
+    opened: Callable[..., Registry], fed: Fed
+) -> None:
+    for reopen in (False, True):
+        registry = opened()
+        subscriptions = Subscriptions(Only(fed), registry)
+        for name, start in (("an offset", {"offset": 1}), ("a time", {"ts": 1}), ("beyond", {"offset": 3})):
+            found = ask(subscriptions, name=name, start=start)
+            assert found["created"] is not reopen
+        fed.trim(1)
+    beyond = ask(subscriptions, name="beyond", start={"offset": 10**9})
+    assert (beyond["created"], beyond["offset"]) == (False, 3)
+    with pytest.raises(HeadwaterError):
+        ask(subscriptions, start={"offset": 1})
+
+
+def test_images_that_are_not_named_are_those_it_was_made_with(opened: Callable[..., Registry], fed: Fed) -> None:
+    subscriptions = Subscriptions(Only(fed), opened())
+    first = ask(subscriptions, name="rows", start="snapshot")
+    again = ask(subscriptions, name="rows")
+    assert {**again, "created": True} == first
+    assert not ask(subscriptions, name="rows", include={"after": True})["created"]
+    for include in ({}, {"before": True, "after": True}):
+        with pytest.raises(Conflict):
+            ask(subscriptions, name="rows", include=include)
+    with pytest.raises(Conflict):
+        ask(subscriptions, name="rows", ops=["insert"])
+    with pytest.raises(Conflict):
+        subscriptions.subscribe(BOB, SubscribeTable(table="items", name="rows"))
+
+
+def test_a_name_looked_up_is_forgotten_with_its_subscription(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
+    assert registry.named(ANN, PLAIN, "x") is made
+    assert registry.named(ANN, PLAIN, "y") is None
+    assert registry.named(ANN, Options(db="other"), "x") is None
+    registry.remove(made.id)
+    assert registry.named(ANN, PLAIN, "x") is None
+    made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
+    registry.close_db("main")
+    assert registry.named(ANN, PLAIN, "x") is None
+
+
+def test_who_makes_one_at_the_same_time_is_compared_in_the_same_way(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
+    seen = msgspec.structs.replace(PLAIN, after=True)
+    assert registry.create(ANN, seen, acked=0, name="x", names_images=False) == (made, False)
+    with pytest.raises(Conflict):
+        registry.create(ANN, seen, acked=0, name="x")
+
+
+def test_a_list_comes_in_pages(opened: Callable[..., Registry], fed: Fed) -> None:
+    registry = opened()
+    subscriptions = Subscriptions(Only(fed), registry)
+    made = [ask(subscriptions)["sub_id"] for _ in range(5)]
+    subscriptions.subscribe(BOB, SubscribeTable(table="items"))
+    seen: list[str] = []
+    sizes: list[int] = []
+    after: str | None = None
+    while not sizes or after is not None:
+        page = subscriptions.list(ANN, None, limit=2, after=after)
+        sizes.append(len(page["subscriptions"]))
+        seen += [one["sub_id"] for one in page["subscriptions"]]
+        after = page.get("next")
+    assert (seen, sizes) == (made, [2, 2, 1])
+    assert "next" not in subscriptions.list(ANN, "main", limit=5)
+    assert "next" not in subscriptions.list(ANN, "main")
+    registry.remove(made[1])
+    page = subscriptions.list(ANN, "main", limit=10_000, after=made[1])
+    assert [one["sub_id"] for one in page["subscriptions"]] == made[2:], "a place stays when its subscription goes"
+
+
+@pytest.mark.parametrize("bad", [{"limit": 0}, {"limit": 10_001}, {"after": "x"}, {"after": "sub_1"}])
+def test_a_page_out_of_range_is_refused(opened: Callable[..., Registry], fed: Fed, bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Subscriptions(Only(fed), opened()).list(ANN, None, **bad)
+    assert refused.value.hint
+
+
+def test_a_seek_nowhere_or_to_two_places_is_refused_with_a_remedy(opened: Callable[..., Registry], fed: Fed) -> None:
+    subscriptions = Subscriptions(Only(fed), opened())
+    id = ask(subscriptions)["sub_id"]
+    for offset, ts in ((None, None), (1, 1)):
+        with pytest.raises(InvalidRequest) as refused:
+            subscriptions.seek(ANN, id, offset, ts)
+        assert refused.value.hint
+    with pytest.raises(InvalidRequest, match=r"^ts .* lies in the future"):
+        subscriptions.seek(ANN, id, None, 99_999_999_999_999)

@@ -133,3 +133,14 @@ def test_a_time_before_a_generation_leads_to_its_beginning() -> None:
     assert cursor_of(fed.log, Start(EARLIEST), whole=True) == first - 1
     with pytest.raises(OffsetExpired):
         cursor_of(fed.log, Start(OFFSET, 10), whole=False)
+
+
+def test_a_time_that_nobody_has_reached_is_refused_unless_clocks_may_differ() -> None:
+    fed, now_ms = filled(), 5_000_000
+    assert at_time(fed.log, now_ms + 60_000 << 16, now_ms=lambda: now_ms) == 10
+    with pytest.raises(InvalidRequest, match=r"start\.ts 5060001\.0 lies in the future") as refused:
+        at_time(fed.log, now_ms + 60_001 << 16, "start.ts", now_ms=lambda: now_ms)
+    assert refused.value.hint
+    assert at_time(fed.log, time_of(9), now_ms=lambda: -100_000) == 10, "the log itself has come that far"
+    with pytest.raises(InvalidRequest, match=r"start\.ts"):
+        cursor_of(fed.log, Start(TS, 2**63 - 1), whole=False)

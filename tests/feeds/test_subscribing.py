@@ -320,3 +320,40 @@ def test_whatever_is_sent_only_our_errors_come_back(params: dict[str, Any], tabl
         assert error.status < 500 or isinstance(error, NotSupported)
     else:
         assert msgspec.json.decode(msgspec.json.encode(made.options), type=Options) == made.options
+
+
+# --- limits, and what to do about a refusal --------------------------------------------------------------
+
+
+def test_a_thousand_spans_are_granted_and_no_more() -> None:
+    spans = [{"prefix": [i(number)]} for number in range(1001)]
+    assert len(of(spans=spans[:1000]).spans or ()) == 1000
+    assert "`spans` holds 1001" in refused(table="numbered", spans=spans)
+
+
+def test_options_are_bounded_in_all() -> None:
+    long = [{"prefix": [s("x" * 1000)]} for _ in range(70)]
+    assert "65536" in refused(table="named", spans=long)
+    assert len(ask(table="named", spans=long[:60]).options.spans or ()) == 60
+
+
+def test_a_request_says_whether_it_named_the_images() -> None:
+    assert ask(table="numbered", include={}).names_images
+    assert not ask(table="numbered", start="snapshot").names_images
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"name": ""},
+        {"name": "a\nb"},
+        {"pk": [{"t": "null"}]},
+        {"pk_range": {"lower_bound": i(5), "upper_bound": i(4)}},
+        {"spans": [{"prefix": [i(1)]}] * 1001},
+        {"where": "x" * 70_000},
+    ],
+)
+def test_a_refusal_has_a_remedy(bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        ask(table="numbered", **bad)
+    assert found.value.hint

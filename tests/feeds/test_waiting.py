@@ -15,7 +15,7 @@ class Group:
 
     def __init__(self) -> None:
         self.published, self.offset = 0, 0
-        self.failed = None
+        self.failed, self.is_live = None, True
         self.waiting: set[Any] = set()
 
     def seek(self, cursor: int) -> int:

@@ -11,6 +11,7 @@ from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
 from headwater.serve.methods import METHODS
 from headwater.serve.metrics import Metrics
+from headwater.serve.places import Places
 from headwater.serve.rpc import Rpc
 
 WRITER = {"data.insert", "data.update", "data.delete", "sql.exec"}
@@ -24,10 +25,10 @@ OWNER = {
 
 def code(role: str, method: str) -> str:
     bridge = Bridge(threads=1)
-    rpc = Rpc(Api.over(NoDatabases()), bridge, Metrics(dict))
+    rpc = Rpc(Api.over(NoDatabases()), bridge, Metrics(dict), Places(1))
     body = json.dumps({"id": 1, "method": method, "params": {"unknown": 1}}).encode()
     try:
-        _, reply = asyncio.run(rpc.envelope(Principal("somebody", role), body))
+        _, reply = asyncio.run(rpc.envelope(Principal("somebody", role), body, "somewhere"))
     finally:
         bridge.close()
     return str(json.loads(reply)["error"]["code"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
-from headwater.cli.failure import OK
+from headwater.cli.failure import OK, Failure
 from headwater.cli.filters import add_filters, add_images, filters, find_place, moment, natural, start
 from headwater.cli.output import add_output, amount, counted, print_json, print_table, printable, size
 from headwater.cli.remote import Remote, add_server, open_remote
@@ -17,6 +18,7 @@ from headwater.cli.remote import Remote, add_server, open_remote
 COLUMNS = ("id", "name", "follows", "state", "lag", "acked", "expires")
 UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 NO_LIMIT = 2**62  # changes: a log that is not bounded by their number
+ID = re.compile(r"sub_[0-9a-f]{16}")
 HIDDEN = ("db", "tables", "format")  # of the options: shown by themselves
 
 Work = Callable[[Remote, argparse.Namespace], Any]
@@ -59,7 +61,7 @@ def _verb(group: Any, name: str, text: str, work: Work, show: Show) -> argparse.
 
 
 def _of_one(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="the subscription, sub_…")
+    parser.add_argument("id", metavar="ID", help="the subscription: sub_…, or its name")
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -79,21 +81,43 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _list(remote: Remote, args: argparse.Namespace) -> Any:
-    given = {} if args.db is None else {"db": args.db}
-    return remote.call("cdc.list", **given)["subscriptions"]
+    return list(_every(remote, **({} if args.db is None else {"db": args.db})))
+
+
+def _every(remote: Remote, **given: Any) -> Iterator[dict[str, Any]]:
+    """All subscriptions, page by page."""
+    while True:
+        page = remote.call("cdc.list", **given)
+        yield from page["subscriptions"]
+        if "next" not in page:
+            return
+        given["after"] = page["next"]
+
+
+def _id(remote: Remote, text: str) -> str:
+    """The id of the subscription that `text` is, or names."""
+    if ID.fullmatch(text):
+        return text
+    found = [each for each in _every(remote) if each["name"] == text]
+    if not found:
+        raise Failure(f"there is no subscription named {text!r}", hint="headwater subscription list shows them all.")
+    if len(found) > 1:
+        ids = ", ".join(f"{each['sub_id']} (of {each['db']})" for each in found)
+        raise Failure(f"several databases have a subscription named {text!r}", hint=f"Name it by its id: {ids}.")
+    return str(found[0]["sub_id"])
 
 
 def _one(remote: Remote, args: argparse.Namespace) -> Any:
-    return remote.call("cdc.list", sub_id=args.id)["subscriptions"][0]
+    return remote.call("cdc.list", sub_id=_id(remote, args.id))["subscriptions"][0]
 
 
 def _call(method: str) -> Work:
-    return lambda remote, args: remote.call(method, sub_id=args.id)
+    return lambda remote, args: remote.call(method, sub_id=_id(remote, args.id))
 
 
 def _seek(remote: Remote, args: argparse.Namespace) -> Any:
     to = {"offset": args.offset} if args.offset is not None else {"ts": args.to}
-    return remote.call("cdc.seek", sub_id=args.id, **to)
+    return remote.call("cdc.seek", sub_id=_id(remote, args.id), **to)
 
 
 def _create(remote: Remote, args: argparse.Namespace) -> Any:
@@ -203,6 +227,8 @@ def _show_backtest(answer: Any, args: argparse.Namespace) -> None:
     ops = ", ".join(f"{amount(count)} {word}" for word, count in answer["ops"].items())
     matched = f"{amount(answer['matches'])} of {counted(answer['scanned'], 'change')} match"
     print(f"{matched}{f' ({ops})' if ops else ''}, {size(answer['bytes'])}")
+    if not answer["complete"]:
+        print(f"it took too long: this is up to offset {answer['upto_offset']}; go on with --since there")
     if answer["samples"]:
         print("the newest:")
     for sample in answer["samples"]:

@@ -18,23 +18,28 @@ from headwater.sources.source import Source
 
 CHUNK_ROWS = 10_000
 PIECE_BYTES = 16 << 20
+GLANCE = 256  # changes between two looks whether anybody still waits
 LOG_SECONDS = 30.0  # how long a chunk waits for the log to hold what it saw
+
+Gone = Callable[[], bool]
 
 
 def read_as_of(
-    source: Source, log: LiveLog, table: str, offset: int, *, chunk_rows: int = CHUNK_ROWS
+    source: Source, log: LiveLog, table: str, offset: int, *, chunk_rows: int = CHUNK_ROWS, gone: Gone = lambda: False
 ) -> Iterator[tuple[Table, list[Row]]]:
     """The rows of `table` at `offset`, in key order, at most `chunk_rows` and about 16 MiB at a time.
 
     Refused at once where it can be known, and on the way where it turns out: OffsetExpired when the changes
     since are not all retained, Conflict when the table's shape changed since, NotFound, NotSupported. It
-    blocks: not for an event loop. Nothing is open at the source between two chunks.
+    blocks: not for an event loop. Nothing is open at the source between two chunks. Unavailable soon after
+    the reader is `gone`.
     """
-    past = _Past(source, log, _shape(source, table), offset)
+    past = _Past(source, log, shape_of(source, table), offset, gone)
     return past.chunks(chunk_rows)
 
 
-def _shape(source: Source, name: str) -> Table:
+def shape_of(source: Source, name: str) -> Table:
+    """The table whose past can be read; NotFound, NotSupported."""
     table = source.describe().get(name)
     if table is None:
         raise NotFound(f"there is no table {name!r}")
@@ -46,12 +51,12 @@ def _shape(source: Source, name: str) -> Table:
 class _Past:
     """One table at one offset, and how far the log was undone."""
 
-    def __init__(self, source: Source, log: LiveLog, table: Table, offset: int) -> None:
+    def __init__(self, source: Source, log: LiveLog, table: Table, offset: int, gone: Gone) -> None:
         head = source.head()
         if offset > head:
             raise InvalidRequest(f"offset {offset} does not exist yet; the newest is {head}")
         self._source, self._log, self._table, self._offset = source, log, table, offset
-        self._generation = log.generation
+        self._generation, self._gone = log.generation, gone
         self._undone = offset  # changes in (offset, undone] are in `_undo`
         self._place: Callable[[Key], bytes] = source.order(table, table.key)
         self._is_ours = PerTable(self._check_shape)
@@ -106,7 +111,9 @@ class _Past:
 
     def _changes(self, upto: int) -> Iterator[Change]:
         for part in self._log.scan(after=self._undone, upto=upto):
-            for change in part.changes:
+            for number, change in enumerate(part.changes):
+                if number % GLANCE == 0 and self._gone():
+                    raise Unavailable("the reader of this snapshot left")
                 if change.table.name != self._table.name:
                     continue
                 if change.op in (Op.SCHEMA_CHANGE, Op.TRUNCATE) or not self._is_ours(change.table):

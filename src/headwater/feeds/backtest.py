@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,12 +13,19 @@ from headwater.log.live import LiveLog
 
 SAMPLES = 5
 PAGE = 2048
+LONGEST_SECONDS = 10.0
 BREATH_SECONDS = 0.0005  # between pages: whoever serves others goes first
 
 
-def backtest(log: LiveLog, view: View, *, after: int) -> dict[str, Any]:
-    """Matches and bytes of everything after `after` up to now, by op, with the newest samples."""
-    end = log.latest
+def backtest(
+    log: LiveLog, view: View, *, after: int, end: int | None = None, clock: Callable[[], float] = time.monotonic
+) -> dict[str, Any]:
+    """Matches and bytes of everything after `after` up to `end` or now, by op, with the newest samples.
+
+    When it takes too long it is not `complete`, and tells of what lies up to `upto_offset`.
+    """
+    end = log.latest if end is None else end
+    began = clock()
     matches = size = 0
     ops: dict[str, int] = {}
     samples: list[bytes] = []
@@ -32,6 +40,8 @@ def backtest(log: LiveLog, view: View, *, after: int) -> dict[str, Any]:
         for delivery in page.deliveries:
             ops[delivery.op.word] = ops.get(delivery.op.word, 0) + 1
         samples = [*samples, *(delivery.data for delivery in page.deliveries)][-SAMPLES:]
+        if clock() - began >= LONGEST_SECONDS:
+            break
         time.sleep(BREATH_SECONDS)
     return {
         "matches": matches,
@@ -41,4 +51,5 @@ def backtest(log: LiveLog, view: View, *, after: int) -> dict[str, Any]:
         "scanned": max(at - after, 0),
         "from_offset": after,
         "upto_offset": at,
+        "complete": at >= end,
     }

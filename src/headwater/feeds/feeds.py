@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from headwater.config import FeedsConfig
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.database import Database, Databases
+from headwater.feeds.heads import Heads
 from headwater.feeds.hub import Frame, Hub
 from headwater.feeds.polling import Asked, Poll
 from headwater.feeds.registry import Registry
@@ -23,7 +24,7 @@ from headwater.feeds.starting import check_cursor, check_reached, cursor_of
 from headwater.feeds.stream import Stream
 from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
 from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
-from headwater.feeds.subscriptions import CATCH_UP_SECONDS, Subscriptions, tables_of
+from headwater.feeds.subscriptions import Subscriptions, tables_of
 from headwater.feeds.waiting import silent
 from headwater.model.database import real_name
 from headwater.model.principal import Principal
@@ -76,6 +77,7 @@ class Feeds:
         self._stopping = False
         self._numbered = 0  # streams without a subscription, for the names of their leases
         self._delivered = dict.fromkeys(TRANSPORTS, 0)  # changes of streams that are over
+        self._heads = Heads(self.run)
         self.subscriptions = Subscriptions(databases, registry, self._tell)
         self._ticking = self._loop.create_task(self._tick())
 
@@ -162,9 +164,9 @@ class Feeds:
         """cdc.poll."""
         held = self._registry.get(who, id)
         database = self.databases.database(held.db)
-        caught_up = bool(await self.run(database.catch_up, CATCH_UP_SECONDS))
+        caught_up = await self._heads.caught_up(held.db, database)
         poll = Poll(self._seat(database, held), asked, caught_up=caught_up)
-        self._readers.setdefault(id, set()).add(poll)
+        self._enrol(who, id, poll)
         try:
             if asked.wait_ms:
                 await self.run(poll.seat.view.warm, database.source)
@@ -186,7 +188,7 @@ class Feeds:
         self._check_room()
         held = self._registry.get(who, id)
         database = self.databases.database(held.db)
-        caught_up = bool(await self.run(database.catch_up, CATCH_UP_SECONDS))
+        caught_up = await self._heads.caught_up(held.db, database)
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "offset", caught_up)
@@ -198,8 +200,17 @@ class Feeds:
         if state is not None and owes_rows(state, begin.place, asked):
             reader = self._rows(seat, held, state, begin.place or state.confirmed)
         stream = self._opened(seat, opening, cursor, reader)
-        self._readers.setdefault(id, set()).add(stream)
+        self._enrol(who, id, stream)
         return stream
+
+    def _enrol(self, who: Principal, id: str, reader: Stream | Poll) -> None:
+        """From here on it is told of changes of its subscription, also of those that came while it was opened."""
+        self._readers.setdefault(id, set()).add(reader)
+        try:
+            self.databases.database(self._registry.get(who, id).db)
+        except NotFound:
+            reader.seat.closed = True
+            reader.changed()
 
     async def _note_told(self, held: Subscription, offset: int | None) -> None:
         """A reader that names an offset behind the rows of its snapshot has them: nobody needs them again."""
@@ -214,7 +225,7 @@ class Feeds:
         name = real_name(params.db)
         database = self.databases.database(name)
         request: Request = await self.run(check, params, database.source)
-        caught_up = bool(await self.run(database.catch_up, CATCH_UP_SECONDS))
+        caught_up = await self._heads.caught_up(name, database)
         hub = self._hub(name, database)
         seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
         await self.run(seat.view.warm, database.source)
@@ -227,7 +238,10 @@ class Feeds:
         else:
             check_reached(database.log, asked, "from_offset", caught_up)
             cursor = asked
-        return self._opened(seat, opening, cursor, reader, upto=upto)
+        stream = self._opened(seat, opening, cursor, reader, upto=upto)
+        if name not in self.databases.names():  # dropped meanwhile
+            seat.closed = True
+        return stream
 
     async def open_batches(
         self, who: Principal, params: SubscribeTable, begin: From, *, upto: int | None = None
@@ -242,7 +256,7 @@ class Feeds:
         name = real_name(params.db)
         database = self.databases.database(name)
         request: Request = await self.run(check, params, database.source)
-        await self.run(database.catch_up, CATCH_UP_SECONDS)
+        await self._heads.caught_up(name, database)
         cursor = begin.cursor
         if cursor is None:
             cursor = await self.run(self._start, database, request)
@@ -277,7 +291,10 @@ class Feeds:
         if self._stopping:
             raise Unavailable("the server is stopping", hint="Connect again in a moment.")
         if len(self._streams) >= self._max_streams:
-            raise LimitExceeded(f"{self._max_streams} streams are open, and no more are granted")
+            raise LimitExceeded(
+                f"{self._max_streams} streams are open, and no more are granted",
+                hint="Close streams that nobody reads, poll instead, or raise serve.max_streams.",
+            )
 
     def _hub(self, name: str, database: Database) -> Hub:
         hub = self._hubs.get(name)

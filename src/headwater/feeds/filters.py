@@ -54,6 +54,10 @@ class Filter:
         """How the bytes of an interest are made from values of `columns`."""
         return self._source.order(table, columns)
 
+    def is_cheap(self, table: Table) -> bool:
+        """Whether `decide` on changes of `table` may be asked by whoever serves others; raises like it."""
+        return self._all or self._rule(table).is_cheap
+
     def decide(self, changes: Sequence[Change], *, first: int = 0, cut: Cut | None = None) -> list[Op | None]:
         """The op each change is delivered as, None where it is not.
 

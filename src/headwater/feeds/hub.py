@@ -17,6 +17,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError, OffsetExpired
+from headwater.feeds.batch import Batch, Decided, bounded
 from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.make import encoder
@@ -24,13 +25,14 @@ from headwater.feeds.options import Options, Shape
 from headwater.feeds.reader import View, signature_of
 from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
-from headwater.model.change import Op, Transaction
+from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.sources.source import Source
 
 logger = logging.getLogger("headwater.feeds")
 
-BATCH = 1024  # changes routed before the streams get to write
+BATCH, BATCH_BYTES = 1024, 4 << 20  # changes, and about how many bytes, routed before the streams get to write
+NEVER = 2**63 - 1
 KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 PIECE = 256 << 10  # bytes that one stream is handed at a time
@@ -67,6 +69,7 @@ class Group:
         self.members = 0
         self.published = 0  # frames ever
         self.failed: HeadwaterError | None = None  # the filter cannot be applied any more
+        self.is_live = True  # what passes is published here; else its members read the log by themselves
         self.waiting: set[Sleeper] = set()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._joined: dict[int, Taken] = {}  # by what a stream has seen: those that keep up share one entry
@@ -86,7 +89,7 @@ class Group:
 
     def fail(self, error: HeadwaterError) -> None:
         """End the feeds of this group."""
-        self.failed = error
+        self.failed, self.is_live = error, False
         self.wake()
 
     def forget_oldest(self) -> int:
@@ -145,7 +148,7 @@ class Hub:
         self._kept_bytes = 0
         self._asked = False  # a wake-up is on its way to the loop; touched by both sides, at worst once too often
         self._news = asyncio.Event()
-        self.upto = log.latest  # everything at or below was published
+        self.upto = self._routed = log.latest  # everything at or below was published; is being published
         self.ts = 0  # of the transaction that ends at `upto`; 0 in the midst of one
         self.epoch = 0  # raised when continuity broke: every stream reads the log again
         log.add_listener(self._tell)
@@ -190,11 +193,15 @@ class Hub:
         if not self._groups:
             # Nobody listened: what was committed meanwhile need not be published.
             self.upto, self.ts = self._log.latest, 0
+            self._routed = self.upto
         key = (view.signature, frame)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(view, frame, self.upto)
-            self._router.add(group, view.filter)
+            group = self._groups[key] = Group(view, frame, max(self.upto, self._routed))
+            if view.is_slow:
+                self._eject(group)
+            else:
+                self._router.add(group, view.filter)
         group.members += 1
         return group
 
@@ -224,28 +231,32 @@ class Hub:
             self._asked = False
             try:
                 while self._groups and self.upto < self._log.latest:
-                    parts = await self._next()
-                    await self._learn(parts)
-                    began = self._loop.time()
-                    if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
-                        self._publish(parts)
-                    await asyncio.sleep(0)  # the streams write
-                    spent = self._loop.time() - began
-                    if spent > BREATH_SECONDS:
-                        # As long for all others: what is committed meanwhile goes out together, in one write each.
-                        await asyncio.sleep(min(spent, MOST_BREATH_SECONDS))
+                    await self._turn()
             except OffsetExpired:
                 self._begin_anew()
             except Exception:
                 logger.exception("publishing failed")
                 self._begin_anew()
 
+    async def _turn(self) -> None:
+        """Publish one batch, and let the streams write it."""
+        parts = await self._next()
+        await self._learn(parts)
+        began = self._loop.time()
+        if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
+            await self._publish(parts)
+        await asyncio.sleep(0)  # the streams write
+        spent = self._loop.time() - began
+        if spent > BREATH_SECONDS:
+            # As long for all others: what is committed meanwhile goes out together, in one write each.
+            await asyncio.sleep(min(spent, MOST_BREATH_SECONDS))
+
     async def _next(self) -> list[Transaction]:
         upto = min(self._log.latest, self.upto + BATCH)
         parts = self._log.recent(self.upto, upto)
         if parts is None:  # a huge transaction went past memory
             parts = await self._run(self._read, self.upto, upto)
-        return parts
+        return bounded(parts, BATCH_BYTES)
 
     async def _learn(self, parts: list[Transaction]) -> None:
         """Compile every filter for table shapes that are new, in a thread: thousands would hold up the loop."""
@@ -265,38 +276,47 @@ class Hub:
         """Continuity with what was published is lost: every stream goes back to the log and finds out."""
         self.epoch += 1
         self.upto, self.ts = self._log.latest, 0
+        self._routed = self.upto
         for group in self._groups.values():
-            group.since = self.upto
+            group.since = self.upto if group.is_live else NEVER
             group.wake()
         self._wake_waiting()
 
-    def _publish(self, parts: list[Transaction]) -> None:
-        placed = [(part, offset, change) for part in parts for offset, change in enumerate(part.changes, part.first)]
-        changes = [change for _, _, change in placed]
-        framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
+    async def _publish(self, parts: list[Transaction]) -> None:
+        """Route, decide, encode and frame `parts`, and hand them to their groups."""
+        batch = Batch(parts)
+        before, self._routed = self.upto, parts[-1].upto  # a group that joins from now on begins behind this
+        decided: dict[Group, Decided] = {}
+        costly: list[tuple[Group, list[int]]] = []
+        for group, places in self._router.route(batch.changes).items():
+            if batch.is_cheap(group, places):
+                decided[group] = batch.decide(group, places)
+            else:
+                costly.append((group, places))
+        if costly:
+            decided |= await self._run(batch.decide_all, costly)
+            if self.upto != before:
+                return  # all left and others came meanwhile, or continuity broke
         self.upto, self.ts = parts[-1].upto, parts[-1].ts if parts[-1].last else 0
-        for group, places in self._router.route(changes).items():
-            try:
-                ops = group.view.filter.decide([changes[place] for place in places])
-            except HeadwaterError as error:
+        for group, found in decided.items():
+            if isinstance(found, HeadwaterError):
                 self._forget(group)  # before it is told: whoever comes from now on begins afresh
-                group.fail(error)
-                continue
-            frames: list[tuple[int, bytes]] = []
-            for place, op in zip(places, ops, strict=True):
-                if op is not None:
-                    part, offset, change = placed[place]
-                    key = (group.view.encoder, group.frame, offset, op)
-                    frame = framed.get(key)
-                    if frame is None:
-                        data = group.view.encoder.change(part, offset, change, op)
-                        frame = framed[key] = group.frame(offset, op.word, data)
-                    frames.append((offset, frame))
-            if frames:
+                group.fail(found)
+            elif found is None:
+                self._eject(group)
+            elif found:
+                frames = batch.frames(group, found)
                 self._keep(group, frames)
                 group.publish(frames)
-        self._bound()
+                self._bound()
         self._wake_waiting()
+
+    def _eject(self, group: Group) -> None:
+        """Its filter takes too long for a place among the others: each of its streams reads the log by itself."""
+        group.view.is_slow = True
+        self._router.remove(group)
+        group.is_live, group.since = False, NEVER
+        group.wake()
 
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -35,6 +35,7 @@ class View:
         self.filter = Filter(options, source)
         self.encoder = encoder(options.shape) if made is None else made
         self.signature = signature_of(options)
+        self.is_slow = False  # its filter took too long in the hub: its readers read the log by themselves
 
     def warm(self, source: Source) -> None:
         """Compile the filter for the tables as they are: it takes a while, and the loop must not wait for it."""
@@ -182,15 +183,35 @@ def _too_large(log: LiveLog, view: View, part: Transaction, largest: int) -> Tra
     while not end.last:
         end = log.read(after=end.upto)[0]
     first = part.first - part.start
-    tables = view.options.tables
-    table = f"/{quote(tables[0], safe='', errors='surrogateescape')}" if len(tables) == 1 else ""
-    url = f"/api/v1/changes/{view.options.db}{table}?from_offset={first - 1}&upto={end.upto}"
     return TransactionTooLarge(
         f"the transaction at offset {first} is larger than {largest} bytes",
         first_offset=first,
         last_offset=end.upto,
-        pull_url=url,
+        pull_url=pull_url(view.options, after=first - 1, upto=end.upto),
     )
+
+
+def pull_url(options: Options, *, after: int, upto: int) -> str:
+    """Where the changes in (after, upto] are read as a subscriber with these options sees them."""
+    table = f"/{_quoted(options.tables[0])}" if len(options.tables) == 1 else ""
+    images = [name for name in ("before", "after") if getattr(options, name)]
+    asked: dict[str, Any] = {"from_offset": after, "upto": upto, "include": ",".join(images), "format": options.format}
+    for field in ("ops", "columns"):
+        if getattr(options, field):
+            asked[field] = ",".join(getattr(options, field))
+    for field in ("pk", "pk_range", "spans"):
+        if getattr(options, field) is not None:
+            asked[field] = msgspec.json.encode(getattr(options, field)).decode()
+    if options.where is not None:
+        asked["where"] = options.where
+    if options.shard is not None:
+        asked["shard"] = f"{options.shard.index}/{options.shard.of}"
+    query = "&".join(f"{name}={_quoted(str(value))}" for name, value in asked.items())
+    return f"/api/v1/changes/{options.db}{table}?{query}"
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")
 
 
 def _parts(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from msgspec.structs import replace
 
 from headwater.errors import Conflict, LimitExceeded, NotFound
 from headwater.feeds import storage
@@ -32,6 +33,7 @@ class Registry:
         self._most, self._clock_ms = most, clock_ms
         self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
         self._all = {found.id: found for found in storage.load(path, connection)}
+        self._names = {(found.db, found.name): found.id for found in self._all.values() if found.name is not None}
         self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
         self._commits = Commits(path, connection, self._lock)
 
@@ -75,6 +77,16 @@ class Registry:
             raise unknown(id)
         return found
 
+    def named(
+        self, principal: Principal, options: Options, name: str, *, names_images: bool = True
+    ) -> Subscription | None:
+        """The subscription that has this name already; Conflict as in `create`."""
+        with self._lock:
+            found = self._all.get(self._names.get((options.db, name), ""))
+        if found is not None:
+            _check_same(principal, found.owner, name, options, found.options, names_images)
+        return found
+
     def visible_to(self, principal: Principal, db: str | None = None) -> list[Subscription]:
         """Those that `principal` may see, of one database or of all, oldest first."""
         found = self._everything() if db is None else self.for_db(db)
@@ -98,17 +110,18 @@ class Registry:
         acked: int,
         name: str | None = None,
         snapshot: SnapshotState | None = None,
+        names_images: bool = True,
     ) -> tuple[Subscription, bool]:
         """A new subscription and True, or the one that has this name already and False.
 
-        Conflict when that one is another's, or was made with other options.
+        Conflict when that one is another's, or was made with other options; images count if they were named.
         """
 
         def work(connection: apsw.Connection) -> Apply[tuple[Subscription, bool]]:
             held = None if name is None else storage.named(connection, options.db, name)
             if held is not None:
                 id, owner, theirs = held
-                _check_same(principal, owner, str(name), options, theirs)
+                _check_same(principal, owner, str(name), options, theirs, names_images)
                 return lambda: (self._all[id], False)
             if storage.count(connection) >= self._most:
                 raise LimitExceeded(f"there are {self._most} subscriptions, and no more are granted")
@@ -123,7 +136,7 @@ class Registry:
                 snapshot=snapshot,
             )
             storage.insert(connection, made)
-            return lambda: (self._all.setdefault(made.id, made), True)
+            return lambda: (self._remember(made), True)
 
         return self._commits.run(work)
 
@@ -148,9 +161,16 @@ class Registry:
 
         self._commits.run(work)
 
+    def _remember(self, made: Subscription) -> Subscription:
+        if made.name is not None:
+            self._names[made.db, made.name] = made.id
+        return self._all.setdefault(made.id, made)
+
     def _forget(self, *ids: str) -> None:
         for id in ids:
-            self._all.pop(id, None)
+            gone = self._all.pop(id, None)
+            if gone is not None and gone.name is not None:
+                self._names.pop((gone.db, gone.name), None)
             self._unwritten.discard(id)
 
     # Moving
@@ -266,9 +286,13 @@ def unknown(id: str) -> NotFound:
     return NotFound(f"unknown sub_id {id[:40]!r}", hint="Subscribe again: it was closed, or belongs to another.")
 
 
-def _check_same(principal: Principal, owner: str, name: str, options: Options, theirs: Options) -> None:
+def _check_same(
+    principal: Principal, owner: str, name: str, options: Options, theirs: Options, names_images: bool
+) -> None:
     if not may_see(principal, owner):
         raise Conflict(f"the name {name!r} is taken in {options.db!r}", hint="Choose another name.")
+    if not names_images:
+        options = replace(options, before=theirs.before, after=theirs.after)
     if options != theirs:
         raise Conflict(
             f"the subscription {name!r} of {options.db!r} was made with other options",

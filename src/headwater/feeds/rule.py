@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -21,7 +22,7 @@ class Interest(msgspec.Struct, frozen=True):
     """What a row must have to pass, in a form that can be indexed: necessary, not sufficient. None: anything."""
 
     points: frozenset[bytes] | None = None  # whole keys
-    spans: tuple[Span, ...] | None = None
+    spans: tuple[Span, ...] | None = None  # in order, apart from each other
     pin: Pin | None = None
     shard: Shard | None = None
 
@@ -32,6 +33,7 @@ class Rule:
     def __init__(self, options: Options, table: Table, source: Source) -> None:
         self.table = table
         self._points, self._spans = _keys(options, table, source)
+        self._starts = [span.start for span in self._spans or ()]
         self._shard = options.shard
         self._place: Place | None = None  # asked for only if needed: not every key has an order here
         if self._points is not None or self._spans is not None or self._shard is not None:
@@ -47,6 +49,11 @@ class Rule:
         """For the router."""
         pin = None if self._condition is None else self._condition.pin
         return Interest(self._points, self._spans, pin, self._shard)
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it may be asked by whoever serves others."""
+        return self._condition is None or self._condition.is_cheap
 
     def inside(self, rows: Sequence[Row]) -> list[bool]:
         """Whether each of `rows` is inside."""
@@ -65,8 +72,10 @@ class Rule:
     def _holds_key(self, place: bytes) -> bool:
         if self._points is not None and place not in self._points:
             return False
-        if self._spans is not None and not any(span.contains(place) for span in self._spans):
-            return False
+        if self._spans is not None:
+            found = bisect_right(self._starts, place) - 1
+            if found < 0 or not self._spans[found].contains(place):
+                return False
         return self._shard is None or share(place, self._shard.of) == self._shard.index
 
     def differs(self, before: Row, after: Row) -> bool:
@@ -111,7 +120,10 @@ def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[byt
                 hint=f"Its key columns are {', '.join(table.key)}.",
             )
         if None in values:
-            raise InvalidRequest("a key filter compares with values, and nothing compares with null")
+            raise InvalidRequest(
+                "a key filter compares with values, and nothing compares with null",
+                hint="Filter by `where` with IS NULL.",
+            )
         return source.order(table, columns)(source.stored(table, columns, values))
 
     points: frozenset[bytes] | None = None
@@ -128,10 +140,10 @@ def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[byt
             raise InvalidRequest("pk_range needs a key of one column", hint="Use `spans` for composite keys.")
         bounds = [options.pk_range.get(name) for name in ("lower_bound", "upper_bound")]
         if bounds == [None, None]:
-            raise InvalidRequest("pk_range needs a lower_bound or an upper_bound")
+            raise InvalidRequest("pk_range needs a lower_bound or an upper_bound", hint="Give one of them, or both.")
         spans = (_between(*(None if lit is None else bytes_of([lit]) for lit in bounds)),)
     if options.spans is not None:
-        given = tuple(_span(body, bytes_of) for body in options.spans)
+        given = _merged(_span(body, bytes_of) for body in options.spans)
         spans = given if spans is None else _both(spans, given)
     return points, spans
 
@@ -146,8 +158,22 @@ def _span(body: dict[str, Any], bytes_of: Callable[[Sequence[Any]], bytes]) -> S
 def _between(low: bytes | None, high: bytes | None) -> Span:
     end = None if high is None else prefix_end(high)
     if low is not None and end is not None and low >= end:
-        raise InvalidRequest("the lower bound lies above the upper bound")
+        raise InvalidRequest(
+            "the lower bound lies above the upper bound", hint="Swap them: they count as the database orders keys."
+        )
     return Span(low or b"", end)
+
+
+def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same keys as spans in order, none of which touches another."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = found[-1] if found else None
+        if last is None or (last.end is not None and last.end < span.start):
+            found.append(span)
+        elif last.end is not None and (span.end is None or last.end < span.end):
+            found[-1] = Span(last.start, span.end)
+    return tuple(found)
 
 
 def _both(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:

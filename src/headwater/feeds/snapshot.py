@@ -179,6 +179,11 @@ class SnapshotReader:
             if self._is_closed:
                 self._database.log.release(self._lease.name)
 
+    @property
+    def place(self) -> str:
+        """The cursor behind everything handed out."""
+        return self._position.text()
+
     def close(self) -> None:
         """Give the lease back, also the one that a page in another thread takes at this moment."""
         self._is_closed = True

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headwater.errors import InvalidRequest, OffsetExpired, Unavailable
 from headwater.feeds.subscribing import EARLIEST, OFFSET, TS, Start
 from headwater.log.live import LiveLog
+from headwater.model.clock import ts_ms, ts_text, wall_ms
+
+SKEW_MS = 60_000  # how far the clock of a client may be ahead of ours
 
 
 def cursor_of(log: LiveLog, start: Start, *, whole: bool) -> int:
@@ -15,7 +20,7 @@ def cursor_of(log: LiveLog, start: Start, *, whole: bool) -> int:
     if start.kind == OFFSET:
         return check_cursor(log, start.at, "start.offset")
     if start.kind == TS:
-        return at_time(log, start.at)
+        return at_time(log, start.at, "start.ts")
     if start.kind == EARLIEST:
         horizon = log.horizon
         return (log.first_whole(horizon) if whole else horizon) - 1
@@ -49,8 +54,16 @@ def check_cursor(log: LiveLog, cursor: int, field: str) -> int:
     return cursor
 
 
-def at_time(log: LiveLog, ts: int) -> int:
-    """The last offset at or before `ts`; OffsetExpired where that is too long ago to tell."""
+def at_time(log: LiveLog, ts: int, field: str = "ts", *, now_ms: Callable[[], int] = wall_ms) -> int:
+    """The last offset at or before `ts`; OffsetExpired where that is too long ago to tell.
+
+    InvalidRequest in the future: changes still to come would be delivered although they lie before it.
+    """
+    if ts_ms(ts) > now_ms() + SKEW_MS and ts > log.clock_ceiling:
+        raise InvalidRequest(
+            f"{field} {ts_text(ts)} lies in the future",
+            hint='Times are milliseconds since 1970; leave it out, or send "latest", to begin now.',
+        )
     found = log.offset_at(ts)
     dropped = log.horizon > log.generation_first
     if dropped and found == log.horizon - 1:

@@ -77,6 +77,11 @@ class Stream:
         """Where it stands in the log; None while it reads a snapshot."""
         return self.cursor if self._snapshot is None else None
 
+    @property
+    def _here(self) -> int | str:
+        """The id of a frame that is neither a change nor a row: a reader that comes back with it misses nothing."""
+        return self.cursor if self._snapshot is None else f"s:{self._snapshot.place}"
+
     # --- from outside, in the loop -------------------------------------------------------------------------------
 
     def wake(self) -> None:
@@ -145,7 +150,7 @@ class Stream:
         """The busy path: what the group published, or sleep until it does. Anything else ends the calm."""
         group, hub = self._group, self.seat.hub
         assert group is not None and self._seen is not None
-        while self._calm and self._epoch == hub.epoch and group.failed is None:
+        while self._calm and self._epoch == hub.epoch and group.is_live:
             taken = group.take(self._seen)
             if taken is None:
                 break
@@ -189,7 +194,7 @@ class Stream:
     async def _live(self) -> bytes:
         group, hub = self._group, self.seat.hub
         assert group is not None and self._seen is not None
-        if group.failed is not None or self._epoch != hub.epoch:
+        if not group.is_live or self._epoch != hub.epoch:
             return self._fall_back()
         taken = group.take(self._seen)
         if taken is None:
@@ -207,7 +212,7 @@ class Stream:
     def _move_on(self) -> None:
         """Over what was published while it slept: it would have been woken if any of that passed."""
         group, hub = self._group, self.seat.hub
-        if group is not None and group.failed is None and self._epoch == hub.epoch and self._seen == group.published:
+        if group is not None and group.is_live and self._epoch == hub.epoch and self._seen == group.published:
             self.cursor = max(self.cursor, hub.upto)
 
     def _fall_back(self) -> bytes:
@@ -225,7 +230,7 @@ class Stream:
         failed = self._group.failed
         if failed is not None and self.cursor >= seat.hub.upto:  # what came before it was delivered
             return self._fail(failed)
-        if failed is None and self._snapshot is None and not seat.must_cut(self.cursor) and self._upto is None:
+        if self._group.is_live and not seat.must_cut(self.cursor) and self._upto is None:
             if self.cursor > seat.hub.upto:
                 seat.hub.sleep(self)  # the hub has not come that far
                 return await self._sleep()
@@ -238,7 +243,7 @@ class Stream:
         seat = self.seat
         if upto <= self.cursor:
             seat.hub.sleep(self)
-            return self._caught_up() or await self._sleep()
+            return self._caught_up() or self._due_checkpoint() or await self._sleep()
         try:
             page = await seat.run(self._page, upto)
         except OffsetExpired:
@@ -312,20 +317,25 @@ class Stream:
         self._state = found.state
         if found.state == HEALTHY:
             return b""
-        return self._frame(self.cursor, "backpressure", _encode(seat.backpressure(found)))
+        return self._frame(self._here, "backpressure", _encode(seat.backpressure(found)))
 
     def _skip_acked(self) -> None:
         """What was acked by another way meanwhile is not delivered any more."""
         held = self.seat.subscription
         if held is not None and self._snapshot is None and held.acked > self.cursor:
             self.cursor, self._seen = held.acked, None
+            self._began = held.acked  # nobody looked at what was skipped
 
     def _due_checkpoint(self, *, last: bool = False) -> bytes:
         """The hub's checkpoint, if one is due and everything before it was handed out."""
         if not last and time.monotonic() < self._checkpoint_at:
             return b""
         group = self._group
-        if group is None or self._seen != group.published or self._epoch != self.seat.hub.epoch:
+        if group is None or (self._seen is not None and self._seen != group.published):
+            return b""
+        if self._seen is None and self.cursor != self.seat.hub.upto:
+            return b""  # it reads the log by itself, and has not come that far
+        if self._seen is not None and self._epoch != self.seat.hub.epoch:
             return b""
         found = self.seat.hub.checkpoint()
         return b"" if found is None else self._checkpoint(*found)
@@ -337,7 +347,7 @@ class Stream:
     def _fail(self, error: HeadwaterError) -> bytes:
         self._end(error.code, error.message)
         body = {"code": error.code, "message": error.message, "details": error.details}
-        return self._frame(self.cursor, "failed", _encode(self.seat.named(body)))
+        return self._frame(self._here, "failed", _encode(self.seat.named(body)))
 
     def _end(self, code: str, message: str) -> None:
         self._calm = False

@@ -23,6 +23,8 @@ OF_ONE_TABLE = ("pk", "pk_range", "spans", "columns", "where")
 BOUNDS = ("lower_bound", "upper_bound")
 MOST_SHARDS = 1024
 LONGEST_NAME = 200
+MOST_SPANS = 1000
+MOST_BYTES = 64 << 10  # of all options together: every one of many subscriptions keeps its own
 
 
 class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -58,6 +60,7 @@ class Request(msgspec.Struct, frozen=True):
     options: Options
     start: Start
     name: str | None
+    names_images: bool = False  # False: which images are sent is a default, which depends on the start
 
 
 def check(params: SubscribeTable, source: Source) -> Request:
@@ -81,9 +84,10 @@ def check(params: SubscribeTable, source: Source) -> Request:
         format=form,
         txn=_txn(params.txn),
     )
+    _check_size(options)
     for table in tables.values():
         _check_rules(options, table, source)
-    return Request(options, start, _name(params.name))
+    return Request(options, start, _name(params.name), params.include is not None)
 
 
 # --- which tables ----------------------------------------------------------------------------------------
@@ -168,6 +172,9 @@ def _spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
         return None
     if not given:
         raise InvalidRequest("`spans` is empty", hint="Give at least one span, or leave it out for all keys.")
+    if len(given) > MOST_SPANS:
+        hint = f"Give at most {MOST_SPANS}, join those that touch, or make several subscriptions."
+        raise InvalidRequest(f"`spans` holds {len(given)} spans", hint=hint)
     return [_span(f"spans[{place}]", body) for place, body in enumerate(given)]
 
 
@@ -208,6 +215,18 @@ def _where(given: str | None) -> str | None:
     if given is not None:
         _check_text("where", given)
     return given
+
+
+def _check_size(options: Options) -> None:
+    try:
+        size = len(msgspec.json.encode(options))
+    except UnicodeEncodeError:
+        raise InvalidRequest("lone surrogates are not text", hint="Send well-formed Unicode.") from None
+    if size > MOST_BYTES:
+        raise InvalidRequest(
+            f"the options are {size} bytes of JSON, more than {MOST_BYTES}",
+            hint="Ask for ranges in place of single keys, or share the keys among several subscriptions.",
+        )
 
 
 def _check_rules(options: Options, table: Table, source: Source) -> None:
@@ -271,7 +290,10 @@ def _ts(given: int | str) -> int:
 
 def _name(given: str | None) -> str | None:
     if given is not None and not (0 < len(given) <= LONGEST_NAME and given.isprintable()):
-        raise InvalidRequest(f"`name` is not 1 to {LONGEST_NAME} printable characters")
+        raise InvalidRequest(
+            f"`name` is not 1 to {LONGEST_NAME} printable characters",
+            hint="Choose a shorter one without control characters and line breaks, or leave it out.",
+        )
     return given
 
 
@@ -287,4 +309,4 @@ def _check_text(field: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise InvalidRequest(f"`{field}`: lone surrogates are not text") from None
+        raise InvalidRequest(f"`{field}`: lone surrogates are not text", hint="Send well-formed Unicode.") from None

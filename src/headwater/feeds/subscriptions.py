@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
 
-from headwater.errors import Conflict, HeadwaterError, InvalidRequest
+from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
 from headwater.feeds.backpressure import Forecast, Limits, Pressure, counters, pressure, why_lost
 from headwater.feeds.backtest import backtest
 from headwater.feeds.database import Database, Databases
@@ -25,6 +26,8 @@ from headwater.model.database import real_name
 from headwater.model.principal import Principal
 
 CATCH_UP_SECONDS = 0.25  # longest a caller waits for what was committed before it asked
+PAGE, LARGEST_PAGE = 1000, 10_000  # subscriptions in one answer
+_ID = re.compile(r"sub_[0-9a-f]{16}")
 
 
 class Subscriptions:
@@ -35,6 +38,7 @@ class Subscriptions:
     ) -> None:
         self._databases, self._registry, self._changed = databases, registry, changed
         self._forecasts: dict[str, Forecast] = {}
+        self._backtesting = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}  # by subscription: held while its snapshot is looked at and kept
 
     def subscribe(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
@@ -42,9 +46,7 @@ class Subscriptions:
         name = real_name(params.db)
         database = self._databases.database(name)
         request = check(params, database.source)
-        database.catch_up(CATCH_UP_SECONDS)
-        cursor, snapshot = self._begin(database, request)
-        held, created = self._registry.create(who, request.options, acked=cursor, name=request.name, snapshot=snapshot)
+        held, created = self._found_or_made(who, database, request)
         return {
             "sub_id": held.id,
             "offset": held.acked,
@@ -52,6 +54,18 @@ class Subscriptions:
             "ws_url": f"/api/v1/cdc/ws/{held.id}",
             "created": created,
         }
+
+    def _found_or_made(self, who: Principal, database: Database, request: Request) -> tuple[Subscription, bool]:
+        """By its name first: where it began may be long gone when it is asked for again."""
+        options, name, names_images = request.options, request.name, request.names_images
+        held = None if name is None else self._registry.named(who, options, name, names_images=names_images)
+        if held is not None:
+            return held, False
+        database.catch_up(CATCH_UP_SECONDS)
+        cursor, snapshot = self._begin(database, request)
+        return self._registry.create(
+            who, options, acked=cursor, name=name, snapshot=snapshot, names_images=names_images
+        )
 
     def _begin(self, database: Database, request: Request) -> tuple[int, SnapshotState | None]:
         cursor = cursor_of(database.log, request.start, whole=bool(request.options.txn))
@@ -138,7 +152,10 @@ class Subscriptions:
         held = self._registry.get(who, id)
         database = self._databases.database(held.db)
         if (offset is None) == (ts is None):
-            raise InvalidRequest("seek takes either an offset or a ts")
+            raise InvalidRequest(
+                "seek takes either an offset or a ts",
+                hint="Send the one after which it shall go on, and not the other.",
+            )
         database.catch_up(CATCH_UP_SECONDS)
         log = database.log
         if offset is not None:
@@ -165,13 +182,19 @@ class Subscriptions:
         self._changed(id, True)
         return {"sub_id": id, "closed": True}
 
-    def list(self, who: Principal, db: str | None, id: str | None = None) -> dict[str, Any]:
-        """cdc.list."""
+    def list(
+        self, who: Principal, db: str | None, id: str | None = None, limit: int = PAGE, after: str | None = None
+    ) -> dict[str, Any]:
+        """cdc.list: a page of `limit`, oldest first; `next` is the `after` of the next page, where there is one."""
+        _check_page(limit, after)
         name = None if db is None else real_name(db)
         if name is not None:
             self._databases.database(name)  # NotFound for one that is not there
         found = [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, name)
-        return {"subscriptions": [self._described(held) for held in found]}
+        found = sorted((held for held in found if held.id > (after or "")), key=lambda held: held.id)
+        page = found[:limit]
+        body: dict[str, Any] = {"subscriptions": [self._described(held) for held in page]}
+        return body if len(found) == len(page) else {**body, "next": page[-1].id}
 
     def _described(self, held: Subscription) -> dict[str, Any]:
         found = self._pressure(held)
@@ -204,8 +227,17 @@ class Subscriptions:
         if request.start.kind == SNAPSHOT:
             raise InvalidRequest("a backtest looks at changes, not at a snapshot", hint='Leave out start:"snapshot".')
         database.catch_up(CATCH_UP_SECONDS)
+        end = database.log.latest
         after = cursor_of(database.log, start, whole=False)
-        return backtest(database.log, View(request.options, database.source), after=after)
+        view = View(request.options, database.source)
+        if after >= end:
+            return backtest(database.log, view, after=after, end=after)
+        if not self._backtesting.acquire(blocking=False):
+            raise LimitExceeded("another backtest is running, and one runs at a time", hint="Try again in a moment.")
+        try:
+            return backtest(database.log, view, after=after, end=end)
+        finally:
+            self._backtesting.release()
 
     # --- numbers -----------------------------------------------------------------------------------------------------
 
@@ -244,6 +276,13 @@ class Subscriptions:
         self._registry.close_db(db)
         for id in ids:
             self._changed(id, True)
+
+
+def _check_page(limit: int, after: str | None) -> None:
+    if not 1 <= limit <= LARGEST_PAGE:
+        raise InvalidRequest(f"`limit` {limit} is out of range", hint=f"Send 1 to {LARGEST_PAGE}.")
+    if after is not None and not _ID.fullmatch(after):
+        raise InvalidRequest(f"`after` {after[:40]!r} is no sub_id", hint="Send `next` of the page before.")
 
 
 def tables_of(options: Options, database: Database) -> tuple[str, ...]:

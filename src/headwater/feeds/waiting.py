@@ -30,9 +30,14 @@ class Waiting:
         """Sleep until something after `cursor` may pass; returns the offset up to which nothing does."""
         group = self._hub.join(self._view, silent)
         try:
-            if group.seek(cursor) != group.published or group.failed is not None:
+            if group.is_live and group.seek(cursor) != group.published or group.failed is not None:
                 return cursor  # something came meanwhile; the log tells what
-            group.waiting.add(self)
+            if group.is_live:
+                group.waiting.add(self)
+            elif cursor < self._hub.upto:
+                return cursor
+            else:
+                self._hub.sleep(self)  # for whatever comes next: nobody decides for it here
             self._sleeping = asyncio.get_running_loop().create_future()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._sleeping, seconds)
@@ -45,6 +50,6 @@ class Waiting:
     def _quiet_upto(self, group: Group, cursor: int) -> int:
         """Also while it slept the log may have gone a long way, and forgotten what lies at the cursor."""
         seen = group.seek(cursor)
-        if seen is None or group.failed is not None:
+        if seen is None or not group.is_live:
             return cursor
         return self._hub.upto if seen == group.published else group.offset_after(seen) - 1

@@ -29,9 +29,14 @@ def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, st
             what = f"{path} takes no parameter {name[:40]!r}" if known else f"{path} takes no query string"
             raise InvalidRequest(what, hint=hint)
         if name in found:
-            raise InvalidRequest(f"parameter {name!r} is given twice")
+            raise InvalidRequest(f"parameter {name!r} is given twice", hint=f"Send {name} once.")
         found[name] = value
     return found
+
+
+def digits(text: str, most: int) -> bool:
+    """Whether `text` is a number of at most `most` digits: 0 to 9, not what else Unicode counts with."""
+    return text.isascii() and text.isdigit() and len(text) <= most
 
 
 def number(query: dict[str, str], name: str) -> int | None:
@@ -39,7 +44,7 @@ def number(query: dict[str, str], name: str) -> int | None:
     text = query.get(name)
     if text is None:
         return None
-    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_OFFSET:
+    if not digits(text, 19) or int(text) > MAX_OFFSET:
         raise InvalidRequest(f"{name} {text[:40]!r} is not an offset", hint="Offsets are 0, 1, 2 …")
     return int(text)
 
@@ -50,8 +55,8 @@ def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[Subscr
     start: Any = query.get("start")
     if "ts" in query:
         if start is not None:
-            raise InvalidRequest("`start` and `ts` exclude each other")
-        start = {"ts": int(query["ts"]) if query["ts"].isdigit() and len(query["ts"]) < 16 else query["ts"]}
+            raise InvalidRequest("`start` and `ts` exclude each other", hint="Send one of them.")
+        start = {"ts": int(query["ts"]) if digits(query["ts"], 15) else query["ts"]}
     params = SubscribeTable(
         db=values["db"],
         table=values.get("table"),
@@ -96,7 +101,7 @@ def _lits(values: Any, field: str) -> list[Any] | None:
     if values is None:
         return None
     if not isinstance(values, list):
-        raise InvalidRequest(f"{field}: a list of values was expected")
+        raise InvalidRequest(f"{field}: a list of values was expected", hint="Send the values of a key, such as [1].")
     return [to_lit(from_json(value)) for value in values]
 
 
@@ -108,7 +113,7 @@ def _spans(given: Any) -> Any:
     if given is None:
         return None
     if not all(isinstance(span, dict) for span in given):
-        raise InvalidRequest("spans: a list of objects was expected")
+        raise InvalidRequest("spans: a list of objects was expected", hint='Send such as [{"prefix": [1]}].')
     return [{name: _lits(values, f"spans.{name}") for name, values in span.items()} for span in given]
 
 
@@ -116,6 +121,6 @@ def _shard(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     index, slash, of = text.partition("/")
-    if not (slash and index.isdigit() and of.isdigit() and len(text) < 20):
+    if not (slash and digits(index, 9) and digits(of, 9)):
         raise InvalidRequest("shard cannot be read", hint="Send index/of, such as 0/4.")
     return {"index": int(index), "of": int(of)}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
-from headwater.feeds.asof import read_as_of
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, OffsetExpired
+from headwater.feeds.asof import Gone, read_as_of, shape_of
 from headwater.feeds.database import Database, Databases
 from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
@@ -18,19 +21,28 @@ from headwater.feeds.options import Shape
 from headwater.feeds.seat import snapshot_url
 from headwater.model.database import real_name
 from headwater.model.table import Row, Table
-from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, wanted_kind
+from headwater.serve.asked import digits
+from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
 
+AT_ONCE = 2  # each reads the log back and fills a temporary file
 CATCH_UP_SECONDS = 0.25
 FOREVER = b"private, max-age=31536000, immutable"
 FORMATS = ("plain_json", "objects_json")
 Run = Callable[..., Any]
+Pieces = Generator[bytes, None, None]
 
 
 class Snapshots:
-    """Answers /api/v1/snapshot. `run` runs a blocking call in a thread."""
+    """Answers /api/v1/snapshot. `run` runs a short blocking call in a thread; tables are read in threads of its own."""
 
     def __init__(self, databases: Databases, run: Run) -> None:
         self._databases, self._run = databases, run
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headwater-snapshot")
+        self._reading = 0
+
+    def close(self) -> None:
+        """After the last request."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def answer(self, call: Call) -> int:
         """One table, or where its present version is."""
@@ -49,11 +61,35 @@ class Snapshots:
             await call.start(304, headers)
             await call.send({"type": "http.response.body", "body": b""})
             return 304
-        pieces = await self._run(_opened, database, db, table, offset, kind, format)
-        await self._send(call, pieces, kind, tag, offset)
+        if self._reading >= AT_ONCE:
+            raise LimitExceeded(f"{AT_ONCE} snapshots are being read already", hint="Try again in a moment.")
+        self._reading += 1
+        try:
+            await self._read(call, _Body(database, db, table, offset, kind, format), kind, tag, offset)
+        finally:
+            self._reading -= 1
         return 200
 
+    async def _read(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:
+        leaving = asyncio.ensure_future(gone(call.receive))
+        leaving.add_done_callback(lambda _: body.left.set())
+        try:
+            await self._long(body.open)
+            await self._send(call, body, kind, tag, offset)
+        except HeadwaterError:
+            if body.left.is_set():
+                call.abort()  # there is nobody to tell
+            raise
+        finally:
+            leaving.cancel()
+            body.left.set()
+            await self._long(body.close)
+
+    async def _long(self, call: Run) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
     async def _redirect(self, call: Call, database: Database, db: str, table: str) -> int:
+        await self._run(shape_of, database.source, table)
         await self._run(database.catch_up, CATCH_UP_SECONDS)
         url = snapshot_url(db, table, f"{database.log.generation}.{database.log.latest}")
         for name in ("format", "ticket"):  # a browser that came by a ticket has nothing else to come in by
@@ -64,7 +100,7 @@ class Snapshots:
         await call.send({"type": "http.response.body", "body": b""})
         return 307
 
-    async def _send(self, call: Call, pieces: Iterator[bytes], kind: bytes, tag: bytes, offset: int) -> None:
+    async def _send(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:
         headers = [
             (b"content-type", kind),
             (b"etag", tag),
@@ -74,24 +110,50 @@ class Snapshots:
         ]
         await call.start(200, headers)
         try:
-            while call.scope["method"] != "HEAD" and (piece := await self._run(next, pieces, None)) is not None:
+            while call.scope["method"] != "HEAD" and (piece := await self._long(body.next)) is not None:
+                if body.left.is_set():
+                    call.abort()
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
         except HeadwaterError as error:
             # Too late for a status: the body stays without its end, so that nobody takes it for whole.
-            body = {"event": "failed", "data": {"code": error.code, "message": error.message}}
+            said = {"event": "failed", "data": {"code": error.code, "message": error.message}}
             if kind == NDJSON_KIND:
-                last = msgspec.json.encode(body) + b"\n"
+                last = msgspec.json.encode(said) + b"\n"
                 await call.send({"type": "http.response.body", "body": last, "more_body": True})
             call.abort()
-            return
-        finally:
-            await self._run(pieces.close)  # type: ignore[attr-defined]
         await call.send({"type": "http.response.body", "body": b""})
+
+
+class _Body:
+    """The pieces of one answer. A step that runs is over before `close` is: the loop may give up on it any time."""
+
+    def __init__(self, database: Database, db: str, table: str, offset: int, kind: bytes, format: str) -> None:
+        self._asked = (database, db, table, offset, kind, format)
+        self._pieces: Pieces | None = None
+        self._lock = threading.Lock()
+        self.left = threading.Event()  # the reader did
+
+    def open(self) -> None:
+        """Everything that can be refused is refused here."""
+        with self._lock:
+            self._pieces = _opened(*self._asked, self.left.is_set)
+
+    def next(self) -> bytes | None:
+        """The next piece; None at the end."""
+        with self._lock:
+            assert self._pieces is not None
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        with self._lock:
+            if self._pieces is not None:
+                self._pieces.close()
 
 
 def _offset(database: Database, version: str, db: str, table: str) -> int:
     generation, _, text = version.rpartition(".")
-    if not generation or not text.isascii() or not text.isdigit() or len(text) > 18:
+    if not generation or not digits(text, 18):
         raise InvalidRequest(
             f"version {version[:60]!r} cannot be read", hint="Leave it out to be sent to the present one."
         )
@@ -107,13 +169,15 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
     return offset
 
 
-def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, format: str) -> Iterator[bytes]:
+def _opened(
+    database: Database, db: str, table: str, offset: int, kind: bytes, format: str, gone: Gone
+) -> Pieces:
     """The pieces of the body, after everything that can be refused was looked at."""
-    chunks = read_as_of(database.source, database.log, table, offset)
+    chunks = read_as_of(database.source, database.log, table, offset, gone=gone)
     return _arrow(chunks, database.source.describe()[table]) if kind == ARROW_KIND else _lines(chunks, db, format)
 
 
-def _lines(chunks: Iterator[tuple[Table, list[Row]]], db: str, format: str) -> Iterator[bytes]:
+def _lines(chunks: Iterator[tuple[Table, list[Row]]], db: str, format: str) -> Pieces:
     form = LIT if format == "objects_json" else PLAIN
     shape = Shape(db, format, after=True)
     for table, rows in chunks:
@@ -121,7 +185,7 @@ def _lines(chunks: Iterator[tuple[Table, list[Row]]], db: str, format: str) -> I
         yield b"".join([image(row, set()) + b"\n" for row in rows])
 
 
-def _arrow(chunks: Iterator[tuple[Table, list[Row]]], table: Table) -> Iterator[bytes]:
+def _arrow(chunks: Iterator[tuple[Table, list[Row]]], table: Table) -> Pieces:
     from headwater.feeds import arrow
 
     stream = arrow.ArrowStream(arrow.schema(table))

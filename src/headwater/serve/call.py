@@ -50,6 +50,12 @@ class Call:
         raise Aborted
 
 
+async def gone(receive: Receive) -> None:
+    """Returns when the client is gone. Without it nobody would notice: `send` says nothing."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 def wanted_kind(accept: bytes, offered: tuple[bytes, ...]) -> bytes:
     """The first of `offered` that the reader names, else the first of all."""
     named = [part.split(b";")[0].strip().lower() for part in accept.split(b",")]

@@ -30,11 +30,12 @@ from headwater.serve.bridge import Bridge
 from headwater.serve.call import Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.cors import Cors
 from headwater.serve.metrics import Metrics
+from headwater.serve.places import Places, client_of
 from headwater.serve.routes import ROUTES, Route, find
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, clean, error_body, unexpected
 from headwater.serve.streams import Streams
 
-Answer = Callable[[Principal, bytes], Coroutine[Any, Any, Reply]]
+Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
 Page = Callable[[Principal, Request], Awaitable[Response]]
 
 JSON = b"application/json"
@@ -68,6 +69,7 @@ class Application:
         metrics: Metrics,
         *,
         max_body: int,
+        places: Places,
         cors: Cors | None = None,
         streams: Streams | None = None,
     ) -> None:
@@ -78,7 +80,7 @@ class Application:
         self._max_body = max_body
         self._cors = cors or Cors((), locked=gate.locked)
         self._streams = streams
-        rpc = Rpc(api, bridge, metrics)
+        rpc = Rpc(api, bridge, metrics, places)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
         self._pages: dict[str, Page] = {
             "index": self._index,
@@ -196,10 +198,11 @@ class Application:
     async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
         _check_json(scope["headers"])
         asked = await read_body(scope, receive, self._max_body)
+        answering = answer(principal, asked, client_of(scope))
         if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
-            status, body = await _unless_gone(receive, answer(principal, asked))
+            status, body = await _unless_gone(receive, answering)
         else:
-            status, body = await answer(principal, asked)
+            status, body = await answering
         await _send(send, status, JSON, body)
         return status
 

@@ -89,5 +89,9 @@ def find(path: str, raw_path: bytes) -> tuple[Route | None, dict[str, str]]:
         if len(pattern) == len(parts):
             pairs = list(zip(pattern, parts, strict=True))
             if all(want == part or (want[:1] == "{" and part) for want, part in pairs):
-                return route, {want[1:-1]: unquote(part) for want, part in pairs if want[:1] == "{"}
+                return route, {want[1:-1]: _unquoted(part) for want, part in pairs if want[:1] == "{"}
     return None, {}
+
+
+def _unquoted(part: str) -> str:
+    return unquote(part, errors="surrogateescape")  # as `snapshot_url` quotes: names need not be valid Unicode

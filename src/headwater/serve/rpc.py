@@ -18,6 +18,7 @@ from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
 from headwater.serve.methods import METHODS, RANK, Method, refusal
 from headwater.serve.metrics import Metrics
+from headwater.serve.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -63,21 +64,22 @@ def unexpected(error: Exception, doing: str) -> HeadwaterError:
 class Rpc:
     """Answers envelopes. Never raises but for cancellation."""
 
-    def __init__(self, api: Api, bridge: Bridge, metrics: Metrics) -> None:
+    def __init__(self, api: Api, bridge: Bridge, metrics: Metrics, places: Places) -> None:
         self._api = api
         self._bridge = bridge
         self._metrics = metrics
+        self._places = places
 
-    async def envelope(self, who: Principal, body: bytes) -> Reply:
+    async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
         """The answer to the request in `body`."""
         try:
             request = _envelopes.decode(body)
         except _BAD_JSON as error:
             return _no_envelope(body, error)
-        status, reply = await self._answer(who, request)
+        status, reply = await self._answer(who, request, client)
         return (204, b"") if request.id is None else (status, reply)
 
-    async def sql(self, who: Principal, body: bytes) -> Reply:
+    async def sql(self, who: Principal, body: bytes, client: str) -> Reply:
         """The answer to `body`, the bare parameters of sql.exec."""
         try:
             is_object = isinstance(msgspec.json.decode(body), dict)
@@ -85,13 +87,13 @@ class Rpc:
             is_object = False
         if not is_object:
             return 400, error_body(SQL_ID, InvalidRequest("the body is not a JSON object", hint=_SQL_EXAMPLE))
-        return await self._answer(who, Envelope("sql.exec", id=SQL_ID, params=msgspec.Raw(body)))
+        return await self._answer(who, Envelope("sql.exec", id=SQL_ID, params=msgspec.Raw(body)), client)
 
-    async def _answer(self, who: Principal, request: Envelope) -> Reply:
+    async def _answer(self, who: Principal, request: Envelope, client: str) -> Reply:
         started = time.perf_counter()
         code = "ok"
         try:
-            result = await self._call(who, request)
+            result = await self._call(who, request, client)
             reply = _encode({"id": request.id, "ok": True, "result": result})
         except HeadwaterError as error:
             code, reply = error.code, error_body(request.id, error)
@@ -106,7 +108,7 @@ class Rpc:
         self._metrics.answered(request.method, code, time.perf_counter() - started)
         return 200, reply
 
-    async def _call(self, who: Principal, request: Envelope) -> Any:
+    async def _call(self, who: Principal, request: Envelope, client: str) -> Any:
         if request.skeinql != VERSION:
             raise UnsupportedVersion(f"version {str(request.skeinql)[:40]!r} is not spoken here")
         method = METHODS.get(request.method)
@@ -114,7 +116,11 @@ class Rpc:
             raise refusal(request.method)
         if RANK.get(who.role, 0) < RANK[method.role]:
             raise Forbidden(f"{method.name} needs the role {method.role}", hint="Ask for another role.")
-        return await self._run(who, method, _params(method, request.params))
+        found = _params(method, request.params)
+        if isinstance(found, params.Poll) and found.wait_ms:
+            with self._places.take(client):
+                return await self._run(who, method, found)
+        return await self._run(who, method, found)
 
     async def _run(self, who: Principal, method: Method, found: params.Params) -> Any:
         if method.blocking:

@@ -19,9 +19,11 @@ from headwater.serve.api import Api
 from headwater.serve.auth import Gate, split_address
 from headwater.serve.bridge import Bridge
 from headwater.serve.bulk import Snapshots
+from headwater.serve.connection import BoundedHttp
 from headwater.serve.cors import Cors
 from headwater.serve.http import Application
 from headwater.serve.metrics import Metrics
+from headwater.serve.places import Places
 from headwater.serve.sockets import FramedWebSocket
 from headwater.serve.streams import Streams
 
@@ -40,6 +42,7 @@ class Server:
         self._open_feeds = open_feeds  # in the loop that serves
         self._gate = Gate.of(config)
         self._bridge: Bridge | None = None
+        self._snapshots: Snapshots | None = None
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
@@ -80,16 +83,18 @@ class Server:
             await self._task
 
     def _application(self, bridge: Bridge, feeds: Feeds | None) -> Application:
-        config = self._config
+        config, places = self._config, Places(self._config.max_streams_per_client)
         streams = None
         if feeds is not None:
-            streams = Streams(feeds, Snapshots(feeds.databases, feeds.run), per_client=config.max_streams_per_client)
+            self._snapshots = Snapshots(feeds.databases, feeds.run)
+            streams = Streams(feeds, self._snapshots, places)
         return Application(
             self._api,
             self._gate,
             bridge,
             Metrics(self._api.databases.status, feeds),
             max_body=config.max_body_bytes,
+            places=places,
             cors=Cors(config.cors_origins, locked=self._gate.locked),
             streams=streams,
         )
@@ -102,6 +107,8 @@ class Server:
             self._api.feeds.drain()  # streams have no end of their own to wait for
         self._uvicorn.should_exit = True
         await self._task
+        if self._snapshots is not None:
+            await asyncio.to_thread(self._snapshots.close)
         if self._api.feeds is not None:
             await self._api.feeds.close()
         self._api.transactions.close()
@@ -157,7 +164,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 def _settings(application: Application, drain_seconds: float) -> uvicorn.Config:
     return uvicorn.Config(
         application,
-        http="httptools",
+        http=BoundedHttp,
         ws=FramedWebSocket,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # a compressed frame would be one reader's own

@@ -26,6 +26,18 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
             raise ClientDisconnected
         self.transport.write(message["frames"])
 
+    def send_receive_event_to_app(self) -> None:
+        """As inherited; text that is none ends the connection. Inherited, it wrote a traceback for each."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.fail(1007, "text frames are UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
     def send_500_response(self) -> None:
         """To who has no answer yet while the server stops: come again. Inherited, it said 500, and fell over twice."""
         if self.initial_response or self.handshake_complete or self.conn.eof_sent:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded
+from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.batches import Batches
 from headwater.feeds.feeds import Feeds, From, Opening
 from headwater.feeds.snapshot import Position
@@ -18,7 +17,8 @@ from headwater.feeds.stream import Ending, Stream
 from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
-from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Receive, wanted_kind
+from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, gone, wanted_kind
+from headwater.serve.places import Places, client_of
 
 SSE = Opening("sse", frames.sse, ping=frames.SSE_PING, farewell=frames.SSE_FAREWELL)
 WS = Opening("websocket", frames.websocket)
@@ -43,33 +43,17 @@ _frames = msgspec.json.Decoder(Frame)
 class Streams:
     """Answers the stream routes."""
 
-    def __init__(self, feeds: Feeds, snapshots: Snapshots, *, per_client: int) -> None:
-        self._feeds, self._snapshots, self._per_client = feeds, snapshots, per_client
-        self._clients: dict[str, int] = {}
+    def __init__(self, feeds: Feeds, snapshots: Snapshots, places: Places) -> None:
+        self._feeds, self._snapshots, self._places = feeds, snapshots, places
 
     async def serve(self, handler: str, call: Call) -> int:
         """Answer one request; the status that was sent."""
-        with self._place(call):
+        with self._places.take(client_of(call.scope)):
             if handler == "sse":
                 return await self._sse(call)
             if handler == "changes":
                 return await self._changes(call)
             return await self._snapshots.answer(call)
-
-    @contextlib.contextmanager
-    def _place(self, call: Call) -> Iterator[None]:
-        """One of the places that a client has."""
-        client = (call.scope.get("client") or ("",))[0]
-        taken = self._clients.get(client, 0)
-        if taken >= self._per_client:
-            raise LimitExceeded(f"{taken} streams are open from {client}, and no more are granted")
-        self._clients[client] = taken + 1
-        try:
-            yield
-        finally:
-            self._clients[client] -= 1
-            if not self._clients[client]:
-                del self._clients[client]
 
     # --- HTTP --------------------------------------------------------------------------------------------------------
 
@@ -91,8 +75,8 @@ class Streams:
     async def _pour(self, call: Call, stream: Stream | Batches, kind: bytes, first: bytes) -> int:
         """Send what the stream hands out, until it ends or the reader leaves."""
         send = call.send
-        gone = asyncio.ensure_future(_disconnected(call.receive))
-        gone.add_done_callback(lambda _: stream.leave())
+        leaving = asyncio.ensure_future(gone(call.receive))
+        leaving.add_done_callback(lambda _: stream.leave())
         try:
             headers = [(b"content-type", kind), *UNBUFFERED]
             await call.start(200, headers)
@@ -104,7 +88,7 @@ class Streams:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
-            gone.cancel()
+            leaving.cancel()
             self._feeds.left(stream)
         return 200
 
@@ -113,7 +97,7 @@ class Streams:
     async def websocket(self, call: Call) -> int:
         """Answer one WebSocket; an error before it is accepted leaves as it came."""
         await call.receive()
-        with self._place(call):
+        with self._places.take(client_of(call.scope)):
             stream = await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call))
             try:
                 await call.send({"type": "websocket.accept"})
@@ -173,12 +157,6 @@ def begin(call: Call) -> From:
     if found.place:
         Position.parse(found.place)  # refused here, whether or not there is a snapshot to go on with
     return found
-
-
-async def _disconnected(receive: Receive) -> None:
-    """Returns when the client is gone. Without it nobody would notice: `send` says nothing."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _close(ending: Ending | None) -> dict[str, Any]:

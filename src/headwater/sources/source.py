@@ -106,6 +106,11 @@ class Condition(Protocol):
         """A necessary equality, by which many conditions are indexed; None when there is none."""
         ...
 
+    @property
+    def is_cheap(self) -> bool:
+        """Whether asking costs about a microsecond a row, so that whoever serves others may do it."""
+        ...
+
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         """Whether it is true for each of `rows` (NULL is not true). From any thread."""
         ...

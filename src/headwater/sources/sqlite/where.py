@@ -27,6 +27,8 @@ class SqliteCondition:
         self._columns = engine.examine(where)
         self._program = _program(engine, where)
         self.pin = None if self._program is None else _pin(engine.table, self._program)
+        whole = self._program is not None and self._program.check is not None and self._program.is_whole
+        self.is_cheap: bool = whole
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         """Whether it is true for each of `rows`."""

@@ -1,0 +1,158 @@
+"""The bounds of a connection: how large a head is, how long it takes, what its target says, and HTTP/1.0."""
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from serving import Client, NoDatabases, serving
+
+from headwater.serve.connection import BoundedHttp
+
+HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+LIMIT = BoundedHttp.max_head
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with serving(NoDatabases()) as client:
+        yield client
+
+
+def connected(client: Client) -> socket.socket:
+    return socket.create_connection(client.server.addresses[0], 10)
+
+
+def rest(open: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    found = b""
+    while piece := open.recv(65536):
+        found += piece
+    return found
+
+
+def answer(open: socket.socket) -> tuple[int, dict[str, Any]]:
+    """The one answer that the server closes after."""
+    head, _, body = rest(open).partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)
+
+
+def asked(client: Client, request: bytes) -> tuple[int, dict[str, Any]]:
+    with connected(client) as open:
+        open.sendall(request)
+        return answer(open)
+
+
+# --- how large -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEAD + b"x: " + b"a" * LIMIT + b"\r\n\r\n",
+        HEAD + b"".join(b"x%d: %s\r\n" % (n, b"a" * 1000) for n in range(LIMIT // 1000 + 1)) + b"\r\n",
+        b"GET /" + b"a" * LIMIT + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    ],
+    ids=["one header", "many headers", "target"],
+)
+def test_a_head_that_is_too_large_is_refused(client: Client, request_: bytes) -> None:
+    status, problem = asked(client, request_)
+    assert (status, problem["status"], problem["code"]) == (431, 431, "request_too_large") and problem["hint"]
+
+
+def test_a_header_without_an_end_is_refused(client: Client) -> None:
+    with connected(client) as open:
+        open.sendall(HEAD + b"x: ")
+        found = b""
+        for _ in range(1000):
+            try:
+                open.sendall(b"a" * 1024)
+                open.settimeout(0.002)
+                found += open.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            break
+        else:
+            raise AssertionError("a megabyte of one header was taken")
+        assert not found or found.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_large_head_within_the_limit_is_served_and_the_next_one_counts_anew(client: Client) -> None:
+    large = {"x": "a" * (LIMIT - 1000)}
+    for _ in range(3):
+        assert client.http.get("/healthz", headers=large).status_code == 200
+
+
+# --- how long --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [b"G", b"GET /healthz HTTP/1.1\r\nhost", HEAD])
+def test_a_head_that_does_not_end_is_given_up(client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
+    status, problem = asked(client, part)
+    assert status == problem["status"] == 408 and problem["hint"]
+
+
+def test_a_later_head_that_does_not_end_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
+    with connected(client) as open:
+        open.sendall(HEAD + b"\r\n" + HEAD)
+        found = rest(open)
+    assert found.startswith(b"HTTP/1.1 200 ")
+    assert found.count(b"HTTP/1.1 ") == 1 or b"HTTP/1.1 408 " in found
+
+
+def test_a_head_that_ended_in_time_is_not_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_seconds", 0.1)
+    with connected(client) as open:
+        open.sendall(HEAD)
+        open.sendall(b"x: y\r\n\r\n")
+        assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+        open.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            open.recv(1)
+
+
+@pytest.mark.parametrize("said", [b"", b"\r\n", b"\r\n\r\n"])
+def test_who_asks_nothing_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.serve.server.KEEP_ALIVE_SECONDS", 0.05)
+    with serving(NoDatabases()) as client, connected(client) as open:
+        open.sendall(said)
+        assert rest(open) == b""
+
+
+# --- what it says ----------------------------------------------------------------------------------------
+
+
+def test_what_is_no_request_is_a_problem(client: Client) -> None:
+    status, problem = asked(client, b"\x16\x03\x01 nonsense\r\n\r\n")
+    assert (status, problem["code"]) == (400, "invalid_request") and problem["hint"]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://evil.example/", "127.0.0.1", 403),
+        ("HTTP://evil.example:80/", "127.0.0.1", 403),
+        ("http://127.0.0.1@evil.example/", "127.0.0.1", 403),
+        ("http://evil.example@127.0.0.1/", "127.0.0.1", 403),
+        ("http://127.0.0.1:99/", "127.0.0.1", 200),
+        ("http://[::1]/", "evil.example", 200),
+        ("/", "evil.example", 403),
+        ("/", "127.0.0.1", 200),
+        ("//evil.example/", "127.0.0.1", 404),
+    ],
+)
+def test_the_authority_of_the_target_counts_more_than_the_host(
+    client: Client, target: str, host: str, status: int
+) -> None:
+    found, _ = asked(client, f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+    assert found == status
+
+
+def test_http_1_0_is_answered_and_closed(client: Client) -> None:
+    assert asked(client, b"GET /healthz HTTP/1.0\r\n\r\n") == (200, {"status": "ok"})

@@ -1,0 +1,26 @@
+"""Places: each client has its own, and gets them back."""
+
+import pytest
+
+from headwater.errors import LimitExceeded
+from headwater.serve.places import Places
+
+
+def test_a_client_has_so_many_places_and_no_more() -> None:
+    places = Places(2)
+    with places.take("a"), places.take("a"):
+        with pytest.raises(LimitExceeded) as refused, places.take("a"):
+            pass
+        assert "from a" in refused.value.message and "Close one" in refused.value.hint
+        with places.take("b"):
+            pass
+    with places.take("a"), places.take("a"):
+        pass
+
+
+def test_a_place_is_given_back_after_an_error() -> None:
+    places = Places(1)
+    with pytest.raises(RuntimeError), places.take("a"):
+        raise RuntimeError
+    with places.take("a"):
+        pass

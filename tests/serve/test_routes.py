@@ -1,0 +1,17 @@
+"""Paths to routes: names come out as they were put in, whatever they hold."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.feeds.seat import snapshot_url
+from headwater.serve.routes import find
+
+names = st.binary(min_size=1).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
+
+
+@given(names)
+def test_a_snapshot_url_leads_to_its_table(name: str) -> None:
+    path = snapshot_url("main", name, "g.1").partition("?")[0]
+    route, values = find("/decoded", path.encode("ascii"))
+    assert route is not None and route.handler == "snapshot"
+    assert values == {"db": "main", "table": name}
