@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from tests.feeds.fed import Fed, insert
 
 from headwater.feeds.backpressure import NO_LIMIT, Forecast, Limits, Pressure, counters, pressure, why_lost
