@@ -98,6 +98,18 @@ def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypat
     assert stream.next("insert").data["pk"] == [1], "a comment does not disturb the frame after it"
 
 
+def test_a_silent_stream_is_no_idle_connection(
+    start: Callable[..., Live], transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.serve.server.KEEP_ALIVE_SECONDS", 0.1)
+    monkeypatch.setattr("headwater.serve.connection.BoundedHttp.head_seconds", 0.1)
+    live = start()
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    stream = live.stream(transport, live.subscribe("t"))
+    with pytest.raises(TimeoutError):
+        stream.frame(0.4)
+
+
 # --- too many --------------------------------------------------------------------------------------------
 
 
@@ -130,11 +142,32 @@ def test_all_clients_together_get_only_so_many(start: Callable[..., Live]) -> No
     sub, _ = live.subscribe("t"), live.subscribe("t")
     held = [live.sse(sub), live.ws(sub)]
     refused = live.sse(sub)
-    assert refused.status == 429 and "retry-after" in refused.headers
+    assert refused.status == 429 and "retry-after" in refused.headers and "max_streams" in refused.problem()["hint"]
     assert live.error("cdc.subscribe_table", table="t")["code"] == "limit_exceeded"
     live.sql("INSERT INTO t VALUES(1)")
     for stream in held:
         assert stream.changes(1)
+
+
+def test_waiting_polls_count_as_streams_do_and_others_are_undisturbed(start: Callable[..., Live]) -> None:
+    live = start(serve={"max_streams_per_client": 2})
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    sub = live.subscribe("t")
+    held = live.sse(sub)
+    body = json.dumps({"id": 1, "method": "cdc.poll", "params": {"sub_id": sub["sub_id"], "wait_ms": 60_000}}).encode()
+    where = urlsplit(live.url)
+    with socket.create_connection((where.hostname, where.port), 5) as waiting:
+        head = f"POST /api/v1/rpc HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
+        waiting.sendall(head.encode() + b"content-length: %d\r\n\r\n" % len(body) + body)
+        live.until(lambda: live.metric("headwater_polls") == 1)
+        error = live.error("cdc.poll", sub_id=sub["sub_id"], wait_ms=1000)
+        assert error["code"] == "limit_exceeded" and "max_streams_per_client" in error["details"]["hint"]
+        assert live.sse(sub).status == 429
+        assert live.poll(sub)["events"] == [], "a poll that does not wait takes no place"
+        assert live.sql('SELECT 1 AS "wait_ms"') == [[1]]
+        live.sql("INSERT INTO t VALUES(1)")
+        assert held.changes(1) and b'"pk":[1]' in waiting.recv(65536)
+    assert live.poll(sub, wait_ms=1000)["events"], "its place is free again"
 
 
 def test_a_flood_of_connections_that_ask_nothing_disturbs_nobody(server: Live, table: str) -> None:

@@ -3,12 +3,20 @@
 WIRE §4 "Horizon", §11.14. F61, F68, F104.
 """
 
+import contextlib
 import json
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.conformance.live import Live
+
+from headwater.errors import Unavailable
+from headwater.feeds.asof import read_as_of
 
 
 @pytest.fixture
@@ -142,3 +150,106 @@ def test_every_table_of_a_lost_subscription_has_its_url(start: Callable[..., Liv
     assert sorted(page["snapshot_urls"]) == ["a", "b c"]
     assert rows_of(live.http.get(page["snapshot_urls"]["a"]).text) == []
     assert rows_of(live.http.get(page["snapshot_urls"]["b c"]).text) == [[0], [1], [2], [3]]
+
+
+# --- many at a time --------------------------------------------------------------------------------------
+
+
+class Stuck:
+    """Stands in for `read_as_of`: reads until it is let go, or the reader is gone."""
+
+    def __init__(self) -> None:
+        self.go, self.entered, self.gone = threading.Event(), 0, 0
+        self.threads: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any, gone: Callable[[], bool], **named: Any) -> Any:
+        with self._lock:
+            self.entered += 1
+            self.threads.add(threading.current_thread().name)
+        while not self.go.wait(0.01):
+            if gone():
+                with self._lock:
+                    self.gone += 1
+                raise Unavailable("gone")
+        return read_as_of(*args, gone=gone, **named)
+
+
+@pytest.fixture
+def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
+    made = Stuck()
+    monkeypatch.setattr("headwater.serve.bulk.read_as_of", made)
+    yield made
+    made.go.set()
+
+
+def test_only_two_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
+    server: Live, table: str, stuck: Stuck
+) -> None:
+    server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
+    sub = server.subscribe(table, start="earliest")
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    with ThreadPoolExecutor(2) as threads:
+        reading = [threads.submit(server.http.get, url) for _ in range(2)]
+        try:
+            server.until(lambda: stuck.entered == 2)
+            refused = server.http.get(url)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            assert refused.json()["code"] == "limit_exceeded" and refused.json()["hint"]
+            assert len(server.changes(sub)) >= 1 and server.sse(sub).changes(1)
+        finally:
+            stuck.go.set()
+        assert [(found.result().status_code, rows_of(found.result().text)) for found in reading] == [
+            (200, [[1, "a", 1.0]])
+        ] * 2
+    assert all(name.startswith("headwater-snapshot") for name in stuck.threads)
+    assert server.http.get(url).status_code == 200
+
+
+def test_a_client_that_leaves_frees_its_place(
+    server: Live, table: str, stuck: Stuck, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
+    where = urlsplit(server.url)
+    request = f"GET {url} HTTP/1.1\r\nhost: {where.netloc}\r\n\r\n".encode()
+    with contextlib.ExitStack() as asking:
+        for _ in range(2):
+            one = asking.enter_context(socket.create_connection((where.hostname, where.port), 5))
+            one.sendall(request)
+        server.until(lambda: stuck.entered == 2)
+        assert server.http.get(url).status_code == 429
+    server.until(lambda: stuck.gone == 2)
+    stuck.go.set()
+    server.until(lambda: server.http.get(url).status_code == 200)
+    assert [found.message for found in caplog.records if found.levelname == "ERROR"] == []
+
+
+def test_reading_back_stops_soon_after_the_reader_left(server: Live, table: str) -> None:
+    database = server.feeds.databases.database("main")
+    before = database.source.head()
+    server.sql(
+        f"WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 3000) INSERT INTO {table}(id) SELECT i FROM n"
+    )
+    looks = 0
+
+    def gone() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks == 3
+
+    with pytest.raises(Unavailable, match="left"):
+        read_as_of(database.source, database.log, table, before, gone=gone)
+    assert looks == 3
+
+
+def test_a_server_stops_in_the_middle_of_a_snapshot(start: Callable[..., Live], stuck: Stuck) -> None:
+    live = start(serve={"drain_seconds": 0.1})
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    url = live.http.get("/api/v1/snapshot/main/t").headers["location"]
+    where = urlsplit(live.url)
+    with socket.create_connection((where.hostname, where.port), 5) as asking:
+        asking.sendall(f"GET {url} HTTP/1.1\r\nhost: {where.netloc}\r\n\r\n".encode())
+        live.until(lambda: stuck.entered == 1)
+        live.stop()
+        assert asking.recv(65536)[:12] in (b"HTTP/1.1 503", b"")
+    assert stuck.gone == 1

@@ -3,14 +3,19 @@
 WIRE §5. F64–F70, F90–F95, F112, F113, F171–F173, F175.
 """
 
+import json
 import re
+import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from tests.conformance.live import Live
 from tests.conformance.readers import Frame, SseReader
 from websockets.exceptions import InvalidStatus
+
+from headwater.serve.routes import FILTERS
 
 
 def fill(server: Live, table: str, *ids: int) -> None:
@@ -372,3 +377,94 @@ def test_a_locked_server_lets_pages_of_its_origins_in(start: Callable[..., Live]
         live.ws(sub, origin="https://evil.example")
     assert refusal.value.response.status_code == 403
     assert live.ws(sub, origin="https://app.example").socket.response.status_code == 101
+
+
+# --- odd requests ----------------------------------------------------------------------------------------
+
+ODD = [
+    "²",
+    "٣",
+    "٣/٤",
+    "²/4",
+    "0/²",
+    "+1",
+    "-1",
+    "1_0",
+    " 1",
+    "\0",
+    "1\0",
+    "9" * 19,
+    "9" * 400,
+    "1e9",
+    "[²]",
+    "𝟙",
+    "",
+    ",",
+]
+ODD_JSON = [
+    "[" * 2000,
+    '[{"prefix": 1}]',
+    '[{"a": 1}]',
+    "[1e999]",
+    '{"lower_bound": [1]}',
+    '["\\u0000"]',
+    '["\\ud800"]',
+    "{}",
+]
+
+
+@pytest.mark.parametrize("name", [*FILTERS, "from_offset", "upto", "version", "format"])
+def test_no_value_of_any_parameter_is_a_defect(server: Live, table: str, name: str) -> None:
+    what = "snapshot" if name in ("version", "format") else "changes"
+    for value in [*ODD, *ODD_JSON]:
+        response = server.http.head(f"/api/v1/{what}/main/{table}", params={name: value})
+        assert response.status_code in (200, 307, 400, 404, 410, 501), (name, value, response.headers)
+
+
+@pytest.mark.parametrize("query", ["ts=%C2%B2", "shard=%C2%B2/4", "shard=%D9%A3/%D9%A4", "from_offset=%D9%A3"])
+def test_numbers_are_written_with_the_digits_of_ascii(server: Live, table: str, query: str) -> None:
+    refused = server.get(f"/api/v1/changes/main/{table}?{query}")
+    assert refused.status == 400 and refused.problem()["hint"]
+
+
+@pytest.mark.parametrize("query", ["ops=insert&ops=insert", 'spans=[{"a":1}]', "spans=[1]", "start=now&ts=1"])
+def test_a_refusal_says_what_to_do(server: Live, table: str, query: str) -> None:
+    problem = server.get(f"/api/v1/changes/main/{table}?{query}").problem()
+    assert problem["status"] == 400 and problem["hint"]
+
+
+def test_a_client_of_http_1_0_gets_a_stream_without_chunks(server: Live, table: str) -> None:
+    sub = server.subscribe(table)
+    fill(server, table, 1, 2)
+    upto = server.changes(sub)[-1]["offset"]
+    where = urlsplit(server.url)
+    path = f"/api/v1/changes/main/{table}?start=earliest&ops=insert&format=plain_json&upto={upto}"
+    with socket.create_connection((where.hostname, where.port), 10) as old:
+        head = f"GET {path} HTTP/1.0\r\nhost: {where.netloc}\r\naccept: application/x-ndjson\r\n\r\n"
+        old.sendall(head.encode())
+        found = b""
+        while piece := old.recv(65536):
+            found += piece
+    head, _, body = found.decode().partition("\r\n\r\n")
+    assert head.startswith("HTTP/1.1 200 ") and "transfer-encoding" not in head and "connection: close" in head
+    lines = [json.loads(line) for line in body.splitlines() if line]
+    assert [line["pk"] for line in lines if line.get("op") == "insert"] == [[1], [2]]
+
+
+def test_a_head_too_large_behind_a_stream_is_not_answered_inside_it(server: Live, table: str) -> None:
+    stream = server.sse(server.subscribe(table))
+    fill(server, table, 1)
+    stream.changes(1)
+    stream._socket.sendall(b"GET / HTTP/1.1\r\nx: " + b"a" * (70 << 10) + b"\r\n\r\n")
+    assert all(frame.word in ("caught_up", "checkpoint") for frame in stream.rest()) and not stream.whole
+
+
+def test_text_that_is_none_closes_a_websocket_quietly(
+    server: Live, table: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = server.ws(server.subscribe(table))
+    stream.socket.socket.sendall(b"\x81\x82\0\0\0\0\xff\xfe" * 3)
+    stream.rest()
+    assert stream.closed_with[0] == 1007
+    server.until(lambda: server.metric("headwater_streams", transport="websocket") == 0)
+    assert [found.message for found in caplog.records if found.levelname == "ERROR"] == []

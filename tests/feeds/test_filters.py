@@ -272,14 +272,15 @@ def test_spans_are_laid_in_order_and_joined_where_they_touch() -> None:
     def span(**bounds: int) -> dict[str, Any]:
         return {f"{name}_bound": at((value,)) for name, value in bounds.items()}
 
-    given = [span(lower=90), span(lower=5, upper=9), span(lower=1, upper=2), span(lower=7, upper=12), span(lower=95)]
+    pairs = [(5, 9), (1, 2), (7, 12), (88, 92)]
+    given = [span(lower=90), *(span(lower=low, upper=high) for low, high in pairs), span(lower=95)]
     filter_ = made(spans=given)
     spans = filter_.interest(NUMBERED).spans
     assert spans is not None and len(spans) == 3 and list(spans) == sorted(spans, key=lambda one: one.start)
-    inside = [number for number in range(100) if filter_.decide([change(None, (number, 0, ""))]) == [INSERT]]
-    assert inside == [1, 2, *range(5, 13), *range(90, 100)]
+    inside = [number for number in range(100) if filter_.decide([change(None, ("", number, 0))]) == [INSERT]]
+    assert inside == [1, 2, *range(5, 13), *range(88, 100)]
     nothing = made(spans=given, pk_range={"lower_bound": at((3,))[0], "upper_bound": at((4,))[0]})
-    assert nothing.decide([change(None, (number, 0, "")) for number in range(20)]) == [None] * 20
+    assert nothing.decide([change(None, ("", number, 0)) for number in range(20)]) == [None] * 20
 
 
 def test_columns_let_an_update_through_when_one_of_them_or_the_key_changes() -> None:

@@ -180,3 +180,17 @@ def test_cutting_loses_nothing_and_joins_parts(sizes: list[int], part_size: int)
     for group in groups:
         assert 0 < sum(len(part.changes) for part in group) <= BLOCK_CHANGES
         assert all(part.start == 0 for part in group[1:]) and all(part.last for part in group[:-1])
+
+
+def test_large_rows_are_encoded_a_few_at_a_time() -> None:
+    table = Table("wide", (Column("id"), Column("text")), ("id",))
+    changes = tuple(Change(Op.INSERT, table, after=(n, "x" * 1_000_000)) for n in range(100))
+    parts = [
+        Transaction("1", changes[low : low + 10], first=low + 1, ts=1, start=low, last=low == 90)
+        for low in range(0, 100, 10)
+    ]
+    groups = list(cut_into_blocks(parts))
+    sizes = [sum(len(part.changes) for part in group) for group in groups]
+    assert sum(sizes) == 100
+    assert max(sizes) <= 20, "never more than what was asked for and one part beyond"
+    assert [group[0].first for group in groups] == [1 + sum(sizes[:place]) for place in range(len(sizes))]

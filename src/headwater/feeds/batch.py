@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.encoder import Encoder
-from headwater.log.tail import estimated_bytes
+from headwater.log.parts import estimated_bytes
 from headwater.model.change import Change, Op, Transaction
 
 if TYPE_CHECKING:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.change import Transaction
+from headwater.model.table import Row
 
 BLOCK_CHANGES = 512  # a seek decodes one block: small enough for well under a millisecond
+BLOCK_BYTES = 8 << 20  # about what is encoded at once of large rows
 
 
 def in_order(parts: Iterable[Transaction], *, after: int, ts: int) -> Iterator[Transaction]:
@@ -43,26 +46,30 @@ def _fault(part: Transaction, after: int, ts: int, open_part: Transaction | None
 
 
 def cut_into_blocks(parts: Iterable[Transaction]) -> Iterator[list[Transaction]]:
-    """Groups of at most BLOCK_CHANGES changes; a transaction is split only if it is larger than a block.
+    """Groups of at most BLOCK_CHANGES changes and about BLOCK_BYTES; a transaction is split only if it is larger.
 
     Adjacent parts of one transaction are joined: only the first part of a block can start in the middle,
     and only its last part can be unfinished.
     """
     block: list[Transaction] = []
-    count = 0
+    count = weight = 0
     for part in parts:
         if block and part.start == 0 and (not part.last or count + len(part.changes) > BLOCK_CHANGES):
             yield block
-            block, count = [], 0
+            block, count, weight = [], 0, 0
         while count + len(part.changes) >= BLOCK_CHANGES:
             edge = part.first + BLOCK_CHANGES - count - 1
             _add(block, part.cut(part.first - 1, edge))
             yield block
-            block, count = [], 0
+            block, count, weight = [], 0, 0
             part = part.cut(edge, part.upto)
         if part.changes:
             _add(block, part)
             count += len(part.changes)
+            weight += estimated_bytes(part)
+        if weight > BLOCK_BYTES:
+            yield block
+            block, count, weight = [], 0, 0
     if block:
         yield block
 
@@ -101,3 +108,17 @@ def first_begin(parts: Iterable[Transaction], offset: int) -> int | None:
 def last_at(parts: Iterable[Transaction], ts: int) -> int | None:
     """The last offset among `parts` whose time is at or below `ts`."""
     return max((part.upto for part in parts if part.ts <= ts), default=None)
+
+
+def estimated_bytes(part: Transaction) -> int:
+    """About what `part` takes in memory, judged by its last change: a look at every row would cost more."""
+    change = part.changes[-1]
+    return len(part.changes) * (_row_bytes(change.before) + _row_bytes(change.after))
+
+
+def _row_bytes(row: Row | None) -> int:
+    return 0 if row is None else sum(map(_value_bytes, row))
+
+
+def _value_bytes(value: Any) -> int:
+    return 32 + len(value) if isinstance(value, (str, bytes)) else 32

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import Any
 
-from headwater.log.parts import first_begin, last_at, within
+from headwater.log.parts import estimated_bytes, first_begin, last_at, within
 from headwater.model.change import Transaction
-from headwater.model.table import Row
 
 
 class Tail:
@@ -78,17 +76,3 @@ class Tail:
     def first_whole(self, offset: int) -> int | None:
         """The first offset held at or above `offset` where a transaction begins."""
         return first_begin(self._parts[max(bisect_right(self._firsts, offset) - 1, 0) :], offset)
-
-
-def estimated_bytes(part: Transaction) -> int:
-    """About what `part` takes in memory, judged by its last change: a look at every row would cost more."""
-    change = part.changes[-1]
-    return len(part.changes) * (_row_bytes(change.before) + _row_bytes(change.after))
-
-
-def _row_bytes(row: Row | None) -> int:
-    return 0 if row is None else sum(map(_value_bytes, row))
-
-
-def _value_bytes(value: Any) -> int:
-    return 32 + len(value) if isinstance(value, (str, bytes)) else 32

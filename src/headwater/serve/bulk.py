@@ -169,9 +169,7 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
     return offset
 
 
-def _opened(
-    database: Database, db: str, table: str, offset: int, kind: bytes, format: str, gone: Gone
-) -> Pieces:
+def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, format: str, gone: Gone) -> Pieces:
     """The pieces of the body, after everything that can be refused was looked at."""
     chunks = read_as_of(database.source, database.log, table, offset, gone=gone)
     return _arrow(chunks, database.source.describe()[table]) if kind == ARROW_KIND else _lines(chunks, db, format)

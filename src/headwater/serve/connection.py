@@ -23,6 +23,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
+        self._upgraded = False  # the connection is a WebSocket now, and not ours
         self._in_head = False
         self._head = 0  # bytes of target and headers that the parser told of
         self._unparsed = 0  # bytes that came since the head began: the parser keeps half a header to itself
@@ -44,18 +45,26 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head:
             self._head_goes_on(len(data))
-        elif self.cycle is None or self.cycle.response_complete:
+        elif not self._upgraded and (self.cycle is None or self.cycle.response_complete):
             self._idle()  # blank lines, or the rest of a body that nobody wanted
+
+    def handle_websocket_upgrade(self) -> None:
+        """As inherited."""
+        self._upgraded = True
+        super().handle_websocket_upgrade()
 
     def _head_goes_on(self, size: int) -> None:
         if self.transport.is_closing():
             return
         if self._too_slow is None:  # what came with its first byte may belong to the request before
-            self._too_slow = self.loop.call_later(self.head_seconds, self._give_up)
+            self._watch()
             return
         self._unparsed += size
         if self._unparsed > self.max_head:
             self._refuse(431, _too_large(self.max_head))
+
+    def _watch(self) -> None:
+        self._too_slow = self.loop.call_later(self.head_seconds, self._give_up)
 
     def _head_ended(self) -> None:
         self._in_head = False
@@ -112,6 +121,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._refuse(400, InvalidRequest("this is not a request of HTTP/1.1", hint="Look at what was sent."))
 
     def _give_up(self) -> None:
+        if self.flow.read_paused:  # pipelined: it is we who read no further
+            self._watch()
+            return
         slow = InvalidRequest(
             f"the headers did not end within {self.head_seconds:g} s", hint="Send the request again, in one go."
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import apsw
 
 Run = Callable[[str, Any], apsw.Cursor]
+SLICE = 16  # rows read before one of them is weighed
 
 
 def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]]:
@@ -16,6 +18,33 @@ def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]
         return run(sql, bindings).fetchall()
     except UnicodeDecodeError:
         return [_join(row) for row in run(_as_blobs(sql, width), bindings)]
+
+
+def fetch_about(run: Run, sql: str, bindings: Any, width: int, *, weight: int) -> list[tuple[Any, ...]]:
+    """The first rows of `sql`, about `weight` bytes of them: every so many rows one is weighed for all."""
+    try:
+        return _sliced(run(sql, bindings), tuple, weight)
+    except UnicodeDecodeError:
+        return _sliced(run(_as_blobs(sql, width), bindings), _join, weight)
+
+
+def _sliced(cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], weight: int) -> list[tuple[Any, ...]]:
+    found: list[tuple[Any, ...]] = []
+    heavy = 0
+    try:
+        while heavy <= weight:
+            some = [make(row) for row in islice(cursor, SLICE if heavy < weight // 2 else 1)]
+            if not some:
+                break
+            found += some
+            heavy += len(some) * _weight(some[-1])
+    finally:
+        cursor.close()  # an unfinished statement would keep its read transaction
+    return found
+
+
+def _weight(row: tuple[Any, ...]) -> int:
+    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
 
 
 def fetch_upto(
@@ -42,7 +71,7 @@ def take(
                     break
                 continue
             found.append(make(row))
-            heavy += sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+            heavy += _weight(row)
     finally:
         cursor.close()  # an unfinished statement would keep its read transaction
     return found, more

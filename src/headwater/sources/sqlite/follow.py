@@ -18,11 +18,12 @@ from headwater.model.change import Transaction
 from headwater.sources.sqlite.chain import settle
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.decode import Aside, CaptureRow, Decoder, Numbered, Replaced
-from headwater.sources.sqlite.fetch import fetch
+from headwater.sources.sqlite.fetch import fetch, fetch_about
 from headwater.sources.sqlite.install import capture_cells, meta, read_layouts
 from headwater.sources.sqlite.triggers import CAPTURE, REPLACED, TXN, cells
 
 PAGE = 4096  # rows of one read; also the most changes one part of a transaction carries
+PAGE_BYTES = 16 << 20  # and about how much of large rows
 
 
 class Own(msgspec.Struct, frozen=True):
@@ -132,11 +133,12 @@ class Follower:
             return Page([], [], [], top, nonce, version)
         upto = top if head is None else head
         columns = f"seq, t, op, {cells(self._cells)}"
-        rows = fetch(
+        rows = fetch_about(
             self._db.execute,
             f"SELECT {columns} FROM {CAPTURE} WHERE seq >= ? AND seq <= ? ORDER BY seq LIMIT {limit + 1}",
             (after, upto),
             self._cells + 3,
+            weight=PAGE_BYTES,
         )
         if rows and rows[0][0] == after:
             self._compare(rows.pop(0))
