@@ -29,8 +29,10 @@ from tests.feeds.fed import (
     told,
 )
 
+from headwater.feeds import group as group_module
 from headwater.feeds import hub as hub_module
-from headwater.feeds.hub import Group, Hub
+from headwater.feeds.group import Group
+from headwater.feeds.hub import Hub
 from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 
@@ -103,7 +105,7 @@ class Taker:
 def test_every_taker_sees_what_passes_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 60)
-    monkeypatch.setattr(hub_module, "PIECE", 600)
+    monkeypatch.setattr(group_module, "PIECE", 600)
 
     async def work() -> None:
         chance = random.Random(seed)
@@ -220,7 +222,7 @@ def test_groups_that_nobody_reads_are_not_kept_for_ever(monkeypatch: pytest.Monk
 
 
 def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub_module, "PIECE", 10_000)
+    monkeypatch.setattr(group_module, "PIECE", 10_000)
 
     async def work() -> None:
         fed = Fed()
@@ -230,7 +232,7 @@ def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: p
             await settled(hub, fed)
             for seen in range(300):
                 group.take(seen)
-            assert sum(len(taken.piece) for taken in group._joined.values()) <= 10 * hub_module.PIECE
+            assert sum(len(taken.piece) for taken in group._joined.values()) <= 10 * group_module.PIECE
 
     in_loop(work)
 
@@ -238,7 +240,7 @@ def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: p
 def test_a_piece_is_about_as_large_as_it_may_be_and_pieces_together_are_everything(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hub_module, "PIECE", 1000)
+    monkeypatch.setattr(group_module, "PIECE", 1000)
 
     async def work() -> None:
         fed = Fed()

@@ -30,6 +30,7 @@ from tests.feeds.fed import (
     words,
 )
 
+from headwater.feeds import group as group_module
 from headwater.feeds import hub as hub_module
 from headwater.feeds import stream as stream_module
 from headwater.feeds.hub import Hub
@@ -199,7 +200,7 @@ def check_checkpoints(fed: Fed, reading: Reading) -> int:
 def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 40 + seed * 10)
-    for module in (hub_module, stream_module):
+    for module in (group_module, stream_module):
         monkeypatch.setattr(module, "PIECE", 900)
     monkeypatch.setattr(stream_module, "PAGE", 10)
 
@@ -334,7 +335,7 @@ def test_who_was_too_slow_reads_the_log_and_is_told_when_it_caught_up(monkeypatc
 
 
 def test_a_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (hub_module, stream_module):
+    for module in (group_module, stream_module):
         monkeypatch.setattr(module, "PIECE", 4000)
 
     async def work() -> None:

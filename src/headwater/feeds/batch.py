@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.encoder import Encoder
+from headwater.feeds.group import Frame, Group
 from headwater.log.parts import estimated_bytes
 from headwater.model.change import Change, Op, Transaction
-
-if TYPE_CHECKING:
-    from headwater.feeds.hub import Frame, Group
 
 SLICE = 64  # changes asked of a costly filter between two looks at the clock
 PATIENCE_SECONDS = 0.05  # what one costly filter may take of a batch that all wait for

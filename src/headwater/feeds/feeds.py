@@ -14,8 +14,9 @@ from headwater.config import FeedsConfig
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.database import Database, Databases
+from headwater.feeds.group import Frame
 from headwater.feeds.heads import Heads
-from headwater.feeds.hub import Frame, Hub
+from headwater.feeds.hub import Hub
 from headwater.feeds.polling import Asked, Poll
 from headwater.feeds.registry import Registry
 from headwater.feeds.seat import Seat

@@ -13,14 +13,14 @@ import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.batch import Batch, Decided, bounded
 from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.make import encoder
+from headwater.feeds.group import Frame, Group, Sleeper
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.reader import View, signature_of
 from headwater.feeds.router import Router
@@ -35,101 +35,10 @@ BATCH, BATCH_BYTES = 1024, 4 << 20  # changes, and about how many bytes, routed 
 NEVER = 2**63 - 1
 KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
-PIECE = 256 << 10  # bytes that one stream is handed at a time
 ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
 BREATH_SECONDS, MOST_BREATH_SECONDS = 0.0002, 0.002  # of writing that earn a pause, and the longest pause
-JOINED = 4  # places of slow streams for which joined frames are kept besides
 
-Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
-
-
-class Sleeper(Protocol):
-    """Whoever waits for something to be published."""
-
-    def wake(self) -> None:
-        """Look again."""
-        ...
-
-
-class Taken(NamedTuple):
-    """Frames for one stream."""
-
-    piece: bytes
-    seen: int  # how many frames of the group it has now
-    offset: int  # of the last of them
-
-
-class Group:
-    """The streams that see the same in the same framing."""
-
-    def __init__(self, view: View, frame: Frame, since: int) -> None:
-        self.view, self.frame = view, frame
-        self.since = since  # everything published after this offset is still held
-        self.members = 0
-        self.published = 0  # frames ever
-        self.failed: HeadwaterError | None = None  # the filter cannot be applied any more
-        self.is_live = True  # what passes is published here; else its members read the log by themselves
-        self.waiting: set[Sleeper] = set()
-        self._frames: deque[tuple[int, bytes]] = deque()
-        self._joined: dict[int, Taken] = {}  # by what a stream has seen: those that keep up share one entry
-
-    def publish(self, frames: list[tuple[int, bytes]]) -> None:
-        """Add frames and wake who waits."""
-        self._frames.extend(frames)
-        self.published += len(frames)
-        self._joined.clear()
-        self.wake()
-
-    def wake(self) -> None:
-        """Let every member look."""
-        waiting, self.waiting = self.waiting, set()
-        for sleeper in waiting:
-            sleeper.wake()
-
-    def fail(self, error: HeadwaterError) -> None:
-        """End the feeds of this group."""
-        self.failed, self.is_live = error, False
-        self.wake()
-
-    def forget_oldest(self) -> int:
-        """Drop one frame; returns its bytes."""
-        self.since, frame = self._frames.popleft()
-        self._joined.clear()
-        return len(frame)
-
-    def seek(self, cursor: int) -> int | None:
-        """How many frames a stream at `cursor` has seen; None when it must read the log first."""
-        if cursor < self.since:
-            return None
-        ahead = sum(1 for _ in takewhile(lambda held: held[0] > cursor, reversed(self._frames)))
-        return self.published - ahead
-
-    def offset_after(self, seen: int) -> int:
-        """The offset of the frame that follows `seen` frames; it is there."""
-        return self._frames[seen - self.published][0]
-
-    def take(self, seen: int) -> Taken | None:
-        """What follows `seen` frames, at most a piece of it; None when some of that is gone."""
-        found = self._joined.get(seen)
-        if found is None:
-            skipped = len(self._frames) - (self.published - seen)
-            if skipped < 0:
-                return None
-            if len(self._joined) >= JOINED:
-                self._joined.clear()
-            found = self._joined[seen] = self._join(seen, skipped)
-        return found
-
-    def _join(self, seen: int, skipped: int) -> Taken:
-        parts, size, offset = [], 0, 0
-        for place in range(skipped, len(self._frames)):
-            offset, frame = self._frames[place]
-            parts.append(frame)
-            size += len(frame)
-            if size >= PIECE:
-                break
-        return Taken(b"".join(parts), seen + len(parts), offset)
 
 
 class Hub:

@@ -15,7 +15,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.backpressure import HEALTHY
-from headwater.feeds.hub import PIECE, Frame, Group
+from headwater.feeds.group import PIECE, Frame, Group
 from headwater.feeds.reader import read_page
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SnapshotReader

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headwater.feeds.hub import Group, Hub
+from headwater.feeds.group import Group
+from headwater.feeds.hub import Hub
 from headwater.feeds.reader import View
 
 

@@ -217,7 +217,7 @@ def _close(api: Api, who: Principal, p: params.Subscription) -> Any:
 
 
 def _list(api: Api, who: Principal, p: params.ListSubscriptions) -> Any:
-    return api.feeding().subscriptions.list(who, p.db, p.sub_id)
+    return api.feeding().subscriptions.list(who, p.db, p.sub_id, limit=p.limit, after=p.after)
 
 
 def _seek(api: Api, who: Principal, p: params.Seek) -> Any:

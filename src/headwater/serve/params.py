@@ -200,6 +200,8 @@ class ListSubscriptions(Params):
 
     db: str | None = None
     sub_id: str | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=10_000)] = 1000
+    after: str | None = None
 
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
