@@ -28,7 +28,7 @@ logger = logging.getLogger("headwater.capture")
 STAGE = 512  # changes staged at a time: one block
 FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
-PASS_SECONDS = 0.001  # between two passes under load: commits that come together are taken together
+PASS_SECONDS = 0.002  # between two passes under load: commits that come together go out together
 CLOSE_SECONDS = 0.1  # between two closed times
 HOUSEKEEPING_SECONDS = 1.0  # between two steps of retention or merging
 

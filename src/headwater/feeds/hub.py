@@ -36,7 +36,6 @@ NEVER = 2**63 - 1
 KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
-BREATH_SECONDS, MOST_BREATH_SECONDS = 0.0002, 0.002  # of writing that earn a pause, and the longest pause
 
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
 
@@ -151,14 +150,9 @@ class Hub:
         """Publish one batch, and let the streams write it."""
         parts = await self._next()
         await self._learn(parts)
-        began = self._loop.time()
         if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
             await self._publish(parts)
         await asyncio.sleep(0)  # the streams write
-        spent = self._loop.time() - began
-        if spent > BREATH_SECONDS:
-            # As long for all others: what is committed meanwhile goes out together, in one write each.
-            await asyncio.sleep(min(spent, MOST_BREATH_SECONDS))
 
     async def _next(self) -> list[Transaction]:
         upto = min(self._log.latest, self.upto + BATCH)
