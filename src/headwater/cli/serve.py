@@ -43,6 +43,7 @@ def _run(args: argparse.Namespace) -> int:
     server.bind()  # a taken port must not cost anybody's history
     try:
         app.start()
+        _calm_collector()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(server.serve(started=lambda: _announce(server.url, app.names())))
     finally:
@@ -55,3 +56,12 @@ def _run(args: argparse.Namespace) -> int:
 def _announce(url: str, names: list[str]) -> None:
     """One line, once everything is captured and requests are answered: scripts wait for it."""
     print(f"headwater ready at {url} databases {','.join(names)}", flush=True)
+
+
+def _calm_collector() -> None:
+    """What was loaded stays: the collector need not look at it again, nor at every few hundred new objects."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)

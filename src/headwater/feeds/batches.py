@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -121,6 +122,14 @@ class Batches:
     def wake(self) -> None:
         """Look again."""
         self._waiting.wake()
+
+    def ready(self) -> bytes | None:
+        """There is no short cut."""
+        return None
+
+    def news(self) -> asyncio.Future[None]:
+        """Never asked for."""
+        raise NotImplementedError
 
     def tick(self, now: float) -> None:
         """Nothing is due by the clock."""

@@ -136,6 +136,31 @@ class Stream:
 
     # --- the reader's side ---------------------------------------------------------------------------------------
 
+    def ready(self) -> bytes | None:
+        """The short cut of a live stream: what was published and not yet taken; None when `next` must be asked."""
+        group, hub = self._group, self.seat.hub
+        if not self._calm or group is None or self._seen is None or self._epoch != hub.epoch or not group.is_live:
+            return None
+        taken = group.take(self._seen)
+        if taken is None:
+            return None
+        if not taken.piece:
+            self.cursor = hub.upto
+            return b""
+        self.deliveries += taken.seen - self._seen
+        self._delivered = taken.offset
+        self._seen = taken.seen
+        self.cursor = hub.upto if taken.seen == group.published else taken.offset
+        self._sent = True
+        return taken.piece
+
+    def news(self) -> asyncio.Future[None]:
+        """To be awaited after `ready` had nothing: done when it is worth asking again."""
+        if self._group is not None:
+            self._group.waiting.add(self)
+        self._sleeping = self._loop.create_future()
+        return self._sleeping
+
     async def next(self) -> bytes | None:
         """The next frames; None at the end."""
         while True:
@@ -147,26 +172,11 @@ class Stream:
                 return None
 
     async def _next_live(self) -> bytes:
-        """The busy path: what the group published, or sleep until it does. Anything else ends the calm."""
-        group, hub = self._group, self.seat.hub
-        assert group is not None and self._seen is not None
-        while self._calm and self._epoch == hub.epoch and group.is_live:
-            taken = group.take(self._seen)
-            if taken is None:
-                break
-            if taken.piece:
-                self.deliveries += taken.seen - self._seen
-                self._delivered = taken.offset
-                self._seen = taken.seen
-                self.cursor = hub.upto if taken.seen == group.published else taken.offset
-                return taken.piece
-            self.cursor = hub.upto
-            group.waiting.add(self)
-            self._sleeping = self._loop.create_future()
-            try:
-                await self._sleeping
-            finally:
-                self._sleeping = None
+        """What the group published, or sleep until it does. Anything else ends the calm."""
+        while (piece := self.ready()) is not None:
+            if piece:
+                return piece
+            await self.news()
         self._calm = False
         return b""
 

@@ -16,6 +16,9 @@ EVENT_STREAM, NDJSON_KIND = b"text/event-stream", b"application/x-ndjson"
 ARROW_KIND = b"application/vnd.apache.arrow.stream"
 
 
+RAW = "headwater.send"  # where a scope keeps it
+
+
 class Aborted(Exception):
     """The answer cannot be finished: the connection is cut, so that the reader notices."""
 
@@ -33,6 +36,7 @@ class Call:
         query: dict[str, str],
     ) -> None:
         self.scope, self.receive, self.send = scope, receive, send
+        self.raw: Send = scope.get(RAW, send)  # past everything that only the head of an answer needs
         self.who, self.values, self.query = who, values, query
         self.started = False  # whether the answer has begun: then it is too late for a status
 

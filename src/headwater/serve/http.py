@@ -27,7 +27,7 @@ from headwater.serve.api import Api
 from headwater.serve.asked import parse_query
 from headwater.serve.auth import Access, Gate
 from headwater.serve.bridge import Bridge
-from headwater.serve.call import Aborted, Call, Headers, Receive, Scope, Send
+from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.cors import Cors
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places, client_of
@@ -92,6 +92,7 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route, values = find(scope["path"], scope.get("raw_path") or scope["path"].encode())
+        scope[RAW] = send
         send = self._to_page(scope, send)
         if scope["type"] == "websocket":
             send = _as_http(send)

@@ -17,7 +17,7 @@ from headwater.feeds.stream import Ending, Stream
 from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
-from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, gone, wanted_kind
+from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
 from headwater.serve.places import Places, client_of
 
 SSE = Opening("sse", frames.sse, ping=frames.SSE_PING, farewell=frames.SSE_FAREWELL)
@@ -84,8 +84,7 @@ class Streams:
                 stream.leave()
             elif first:
                 await send({"type": "http.response.body", "body": first, "more_body": True})
-            while (piece := await stream.next()) is not None:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await _carry(call.raw, stream, {"type": "http.response.body", "more_body": True}, "body")
             await send({"type": "http.response.body", "body": b""})
         finally:
             leaving.cancel()
@@ -103,8 +102,7 @@ class Streams:
                 await call.send({"type": "websocket.accept"})
                 listening = asyncio.ensure_future(self._listen(call, stream))
                 try:
-                    while (piece := await stream.next()) is not None:
-                        await call.send({"type": sockets.FRAMES, "frames": piece})
+                    await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
                     await call.send({"type": "websocket.close", **_close(stream.ending)})
                 finally:
                     listening.cancel()
@@ -145,6 +143,30 @@ class Streams:
             await self._feeds.run(subscriptions.ack, call.who, id, frame.ack, None)
         if frame.pause is not None:
             await self._feeds.run(subscriptions.pause, call.who, id, frame.pause)
+
+
+async def _carry(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
+    """Send every piece of `stream`, in a task of its own: how deep a coroutine stands is paid at every wake-up."""
+    carrying = asyncio.ensure_future(_pieces(send, stream, frame, field))
+    try:
+        await carrying
+    finally:
+        carrying.cancel()
+
+
+async def _pieces(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
+    ready = stream.ready
+    while True:
+        piece = ready()
+        if piece:
+            await send({**frame, field: piece})
+        elif piece is not None:
+            await stream.news()
+        else:
+            piece = await stream.next()
+            if piece is None:
+                return
+            await send({**frame, field: piece})
 
 
 def begin(call: Call) -> From:
