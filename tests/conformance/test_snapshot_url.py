@@ -179,11 +179,12 @@ class Stuck:
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
     made = Stuck()
     monkeypatch.setattr("headwater.serve.bulk.read_as_of", made)
+    monkeypatch.setattr("headwater.serve.bulk.AT_ONCE", 2)
     yield made
     made.go.set()
 
 
-def test_only_two_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
+def test_only_so_many_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
     server: Live, table: str, stuck: Stuck
 ) -> None:
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")

@@ -9,9 +9,9 @@ from typing import Any
 
 from headwater.errors import NotFound, OffsetExpired
 from headwater.feeds import arrow
+from headwater.feeds.ending import Ending
 from headwater.feeds.filters import ROW_OPS
 from headwater.feeds.seat import Seat
-from headwater.feeds.stream import Ending
 from headwater.feeds.waiting import Waiting
 from headwater.model.change import Op
 from headwater.model.table import Table
@@ -130,6 +130,10 @@ class Batches:
     def news(self) -> asyncio.Future[None]:
         """Never asked for."""
         raise NotImplementedError
+
+    def is_due(self, now: float) -> bool:
+        """Nothing is due by the clock."""
+        return False
 
     def tick(self, now: float) -> None:
         """Nothing is due by the clock."""

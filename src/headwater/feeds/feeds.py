@@ -108,7 +108,7 @@ class Feeds:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            for stream in list(self._streams):
+            for stream in [stream for stream in self._streams if stream.is_due(now)]:
                 stream.tick(now)
             if now - flushed >= FLUSH_SECONDS:
                 flushed = now

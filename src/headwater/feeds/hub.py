@@ -58,6 +58,7 @@ class Hub:
         self._news = asyncio.Event()
         self.upto = self._routed = log.latest  # everything at or below was published; is being published
         self.ts = 0  # of the transaction that ends at `upto`; 0 in the midst of one
+        self._promised = 0  # the time of the newest checkpoint: none goes back
         self.epoch = 0  # raised when continuity broke: every stream reads the log again
         log.add_listener(self._tell)
         self._task = self._loop.create_task(self._pump())
@@ -237,9 +238,13 @@ class Hub:
     def checkpoint(self) -> tuple[int, int] | None:
         """A time and an offset: nothing at or below that time comes after that offset. None in mid-transaction."""
         ts, offset = self._log.closed
-        if offset == self.upto and ts:
-            return ts, offset
-        return (self.ts, self.upto) if self.ts else None
+        if offset == self.upto:
+            self._promised = max(self._promised, ts)
+        elif not self.ts:
+            return None
+        # The log may be ahead of us, and closed there: what was promised for here holds still.
+        self._promised = max(self._promised, self.ts)
+        return (self._promised, self.upto) if self._promised else None
 
 
 def _warm(table: Table, filters: list[Filter]) -> None:

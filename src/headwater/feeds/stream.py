@@ -15,6 +15,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.backpressure import HEALTHY
+from headwater.feeds.ending import Ending
 from headwater.feeds.group import PIECE, Frame, Group
 from headwater.feeds.reader import read_page
 from headwater.feeds.seat import Seat
@@ -25,13 +26,6 @@ PAGE = 1024  # changes in one page of catch-up
 CHECK_SECONDS = 1.0  # a paused stream looks this often whether it is lost
 PING_SECONDS = 15.0  # proxies cut a silent connection after 30 to 60
 _encode = msgspec.json.Encoder().encode
-
-
-class Ending(msgspec.Struct, frozen=True):
-    """Why a stream ended, for transports that say so."""
-
-    code: str  # closed, resnapshot_required, stopping, complete, or the code of an error
-    message: str
 
 
 class Stream:
@@ -70,6 +64,7 @@ class Stream:
         self._loop = asyncio.get_running_loop()
         now = time.monotonic()
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
+        self._due_at = 0.0
         self.deliveries = 0
 
     @property
@@ -92,6 +87,7 @@ class Stream:
     def changed(self) -> None:
         """The subscription was acked, paused, resumed, moved or closed."""
         self._dirty, self._calm = True, False
+        self._due_at = 0.0
         self.wake()
 
     def stop(self) -> None:
@@ -109,6 +105,10 @@ class Stream:
         self._end(code, message)
         self.wake()
 
+    def is_due(self, now: float) -> bool:
+        """Whether `tick` has anything to look at: with thousands of streams most of the time it has not."""
+        return now >= self._due_at or self.seat.log.latest >= self._alarm
+
     def tick(self, now: float) -> None:
         """Time passed: look whether a checkpoint, a sign of life or a look at the lag is due."""
         if self._sent:
@@ -122,6 +122,8 @@ class Stream:
             self.wake()
         self._move_on()
         self._note_quiet()
+        patience = CHECK_SECONDS if self.seat.paused else PING_SECONDS
+        self._due_at = min(max(self._checkpoint_at, now), self._sent_at + PING_SECONDS, now + patience)
 
     def close(self) -> None:
         """Give everything back."""
@@ -263,7 +265,8 @@ class Stream:
             return self._fail(error)
         if page.upto == self.cursor:
             self._dirty = True  # the log was withdrawn under us: look whether we are lost
-            return await self._sleep_briefly()
+            await asyncio.sleep(0.05)
+            return b""
         self.cursor = page.upto
         if page.deliveries:
             self._count(len(page.deliveries), page.deliveries[-1].offset)
@@ -384,10 +387,6 @@ class Stream:
             return b""
         self._sent_at = now
         return self._ping
-
-    async def _sleep_briefly(self) -> bytes:
-        await asyncio.sleep(0.05)
-        return b""
 
     def _count(self, number: int, offset: int) -> None:
         self.deliveries += number

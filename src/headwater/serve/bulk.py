@@ -24,7 +24,8 @@ from headwater.model.table import Row, Table
 from headwater.serve.asked import digits
 from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
 
-AT_ONCE = 2  # each reads the log back and fills a temporary file
+THREADS = 2  # that read; who waits for its reader holds none of them
+AT_ONCE = 64  # each holds a temporary file
 CATCH_UP_SECONDS = 0.25
 FOREVER = b"private, max-age=31536000, immutable"
 FORMATS = ("plain_json", "objects_json")
@@ -37,7 +38,7 @@ class Snapshots:
 
     def __init__(self, databases: Databases, run: Run) -> None:
         self._databases, self._run = databases, run
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headwater-snapshot")
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headwater-snapshot")
         self._reading = 0
 
     def close(self) -> None:

@@ -11,9 +11,10 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.batches import Batches
+from headwater.feeds.ending import Ending
 from headwater.feeds.feeds import Feeds, From, Opening
 from headwater.feeds.snapshot import Position
-from headwater.feeds.stream import Ending, Stream
+from headwater.feeds.stream import Stream
 from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
