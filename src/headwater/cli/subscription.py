@@ -152,7 +152,7 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
         _state(each),
         amount(each["lag"]),
         amount(each["acked_offset"]),
-        until(each.get("will_expire_at_ms")),
+        "" if each["state"] == "healthy" else until(each.get("will_expire_at_ms")),
     )
 
 

@@ -74,7 +74,8 @@ class Registry:
         """The subscription called `id`; NotFound also when it is somebody else's."""
         found = self._all.get(id)
         if found is None or not may_see(principal, found.owner):
-            raise unknown(id)
+            meant = next((one.id for one in self.visible_to(principal) if one.name == id), "")
+            raise unknown(id, f"{id[:40]!r} is the name of {meant}: send that." if meant else "")
         return found
 
     def named(
@@ -281,9 +282,10 @@ def may_see(principal: Principal, owner: str) -> bool:
     return principal.role == "owner" or principal.name == owner
 
 
-def unknown(id: str) -> NotFound:
+def unknown(id: str, hint: str = "") -> NotFound:
     """There is no such subscription, or none for you."""
-    return NotFound(f"unknown sub_id {id[:40]!r}", hint="Subscribe again: it was closed, or belongs to another.")
+    hint = hint or "Subscribe again: it was closed, or belongs to another."
+    return NotFound(f"unknown sub_id {id[:40]!r}", hint=hint)
 
 
 def _check_same(

@@ -112,7 +112,7 @@ def cut_of(state: SnapshotState, source: Source) -> Cut:
 
 def lowest(state: SnapshotState) -> int:
     """Changes are read from here on."""
-    return min((stretch.offset for stretch in state.chunks), default=state.held)
+    return state.lowest
 
 
 def highest(state: SnapshotState) -> int:

@@ -40,6 +40,11 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     told: bool = False  # its client has shown that it has every row: by an ack or an offset
 
     @property
+    def lowest(self) -> int:
+        """Changes are read from here on."""
+        return min((stretch.offset for stretch in self.chunks), default=self.held)
+
+    @property
     def after_key(self) -> Key | None:
         """The key that the next chunk follows."""
         return None if self.after is None else decode_row(self.after)
@@ -98,4 +103,5 @@ class Subscription(msgspec.Struct, kw_only=True, eq=False):
 
 def owes_rows(state: SnapshotState, place: str | None, offset: int | None) -> bool:
     """Whether a reader gets rows first: until it names an offset, or has acked, nobody knows that it has them."""
-    return not state.done or bool(place) or (offset is None and not state.told)
+    behind = offset is None or offset < state.lowest  # a place before the rows says nothing about them
+    return not state.done or bool(place) or (behind and not state.told)

@@ -92,7 +92,7 @@ class Subscriptions:
             if held.snapshot is not None and held.snapshot.done and held.acked >= highest(held.snapshot):
                 log.release(held.id)
                 held = self._registry.save_snapshot(id, None)
-            elif held.snapshot is not None and held.snapshot.done and not held.snapshot.told:
+            elif held.snapshot is not None and held.snapshot.done and offset >= held.snapshot.lowest:
                 held = self._registry.save_snapshot(id, replace(held.snapshot, told=True))
         self._changed(id, False)
         return {"sub_id": id, "acked_offset": held.acked}

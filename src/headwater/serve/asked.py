@@ -57,6 +57,11 @@ def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[Subscr
         if start is not None:
             raise InvalidRequest("`start` and `ts` exclude each other", hint="Send one of them.")
         start = {"ts": int(query["ts"]) if digits(query["ts"], 15) else query["ts"]}
+    elif start is not None and start not in ("latest", "earliest", "snapshot"):
+        raise InvalidRequest(
+            f"start {start[:40]!r} is not a place to start from",
+            hint="Say latest, earliest or snapshot; for an offset use from_offset=3, for a time ts=1763172000000.",
+        )
     params = SubscribeTable(
         db=values["db"],
         table=values.get("table"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -280,5 +281,6 @@ def refusal(name: str) -> HeadwaterError:
         return NotSupported(f"Method '{name}' is not supported in this build", hint="It comes later.")
     if name.startswith("cluster."):
         return NotSupported(f"Method '{name}' is not supported", hint="A server stands alone for now.")
-    hint = "system.capabilities lists the methods of this build."
+    near = difflib.get_close_matches(name[:80], METHODS, n=1, cutoff=0.7)
+    hint = f"Did you mean {near[0]}?" if near else "system.capabilities lists the methods of this build."
     return NotSupported(f"Method '{name[:80]}' is not supported in this build", hint=hint)

@@ -19,6 +19,8 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
             if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
                 raise ClientDisconnected
             await super().send(message)
+            if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+                self.handshake_complete = True  # refused with a status: uvicorn would call that an error of ours
             return
         if not self.writable.is_set():
             await self.writable.wait()
