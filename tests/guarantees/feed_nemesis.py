@@ -43,7 +43,7 @@ checkpoint_seconds = 0.3
 trim_rows = {trim}
 trim_seconds = 0.2
 """
-SHORT = 250  # changes that a log keeps which forgets
+SHORT = 500  # changes that a log keeps which forgets
 KEYED = {"item": ("id",), "pair": ("a", "b"), "line": ("rowid",), "ledger": ("mark",)}
 
 
@@ -87,7 +87,7 @@ class Recorder(threading.Thread):
 
     def may_write(self) -> None:
         """Hold a writer back while reading is behind."""
-        while time.monotonic() - self.read_at > 0.3 and not self._over.is_set():
+        while time.monotonic() - self.read_at > 0.15 and not self._over.is_set() and not self.failure:
             time.sleep(0.01)
 
 
