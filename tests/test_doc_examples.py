@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import pytest
@@ -229,6 +230,13 @@ def test_a_lost_reader_is_answered_as_shown_and_finds_back_as_told(tmp_path: Pat
 # --- commands of the first pages -------------------------------------------------------------------------
 
 
+def path_of(url: httpx.URL, words: list[str]) -> str:
+    """The path and query that curl asks for; with -G what follows -d and --data-urlencode goes into the query."""
+    given = [words[place + 1] for place, word in enumerate(words) if word in ("-d", "--data-urlencode")]
+    pairs = [tuple(text.split("=", 1)) for text in given]
+    return str(url.raw_path, "ascii") + (f"?{urlencode(pairs)}" if pairs else "")
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md"])
 def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> None:
     text = "\n".join(body for _, body in blocks(page(name), "sh"))
@@ -241,8 +249,8 @@ def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> N
             url = httpx.URL(next(word for word in words if "://" in word))
             if "--json" not in words:
                 accept = next((word[8:] for word in words if word.startswith("accept: ")), "text/event-stream")
-                if "-N" in words:
-                    assert next(lines_of(client, str(url.raw_path, "ascii"), accept))
+                if {"-N", "-GN"} & set(words):
+                    assert next(lines_of(client, path_of(url, words), accept))
                 else:
                     assert client.get(url.raw_path.decode(), follow_redirects=True).status_code == 200
                 continue
