@@ -4,6 +4,7 @@ Crash safety is proved by tests/guarantees and tests/feeds/test_registry.py. F5,
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.conformance.live import Live
@@ -221,3 +222,24 @@ def test_a_subscription_polls_on_after_drop_table_until_it_is_closed(server: Liv
     assert frame.data["pk"] == [5]
     server.ok("cdc.close", sub_id=plain["sub_id"])
     assert server.error("cdc.poll", sub_id=plain["sub_id"])["code"] == "not_found"
+
+
+def test_a_cursor_ahead_of_a_log_that_began_at_zero_again_is_told_so(start: Callable[..., Live]) -> None:
+    """§1.15, 10: the database and its log are gone, the subscription is not; nothing may be swallowed in silence."""
+    live = start()
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    for number in range(20):
+        live.sql(f"INSERT INTO t VALUES({number})")
+    sub = live.subscribe("t")
+    live.stop()
+    for path in Path(live.config.data).glob("main.*"):
+        path.unlink()
+    live.start()
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    live.sql("INSERT INTO t VALUES(1)")
+    page = live.poll(sub)
+    assert (page["resnapshot_required"], page["resnapshot_reason"]) == (True, "log_generation_changed")
+    for transport in ("sse", "ws"):
+        assert live.stream(transport, sub).next().data["reason"] == "log_generation_changed"
+    live.ok("cdc.seek", sub_id=sub["sub_id"], offset=page["resnapshot_from_offset"])
+    assert [change["op"] for change in live.changes(sub)] == ["schema_change", "insert"]

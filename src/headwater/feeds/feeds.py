@@ -166,7 +166,7 @@ class Feeds:
         held = self._registry.get(who, id)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
-        poll = Poll(self._seat(database, held), asked, caught_up=caught_up)
+        poll = Poll(self._seat(database, held, caught_up), asked, caught_up=caught_up)
         self._enrol(who, id, poll)
         try:
             if asked.wait_ms:
@@ -193,7 +193,7 @@ class Feeds:
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "offset", caught_up)
-        seat = self._seat(database, held)
+        seat = self._seat(database, held, caught_up)
         await self.run(seat.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
@@ -303,10 +303,12 @@ class Feeds:
             hub = self._hubs[name] = Hub(database.log, database.source, self.run)
         return hub
 
-    def _seat(self, database: Database, held: Subscription) -> Seat:
+    def _seat(self, database: Database, held: Subscription, caught_up: bool) -> Seat:
         hub = self._hub(held.db, database)
         forecast = self.subscriptions.forecast(held.id)
-        return Seat(database, hub, hub.view(held.options), self.run, self._registry, held, forecast)
+        seat = Seat(database, hub, hub.view(held.options), self.run, self._registry, held, forecast)
+        seat.is_current = caught_up
+        return seat
 
     def _rows(
         self, seat: Seat, held: Subscription, state: SnapshotState, place: str, *, rows: int | None = None

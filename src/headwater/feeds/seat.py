@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
-from headwater.feeds.backpressure import Forecast, Limits, Pressure, pressure, why_lost
+from headwater.feeds.backpressure import (
+    LOG_GENERATION_CHANGED,
+    WAL_HORIZON_EXCEEDED,
+    Forecast,
+    Limits,
+    Pressure,
+    pressure,
+    why_lost,
+)
 from headwater.feeds.database import Database
 from headwater.feeds.filters import Cut
 from headwater.feeds.hub import Hub, Run
@@ -36,6 +44,7 @@ class Seat:
         self.log: LiveLog = database.log
         self.subscription = subscription
         self.closed = False  # the subscription is gone
+        self.is_current = False  # the log was seen to hold everything that was committed
         self._registry, self._forecast = registry, forecast or Forecast()
         self._limits = Limits.of(database.retention.changes)
         self._finished: SnapshotState | None = None
@@ -72,8 +81,10 @@ class Seat:
 
     def why_lost(self, cursor: int) -> str:
         """Why the changes after `cursor` are gone; "" if they are not."""
+        if self.is_current and cursor > self.log.latest:
+            return LOG_GENERATION_CHANGED  # it stood in a log that was taken away with its database
         reason = why_lost(cursor, horizon=self.log.horizon, generation_first=self.log.generation_first)
-        return SNAPSHOT_EXPIRED if reason == "wal_horizon_exceeded" and self.must_cut(cursor) else reason
+        return SNAPSHOT_EXPIRED if reason == WAL_HORIZON_EXCEEDED and self.must_cut(cursor) else reason
 
     def pressure(self, cursor: int) -> Pressure:
         """How far behind the subscriber is: by what it acked, not by what was sent."""

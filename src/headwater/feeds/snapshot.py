@@ -20,6 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound
+from headwater.feeds.backpressure import LOG_GENERATION_CHANGED
 from headwater.feeds.database import Database
 from headwater.feeds.filters import Cut
 from headwater.feeds.pertable import PerTable
@@ -33,7 +34,7 @@ from headwater.sources.source import Chunk, Source
 FIRST_ROWS = 256  # in the first chunk, before the size of rows is known
 PAGE_SECONDS = 0.25  # a filter that lets few rows through must not hide that the snapshot goes on
 LOG_SECONDS = 5.0  # how long a look at the log waits for it
-SNAPSHOT_EXPIRED, LOG_GENERATION_CHANGED = "snapshot_expired", "log_generation_changed"
+SNAPSHOT_EXPIRED = "snapshot_expired"
 SCHEMA_CHANGED = "schema_changed"
 
 

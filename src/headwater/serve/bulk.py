@@ -14,6 +14,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, OffsetExpired
 from headwater.feeds.asof import Gone, read_as_of, shape_of
+from headwater.feeds.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.database import Database, Databases
 from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
@@ -164,7 +165,7 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
         gone = OffsetExpired(offset, log.horizon, log.latest)
         gone.extra["snapshot_url"] = snapshot_url(db, table, now)
         gone.extra["resnapshot_reason"] = (
-            "wal_horizon_exceeded" if generation == log.generation else "log_generation_changed"
+            WAL_HORIZON_EXCEEDED if generation == log.generation else LOG_GENERATION_CHANGED
         )
         raise gone
     return offset
