@@ -103,6 +103,16 @@ class Forecast:
         return now_ms + math.ceil(left) if now_ms + left <= MAX_MS else None
 
 
+def forecasted(
+    forecast: Forecast, now_ms: int, *, cursor: int, latest: int, limits: Limits, paused: bool, lost: bool
+) -> Pressure:
+    """The pressure at this moment, which is also a sample for the forecast that goes with it."""
+    forecast.observe(now_ms, latest, cursor)
+    remaining = max(limits.retention - max(latest - cursor, 0), 0)
+    expires = forecast.expires_at(now_ms, remaining=remaining)
+    return pressure(cursor=cursor, latest=latest, limits=limits, paused=paused, lost=lost, will_expire_at_ms=expires)
+
+
 def _smoothed(rate: float | None, moved: int, passed: int) -> float:
     """The rate after it was `moved / passed` for `passed` milliseconds."""
     now = moved / passed

@@ -8,6 +8,8 @@ from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.sources.source import Source
 
+CATCH_UP_SECONDS = 0.25  # longest a caller waits for what was committed before it asked
+
 
 class Database(Protocol):
     """One open database."""

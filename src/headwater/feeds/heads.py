@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from headwater.feeds.database import Database
+from headwater.feeds.database import CATCH_UP_SECONDS, Database
 from headwater.feeds.hub import Run
-
-CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
 
 
 class Heads:

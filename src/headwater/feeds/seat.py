@@ -11,7 +11,7 @@ from headwater.feeds.backpressure import (
     Forecast,
     Limits,
     Pressure,
-    pressure,
+    forecasted,
     why_lost,
 )
 from headwater.feeds.database import Database
@@ -90,16 +90,14 @@ class Seat:
         """How far behind the subscriber is: by what it acked, not by what was sent."""
         held = self.subscription
         at = cursor if held is None else held.cursor
-        latest, now = self.log.latest, wall_ms()
-        self._forecast.observe(now, latest, at)
-        remaining = max(self._limits.retention - max(latest - at, 0), 0)
-        return pressure(
+        return forecasted(
+            self._forecast,
+            wall_ms(),
             cursor=at,
-            latest=latest,
+            latest=self.log.latest,
             limits=self._limits,
             paused=self.paused,
             lost=not self._is_reading and bool(self.why_lost(max(cursor, at))),
-            will_expire_at_ms=self._forecast.expires_at(now, remaining=remaining),
         )
 
     def alarm(self) -> int:

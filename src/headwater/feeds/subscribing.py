@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -13,6 +11,7 @@ from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options
 from headwater.feeds.rule import Rule
 from headwater.model.clock import parse_ts, ts_of_ms
 from headwater.model.database import real_name
+from headwater.model.hint import nearest
 from headwater.model.literal import I64_MAX
 from headwater.model.table import Table
 from headwater.sources.source import Source
@@ -125,13 +124,6 @@ def _captured(name: str, known: dict[str, Table], source: Source) -> Table:
             hint="Check the tables that the source is told to capture; one that is new is captured in a moment.",
         )
     return known[name]
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint with the name that was probably meant, or all of them when none is close."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known[:20]) or 'none'}."
 
 
 # --- which changes ---------------------------------------------------------------------------------------

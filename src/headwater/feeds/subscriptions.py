@@ -11,9 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
-from headwater.feeds.backpressure import Forecast, Limits, Pressure, counters, pressure, why_lost
+from headwater.feeds.backpressure import Forecast, Limits, Pressure, counters, forecasted, why_lost
 from headwater.feeds.backtest import backtest
-from headwater.feeds.database import Database, Databases
+from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.options import Options
 from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
@@ -25,7 +25,6 @@ from headwater.model.clock import parse_ts, ts_of_ms, wall_ms
 from headwater.model.database import real_name
 from headwater.model.principal import Principal
 
-CATCH_UP_SECONDS = 0.25  # longest a caller waits for what was committed before it asked
 PAGE, LARGEST_PAGE = 1000, 10_000  # subscriptions in one answer
 _ID = re.compile(r"sub_[0-9a-f]{16}")
 
@@ -243,20 +242,17 @@ class Subscriptions:
 
     def _pressure(self, held: Subscription) -> Pressure:
         database = self._databases.database(held.db)
-        log, now = database.log, wall_ms()
-        limits = Limits.of(database.retention.changes)
-        forecast = self.forecast(held.id)
-        forecast.observe(now, log.latest, held.cursor)
-        remaining = max(limits.retention - max(log.latest - held.cursor, 0), 0)
+        log = database.log
         reading = held.snapshot is not None and not held.snapshot.done
         reason = why_lost(held.cursor, horizon=log.horizon, generation_first=log.generation_first)
-        return pressure(
+        return forecasted(
+            self.forecast(held.id),
+            wall_ms(),
             cursor=held.cursor,
             latest=log.latest,
-            limits=limits,
+            limits=Limits.of(database.retention.changes),
             paused=held.paused,
             lost=bool(reason) and not reading,
-            will_expire_at_ms=forecast.expires_at(now, remaining=remaining),
         )
 
     def counters(self, db: str) -> dict[str, int]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from uuid import UUID
 
 from headwater.errors import InvalidRequest
+from headwater.model.hint import nearest
 from headwater.model.literal import (
     EXACT_JSON_INT,
     I64_MAX,
@@ -72,13 +72,6 @@ _FITS: dict[str, Fit] = {
     "uuid": _exactly(UUID),
     "embedding": _exactly(Embedding),
 }
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint with the name that was probably meant, or all of them when none is close."""
-    known = sorted(names)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"Did you mean {close[0]!r}?" if close else f"There are: {', '.join(known[:20]) or 'none'}."
 
 
 def fit(column: Column, value: Value) -> Value:

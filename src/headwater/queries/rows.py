@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest, NotFound
 from headwater.model.database import real_name
+from headwater.model.hint import nearest
 from headwater.model.literal import Value
 from headwater.model.predicate import Col, Expr, children, key_is
 from headwater.model.principal import Principal
@@ -15,7 +16,7 @@ from headwater.model.table import Key, Row, Table
 from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
 from headwater.queries.etag import demand, row_etag
-from headwater.queries.kinds import check_columns, check_key, check_values, column_of, nearest
+from headwater.queries.kinds import check_columns, check_key, check_values, column_of
 from headwater.queries.pending import Pending
 from headwater.queries.transactions import Transactions
 from headwater.sources.source import Session

@@ -6,11 +6,11 @@ import msgspec
 
 from headwater.errors import Conflict, InvalidRequest, NotFound
 from headwater.model.database import MAIN, check_new_name, real_name
+from headwater.model.hint import nearest
 from headwater.model.principal import Principal
 from headwater.model.table import Table
 from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
-from headwater.queries.kinds import nearest
 from headwater.queries.pending import Pending
 from headwater.queries.transactions import Transactions
 from headwater.sources.source import Session

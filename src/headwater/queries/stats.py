@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from headwater.errors import NotFound
 from headwater.model.database import real_name
+from headwater.model.hint import nearest
 from headwater.model.principal import Principal
 from headwater.queries.databases import Databases, DatabaseStatus
-from headwater.queries.kinds import nearest
 
 
 class Stats:

@@ -15,7 +15,7 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, OffsetExpired
 from headwater.feeds.asof import Gone, read_as_of, shape_of
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
-from headwater.feeds.database import Database, Databases
+from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
@@ -27,7 +27,6 @@ from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kin
 
 THREADS = 2  # that read; who waits for its reader holds none of them
 AT_ONCE = 64  # each holds a temporary file
-CATCH_UP_SECONDS = 0.25
 FOREVER = b"private, max-age=31536000, immutable"
 FORMATS = ("plain_json", "objects_json")
 Run = Callable[..., Any]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.hint import nearest
 from headwater.model.table import KINDS, Column, Table
-from headwater.queries.kinds import nearest
 from headwater.serve.params import ColumnDesc, CreateTable, TypeDesc
 
 _KINDS = sorted(KINDS - {"any"} | {"varchar"})
