@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
 
-.PHONY: help setup browser demo check lint types unit test soak bench fmt clean
+.PHONY: help setup browser jars demo check lint types unit test soak bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
@@ -35,6 +35,10 @@ browser:
 	    apt-get install -y -qq --no-install-recommends $(BROWSER); } >/dev/null && exit 0; \
 	fi; \
 	echo "The browser tests need $(BROWSER), and skip without (Debian, Ubuntu: apt-get install $(BROWSER))"
+
+# Delta and Kafka for Spark, once, by Maven. Where no repository answers that is said, and their tests skip.
+jars: setup
+	@$(BIN)/python -m headwater.pipeline.jars .jars
 
 demo: setup
 	$(BIN)/headwater demo

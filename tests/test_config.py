@@ -77,6 +77,8 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "feeds.max_subscriptions": ("9", "9", 9),
     "feeds.lease_seconds": ("60", "60", 60.0),
     "feeds.lease_bytes": ("0", "0", 0),
+    "pull.target_bytes": ("1024", "1024", 1024),
+    "pull.cache_bytes": ("0", "0", 0),
     "log.retention_events": ("none", '"none"', None),
     "log.retention_bytes": ("5", "5", 5),
     "log.retention_age": ("7d", '"7d"', 604800.0),

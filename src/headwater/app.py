@@ -19,6 +19,10 @@ from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.queries.databases import DatabaseStatus
+from headwater.ranges.jobs import Place
+from headwater.ranges.process import WorkerProcess
+from headwater.ranges.ranges import Ranges, hold_again
+from headwater.ranges.store import Store
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -62,6 +66,8 @@ class App:
         self._open: dict[str, Database] = {}
         self._folder: FileLock | None = None
         self._registry: Registry | None = None
+        self._store: Store | None = None
+        self.ranges: Ranges | None = None  # once started
         self._building = threading.Lock()  # one database is made or dropped at a time; taken before _lock
 
     def start(self) -> None:
@@ -74,6 +80,8 @@ class App:
         )
         try:
             self._registry = Registry.open(self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions)
+            self._store = Store.open(self._data / "ranges.db")
+            self.ranges = Ranges(self, self._store, self._config.pull, self._config.feeds)
             for database in self._configured().values():
                 self._add(database)
         except BaseException:
@@ -99,6 +107,9 @@ class App:
         if self._registry is not None:
             self._registry.close()
             self._registry = None
+        if self._store is not None:
+            self._store.close()
+            self._store = self.ranges = None
         if self._folder is not None:
             self._folder.release()
             self._folder = None
@@ -114,6 +125,16 @@ class App:
         """The feeds of these databases, in the running loop."""
         assert self._registry is not None
         return Feeds(self, self._registry, self._config.feeds, max_streams=self._config.serve.max_streams)
+
+    def open_worker(self) -> WorkerProcess:
+        """The process that reads these databases in bulk, not yet started."""
+        return WorkerProcess(str(self._data / "pull-cache"), self._config.pull.cache_bytes)
+
+    def place(self, name: str) -> Place:
+        """Where the worker finds the database `name`."""
+        found = self.database(name)
+        source, log = found.source, os.path.abspath(found.disk.path)
+        return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)
 
     # --- Databases -------------------------------------------------------------------------------------------
 
@@ -149,6 +170,8 @@ class App:
             for path in (*_files(found.source.path), *_files(str(self._log_path(name)))):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
+            if self._store is not None:
+                self._store.drop_database(name)
             return True
 
     def status(self) -> dict[str, DatabaseStatus]:
@@ -220,6 +243,8 @@ class App:
                 until = state.lease_started_ms + int(settings.lease_seconds * 1000)
                 with contextlib.suppress(OffsetExpired):
                     log.hold(held.id, state.held, until_ms=until, max_bytes=settings.lease_bytes)
+        if self._store is not None:
+            hold_again(self._store, name, log, max_bytes=settings.lease_bytes)
 
     def _path(self, config: DatabaseConfig) -> str:
         if not config.url:

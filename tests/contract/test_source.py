@@ -226,3 +226,21 @@ def test_a_stored_value_is_what_an_insert_reads_back(driver: Driver) -> None:
     (table,) = driver.source.describe().values()
     _, row, _ = driver.source.get("t", (1,))
     assert driver.source.stored(table, ["k", "v"], (1, "a")) == row
+
+
+def test_a_sample_tells_how_much_there_is_and_where(driver: Driver) -> None:
+    assert (driver.source.sample("t", 9).rows, driver.source.sample("t", 9).points) == (0, ())
+    driver.commit(*((None, (n, "x" * 100)) for n in range(2_000)))
+    driver.commit((None, (2**62, "far")))
+    sample = driver.source.sample("t", 400)
+    place = driver.source.order(sample.table, sample.table.key)
+    assert sample.rows == pytest.approx(2_001, rel=0.1) and sample.bytes == pytest.approx(220_000, rel=0.2)
+    assert 300 <= len(sample.points) <= 500
+    assert sum(point.rows for point in sample.points) == pytest.approx(sample.rows, abs=1)
+    assert sum(point.bytes for point in sample.points) == pytest.approx(sample.bytes, abs=1)
+    placed = [point.place for point in sample.points]
+    assert placed == sorted(placed) and set(placed) <= {place((n,)) for n in (*range(2_000), 2**62)}
+    below = sum(point.rows for point in sample.points if point.place < place((500,)))
+    assert below == pytest.approx(500, rel=0.1)
+    with pytest.raises(NotFound):
+        driver.source.sample("nothing", 9)

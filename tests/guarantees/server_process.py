@@ -56,8 +56,8 @@ class Asking:
 class ServerProcess:
     """`headwater serve` over one data folder. Settings go to it by a file: no variable of the test leaks in."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, settings: str = "", http: str = "127.0.0.1:0") -> None:
+        self.folder, self._http = folder, http
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "headwater.toml"
         self._config.write_text(settings)
@@ -70,7 +70,7 @@ class ServerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
         command = [sys.executable, "-m", "headwater", "serve", "--config", str(self._config)]
         self._process = subprocess.Popen(
-            [*command, "--data", str(self.folder), "--http", "127.0.0.1:0"],
+            [*command, "--data", str(self.folder), "--http", self._http],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

@@ -35,6 +35,9 @@ LOCKED = {  # route -> who comes in when a token is set
     "GET /api/v1/changes/{db}/{table}": HOLDERS,
     "GET /api/v1/changes/{db}": HOLDERS,
     "GET /api/v1/snapshot/{db}/{table}": HOLDERS,
+    "GET /api/v1/pull/{db}/{table}/snapshot": HOLDERS,
+    "GET /api/v1/pull/{db}/{table}/log": HOLDERS,
+    "GET /api/v1/pull/{db}/log": HOLDERS,
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
 }

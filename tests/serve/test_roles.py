@@ -20,6 +20,8 @@ OWNER = {
     "schema.drop_database",
     "schema.create_table",
     "schema.drop_table",
+    "pull.split",
+    "pull.merge",
 }
 
 

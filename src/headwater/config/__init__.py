@@ -2,7 +2,16 @@
 
 from headwater.config.kinds import Kind, Secret
 from headwater.config.load import SETTINGS, Setting, load
-from headwater.config.rooms import ROOMS, Config, DatabaseConfig, FeedsConfig, LogConfig, ServeConfig, SqliteConfig
+from headwater.config.rooms import (
+    ROOMS,
+    Config,
+    DatabaseConfig,
+    FeedsConfig,
+    LogConfig,
+    PullConfig,
+    ServeConfig,
+    SqliteConfig,
+)
 
 __all__ = [
     "ROOMS",
@@ -12,6 +21,7 @@ __all__ = [
     "FeedsConfig",
     "Kind",
     "LogConfig",
+    "PullConfig",
     "Secret",
     "ServeConfig",
     "Setting",

@@ -76,6 +76,14 @@ class FeedsConfig:
 
 
 @dataclass(frozen=True)
+class PullConfig:
+    """Bulk reads: ranges of tables, and what is kept ready of the log."""
+
+    target_bytes: int = setting(64 << 20, integer(1), "bytes of rows in one range of a table, about")
+    cache_bytes: int = setting(1 << 30, integer(0), "most bytes of the log kept ready for bulk readers")
+
+
+@dataclass(frozen=True)
 class SqliteConfig:
     """The SQLite source."""
 
@@ -141,6 +149,7 @@ class Config:
     serve: ServeConfig = ServeConfig()
     log: LogConfig = LogConfig()
     feeds: FeedsConfig = FeedsConfig()
+    pull: PullConfig = PullConfig()
     sqlite: SqliteConfig = SqliteConfig()
 
     def log_of(self, database: DatabaseConfig) -> LogConfig:
@@ -148,4 +157,10 @@ class Config:
         return replace(self.log, **dict(database.retention))
 
 
-ROOMS: dict[str, type] = {"serve": ServeConfig, "log": LogConfig, "feeds": FeedsConfig, "sqlite": SqliteConfig}
+ROOMS: dict[str, type] = {
+    "serve": ServeConfig,
+    "log": LogConfig,
+    "feeds": FeedsConfig,
+    "pull": PullConfig,
+    "sqlite": SqliteConfig,
+}

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import NotFound, OffsetExpired
-from headwater.feeds import arrow
 from headwater.feeds.ending import Ending
 from headwater.feeds.filters import ROW_OPS
 from headwater.feeds.seat import Seat
 from headwater.feeds.waiting import Waiting
+from headwater.model import arrow
 from headwater.model.change import Op
 from headwater.model.table import Table
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.options import Options
-from headwater.feeds.pertable import PerTable
 from headwater.feeds.rule import Interest, Rule
 from headwater.model.change import Change, Op
+from headwater.model.pertable import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Source
 

@@ -23,11 +23,11 @@ from headwater.errors import HeadwaterError, InvalidRequest, NotFound
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED
 from headwater.feeds.database import Database
 from headwater.feeds.filters import Cut
-from headwater.feeds.pertable import PerTable
 from headwater.feeds.reader import View
 from headwater.feeds.subscription import END, SnapshotState
 from headwater.model.change import Change, Op
 from headwater.model.pack import decode_row, encode_row
+from headwater.model.pertable import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Chunk, Source
 

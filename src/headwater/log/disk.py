@@ -17,7 +17,7 @@ from headwater.log.held import block_of, blocks_after, bytes_before
 from headwater.log.log import Retention
 from headwater.log.parts import BLOCK_CHANGES, first_begin, in_order, joined, last_at, within
 from headwater.log.reader import Reader
-from headwater.log.retention import Held, held_back, next_horizon, runs
+from headwater.log.retention import Held, held_back, next_horizon, runs, step_end, whole
 from headwater.log.shapes import Shapes
 from headwater.log.storage import (
     State,
@@ -182,6 +182,12 @@ class DiskLog:
             return state.latest + 1
         here = first_begin(self._reader.page(offset, offset, 1), offset)
         return here or self._reader.next_whole(offset) or state.latest + 1
+
+    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+        """See Log."""
+        with self._reader.sizes(after + 1) as blocks:
+            end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
+        return whole(end, after, begins=self.first_whole(end + 1))
 
     # Writing
 

@@ -263,6 +263,10 @@ class LiveLog:
                 return self._tail.first_whole(offset) or self._latest + 1
         return self.wrapped.first_whole(offset)  # past its own latest begins the first staged transaction
 
+    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+        """See Log. Only what is durable counts."""
+        return self.wrapped.reach(after, changes=changes, bytes=bytes)
+
     # Retention and leases
 
     @property

@@ -90,6 +90,13 @@ class Log(Protocol):
         """The first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         ...
 
+    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+        """Where a step after `after` ends that has about so many changes and bytes, at least one change.
+
+        At the end of a transaction, unless one is much larger than a step; `after` at the head.
+        """
+        ...
+
     @property
     def clock_ceiling(self) -> int:
         """A hybrid time above every one ever given out: where a clock starts after a crash."""

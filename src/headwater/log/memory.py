@@ -10,7 +10,7 @@ from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.block import Block, encode
 from headwater.log.log import Retention
 from headwater.log.parts import first_begin, in_order, last_at, within
-from headwater.log.retention import Held, held_back, next_horizon
+from headwater.log.retention import Held, held_back, next_horizon, step_end, whole
 from headwater.model.change import Transaction
 
 
@@ -64,6 +64,12 @@ class MemoryLog:
     def first_whole(self, offset: int) -> int:
         """See Log."""
         return first_begin(self._parts, max(offset, self.horizon)) or self.latest + 1
+
+    def reach(self, after: int, *, changes: int, bytes: int) -> int:
+        """See Log."""
+        blocks = [block for block in self._blocks if block.upto > after]
+        end = step_end(blocks, after, latest=self.latest, changes=changes, bytes=bytes)
+        return whole(end, after, begins=self.first_whole(end + 1))
 
     def raise_ceiling(self, ts: int) -> None:
         """See Log."""

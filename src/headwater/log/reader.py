@@ -12,6 +12,7 @@ import msgspec
 
 from headwater.errors import LogDamaged, Unavailable
 from headwater.log.block import decode
+from headwater.log.retention import Held
 from headwater.log.shapes import Shapes
 from headwater.log.storage import State, connect, load_state, storage_errors
 from headwater.model.change import Transaction
@@ -25,6 +26,10 @@ SELECT {_STORED} FROM block
 WHERE first >= ifnull((SELECT max(first) FROM block WHERE first <= ?1), ?1) AND first <= ?2 ORDER BY first
 """
 _AT_TIME = f"SELECT {_STORED} FROM block WHERE ts_first <= ? ORDER BY ts_first DESC, first DESC LIMIT 1"
+_SIZES = """
+SELECT first, count, bytes, raw, commit_ms_last FROM block
+WHERE first >= ifnull((SELECT max(first) FROM block WHERE first <= ?1), ?1) ORDER BY first
+"""
 _NEXT_WHOLE = "SELECT whole FROM block WHERE first > ? AND whole IS NOT NULL ORDER BY first LIMIT 1"
 
 
@@ -106,6 +111,16 @@ class Reader:
                     break
             rows.close()
         return list(chain.from_iterable(map(self._decoded, blocks)))
+
+    @contextmanager
+    def sizes(self, offset: int) -> Iterator[Iterator[Held]]:
+        """The sizes of the blocks from the one that holds `offset` on."""
+        with self._connection() as connection:
+            rows = connection.execute(_SIZES, (offset,))
+            try:
+                yield (Held(*row) for row in rows)
+            finally:
+                rows.close()
 
     def at_time(self, ts: int) -> list[Transaction]:
         """The last block that begins at or below `ts`."""

@@ -10,6 +10,8 @@ from headwater.log.block import MAX_RAW
 from headwater.log.log import Retention
 from headwater.log.parts import BLOCK_CHANGES
 
+SLACK = 2  # a step may be so many times its size for the sake of a whole transaction
+
 
 class Held(msgspec.Struct, frozen=True, gc=False):
     """A block as retention sees it."""
@@ -68,3 +70,21 @@ def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
             run, count, raw = [], 0, 0
         run.append(block)
         count, raw = count + block.count, raw + block.raw
+
+
+def step_end(blocks: Iterable[Held], after: int, *, latest: int, changes: int, bytes: int) -> int:
+    """The last offset of a step after `after`, by the sizes of the blocks from the one that holds `after + 1`."""
+    end = after
+    for block in blocks:
+        per_change = max(block.raw // block.count, 1)
+        room = max(bytes // per_change, 0)
+        taken = min(block.upto - end, room, after + changes - end)
+        end, bytes = end + taken, bytes - taken * per_change
+        if end < block.upto:
+            break
+    return min(max(end, after + 1), latest)
+
+
+def whole(end: int, after: int, *, begins: int) -> int:
+    """`end` of a step, or the end of the transaction it would cut; the next one begins at `begins`."""
+    return begins - 1 if begins - 1 - after <= SLACK * (end - after) else end

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from headwater.errors import InvalidRequest
+from headwater.model.clock import ts_text
 from headwater.model.literal import Value, to_lit, to_plain
 from headwater.model.table import Column, Table
 from headwater.queries.rows import Found, Stored
 from headwater.queries.schema import Done
 from headwater.queries.statement import Outcome
 from headwater.queries.transactions import Begun, Finished
+from headwater.ranges.ranges import Described, Listed, Registered
 
 ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}
 
@@ -103,3 +107,36 @@ def _column(column: Column) -> dict[str, Any]:
 
 def _marks(column: Column) -> dict[str, bool]:
     return {"generated": column.generated, "auto_increment": column.auto}
+
+
+def pulled(seen: Described) -> dict[str, Any]:
+    """pull.describe"""
+    table = seen.table
+    answer: dict[str, Any] = {
+        "db": seen.db,
+        "generation": seen.generation,
+        "horizon": seen.horizon,
+        "latest": seen.latest,
+        "version": f"{seen.generation}.{seen.latest}",
+        "key": list(table.primary_key),
+        "table": {**msgspec.to_builtins(table), "key": list(table.key), "version": table.version},
+    }
+    if seen.closed:
+        answer["closed_ts"] = ts_text(seen.closed)
+    if seen.schema_changed_at is not None:
+        answer |= {"schema_changed_at": seen.schema_changed_at, "resnapshot": seen.resnapshot}
+    return answer
+
+
+def listed(found: Listed) -> dict[str, Any]:
+    """pull.ranges, pull.split, pull.merge"""
+    return {"generation": found.generation, "ranges": [one.wire() for one in found.ranges]}
+
+
+def registered(found: Registered) -> dict[str, Any]:
+    """pull.register"""
+    return {
+        "generation": found.generation,
+        "init_snapshot_version": found.version,
+        "lease_seconds": found.lease_seconds,
+    }

@@ -12,6 +12,7 @@ from headwater.queries.schema import Schema
 from headwater.queries.statement import Statement
 from headwater.queries.stats import Stats
 from headwater.queries.transactions import Transactions
+from headwater.ranges.ranges import Ranges
 from headwater.serve.tickets import Tickets
 
 
@@ -51,3 +52,14 @@ class Api:
         if self.feeds is None:
             raise Unavailable("no feeds are served here")
         return self.feeds
+
+    @property
+    def ranges(self) -> Ranges | None:
+        """The ranges, once the databases are open, if they have any."""
+        return getattr(self.databases, "ranges", None)
+
+    def pulling(self) -> Ranges:
+        """The ranges; Unavailable on a server without."""
+        if self.ranges is None:
+            raise Unavailable("no bulk reads are served here")
+        return self.ranges

@@ -13,7 +13,6 @@ from urllib.parse import quote
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, OffsetExpired
-from headwater.feeds.asof import Gone, read_as_of, shape_of
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.formats.images import Image, shown
@@ -22,6 +21,7 @@ from headwater.feeds.options import Shape
 from headwater.feeds.seat import snapshot_url
 from headwater.model.database import real_name
 from headwater.model.table import Row, Table
+from headwater.ranges.asof import Gone, read_as_of, shape_of
 from headwater.serve.asked import digits
 from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
 
@@ -185,7 +185,7 @@ def _lines(chunks: Iterator[tuple[Table, list[Row]]], db: str, format: str) -> P
 
 
 def _arrow(chunks: Iterator[tuple[Table, list[Row]]], table: Table) -> Pieces:
-    from headwater.feeds import arrow
+    from headwater.model import arrow
 
     stream = arrow.ArrowStream(arrow.schema(table))
     yield stream.start()

@@ -225,6 +225,47 @@ def _seek(api: Api, who: Principal, p: params.Seek) -> Any:
     return api.feeding().subscriptions.seek(who, p.sub_id, p.offset, p.ts)
 
 
+# --- pulls -----------------------------------------------------------------------------------------------
+
+
+async def _pull_describe(api: Api, who: Principal, p: params.PullDescribe) -> Any:
+    seen = await api.pulling().describe(who, p.db, p.table, after=p.after, wait_ms=p.wait_ms, shape=p.shape)
+    return answers.pulled(seen)
+
+
+def _pull_ranges(api: Api, who: Principal, p: params.PullRanges) -> Any:
+    return answers.listed(api.pulling().listed(who, p.db, p.table, p.target_bytes))
+
+
+def _pull_register(api: Api, who: Principal, p: params.PullRegister) -> Any:
+    found = api.pulling().register(who, p.db, p.table, p.subscriber, range=p.range, epoch=p.epoch, keep=p.keep)
+    return answers.registered(found)
+
+
+def _pull_release(api: Api, who: Principal, p: params.PullRelease) -> Any:
+    return {"ok": True, "changed": api.pulling().release(who, p.db, p.table, p.subscriber)}
+
+
+def _pull_split(api: Api, who: Principal, p: params.PullSplit) -> Any:
+    at = None if p.at is None else _key(p.at)
+    return answers.listed(api.pulling().split(who, p.db, p.table, p.range, p.epoch, at))
+
+
+def _pull_merge(api: Api, who: Principal, p: params.PullMerge) -> Any:
+    pair = [(one.id, one.epoch) for one in p.ranges]
+    return answers.listed(api.pulling().merge(who, p.db, p.table, pair))
+
+
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidRequest("`at` is not a key in hex", hint="Send a key as it was received.") from None
+
+
+# --- security --------------------------------------------------------------------------------------------
+
+
 def _ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
     if api.tickets is None:
         raise NotSupported("no tickets are given out here")
@@ -264,6 +305,12 @@ METHODS: dict[str, Method] = {
         Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions, and how they stand.", True),
         Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
         Method("cdc.backtest", params.Subscribe, _backtest, READ, "What a subscription would have seen.", True),
+        Method("pull.describe", params.PullDescribe, _pull_describe, READ, "A table, and how far its log goes."),
+        Method("pull.ranges", params.PullRanges, _pull_ranges, READ, "The key ranges of a table.", True),
+        Method("pull.register", params.PullRegister, _pull_register, READ, "Keep the log for a snapshot.", True),
+        Method("pull.release", params.PullRelease, _pull_release, READ, "Keep it no longer.", True),
+        Method("pull.split", params.PullSplit, _pull_split, OWN, "Make two ranges of one.", True),
+        Method("pull.merge", params.PullMerge, _pull_merge, OWN, "Make one range of two.", True),
         Method("security.ticket.create", params.Nothing, _ticket, READ, "A short-lived ticket for stream URLs."),
     )
 }

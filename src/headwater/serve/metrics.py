@@ -12,7 +12,9 @@ from prometheus_client.registry import Collector
 from headwater import __version__
 from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import DatabaseStatus
+from headwater.ranges.process import Numbers
 from headwater.serve.methods import METHODS
+from headwater.serve.pulls import Pulls
 
 Status = Callable[[], dict[str, DatabaseStatus]]
 
@@ -35,6 +37,13 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_streams": ("gauge", "Open streams.", ("transport",)),
     "headwater_polls": ("gauge", "Polls being answered or waiting.", ()),
     "headwater_delivered_changes_total": ("counter", "Changes and snapshot rows sent on streams.", ("transport",)),
+    "headwater_pulls": ("gauge", "Bulk pulls being answered.", ()),
+    "headwater_pull_bytes_total": ("counter", "Bytes of Arrow sent on bulk pulls.", ()),
+    "headwater_pull_rows_total": ("counter", "Rows and images of changes sent on bulk pulls.", ()),
+    "headwater_pull_cache_hits_total": ("counter", "Slices of the log that were ready.", ()),
+    "headwater_pull_cache_misses_total": ("counter", "Slices of the log that had to be made.", ()),
+    "headwater_pull_cache_bytes": ("gauge", "Size of the slices that are kept ready.", ()),
+    "headwater_pull_worker_starts_total": ("counter", "Starts of the bulk worker; more than 1: it died.", ()),
     "headwater_subscriptions": ("gauge", "Stored subscriptions.", ("db",)),
     "headwater_subscriptions_paused": ("gauge", "Subscriptions that are paused.", ("db",)),
     "headwater_subscriptions_pressured": ("gauge", "Subscriptions past half of what the log retains.", ("db",)),
@@ -66,14 +75,30 @@ _COUNTED = {  # name -> field of stats.snapshot.cdc
 }
 
 
+_WORKED: dict[str, Callable[[Numbers], float]] = {
+    "headwater_pulls": lambda numbers: numbers.running,
+    "headwater_pull_bytes_total": lambda numbers: numbers.bytes,
+    "headwater_pull_rows_total": lambda numbers: numbers.rows,
+    "headwater_pull_cache_hits_total": lambda numbers: numbers.hits,
+    "headwater_pull_cache_misses_total": lambda numbers: numbers.misses,
+    "headwater_pull_cache_bytes": lambda numbers: numbers.cache_bytes,
+    "headwater_pull_worker_starts_total": lambda numbers: numbers.starts,
+}
+
+
 class Metrics:
     """The numbers of one server, in a registry of its own."""
 
     def __init__(
-        self, status: Status, feeds: Feeds | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        status: Status,
+        feeds: Feeds | None = None,
+        pulls: Pulls | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Pulled(status, feeds, clock))
+        self._registry.register(_Pulled(status, feeds, pulls, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         name = "headwater_rpc_request_seconds"
@@ -117,8 +142,9 @@ class Metrics:
 class _Pulled(Collector):
     """What is read from the databases when Prometheus asks. What is not known is absent."""
 
-    def __init__(self, status: Status, feeds: Feeds | None, clock: Callable[[], float]) -> None:
+    def __init__(self, status: Status, feeds: Feeds | None, pulls: Pulls | None, clock: Callable[[], float]) -> None:
         self._status = status
+        self._pulls = pulls
         self._feeds = feeds
         self._clock = clock
         self._started = clock()
@@ -137,6 +163,9 @@ class _Pulled(Collector):
             yield _family(name, [(labels, float(value)) for labels, value in known])
         if self._feeds is not None:
             yield from _fed(self._feeds)
+        if self._pulls is not None:
+            for name, of in _WORKED.items():
+                yield _family(name, [((), float(of(self._pulls.numbers)))])
 
 
 def _fed(feeds: Feeds) -> Iterator[Metric]:

@@ -204,6 +204,71 @@ class ListSubscriptions(Params):
     after: str | None = None
 
 
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+
+
+class PullDescribe(Params):
+    """pull.describe"""
+
+    table: str
+    db: str | None = None
+    after: Count | None = None
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
+    shape: Count | None = None
+
+
+class PullRanges(Params):
+    """pull.ranges"""
+
+    table: str
+    db: str | None = None
+    target_bytes: Positive | None = None
+
+
+class PullRegister(Params):
+    """pull.register"""
+
+    table: str
+    subscriber: str
+    db: str | None = None
+    range: Count | None = None
+    epoch: Count | None = None
+    keep: Count | None = None
+
+
+class PullRelease(Params):
+    """pull.release"""
+
+    table: str
+    subscriber: str
+    db: str | None = None
+
+
+class PullSplit(Params):
+    """pull.split"""
+
+    table: str
+    range: Count
+    epoch: Count
+    db: str | None = None
+    at: str | None = None
+
+
+class RangeName(Params):
+    """A range as its reader knows it."""
+
+    id: Count
+    epoch: Count
+
+
+class PullMerge(Params):
+    """pull.merge"""
+
+    table: str
+    ranges: Annotated[list[RangeName], msgspec.Meta(min_length=2, max_length=2)]
+    db: str | None = None
+
+
 def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
     """The parameters in `raw`; InvalidRequest names the field at fault."""
     try:

@@ -74,6 +74,30 @@ ROUTES = (
         stream=True,
         query=("version", "format", "ticket"),
     ),
+    Route(
+        "GET",
+        "/api/v1/pull/{db}/{table}/snapshot",
+        "pull_snapshot",
+        "Rows of a key range as of one version: Arrow.",
+        stream=True,
+        query=("range", "epoch", "version", "after", "start", "end", "columns", "where", "ticket"),
+    ),
+    Route(
+        "GET",
+        "/api/v1/pull/{db}/{table}/log",
+        "pull_log",
+        "Changes of a table in a stretch of the log: Arrow.",
+        stream=True,
+        query=("after", "upto", "generation", "shape", "start", "end", "columns", "where", "ticket"),
+    ),
+    Route(
+        "GET",
+        "/api/v1/pull/{db}/log",
+        "pull_tables",
+        "Changes of several tables in a stretch of the log, rows as JSON: Arrow.",
+        stream=True,
+        query=("tables", "after", "upto", "generation", "ticket"),
+    ),
 )
 BY_PATH = {route.path: route for route in ROUTES if "{" not in route.path}
 PATTERNS = [(route.path.split("/"), route) for route in ROUTES if "{" in route.path]

@@ -15,6 +15,7 @@ import uvicorn
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.feeds.feeds import Feeds
+from headwater.ranges.process import Bulk
 from headwater.serve.api import Api
 from headwater.serve.auth import Gate, split_address
 from headwater.serve.bridge import Bridge
@@ -24,6 +25,7 @@ from headwater.serve.cors import Cors
 from headwater.serve.http import Application
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places
+from headwater.serve.pulls import Pulls
 from headwater.serve.sockets import FramedWebSocket
 from headwater.serve.streams import Streams
 
@@ -43,6 +45,7 @@ class Server:
         self._gate = Gate.of(config)
         self._bridge: Bridge | None = None
         self._snapshots: Snapshots | None = None
+        self._pulls: Pulls | None = None
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
@@ -87,17 +90,24 @@ class Server:
         streams = None
         if feeds is not None:
             self._snapshots = Snapshots(feeds.databases, feeds.run)
-            streams = Streams(feeds, self._snapshots, places)
+            self._pulls = self._open_pulls(feeds)
+            streams = Streams(feeds, self._snapshots, places, self._pulls)
         return Application(
             self._api,
             self._gate,
             bridge,
-            Metrics(self._api.databases.status, feeds),
+            Metrics(self._api.databases.status, feeds, self._pulls),
             max_body=config.max_body_bytes,
             places=places,
             cors=Cors(config.cors_origins, locked=self._gate.locked),
             streams=streams,
         )
+
+    def _open_pulls(self, feeds: Feeds) -> Pulls | None:
+        bulk = self._api.databases
+        if not isinstance(bulk, Bulk):
+            return None
+        return Pulls(feeds.databases, bulk, lambda *named: self._api.pulling().find(*named), feeds.run)
 
     async def stop(self) -> None:
         """Stop accepting, let open requests finish for at most `drain_seconds`, then cut them off."""
@@ -109,6 +119,8 @@ class Server:
         await self._task
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.close)
+        if self._pulls is not None:
+            await self._pulls.close()
         if self._api.feeds is not None:
             await self._api.feeds.close()
         self._api.transactions.close()

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.errors import HeadwaterError, InvalidRequest, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.ending import Ending
 from headwater.feeds.feeds import Feeds, From, Opening
@@ -20,6 +20,7 @@ from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
 from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
 from headwater.serve.places import Places, client_of
+from headwater.serve.pulls import Pulls
 
 SSE = Opening("sse", frames.sse, ping=frames.SSE_PING, farewell=frames.SSE_FAREWELL)
 WS = Opening("websocket", frames.websocket)
@@ -44,8 +45,8 @@ _frames = msgspec.json.Decoder(Frame)
 class Streams:
     """Answers the stream routes."""
 
-    def __init__(self, feeds: Feeds, snapshots: Snapshots, places: Places) -> None:
-        self._feeds, self._snapshots, self._places = feeds, snapshots, places
+    def __init__(self, feeds: Feeds, snapshots: Snapshots, places: Places, pulls: Pulls | None = None) -> None:
+        self._feeds, self._snapshots, self._places, self._pulls = feeds, snapshots, places, pulls
 
     async def serve(self, handler: str, call: Call) -> int:
         """Answer one request; the status that was sent."""
@@ -54,7 +55,19 @@ class Streams:
                 return await self._sse(call)
             if handler == "changes":
                 return await self._changes(call)
-            return await self._snapshots.answer(call)
+            if handler == "snapshot":
+                return await self._snapshots.answer(call)
+            return await self._pull(handler, call)
+
+    async def _pull(self, handler: str, call: Call) -> int:
+        if self._pulls is None:
+            raise Unavailable("no bulk reads are served here")
+        answers = {
+            "pull_snapshot": self._pulls.snapshot,
+            "pull_log": self._pulls.log,
+            "pull_tables": self._pulls.tables,
+        }
+        return await answers[handler](call)
 
     # --- HTTP --------------------------------------------------------------------------------------------------------
 

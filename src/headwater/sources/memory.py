@@ -12,7 +12,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.key import Span, encode_key
 from headwater.model.literal import Value
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Condition, Read, Tx, Work, Written
+from headwater.sources.source import Chunk, Condition, Point, Read, Sample, Tx, Work, Written
 from headwater.sources.sqlite.order import column_of
 from headwater.sources.sqlite.where import Predicates
 
@@ -132,6 +132,17 @@ class MemorySource:
             rows = [row for key, row in found if span is None or span.contains(key)]
             more = len(rows) > limit
             return Chunk(shape, tuple(rows[:limit]), self._head, shape.key_of(rows[limit - 1]) if more else None)
+
+    def sample(self, table: str, size: int) -> Sample:
+        """See Source. Every so many-th row."""
+        shape = self._table(table)
+        with self._lock:
+            rows = sorted(self._rows[table].items())
+        weights = [sum(len(v) if isinstance(v, (str, bytes)) else 8 for v in row) for _, row in rows]
+        step = max(len(rows) // max(size, 1), 1)
+        cuts = [(rows[low][0], weights[low : low + step]) for low in range(0, len(rows), step)]
+        points = tuple(Point(place, len(some), sum(some)) for place, some in cuts)
+        return Sample(shape, len(rows), sum(weights), points)
 
     def condition(self, table: Table, where: str) -> Condition:
         """See Source. Predicates mean here what they mean to SQLite."""

@@ -45,6 +45,26 @@ class Chunk(msgspec.Struct, frozen=True):
     next_key: Key | None
 
 
+class Point(msgspec.Struct, frozen=True):
+    """A row that was looked at, and how much of its table it stands for."""
+
+    place: bytes  # its key, written by `Source.order`
+    rows: float
+    bytes: float
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """How much a table holds, and where. Estimates, all of them.
+
+    The points are in order and stand for the whole table; there are none where keys have no order here.
+    """
+
+    table: Table
+    rows: int
+    bytes: int
+    points: tuple[Point, ...] = ()
+
+
 class Written(msgspec.Struct, Generic[T], frozen=True):
     """What a write returned, and where it stands in the log."""
 
@@ -155,6 +175,50 @@ class Notes(Protocol):
         ...
 
 
+class Reader(Protocol):
+    """What reading a table in bulk needs of a database. From any thread."""
+
+    def describe(self) -> dict[str, Table]:
+        """See Source."""
+        ...
+
+    def head(self) -> int:
+        """See Source."""
+        ...
+
+    def wake(self) -> None:
+        """See Source; nothing happens where nobody waits."""
+        ...
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """See Source."""
+        ...
+
+    def condition(self, table: Table, where: str) -> Condition:
+        """See Source."""
+        ...
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """See Source."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """See Source; under "tables" the names of those that are captured."""
+        ...
+
+
+class SideReader(Reader, Protocol):
+    """A database read by a process beside the one that captures it."""
+
+    def shape(self, name: str, version: int | None = None) -> Table:
+        """The table as it is now, or as it was at `version`; NotFound."""
+        ...
+
+    def close(self) -> None:
+        """Release the database."""
+        ...
+
+
 class Source(Protocol):
     """One database. Every method may be called from any thread unless it says otherwise."""
 
@@ -216,6 +280,10 @@ class Source(Protocol):
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        ...
+
+    def sample(self, table: str, size: int) -> Sample:
+        """About `size` rows, spread evenly over `table`, or all if it has fewer. Never a scan by OFFSET."""
         ...
 
     def condition(self, table: Table, where: str) -> Condition:

@@ -27,7 +27,7 @@ LARGE = "quantity >= 3"
 
 def add(commands: Any) -> None:
     """Register `demo`."""
-    parser = commands.add_parser("demo", help="see it work, in under twenty seconds")
+    parser = commands.add_parser("demo", help="see it work, in about a minute")
     parser.set_defaults(run=_run)
 
 
@@ -64,6 +64,7 @@ class Story:
         self._restart_seconds = 0.0
         self._connections = 0
         self._arrived: list[Arrival] = []  # over the feed of the whole database, in the order they came
+        self._lake: list[tuple[str, str]] = []  # rows by table
         self._late: list[float] = []  # milliseconds, of those that somebody was waiting for
         self._feed = self._connect()
 
@@ -82,6 +83,7 @@ class Story:
         self._roll_back()
         self._kill()
         self._prove()
+        self._carry()
         self._sum_up()
 
     # --- steps -----------------------------------------------------------------------------------------------
@@ -229,11 +231,51 @@ class Story:
         here = len(folded["orders"])
         self._check(here - self._orders in (0, 1), f"all {self._orders} acknowledged orders of both programs are there")
 
+    def _carry(self) -> None:
+        from headwater.cli.demo import shop
+        from headwater.cli.demo.lake import SPEC, TABLES, VISITS, Lake
+
+        self._page.heading(9, "The Spark pipeline: all rows, then every change, into a Delta lake")
+        self._child.remote.call("schema.create_database", db="web")
+        shop.visit(self._data / "web.db", VISITS)
+        self._page.say(f"a second database with {VISITS:,} visits; the pipeline is this file:")
+        for line in SPEC.format(url=self._child.url).splitlines():
+            self._page.say(f"    {line}")
+        lake = Lake(self._data, self._child.url)
+        try:
+            self._page.say(f"Spark is up after {lake.seconds:.1f} s")
+            with lake.running():
+                lake.wait(self._latest(), self._web())
+                for number in range(FROM_OUTSIDE):
+                    shop.order(self._child.remote, number)
+                self._orders += FROM_OUTSIDE
+                self._commits += FROM_OUTSIDE
+                shop.visit(self._data / "web.db", 0)
+                lake.wait(self._latest(), self._web())
+            self._arrived += self._feed.take(self._latest())
+            self._page.heading(10, "The lake equals the database: range by range, at the lake's own offset")
+            for report in lake.verify():
+                where = f"{len(report.ranges)} ranges equal at offset {report.offset}"
+                self._check(report.is_good, f"{report.table}: {report.rows:,} rows in {where}")
+            self._lake = [(table, f"{lake.rows(table):,}") for table in TABLES]
+        finally:
+            lake.close()
+
+    def _web(self) -> int:
+        """The offset at which the second database stands, once everything committed is in its log."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            found = self._child.remote.call("stats.snapshot", db="web")["databases"]["web"]
+            if found.get("lag_changes") == 0:
+                return int(found["latest"])
+            time.sleep(0.02)
+        raise Failure("the log did not catch up", hint="Is the disk very slow? Try again.")
+
     def _sum_up(self) -> None:
         parts = self._parts(0)
         written = Counter((change.table.name, change.op.word) for part in parts for change in part.changes)
         arrived = Counter((arrival.found["table"], arrival.found["op"]) for arrival in self._arrived)
-        self._page.heading(9, "Summary")
+        self._page.heading(11, "Summary")
         rows = [(table, op, written[table, op], arrived[table, op]) for table, op in sorted(written | arrived)]
         rows.append(("all", "", written.total(), arrived.total()))
         self._page.table(("table", "op", "in the log", "arrived"), rows)
@@ -244,6 +286,7 @@ class Story:
             ("commits of the other program", self._outside),
             ("commit to arrival", f"{median(self._late):.1f} ms, at most {max(self._late):.1f} ms"),
             ("restart after kill -9", f"{self._restart_seconds:.2f} s"),
+            *((f"rows of {table} in the lake", rows) for table, rows in self._lake),
         ]
         self._page.table(("what", "how much"), facts)
         self._page.say("")

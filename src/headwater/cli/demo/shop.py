@@ -62,6 +62,29 @@ def create(remote: Remote) -> None:
     remote.call("data.insert", into={"table": "products"}, rows=goods)
 
 
+# The same program on another database: many rows in one transaction, later a few that change.
+VISITS = """
+import sqlite3, sys
+path, rows = sys.argv[1], int(sys.argv[2])
+db = sqlite3.connect(path, timeout=10)
+with db:
+    if rows:
+        db.execute("CREATE TABLE visits(id INTEGER PRIMARY KEY, page TEXT NOT NULL, at INTEGER NOT NULL)")
+        db.execute("WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?) "
+                   "INSERT INTO visits SELECT i, '/page/' || (i % 500), i * 7 FROM n", (rows,))
+    else:
+        db.execute("DELETE FROM visits WHERE id % 100 = 0")
+        db.execute("UPDATE visits SET page = '/moved' WHERE id % 150 = 1")
+        db.execute("UPDATE visits SET id = -id WHERE id % 1000 = 7")
+db.close()
+"""
+
+
+def visit(file: Path, rows: int) -> None:
+    """Fill the table of visits, or with 0 rows change some of them: deletes, updates, new keys."""
+    _outside(VISITS, str(file), str(rows))
+
+
 def order(remote: Remote, number: int, *, tx: str | None = None) -> None:
     """One more order, in a transaction of its own or in `tx`."""
     row = {"customer": number % 3 + 1, "product": number % 3 + 1, "quantity": number % 4 + 1, "state": "new"}
@@ -84,7 +107,11 @@ def reorder(remote: Remote, order: int, quantity: int) -> None:
 
 def write_from_outside(file: Path, first: int, commits: int) -> int:
     """Run the other program; returns its process number."""
-    command = [sys.executable, "-c", FOREIGN, str(file), str(first), str(commits)]
+    return _outside(FOREIGN, str(file), str(first), str(commits))
+
+
+def _outside(program: str, *args: str) -> int:
+    command = [sys.executable, "-c", program, *args]
     with subprocess.Popen(command, env=clean_environment(), stderr=subprocess.PIPE, text=True) as process:
         _, errors = process.communicate()
     if process.returncode:

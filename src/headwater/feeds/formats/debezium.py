@@ -8,10 +8,10 @@ from headwater import __version__
 from headwater.feeds.formats.images import Image, Key, delivered, shown
 from headwater.feeds.formats.values import PLAIN, Form, clean, encode, name
 from headwater.feeds.options import Shape
-from headwater.feeds.pertable import PerTable
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_ms
 from headwater.model.literal import Unavailable
+from headwater.model.pertable import PerTable
 from headwater.model.table import Column, Row, Table
 
 _OPS = {Op.INSERT: b"c", Op.UPDATE: b"u", Op.DELETE: b"d", Op.TRUNCATE: b"t"}

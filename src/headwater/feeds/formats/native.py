@@ -5,9 +5,9 @@ from __future__ import annotations
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, encode, name
 from headwater.feeds.options import Shape
-from headwater.feeds.pertable import PerTable
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
+from headwater.model.pertable import PerTable
 from headwater.model.table import Row, Table
 
 SCHEMA_CHANGE = Op.SCHEMA_CHANGE

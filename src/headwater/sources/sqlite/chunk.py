@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
-from headwater.errors import HeadwaterError
-from headwater.model.key import Span, decode_key, encode_key
+import apsw
+
+from headwater.errors import InvalidRequest
+from headwater.model.key import Span, decode_key
 from headwater.model.literal import Value, is_broken_text
-from headwater.model.table import Key, Row, Table
+from headwater.model.table import Column, Key, Table
 from headwater.sources.source import Chunk
+from headwater.sources.sqlite.affinity import affinity
 from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.decode import row_decoder
 from headwater.sources.sqlite.fetch import fetch, fetch_upto
 from headwater.sources.sqlite.opening import Connected
+from headwater.sources.sqlite.order import order
+from headwater.sources.sqlite.plan import Layout
 from headwater.sources.sqlite.sql import column_list, order_by
 from headwater.sources.sqlite.values import Stored, to_stored
 
 MAX_BYTES = 16 * 1024 * 1024
-# SQLite orders these as text, and text of another form may stand among them; spans order them by value.
-UNORDERED_KINDS = {"dec", "uuid"}
+SLICE = 64  # rows taken from SQLite at a time
+WEIGHED = 32  # of so many rows one is weighed for all
+
+StoredRow = tuple[Any, ...]
+# What SQLite turns into a number where a column wants numbers; other text stays text, above all of them.
+_NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
 
 
 def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
@@ -25,38 +41,104 @@ def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | 
     shape = reader.catalog.shape(name)
     table = shape.table
     offset = reader.offset()
-    limit = max(limit, 1)
+    bounds = None if span is None or span == Span() else _Bounds(table, span)
     sql, bindings = _statement(table, after, span)
-    sql += f" LIMIT {limit + 1}"
-    stored, more = fetch_upto(reader.db.execute, sql, bindings, len(table.columns), rows=limit, weight=MAX_BYTES)
-    rows = reader.catalog.decode(shape, stored)
-    next_key = table.key_of(rows[-1]) if more else None
-    if next_key is not None and None in next_key:
+    stored, more = _fetch(reader.db, sql, bindings, len(table.columns), max(limit, 1), bounds)
+    last = stored[-1] if more else None
+    if last is not None and bounds is not None and bounds.is_past(last):
+        last = None
+    elif last is not None and None in (key := table.key_of(last)):
         # NULLs in a key are equal to nothing: rows that share them stay together.
-        rows = [row for row in rows if table.key_of(row) != next_key] + _twins(reader, table, next_key)
-    if span is not None:
-        rows, past = _inside(span, table, rows)
-        next_key = None if past and _is_ordered(table) else next_key
-    return Chunk(table, tuple(rows), offset, next_key)
+        stored = [row for row in stored if table.key_of(row) != key] + _twins(reader.db, table, key)
+    decode = row_decoder(Layout(0, shape))
+    rows = stored if bounds is None else bounds.inside(stored)
+    if decode is not tuple:  # else the stored values are the values, and apsw's rows are tuples
+        rows = list(map(decode, rows))
+    return Chunk(table, tuple(rows), offset, None if last is None else table.key_of(decode(last)))
+
+
+class _Bounds:
+    """A span over stored rows, which come in the order of their places."""
+
+    def __init__(self, table: Table, span: Span) -> None:
+        self._span = span
+        place, key_of = order(table, table.key), table.key_of
+        self._place: Callable[[StoredRow], bytes] = lambda row: place(key_of(row))
+
+    def is_past(self, row: StoredRow) -> bool:
+        """Whether `row` lies behind the end."""
+        return self._span.end is not None and self._place(row) >= self._span.end
+
+    def inside(self, rows: list[StoredRow]) -> list[StoredRow]:
+        """Those of `rows`, which are in order, that lie in the span."""
+        low = bisect_left(rows, self._span.start, key=self._place)
+        end = self._span.end
+        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
+
+
+# --- taking rows -----------------------------------------------------------------------------------------
+
+
+def _fetch(
+    db: apsw.Connection, sql: str, bindings: list[Stored], width: int, limit: int, bounds: _Bounds | None
+) -> tuple[list[StoredRow], bool]:
+    """The first rows of `sql`, at most `limit` and about MAX_BYTES; whether there may be others."""
+    sql += f" LIMIT {limit + 1}"
+    try:
+        return _taken(db.execute(sql, bindings), limit, bounds)
+    except UnicodeDecodeError:
+        return fetch_upto(db.execute, sql, bindings, width, rows=limit, weight=MAX_BYTES)
+
+
+def _taken(cursor: apsw.Cursor, limit: int, bounds: _Bounds | None) -> tuple[list[StoredRow], bool]:
+    found: list[StoredRow] = []
+    weight = heaviest = 0
+    try:
+        while len(found) <= limit and weight < MAX_BYTES:
+            # A slice of rows like the heaviest so far is an eighth of what is left: one sudden row is no flood.
+            size = min(SLICE, limit + 1 - len(found), max((MAX_BYTES - weight) // (8 * heaviest or MAX_BYTES), 1))
+            some = list(islice(cursor, size))
+            if not some:
+                return found, False
+            found += some
+            weighed = [*map(_weight, some[::WEIGHED])]
+            heaviest = max(heaviest, *weighed)
+            weight += sum(weighed) * len(some) // len(weighed)
+            if bounds is not None and bounds.is_past(some[-1]):
+                return found, True
+    finally:
+        cursor.close()  # an unfinished statement would keep its read transaction
+    return found[:limit], True
+
+
+def _weight(row: StoredRow) -> int:
+    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+
+
+def _twins(db: apsw.Connection, table: Table, key: Key) -> list[StoredRow]:
+    same = " AND ".join(f"{ident(name)} IS {_mark(value)}" for name, value in zip(table.key, key, strict=True))
+    sql = f"SELECT {column_list(table)} FROM {ident(table.name)} WHERE {same}"
+    return fetch(db.execute, sql, list(map(_bound, key)), len(table.columns))
+
+
+# --- where to begin --------------------------------------------------------------------------------------
 
 
 def _statement(table: Table, after: Key | None, span: Span | None) -> tuple[str, list[Stored]]:
-    conditions: list[str] = []
-    bindings: list[Stored] = []
-    if after is not None:
-        condition, values = _beyond(table, after)
-        conditions.append(condition)
-        bindings += values
-    if span is not None and _is_ordered(table) and (low := _decodable(span.start)) is not None:
-        names = ", ".join(ident(n) for n in table.key[: len(low)])
-        conditions.append(f"({names}) >= ({', '.join(map(_mark, low))})")
-        bindings += map(_bound, low)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    start = b"" if span is None else span.start
+    condition, bindings = ("", []) if after is None else _beyond(table, after)
+    if start and (after is None or order(table, table.key)(after) < start):
+        begin, values = _from(table, start)
+        condition, bindings = " AND ".join(filter(None, (begin, condition))), values + bindings
+    where = f" WHERE {condition}" if condition else ""
     return f"SELECT {column_list(table)} FROM {ident(table.name)}{where} ORDER BY {order_by(table)}", bindings
 
 
 def _beyond(table: Table, after: Key) -> tuple[str, list[Stored]]:
-    """Keys greater than `after`, column by column: row values would lose NULLs, which sort first."""
+    """Keys greater than `after`."""
+    if None not in after:
+        # A NULL in a row makes this NULL where the row stands before `after`: NULLs sort first.
+        return _compared(table, ">", after)
     parts: list[str] = []
     bindings: list[Stored] = []
     for place, value in enumerate(after):
@@ -73,8 +155,54 @@ def _beyond(table: Table, after: Key) -> tuple[str, list[Stored]]:
     return f"{ident(table.key[0])} >= {_mark(after[0])} AND {beyond}", [_bound(after[0]), *bindings]
 
 
+def _from(table: Table, start: bytes) -> tuple[str, list[Stored]]:
+    """Keys whose place is at or behind `start`, and maybe some before it: where SQLite can seek to."""
+    found = _key_at(start)
+    if found is None:
+        return "", []
+    key, comparison = found
+    columns = [table.columns[place] for place in table.key_places]
+    fits = 0
+    while fits < min(len(key), len(columns)) and _compares_by_place(columns[fits], key[fits]):
+        fits += 1
+    return _compared(table, comparison if fits == len(key) else ">=", key[:fits]) if fits else ("", [])
+
+
+def _key_at(start: bytes) -> tuple[Key, str] | None:
+    """The key a span begins at or, where the bytes are those behind all that begin with a key, after."""
+    candidates = [(start, ">=")]
+    if start[-1:] > b"\0":
+        candidates.append((start[:-1] + bytes([start[-1] - 1]), ">"))  # see `prefix_end`
+    for data, comparison in candidates:
+        with contextlib.suppress(InvalidRequest):
+            if key := decode_key(data):
+                return key, comparison
+    return None
+
+
+def _compares_by_place(column: Column, value: Value) -> bool:
+    """Whether SQLite, comparing a bound `value` with `column`, leaves it what it is."""
+    wants = affinity(column)
+    match value:
+        case bytes():
+            return True
+        case str():
+            return wants in ("TEXT", "BLOB") or not _NUMERIC.fullmatch(value)
+        case int() | float():
+            return wants != "TEXT" and not math.isnan(value)
+    return False
+
+
+def _compared(table: Table, comparison: str, key: Key) -> tuple[str, list[Stored]]:
+    names, marks = [ident(name) for name in table.key[: len(key)]], list(map(_mark, key))
+    if len(key) == 1:
+        return f"{names[0]} {comparison} {marks[0]}", [_bound(key[0])]
+    return f"({', '.join(names)}) {comparison} ({', '.join(marks)})", list(map(_bound, key))
+
+
 def _mark(value: Value) -> str:
-    return "CAST(? AS TEXT)" if isinstance(value, str) and is_broken_text(value) else "?"
+    # The plus: a CAST alone has an affinity, which would turn the numbers of a column without one into text.
+    return "+CAST(? AS TEXT)" if isinstance(value, str) and is_broken_text(value) else "?"
 
 
 def _bound(value: Value) -> Stored:
@@ -82,33 +210,3 @@ def _bound(value: Value) -> Stored:
     if isinstance(value, str) and is_broken_text(value):
         return value.encode("utf-8", "surrogateescape")
     return to_stored(value)
-
-
-def _is_ordered(table: Table) -> bool:
-    """Whether rows in SQLite's key order are in the order of encoded keys."""
-    return not any(table.columns[place].kind in UNORDERED_KINDS for place in table.key_places)
-
-
-def _decodable(start: bytes) -> Key | None:
-    """The key a span starts at, if its bytes are one without NULLs."""
-    try:
-        key = decode_key(start)
-    except HeadwaterError:
-        return None
-    return key if key and None not in key else None
-
-
-def _inside(span: Span, table: Table, rows: list[Row]) -> tuple[list[Row], bool]:
-    """The rows inside `span`, and whether one lay past its end."""
-    collations = [table.columns[place].collation for place in table.key_places]
-    keys = [encode_key(table.key_of(row), collations) for row in rows]
-    past = span.end is not None and any(key >= span.end for key in keys)
-    return [row for row, key in zip(rows, keys, strict=True) if span.contains(key)], past
-
-
-def _twins(reader: Connected, table: Table, key: Key) -> list[Row]:
-    same = " AND ".join(f"{ident(name)} IS {_mark(value)}" for name, value in zip(table.key, key, strict=True))
-    sql = f"SELECT {column_list(table)} FROM {ident(table.name)} WHERE {same}"
-    bindings: Any = list(map(_bound, key))
-    stored = fetch(reader.db.execute, sql, bindings, len(table.columns))
-    return reader.catalog.decode(reader.catalog.shape(table.name), stored)

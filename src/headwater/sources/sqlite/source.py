@@ -19,7 +19,7 @@ from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import key_is
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Notes, Read, Work, Written
+from headwater.sources.source import Chunk, Notes, Read, Sample, Work, Written
 from headwater.sources.sqlite.chunk import read_chunk
 from headwater.sources.sqlite.connection import sqlite_errors
 from headwater.sources.sqlite.continuity import Facts, compare, judge
@@ -39,6 +39,7 @@ from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.opening import Connected, open_database
 from headwater.sources.sqlite.order import order
 from headwater.sources.sqlite.pool import Pool
+from headwater.sources.sqlite.sample import read_sample
 from headwater.sources.sqlite.session import SqliteSession, run_statement
 from headwater.sources.sqlite.triggers import CAPTURE
 from headwater.sources.sqlite.trim import Trimmer
@@ -70,7 +71,7 @@ class SqliteSource:
 
     def _open(self) -> None:
         self._file = open_database(self.path, vfs=self._vfs, config=self._config)
-        self._inode = os.stat(self.path).st_ino
+        self.inode = os.stat(self.path).st_ino  # another file may come to lie at the path
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         writing = self._file.connect()
         session = self._session(writing)
@@ -213,7 +214,7 @@ class SqliteSource:
 
     def _is_same_file(self) -> bool:
         try:
-            return os.stat(self.path).st_ino == self._inode
+            return os.stat(self.path).st_ino == self.inode
         except FileNotFoundError:
             return False
 
@@ -278,6 +279,11 @@ class SqliteSource:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
         with self._pool.read() as reader:
             return read_chunk(reader, table, after=after, span=span, limit=limit)
+
+    def sample(self, table: str, size: int) -> Sample:
+        """About `size` rows, spread evenly over `table`."""
+        with self._pool.read() as reader:
+            return read_sample(reader, table, size)
 
     def condition(self, table: Table, where: str) -> SqliteCondition:
         """The predicate `where` over rows of `table`."""

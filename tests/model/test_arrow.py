@@ -15,10 +15,11 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from hypothesis import given
+from hypothesis.strategies import lists, none
 from tests.capture.capturing import running
 from tests.model.model_values import VALUES
 
-from headwater.feeds.arrow import ArrowStream, changes_batch, changes_schema, rows_batch, schema
+from headwater.model.arrow import ArrowStream, changes_batch, changes_schema, rows_batch, schema
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_of_ms
 from headwater.model.literal import (
@@ -81,7 +82,7 @@ def test_every_kind_has_a_type_and_a_value_in_it() -> None:
         t for _, _, t in SAMPLES.values()
     ]
     assert made.field("dec").metadata == {b"kind": b"dec", b"declared": b"MY_dec"}
-    assert made.metadata == {b"table": b"t", b"version": b"1", b"key": b'["i64"]'}
+    assert made.metadata == {b"table": b"t", b"version": b"1", b"key": b'["i64"]', b"identity": b'["i64"]'}
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS - {"any"}))
@@ -93,6 +94,36 @@ def test_a_value_is_typed_or_told_as_a_misfit_and_never_changed(kind: str, value
         assert found["v"] == _as_arrow(value) and (found["v"] is None) == (value is None)
     else:
         assert found["v"] is None and json.loads(found["_misfit"]) == {"v": json.loads(json.dumps(to_lit(value)))}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@given(values=lists(VALUES | none(), max_size=6))
+def test_a_column_of_many_values_is_each_of_them_alone(kind: str, values: list[Value]) -> None:
+    table = Table("t", (Column("v", kind), Column("id", "i64")), ("id",))
+    together = rows_sent(table, *((value, place) for place, value in enumerate(values)))
+    alone = [row for place, value in enumerate(values) for row in rows_sent(table, (value, place))]
+    assert repr(together) == repr(alone)  # as texts: NaN is not equal to itself
+
+
+def test_columns_are_narrowed_to_those_asked_for_and_the_key() -> None:
+    table = Table("t", (Column("a", "str"), Column("b", "i64"), Column("rowid", "i64", hidden=True)), ("rowid",))
+    assert schema(table, ["a"]).names == ["a", "_rowid", "_misfit"]
+    assert schema(table).metadata[b"identity"] == b'["_rowid"]' and schema(table).metadata[b"key"] == b"[]"
+    (row,) = rows_batch(table, [("x", "not a number", 1)], ["a"]).to_pylist()
+    assert row == {"a": "x", "_rowid": 1, "_misfit": None}, "what is not shown does not misfit"
+    assert changes_schema(table, []).names[:3] == ["_rowid", "_misfit", "_change_type"]
+
+
+def test_what_is_said_with_a_batch_comes_with_it_and_changes_no_other_byte() -> None:
+    stream = ArrowStream(schema(ORDERS))
+    batches = [rows_batch(ORDERS, [(1, "a")]), rows_batch(ORDERS, []), rows_batch(ORDERS, [(2, None)])]
+    data = stream.start() + b"".join(stream.batch(batch, {"upto": str(n)}) for n, batch in enumerate(batches))
+    with pa.ipc.open_stream(data + stream.end()) as reader:
+        found = [reader.read_next_batch_with_custom_metadata() for _ in batches]
+        with pytest.raises(StopIteration):
+            reader.read_next_batch()
+    assert [batch for batch, _ in found] == batches
+    assert [metadata[b"upto"] for _, metadata in found] == [b"0", b"1", b"2"]
 
 
 def _as_arrow(value: Value) -> Any:
@@ -214,5 +245,5 @@ def test_a_stream_is_read_as_it_comes_and_its_end_is_told() -> None:
 
 
 def test_an_idle_server_does_not_load_arrow() -> None:
-    code = "import sys, headwater.feeds.arrow, headwater.app; sys.exit('pyarrow' in sys.modules)"
+    code = "import sys, headwater.model.arrow, headwater.app; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,257 @@
+"""Requests and answers as bytes: what is sent, what an answer means, and what may be sent a second time."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from headwater.client.structs import Described as Described
+from headwater.client.structs import Range, WireRange
+from headwater.errors import (
+    ConfigError,
+    Forbidden,
+    HeadwaterError,
+    InvalidRequest,
+    NotFound,
+    OffsetExpired,
+    Unauthorized,
+    Unavailable,
+)
+
+T = TypeVar("T")
+
+ARROW_KIND = "application/vnd.apache.arrow.stream"
+EVENT_STREAM = "text/event-stream"
+RPC = "/api/v1/rpc"
+# Asking these twice is the same as asking once: a lost answer is no reason to give up.
+REPEATABLE = frozenset(
+    {
+        *("system.ping", "system.version", "system.capabilities", "stats.snapshot", "security.ticket.create"),
+        *("schema.list_databases", "schema.list_tables", "schema.describe_table", "data.get"),
+        *("cdc.poll", "cdc.ack", "cdc.list", "cdc.backtest", "cdc.pause", "cdc.resume"),
+        *("pull.describe", "pull.ranges", "pull.register", "pull.release"),
+    }
+)
+
+
+class Repeat(enum.Enum):
+    """After which failures a request may be sent again."""
+
+    ANY = "also when it may have been done: it only reads, or once is as good as twice"
+    REFUSED = "when it was surely not done: never sent, or refused with an error that says to retry"
+    UNSENT = "only when it never left: inside a transaction the caller must begin anew"
+
+
+class Server(NamedTuple):
+    """Where to connect to."""
+
+    scheme: str
+    host: str
+    port: int | None
+    url: str
+
+
+class Request(NamedTuple):
+    """One request; `patience` is how much longer than usual the server may take to answer."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes | None = None
+    repeat: Repeat = Repeat.ANY
+    patience: float = 0.0
+
+
+# --- where and who ---------------------------------------------------------------------------------------
+
+
+def parse_url(url: str) -> Server:
+    """The server that `url` names; ConfigError for anything but scheme, host and port."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.username or parts.password:
+        # Not even the URL is repeated here: it holds a password.
+        raise ConfigError("a URL with a password is seen by others", hint="Use HEADWATER_TOKEN or a token file.")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigError(f"{url!r} is not the URL of a server", hint="Such as http://127.0.0.1:7171.")
+    return Server(parts.scheme, host, port, f"{parts.scheme}://{parts.netloc}")
+
+
+def find_token(token: str | None, file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str | None:
+    """The credential that was given, or that a file or HEADWATER_TOKEN holds."""
+    if token is None and file is not None:
+        try:
+            token = Path(file).read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the token file cannot be read: {type(error).__name__}", file=str(file)) from None
+    if token is None:
+        token = environ.get("HEADWATER_TOKEN") or None
+    if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
+        # Looked at here: what http libraries say about such a header repeats it.
+        raise ConfigError("the token holds characters that no token has", hint="Check it for line breaks.")
+    return token
+
+
+# --- requests --------------------------------------------------------------------------------------------
+
+
+def rpc_request(method: str, params: Mapping[str, Any]) -> Request:
+    """A call of an RPC method; parameters that are None are left out."""
+    given = {name: value for name, value in params.items() if value is not None}
+    body = msgspec.json.encode({"id": 1, "method": method, "params": given})
+    repeat = Repeat.ANY if method in REPEATABLE else Repeat.REFUSED
+    if "tx" in given or "tx_id" in given:
+        repeat = Repeat.UNSENT
+    waits = given.get("wait_ms", 0) / 1000
+    return Request("POST", RPC, {"content-type": "application/json"}, body, repeat, waits)
+
+
+def get_request(parts: Sequence[str], query: Mapping[str, Any], accept: str, last_id: str = "") -> Request:
+    """A GET of /api/v1/<parts>."""
+    path = "/".join(["/api/v1", *(quote(part, safe="", errors="surrogateescape") for part in parts)])
+    text = urlencode({name: _text(name, value) for name, value in query.items() if value is not None})
+    headers = {"accept": accept} | ({"last-event-id": last_id} if last_id else {})
+    return Request("GET", f"{path}?{text}" if text else path, headers)
+
+
+def _text(name: str, value: Any) -> str:
+    """A parameter of a query string: what RPC takes as JSON is JSON here too, lists of names have commas."""
+    if name in ("pk", "pk_range", "spans"):
+        return msgspec.json.encode(value).decode()
+    if name == "shard" and isinstance(value, Mapping):
+        return f"{value['index']}/{value['of']}"
+    if name == "include" and isinstance(value, Mapping):
+        return ",".join(image for image, wanted in value.items() if wanted)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, list | tuple):
+        plain = all("," not in word and word == word.strip() and word[:1] != "[" for word in value)
+        return ",".join(value) if plain else msgspec.json.encode(value).decode()
+    return str(value)
+
+
+# --- answers ---------------------------------------------------------------------------------------------
+
+
+def rpc_result(status: int, headers: Mapping[str, str], body: bytes) -> Any:
+    """The result in the envelope; the error in it is raised."""
+    answer = _object(body)
+    if answer is None or not isinstance(answer.get("ok"), bool):
+        raise refusal(status, headers, body)
+    if answer["ok"]:
+        return answer["result"]
+    error = answer.get("error") or {}
+    raise _with_wait(error_of(error.get("code"), error.get("message"), error.get("details") or {}), headers)
+
+
+def refusal(status: int, headers: Mapping[str, str], body: bytes) -> HeadwaterError:
+    """The error in an answer that is no success: problem+json of ours, or whatever a proxy says."""
+    found = _object(body) or {}
+    if "code" in found:
+        details = {name: value for name, value in found.items() if name not in ("type", "title", "status", "code")}
+        return _with_wait(error_of(found["code"], found.get("title"), details), headers)
+    if status >= 500 or status == 429:
+        return _with_wait(
+            Unavailable(f"the answer was {status}", hint="A proxy may stand between.", sent=True), headers
+        )
+    kind = {401: Unauthorized, 403: Forbidden, 404: NotFound}.get(status, InvalidRequest)
+    return kind(f"the answer was {status}, not one of a Headwater server", hint="Check the URL.")
+
+
+def error_of(code: Any, message: Any, details: Mapping[str, Any]) -> HeadwaterError:
+    """The error of headwater.errors with this code, with everything that was told beside it in `extra`."""
+    kind = _KINDS.get(code, HeadwaterError)
+    error = kind.__new__(kind)
+    HeadwaterError.__init__(error, str(message or "the server refused"), hint=str(details.get("hint") or ""))
+    error.extra = {name: value for name, value in details.items() if name not in ("hint", "retryable")}
+    if code not in _KINDS:  # of a newer server
+        error.extra |= {"code": code, "retryable": bool(details.get("retryable"))}
+    if isinstance(error, OffsetExpired):
+        place = error.extra.get
+        error.horizon, error.latest = place("earliest_offset", 0), place("latest_offset", 0)
+        error.after = place("after", place("resnapshot_from_offset", error.horizon - 1))
+    return error
+
+
+def lost(told: Mapping[str, Any]) -> HeadwaterError:
+    """The error for a reader whose place is gone, from a page of a poll or a `resnapshot` of a stream."""
+    reason = told.get("resnapshot_reason", told.get("reason"))
+    kept = ("earliest_offset", "latest_offset", "resnapshot_from_offset", "snapshot_url", "snapshot_urls")
+    details = {name: told[name] for name in kept if name in told}
+    return error_of(
+        OffsetExpired.code, f"the place in the log is lost: {reason}", {**details, "resnapshot_reason": reason}
+    )
+
+
+def read(found: Any, kind: type[T]) -> T:
+    """The result of a call as a value of ours."""
+    try:
+        return msgspec.convert(found, kind)
+    except msgspec.ValidationError as error:
+        raise HeadwaterError(f"the answer cannot be read: {error}", hint="Is the server of another version?") from None
+
+
+def ranges_of(found: Any) -> list[Range]:
+    """Ranges of an answer, in key order."""
+    return sorted((one.read() for one in read(found, list[WireRange])), key=lambda range: range.span.start)
+
+
+def unreachable(server: Server, error: Exception, *, sent: bool) -> HeadwaterError:
+    """No answer: the connection was not made, or broke."""
+    what = "no server answers" if not sent else "the connection broke before the answer"
+    return Unavailable(f"{what} at {server.url}: {str(error) or type(error).__name__}", sent=sent)
+
+
+def distrusted(server: Server, error: Exception) -> HeadwaterError:
+    """A certificate that cannot be verified: waiting does not help."""
+    reason = getattr(error, "verify_message", "") or type(error).__name__
+    return ConfigError(
+        f"the certificate of {server.url} is not trusted: {reason}",
+        hint="Name the file of its authority with SSL_CERT_FILE, or pass `tls`.",
+    )
+
+
+def broken(reason: object = "") -> HeadwaterError:
+    """A body that ended before it was whole."""
+    return Unavailable(f"the answer broke off before its end{f': {reason}' if str(reason) else ''}", sent=True)
+
+
+def may_repeat(repeat: Repeat, error: HeadwaterError) -> bool:
+    """Whether a request that failed by `error` may be sent again."""
+    sent = error.extra.get("sent")
+    if sent is not None:  # nobody answered, or not one of us
+        return repeat is Repeat.ANY or not sent
+    return bool(error.retryable or error.extra.get("retryable")) and repeat is not Repeat.UNSENT
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _with_wait(error: HeadwaterError, headers: Mapping[str, str]) -> HeadwaterError:
+    text = headers.get("retry-after") or ""
+    if text.isascii() and text.isdigit():
+        error.extra["retry_after"] = int(text)
+    return error
+
+
+def _tree(kind: type[HeadwaterError]) -> Iterator[type[HeadwaterError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _tree(below)
+
+
+_KINDS: dict[Any, type[HeadwaterError]] = {kind.code: kind for kind in _tree(HeadwaterError)}

@@ -1,0 +1,339 @@
+"""Arrow: rows and changes of one table as record batches, and those as the bytes of an IPC stream.
+
+Columns are typed by their kind. SQLite lets a column hold what its type does not say, and a source may not
+know a value: there the typed column is null and `_misfit` holds a JSON object, column name to `Lit`; it is
+null for all other rows. An embedding comes without the name of its model. Our own columns begin with `_`,
+with one more where the table has that name itself. `columns` narrows rows to those and the key, in table order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from decimal import Decimal
+from functools import partial
+from itertools import compress
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.clock import ts_ms
+from headwater.model.literal import (
+    U64,
+    Date,
+    DateTime,
+    Embedding,
+    Json,
+    Time,
+    Value,
+    decimal_text,
+    is_broken_text,
+    to_lit,
+    to_plain,
+)
+from headwater.model.table import Column, Row, Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # a message of length 0, as the IPC format says
+
+Delivered = tuple[Transaction, int, Change, Op]  # a change, its part and offset, and the op it is delivered as
+
+_MISFIT = object()
+_json = msgspec.json.Encoder().encode
+
+
+def schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:
+    """The columns of rows of `table`; each field's metadata names its kind and declared type."""
+    return _schema(table, _fields(table, shown_places(table, columns)))
+
+
+def changes_schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:
+    """The columns of its changes: those of rows, and what happened, when, and at which offset."""
+    return _schema(table, [*_fields(table, shown_places(table, columns)), *about_fields(table)])
+
+
+def about_fields(table: Table | None = None) -> list[pa.Field]:
+    """What is told of each change beside its row."""
+    import pyarrow as pa
+
+    about = {
+        "_change_type": pa.string(),  # insert, update_preimage, update_postimage, delete
+        "_commit_version": pa.int64(),
+        "_commit_timestamp": pa.timestamp("ms", tz="UTC"),
+        "_offset": pa.int64(),
+        "_txn": pa.string(),
+    }
+    return [pa.field(name if table is None else free_name(table, name), kind) for name, kind in about.items()]
+
+
+def shown_places(table: Table, columns: Collection[str] | None) -> list[int]:
+    """Where the named columns and the key stand in a row; everything without names."""
+    if columns is None:
+        return list(range(len(table.columns)))
+    return [place for place, name in enumerate(table.names) if name in columns or name in table.key]
+
+
+def rows_batch(table: Table, rows: Sequence[Row], columns: Collection[str] | None = None) -> pa.RecordBatch:
+    """`rows` as one batch of `schema(table, columns)`."""
+    import pyarrow as pa
+
+    return pa.record_batch(_columns(table, rows, shown_places(table, columns)), schema=schema(table, columns))
+
+
+def changes_batch(table: Table, changes: Iterable[Delivered]) -> pa.RecordBatch:
+    """Row changes, all in the shape of `table`, as one batch of `changes_schema(table)`; an update is two rows.
+
+    `_commit_version` is the last offset of the transaction, or the change's own where the part does not
+    reach the end of its transaction.
+    """
+    images = Images()
+    for part, offset, change, op in changes:
+        for word, row in _images(change, op):
+            images.rows.append(row)
+            images.words.append(word)
+            images.versions.append(part.upto if part.last else offset)
+            images.stamps.append(part.commit_ts_ms or ts_ms(part.ts))
+            images.offsets.append(offset)
+            images.transactions.append(part.id)
+    return images_batch(table, images)
+
+
+class Images:
+    """Image rows of changes, column by column: row i is described by entry i of every other list."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.words: list[str] = []
+        self.versions: list[int] = []
+        self.stamps: list[int] = []
+        self.offsets: list[int] = []
+        self.transactions: list[str] = []
+
+    @property
+    def about(self) -> tuple[list[Any], ...]:
+        """In the order of `about_fields`."""
+        return self.words, self.versions, self.stamps, self.offsets, self.transactions
+
+    def narrow(self, keep: Sequence[bool]) -> None:
+        """Forget the rows for which `keep` says so."""
+        for held in (self.rows, *self.about):
+            held[:] = list(compress(held, keep))
+
+
+def images_batch(table: Table, images: Images, columns: Collection[str] | None = None) -> pa.RecordBatch:
+    """`images` as one batch of `changes_schema(table, columns)`."""
+    import pyarrow as pa
+
+    found = _columns(table, images.rows, shown_places(table, columns))
+    return pa.record_batch([*found, *about_columns(images)], schema=changes_schema(table, columns))
+
+
+def about_columns(images: Images) -> list[pa.Array]:
+    """The columns of `about_fields`."""
+    import pyarrow as pa
+
+    return [pa.array(values, field.type) for values, field in zip(images.about, about_fields(), strict=True)]
+
+
+class ArrowStream:
+    """The bytes of an IPC stream, piece by piece: `start`, any number of `batch`, `end`."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._start = _bytes(schema)
+
+    def start(self) -> bytes:
+        """What comes first: the schema."""
+        return self._start
+
+    def batch(self, batch: pa.RecordBatch, metadata: Mapping[str, str] | None = None) -> bytes:
+        """One batch of that schema, and what is said with it."""
+        if metadata is None:
+            return _bytes(batch)
+        import pyarrow as pa
+
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.schema) as stream:
+            stream.write_batch(batch, custom_metadata=dict(metadata))
+        return bytes(memoryview(sink.getvalue())[len(self.start()) : -len(END_OF_STREAM)])
+
+    def end(self) -> bytes:
+        """What says that nothing is missing."""
+        return END_OF_STREAM
+
+
+def _bytes(message: pa.Schema | pa.RecordBatch) -> bytes:
+    written: bytes = message.serialize().to_pybytes()
+    return written
+
+
+def _images(change: Change, op: Op) -> list[tuple[str, Row]]:
+    words = {
+        Op.INSERT: (("insert", change.after),),
+        Op.UPDATE: (("update_preimage", change.before), ("update_postimage", change.after)),
+        Op.DELETE: (("delete", change.before),),
+    }
+    return [(word, row) for word, row in words.get(op, ()) if row is not None]
+
+
+# Columns
+
+
+def _schema(table: Table, fields: list[pa.Field]) -> pa.Schema:
+    import pyarrow as pa
+
+    about = {
+        "table": table.name,
+        "version": str(table.version),
+        "key": _json([*map(clean, table.primary_key)]).decode(),
+        # The names here of what tells rows apart: also where the user declared no key.
+        "identity": _json([column_name(table, table.columns[place]) for place in table.key_places]).decode(),
+    }
+    return pa.schema(fields, metadata={name: clean(text) for name, text in about.items()})
+
+
+def _fields(table: Table, places: list[int]) -> list[pa.Field]:
+    import pyarrow as pa
+
+    shown = [table.columns[place] for place in places]
+    fields = [_field(column_name(table, column), column) for column in shown]
+    return [*fields, pa.field(free_name(table, "_misfit"), pa.string())]
+
+
+def _field(name: str, column: Column) -> pa.Field:
+    import pyarrow as pa
+
+    metadata = {"kind": column.kind, "declared": clean(column.declared)}
+    return pa.field(name, _TYPES[column.kind](pa), metadata=metadata | ({"hidden": "true"} if column.hidden else {}))
+
+
+def column_name(table: Table, column: Column) -> str:
+    """A row identity the user did not declare goes by a name of ours, such as `_rowid`."""
+    return free_name(table, "_" + column.name.strip("_")) if column.hidden else clean(column.name)
+
+
+def free_name(table: Table, name: str) -> str:
+    """`name`, with underscores before it until no column of the table has it."""
+    taken = {column.name.lower() for column in table.visible}
+    while name.lower() in taken:
+        name = "_" + name
+    return name
+
+
+def clean(text: str) -> str:
+    """A name in the database need not be valid Unicode."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _columns(table: Table, rows: Sequence[Row], places: list[int]) -> list[pa.Array]:
+    import pyarrow as pa
+
+    misfits: dict[int, dict[str, Any]] = {}
+    values = list(zip(*rows, strict=True)) if rows else [()] * len(table.columns)
+    arrays = []
+    for place in places:
+        column = table.columns[place]
+        array = _fitting(column.kind, values[place])
+        arrays.append(
+            _fitted(column.kind, values[place], column_name(table, column), misfits) if array is None else array
+        )
+    if not misfits:
+        return [*arrays, pa.nulls(len(rows), pa.string())]
+    told = [_json(misfits[at]).decode() if at in misfits else None for at in range(len(rows))]
+    return [*arrays, pa.array(told, pa.string())]
+
+
+def _fitting(kind: str, values: Sequence[Value]) -> pa.Array | None:
+    """The column if it can be had without a look at each value: all of them are of the fitting type."""
+    import pyarrow as pa
+
+    types = set(map(type, values))
+    types.discard(type(None))
+    if not types:
+        return pa.nulls(len(values), _TYPES[kind](pa))
+    if types != {_DIRECT.get(kind)}:
+        return None
+    try:
+        return pa.array(values, _TYPES[kind](pa))
+    except UnicodeEncodeError:
+        return None  # text that is not UTF-8
+
+
+def _fitted(kind: str, values: Sequence[Value], name: str, misfits: dict[int, dict[str, Any]]) -> pa.Array:
+    """The column value by value; those that do not fit are told in `misfits`."""
+    import pyarrow as pa
+
+    fitted = list(map(_FITS[kind], values))
+    if _MISFIT in fitted:
+        for at, value in enumerate(fitted):
+            if value is _MISFIT:
+                fitted[at] = None
+                misfits.setdefault(at, {})[name] = to_lit(values[at])
+    return pa.array(fitted, _TYPES[kind](pa))
+
+
+# Kinds
+
+Fit = Callable[[Value], Any]  # the value for Arrow, None for None, or _MISFIT
+
+
+def _only(wanted: type, write: Callable[[Any], Any], value: Value) -> Any:
+    if type(value) is wanted:
+        return write(value)
+    return None if value is None else _MISFIT
+
+
+def _text(value: str) -> Any:
+    return _MISFIT if is_broken_text(value) else value
+
+
+def _any(value: Value) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
+        return _MISFIT  # its plain form is null
+    try:
+        return _json(to_plain(value)).decode()
+    except KeyError:
+        return _MISFIT  # a value that is not known has no plain form
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _iso(value: Any) -> str:
+    text: str = value.iso
+    return text
+
+
+_FITS: dict[str, Fit] = {
+    "bool": partial(_only, bool, _itself),
+    "i64": partial(_only, int, _itself),
+    "u64": partial(_only, U64, lambda value: value.v),
+    "f64": partial(_only, float, _itself),
+    "str": partial(_only, str, _text),
+    "bytes": partial(_only, bytes, _itself),
+    "dec": partial(_only, Decimal, decimal_text),
+    "json": partial(_only, Json, lambda value: value.text),
+    "date": partial(_only, Date, _iso),
+    "time": partial(_only, Time, _iso),
+    "datetime": partial(_only, DateTime, _iso),
+    "uuid": partial(_only, UUID, str),
+    "embedding": partial(_only, Embedding, lambda value: list(value.values)),
+    "any": _any,
+}
+_DIRECT: dict[str, type] = {"bool": bool, "i64": int, "f64": float, "str": str, "bytes": bytes}
+# Decimals, dates and times are text: SQLite fixes no scale and knows no calendar, and text is exact.
+_TYPES: dict[str, Callable[[Any], Any]] = dict.fromkeys(_FITS, lambda pa: pa.string()) | {
+    "bool": lambda pa: pa.bool_(),
+    "i64": lambda pa: pa.int64(),
+    "u64": lambda pa: pa.uint64(),
+    "f64": lambda pa: pa.float64(),
+    "bytes": lambda pa: pa.binary(),
+    "embedding": lambda pa: pa.list_(pa.float32()),
+}

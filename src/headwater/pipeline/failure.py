@@ -1,0 +1,129 @@
+"""Failures across Spark: what an executor says so that nothing is lost, and what the driver makes of it.
+
+Between them Spark carries only the text of a traceback, deep inside its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+import msgspec
+
+from headwater.client.protocol import error_of
+from headwater.errors import HeadwaterError, PipelineError, Unavailable
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_MARK = "headwater-error: "
+_TOLD = re.compile(rf"^.*?{_MARK}(\{{.*\}})\s*$", re.MULTILINE)
+_TRACEBACK = re.compile(
+    r"Traceback \(most recent call last\):\n(?:\s.*\n)+(?P<line>[A-Za-z_][\w.]*(?:: .*)?)$", re.MULTILINE
+)
+_CLASS = re.compile(r"^\[[A-Z0-9_.]+\] ")
+_TASK = re.compile(r"most recent failure: .*?\): (?P<line>.+)")
+_PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
+_LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "FetchFailed", "Lost task connection")
+_GONE = ("Py4JNetworkError", "ConnectionRefusedError", "Connection refused", "Answer from Java side is empty")
+_LONGEST, _DEEPEST = 500, 20
+
+
+# Executors
+
+
+def note(error: HeadwaterError) -> HeadwaterError:
+    """`error`, with what its text does not say written under it in a traceback."""
+    if not any(_MARK in line for line in getattr(error, "__notes__", ())):
+        told = {"code": error.code, "message": error.message, "details": error.details}
+        if error.hint:
+            error.add_note(error.hint)
+        error.add_note(_MARK + msgspec.json.encode(told, enc_hook=str).decode())
+    return error
+
+
+def noted(act: Callable[P, T]) -> Callable[P, T]:
+    """For what Spark calls in its workers: our errors leave it with their note."""
+
+    @wraps(act)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return act(*args, **kwargs)
+        except HeadwaterError as error:
+            raise note(error)  # noqa: B904 - the same error
+
+    return call
+
+
+def noted_each(act: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """The same for a generator."""
+
+    @wraps(act)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        try:
+            yield from act(*args, **kwargs)
+        except HeadwaterError as error:
+            raise note(error)  # noqa: B904 - the same error
+
+    return call
+
+
+# Driver
+
+
+def cause_of(error: BaseException) -> HeadwaterError:
+    """What went wrong: the error of ours that was raised somewhere in Spark, or one that says what Spark says."""
+    if isinstance(error, HeadwaterError):
+        return error
+    text = _text(error)
+    found = _TOLD.search(text)
+    if found:
+        told: dict[str, Any] = msgspec.json.decode(found[1])
+        return error_of(told["code"], told["message"], told["details"])
+    if any(word in text for word in _LOST):
+        return Unavailable("an executor was lost in the middle of its work", hint="Try again.")
+    if any(word in text for word in _GONE):
+        return PipelineError("Spark's Java process is gone", hint="It was killed, or ran out of memory; start again.")
+    return PipelineError(_line(error, text))
+
+
+def explain(error: BaseException) -> str:
+    """One line for people: what went wrong, its code, and what to do about it."""
+    cause = cause_of(error)
+    said = f"{cause.message.rstrip('.')} ({cause.code})."
+    return " ".join(f"{said} {cause.hint}".split())
+
+
+def _text(error: BaseException) -> str:
+    return "\n".join([type(error).__name__, str(error), *_java(error)])
+
+
+def _java(error: BaseException) -> list[str]:
+    """What the Java side says, from the outermost exception to its cause."""
+    said: list[str] = []
+    java = getattr(error, "java_exception", None)
+    while java is not None and len(said) < _DEEPEST:
+        try:
+            said.append(str(java.toString()))
+            java = java.getCause()
+        except Exception:  # Java may be gone: what was said so far must do
+            break
+    return said
+
+
+def _line(error: BaseException, text: str) -> str:
+    """The one line of it all that names the cause."""
+    java = _java(error)
+    if python := list(_TRACEBACK.finditer(text)):
+        said = python[-1]["line"]
+    elif task := _TASK.search(text):
+        said = task["line"]
+    else:
+        said = _first(java[-1] if java else str(error)) or type(error).__name__
+    return _CLASS.sub("", _PACKAGE.sub("", said))[:_LONGEST]
+
+
+def _first(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

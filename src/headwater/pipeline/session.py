@@ -1,0 +1,169 @@
+"""The Spark session: started quietly, on a Java that was found, with workers that run this very Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import PipelineError
+from headwater.pipeline.failure import cause_of, explain
+from headwater.pipeline.jars import FOLDER, jar_settings
+from headwater.pipeline.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["cause_of", "close_session", "explain", "log_file", "open_session"]
+
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",  # small tables by far; a large one is given its own by the caller
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+}
+# Half the start-up, but slower in the long run: the JVM then never compiles with its better compiler.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+# Loggers of pyspark that print each exception a second time, as JSON.
+_LOUD = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+# What Spark logs goes where Java's stderr goes, and that is a file.
+_LOG4J = """rootLogger.level = error
+rootLogger.appenderRef.file.ref = file
+appender.file.type = Console
+appender.file.name = file
+appender.file.target = SYSTEM_ERR
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+_TELLS_NOTHING = ("at ", "Error: Could not create the Java Virtual Machine", "Error: A fatal exception has occurred")
+
+_opening = threading.Lock()
+
+
+def open_session(
+    master: str = "local[2]",
+    name: str = "headwater",
+    *,
+    jars: Iterable[str] = (),
+    conf: Mapping[str, str] | None = None,
+    jars_folder: Path = FOLDER,
+    short_lived: bool = False,
+) -> SparkSession:
+    """A session; `close_session` ends it. `jars` are kinds of pipeline/jars.py.
+
+    `short_lived` starts in half the time and is slower after the first minute: for tests and demonstrations.
+    """
+    try:
+        from pyspark import SparkConf
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise PipelineError("pyspark is not installed", hint="pip install 'headwater[spark]'") from None
+    with _opening:
+        if SparkSession.getActiveSession() is None:
+            settings = SparkConf(loadDefaults=False)
+            settings.setAll(list(_settings(master, name, jars, conf or {}, jars_folder, short_lived).items()))
+            _start_java(settings, master)
+        return SparkSession.builder.appName(name).getOrCreate()
+
+
+def close_session(session: SparkSession) -> None:
+    """Stop it, and its Java with it, so that nothing is left and another may be opened."""
+    from pyspark import SparkContext
+
+    session.stop()
+    gateway: Any = SparkContext._gateway
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    if gateway.proc is not None:
+        gateway.proc.stdin.close()  # the sign on which it ends
+        gateway.proc.wait()
+
+
+def log_file() -> Path:
+    """Where Spark and its workers write what nobody wants to see, until something breaks."""
+    return _folder() / f"{os.getpid()}.log"
+
+
+def _settings(
+    master: str, name: str, jars: Iterable[str], conf: Mapping[str, str], folder: Path, short_lived: bool
+) -> dict[str, str]:
+    is_local = master.startswith("local")
+    given = dict(conf)
+    options = [f"-Dlog4j2.configurationFile={_log4j().as_uri()}", given.pop("spark.driver.extraJavaOptions", "")]
+    options += [_SHORT_LIVED] if short_lived else []
+    return {
+        **_QUIET,
+        **(_LOCAL if is_local else {}),
+        **jar_settings(jars, folder),
+        "spark.master": master,
+        "spark.app.name": name,
+        "spark.driver.extraJavaOptions": " ".join(filter(None, options)),
+        **given,
+    }
+
+
+def _start_java(settings: Any, master: str) -> None:
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.logger import PySparkLogger
+
+    for name in _LOUD:
+        PySparkLogger.getLogger(name).disabled = True
+    if master.startswith("local") or not os.environ.get("PYSPARK_PYTHON"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are whatever python3 the PATH holds
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    _forget_old_logs()
+    with log_file().open("ab") as log:
+        try:
+            gateway: Any = launch_gateway(  # type: ignore[no-untyped-call]
+                settings, {"stdout": log, "stderr": log}
+            )
+        except Exception as error:
+            raise PipelineError(f"Spark did not start: {_last_line()}", hint=f"All it said: {log_file()}") from error
+    SparkContext._ensure_initialized(gateway=gateway, conf=settings)
+
+
+# Files
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"headwater-spark-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def _log4j() -> Path:
+    path = _folder() / f"{os.getpid()}.log4j2.properties"
+    path.write_text(_LOG4J)
+    return path
+
+
+def _forget_old_logs() -> None:
+    """Remove what processes left that are no more."""
+    for path in _folder().iterdir():
+        pid = path.name.partition(".")[0]
+        if pid.isdigit() and not Path("/proc", pid).exists():
+            path.unlink(missing_ok=True)
+
+
+def _last_line() -> str:
+    """The last thing that was said and tells anything."""
+    lines = [line.strip() for line in log_file().read_text(errors="replace").splitlines()]
+    told = [line for line in lines if line and not line.startswith(_TELLS_NOTHING)]
+    return told[-1] if told else "it said nothing"

@@ -1,0 +1,69 @@
+"""Foreach: a function of the user's takes every frame, for whatever place has no sink of its own.
+
+It is called in the driver as `function(frame, work, table)`: `work` is the list of Parts whose rows the frame
+holds (partition i those of part i), or the Step whose changes it holds. At least once: after a crash the last
+frame may come again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import ConfigError
+from headwater.model.table import Table
+from headwater.pipeline.sinks.ledger import LedgerSink
+from headwater.pipeline.sinks.sink import Part, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headwater.pipeline.sinks.opening import Needs
+
+Function = Callable[["DataFrame", Step | list[Part], Table], object]
+
+
+class ForeachSink(LedgerSink):
+    """Calls `function` with rows, then with changes."""
+
+    def __init__(self, name: str, ledger: Any, function: Function) -> None:
+        def send_rows(frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
+            function(frame, list(parts), table)
+
+        def send_changes(frame: DataFrame, step: Step, table: Table) -> None:
+            function(frame, step, table)
+
+        super().__init__(name, ledger, send_rows, send_changes)
+
+
+def open_foreach(settings: Mapping[str, Any], needs: Needs) -> ForeachSink:
+    """A sink from the settings of a pipeline: `function`, as "module:name"."""
+    unknown = sorted(settings.keys() - {"function"})
+    if unknown:
+        raise ConfigError(f"the foreach sink has no setting {unknown[0]!r}", hint=_HOW)
+    place = str(settings.get("function", ""))
+    return ForeachSink(f"foreach {place}", needs.ledger, find_function(place))
+
+
+_HOW = 'Set function = "module:name"; it is called as name(frame, step_or_parts, table).'
+
+
+def find_function(place: str) -> Function:
+    """The function that "module:name" names; modules beside the running program are found too."""
+    module, _, name = place.partition(":")
+    if not module or not name:
+        raise ConfigError("the foreach sink needs a function", hint=_HOW)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        found = getattr(import_module(module), name, None)
+    except ImportError as error:
+        raise ConfigError(f"function {place!r} cannot be imported: {error}", hint=_HOW) from None
+    if not callable(found):
+        raise ConfigError(f"module {module!r} has no function {name!r}", hint=_HOW)
+    function: Function = found
+    return function

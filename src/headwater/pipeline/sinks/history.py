@@ -1,0 +1,25 @@
+"""What rows of a snapshot carry in a history of changes: they are its first lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headwater.model.table import Table
+from headwater.pipeline.scd2 import SNAPSHOT
+from headwater.pipeline.schema import changes_schema
+from headwater.pipeline.sinks.sink import Part
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def as_history(frame: DataFrame, table: Table, parts: Sequence[Part]) -> DataFrame:
+    """`frame`, with the five columns of changes: what is in partition i was read at the version of part i."""
+    from pyspark.sql import functions as f
+
+    versions = f.array(*(f.lit(part.version).cast("bigint") for part in parts))
+    version = f.element_at(versions, f.spark_partition_id() + 1)
+    values = (f.lit(SNAPSHOT), version, f.lit(None).cast("timestamp"), version, f.lit(None).cast("string"))
+    names = changes_schema(table).names[-5:]
+    return frame.select("*", *(value.alias(name) for value, name in zip(values, names, strict=True)))

@@ -1,0 +1,88 @@
+"""Kafka: every row and every change as a JSON value under its primary key, by Spark's own Kafka writer.
+
+At least once, and in order per key: all that one key has goes through one task, by offset. What is on a topic
+stays there, so rows of a new snapshot come on top of the old ones. Changes look like this (plain):
+
+    key    {"id": 1}
+    value  {"op": "update", "table": "orders", "offset": 7, "txn": "…", "ts_ms": …, "before": {…}, "after": {…}}
+
+or have Debezium's envelope. An update that changes the key is a delete under the old one and an insert under
+the new one; with `tombstones` a null value follows each delete, for compacted topics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import ConfigError, PipelineError
+from headwater.model.hint import nearest
+from headwater.model.table import Table
+from headwater.pipeline.sinks.envelope import FORMATS, PLAIN, Envelope
+from headwater.pipeline.sinks.ledger import LedgerSink
+from headwater.pipeline.sinks.sink import Part, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from headwater.pipeline.sinks.opening import Needs
+
+_SETTINGS = ("servers", "topic", "format", "tombstones", "options")
+
+
+class KafkaSink(LedgerSink):
+    """One topic. `options` go to the producer as they are (`kafka.security.protocol`, …)."""
+
+    def __init__(
+        self,
+        name: str,
+        ledger: Any,
+        servers: str,
+        topic: str,
+        envelope: Envelope,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._envelope = envelope
+        self._options = {**(options or {}), "kafka.bootstrap.servers": servers, "topic": topic}
+        super().__init__(name, ledger, self._rows, self._changes)
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.name})"  # never the options
+
+    def _rows(self, frame: DataFrame, parts: Sequence[Part], table: Table) -> None:
+        self._write(self._envelope.of_rows(frame, table, parts))
+
+    def _changes(self, frame: DataFrame, step: Step, table: Table) -> None:
+        self._write(self._envelope.of_changes(frame, table))
+
+    def _write(self, frame: DataFrame) -> None:
+        from pyspark.errors import AnalysisException
+
+        try:
+            frame.write.format("kafka").options(**self._options).save()
+        except AnalysisException as error:
+            if "kafka" not in str(error).lower():
+                raise
+            raise PipelineError(
+                "Spark has no Kafka here", hint="Fetch its jars: python -m headwater.pipeline.jars, or `make jars`."
+            ) from None
+
+
+def open_kafka(settings: Mapping[str, Any], needs: Needs) -> KafkaSink:
+    """A sink from the settings of a pipeline: servers, topic, format (plain or debezium), tombstones, options."""
+    unknown = sorted(settings.keys() - set(_SETTINGS))
+    if unknown:
+        raise ConfigError(f"the kafka sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))
+    for name in ("servers", "topic"):
+        if not settings.get(name):
+            raise ConfigError(
+                f"the kafka sink needs `{name}`", hint='As in servers = "localhost:9092", topic = "orders".'
+            )
+    form = settings.get("format", PLAIN)
+    if form not in FORMATS:
+        raise ConfigError(f"format {form!r} is not known", hint=nearest(str(form), FORMATS))
+    pieces = needs.name.split("/")  # pipeline, database, table
+    envelope = Envelope(form, pieces[-2] if len(pieces) > 1 else needs.name, bool(settings.get("tombstones", False)))
+    name = f"kafka {settings['servers']} {settings['topic']}"
+    options = {str(key): str(value) for key, value in settings.get("options", {}).items()}
+    return KafkaSink(name, needs.ledger, settings["servers"], settings["topic"], envelope, options)

@@ -1,0 +1,107 @@
+"""Sinks that cannot keep their own progress: a ledger does, and is written after the rows, so at least once.
+
+What was written when a run died before the ledger was is written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from headwater.errors import SinkFenced, SinkUnfit
+from headwater.model.table import Table
+from headwater.pipeline.compaction import about, quoted
+from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class Ledger(Protocol):
+    """Where the state is kept."""
+
+    def load(self) -> State | None:
+        """As last saved; None when nothing was begun."""
+        ...
+
+    def save(self, state: State) -> None:
+        """Keep it."""
+        ...
+
+
+class LedgerSink:
+    """What all of them do; `send_rows` and `send_changes` are their own part."""
+
+    exactly_once = False
+    mode = HISTORY
+
+    def __init__(
+        self,
+        name: str,
+        ledger: Ledger,
+        send_rows: Callable[[DataFrame, Sequence[Part], Table], None],
+        send_changes: Callable[[DataFrame, Step, Table], None],
+    ) -> None:
+        self.name, self._ledger = name, ledger
+        self._send_rows, self._send_changes = send_rows, send_changes
+
+    def state(self) -> State | None:
+        """See Sink."""
+        return self._ledger.load()
+
+    def begin(self, plan: Plan) -> None:
+        """See Sink. What was sent before cannot be taken back: rows of a new snapshot come on top."""
+        self._ledger.save(State(plan, plan.offset))
+
+    def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
+        """See Sink."""
+        state = self._of_plan(plan.id)
+        missing = [place for place, part in enumerate(parts) if part.span not in state.loaded]
+        if not missing:
+            return
+        self._send_rows(_partitions(frame, missing, len(parts)), parts, plan.table)
+        state = self._of_plan(plan.id)
+        new = {parts[place].span: parts[place].version for place in missing}
+        self._ledger.save(msgspec.structs.replace(state, loaded={**state.loaded, **new}))
+
+    def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
+        """See Sink."""
+        if step.repair:
+            raise SinkUnfit(f"{self.name} keeps no rows that could be mended")
+        todo = check(self.state(), step)
+        if todo is None:
+            return
+        self._send_changes(frame.where(f"{quoted(about(frame).offset)} > {todo.after}"), todo, table)
+        state = self._of_plan(step.plan)
+        loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
+        self._ledger.save(State(state.plan, max(state.offset, step.upto), loaded))
+
+    def evolve(self, table: Table) -> None:
+        """See Sink."""
+        state = self.state()
+        if state is None:
+            raise SinkFenced("the sink holds no snapshot")
+        plan = msgspec.structs.replace(state.plan, table=table)
+        self._ledger.save(msgspec.structs.replace(state, plan=plan))
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """See Sink."""
+        raise SinkUnfit(f"{self.name} keeps no rows that could be read back")
+
+    def close(self) -> None:
+        """See Sink."""
+
+    def _of_plan(self, plan: str) -> State:
+        state = self.state()
+        if state is None or state.plan.id != plan:
+            raise SinkFenced("the sink works on another snapshot than this run")
+        return state
+
+
+def _partitions(frame: DataFrame, wanted: Sequence[int], count: int) -> DataFrame:
+    """Only the rows of those partitions."""
+    from pyspark.sql import functions as f
+
+    return frame if len(wanted) == count else frame.where(f.spark_partition_id().isin(list(wanted)))

@@ -1,0 +1,76 @@
+"""Files on disk for good: Parquet files written by tasks, and small files written by the driver."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+REPORT = "partition int, file string"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """The file that one task wrote."""
+
+    partition: int
+    file: str
+
+
+class FileWriter:
+    """The task: called by Spark in an executor with the Arrow batches of one partition; writes none if empty."""
+
+    def __init__(self, folder: str, skipped: frozenset[int] = frozenset()) -> None:
+        self._folder, self._skipped = folder, skipped
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        first = None if partition in self._skipped else next((batch for batch in batches if batch.num_rows), None)
+        if first is None:
+            return
+        name = f"part-{partition:05}-{uuid.uuid4().hex}.parquet"
+        with open(Path(self._folder) / name, "xb") as file:
+            with pq.ParquetWriter(file, first.schema) as writer:
+                writer.write_batch(first)
+                for batch in batches:
+                    writer.write_batch(batch)
+            file.flush()
+            os.fsync(file.fileno())
+        kinds = pa.schema([("partition", pa.int32()), ("file", pa.string())])
+        yield pa.RecordBatch.from_pydict({"partition": [partition], "file": [name]}, schema=kinds)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """A new file, on disk when this returns."""
+    with open(path, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def durable(path: Path, content: bytes) -> None:
+    """Put a file in the place of another in one step; on disk when this returns."""
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    write_file(beside, content)
+    os.replace(beside, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(path: Path) -> None:
+    """Names in a folder are on disk when this returns."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,78 @@
+"""Numbers that a database cannot hold, NaN and the infinities: kept in `_misfit`, as the source's misfits are.
+
+A source never tells a float as the misfit of a float column: so what is read back is found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.model.literal import from_lit, to_lit
+from headwater.pipeline.sinks.sql_dialects import MISFIT, MYSQL, SQLITE, Field
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> pa.RecordBatch:
+    """`batch` with null where `backend` has no such number, and the number in `_misfit`."""
+    import pyarrow as pa
+
+    columns, told = list(batch.columns), _place(fields)
+    for place, field in enumerate(fields):
+        strange = _strange(columns[place], backend) if field.kind == "f64" and told is not None else None
+        if strange is None or told is None:
+            continue
+        misfits = columns[told].to_pylist()
+        values = columns[place].to_pylist()
+        for at in strange:
+            found = msgspec.json.decode(misfits[at]) if misfits[at] else {}
+            misfits[at] = msgspec.json.encode({**found, field.name: to_lit(values[at])}).decode()
+            values[at] = None
+        columns[place], columns[told] = pa.array(values, pa.float64()), pa.array(misfits, pa.string())
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def restore(columns: Sequence[Sequence[Any]], fields: Sequence[Field]) -> list[Sequence[Any]]:
+    """The columns as they were before `set_aside`."""
+    told = _place(fields)
+    if told is None or not any(columns[told]):
+        return list(columns)
+    made = [list(values) for values in columns]
+    for at, text in enumerate(columns[told]):
+        found = msgspec.json.decode(text) if text else {}
+        ours = {place: found[field.name] for place, field in enumerate(fields) if _is_ours(found, field)}
+        for place, lit in ours.items():
+            made[place][at] = from_lit(lit)
+            del found[fields[place].name]
+        if ours:
+            made[told][at] = msgspec.json.encode(found).decode() if found else None
+    return list(made)
+
+
+def _place(fields: Sequence[Field]) -> int | None:
+    return next((place for place, field in enumerate(fields) if field.kind == MISFIT), None)
+
+
+def _strange(values: pa.Array, backend: str) -> list[int] | None:
+    """Where the numbers stand that cannot be held; None when there are none."""
+    import pyarrow.compute as pc
+
+    if backend not in (MYSQL, SQLITE):
+        return None
+    found = pc.invert(pc.is_finite(values)) if backend == MYSQL else pc.is_nan(values)
+    places: list[int] = pc.indices_nonzero(found.fill_null(False)).to_pylist()
+    return places or None
+
+
+def _is_ours(found: dict[str, Any], field: Field) -> bool:
+    if field.kind != "f64" or field.name not in found:
+        return False
+    try:
+        return isinstance(from_lit(found[field.name]), float)
+    except InvalidRequest:
+        return False

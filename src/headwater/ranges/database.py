@@ -1,0 +1,52 @@
+"""What ranges know of a database: its source, its log, and how to bring the one up to the other."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headwater.errors import NotFound, NotSupported
+from headwater.log.live import LiveLog
+from headwater.model.hint import nearest
+from headwater.model.table import Table
+from headwater.sources.source import Source
+
+
+class Database(Protocol):
+    """One open database."""
+
+    @property
+    def source(self) -> Source:
+        """Where the rows are."""
+        ...
+
+    @property
+    def log(self) -> LiveLog:
+        """What happened to them."""
+        ...
+
+    def catch_up(self, timeout: float) -> bool:
+        """Wait until the log holds everything committed before this call; whether it does."""
+        ...
+
+
+class Databases(Protocol):
+    """The databases that are open, by name."""
+
+    def database(self, name: str) -> Database:
+        """The one called `name`; NotFound if there is none."""
+        ...
+
+    def names(self) -> list[str]:
+        """Their names, sorted."""
+        ...
+
+
+def captured(source: Source, name: str) -> Table:
+    """The table whose changes are in the log; NotFound, NotSupported."""
+    tables = source.describe()
+    table = tables.get(name)
+    if table is None:
+        raise NotFound(f"there is no table {name!r}", hint=nearest(name, tables))
+    if name not in source.status()["tables"]:
+        raise NotSupported(f"{name!r} is not captured: its changes are not known", hint="Read it by data.get or SQL.")
+    return table

@@ -1,0 +1,360 @@
+"""Ranges: how tables are cut for parallel reading, who reads them, and how far the log behind them is durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+
+from headwater.config import FeedsConfig, PullConfig
+from headwater.errors import (
+    HeadwaterError,
+    InvalidRequest,
+    LimitExceeded,
+    NotFound,
+    OffsetExpired,
+    StaleEpoch,
+    Unavailable,
+)
+from headwater.log.live import LiveLog
+from headwater.model.change import Op
+from headwater.model.clock import wall_ms
+from headwater.model.database import real_name
+from headwater.model.key import Span, decode_key
+from headwater.model.principal import Principal
+from headwater.model.table import Table
+from headwater.ranges.database import Database, Databases, captured
+from headwater.ranges.range import Range
+from headwater.ranges.spans import Merge, Split, applied, bounds, cut, measured, pieces, resized, sample_size, within
+from headwater.ranges.store import Cut, Pull, Store
+from headwater.ranges.waiting import Waiting
+from headwater.sources.source import Sample
+
+CATCH_UP_SECONDS = 0.25  # longest a look waits for what was committed before it
+REGISTER_SECONDS = 10.0  # and a registration, which must have it
+ATTEMPTS = 5  # against those who change the same at the same time
+MOST_LEASES = 10_000
+GROWTH = 10  # measured again when a tenth of what a range holds on average may have changed
+
+
+class Listed(NamedTuple):
+    """The ranges of a table, and the generation of the log they are good for."""
+
+    generation: str
+    ranges: list[Range]
+
+
+class Registered(NamedTuple):
+    """Rows can be read as of offset `version`, and changes after it, for so many seconds."""
+
+    generation: str
+    version: int
+    lease_seconds: float
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A table and how far its durable log goes."""
+
+    db: str
+    table: Table
+    generation: str
+    horizon: int
+    latest: int
+    closed: int  # whatever is read after `latest` has a later time; 0 when that is not known
+    schema_changed_at: int | None = None
+    resnapshot: bool = False
+
+
+class Ranges:
+    """The pulls of one server. From any thread; `describe` in its loop."""
+
+    def __init__(
+        self,
+        databases: Databases,
+        store: Store,
+        config: PullConfig,
+        leases: FeedsConfig,
+        *,
+        now_ms: Callable[[], int] = wall_ms,
+    ) -> None:
+        self._databases, self._store, self._config, self._leases = databases, store, config, leases
+        self._now_ms = now_ms
+        self._waiting = Waiting()
+
+    def drain(self) -> None:
+        """In the loop: answer everybody who waits; the server goes away."""
+        self._waiting.drain()
+
+    # --- cutting ---------------------------------------------------------------------------------------------
+
+    def listed(self, who: Principal, db: str | None, table: str, target_bytes: int | None = None) -> Listed:
+        """The ranges of `table`, cut at the first call, and again as they grow and shrink."""
+        place = self._place(db, table)
+        held = self._ensure(place, target_bytes)
+        target = target_bytes or held.target
+        ranges = self._ranges(place)
+        if target != held.target or _is_due(held, ranges, place.database.source.head()):
+            self._resize(place, ranges, target)
+        return Listed(place.database.log.generation, self._ranges(place))
+
+    def find(self, db: str | None, table: str, id: int, epoch: int) -> Span:
+        """The keys of a range; StaleEpoch with those that hold them now, NotFound if there never was one."""
+        place = self._place(db, table)
+        self._ensure(place)
+        return self._live(place, self._ranges(place), id, epoch).span
+
+    def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
+        """Cut one range in two, at the key `at` or in its middle; the two."""
+        place = self._place(db, table)
+        for _ in range(ATTEMPTS):
+            held, ranges = self._ensure(place), self._ranges(place)
+            one = self._live(place, ranges, id, epoch)
+            sample = self._sample(place, len(ranges))
+            bound = _middle(sample, one) if at is None else _inside(sample.table, one, at)
+            number = ranges.index(one)
+            if self._change(place, held, ranges, [Split(number, (bound,))], sample):
+                return Listed(place.database.log.generation, self._ranges(place)[number : number + 2])
+        raise _contended(table)
+
+    def merge(self, who: Principal, db: str | None, table: str, pair: Sequence[tuple[int, int]]) -> Listed:
+        """Make one of two neighbours, named by id and epoch; the one."""
+        place = self._place(db, table)
+        for _ in range(ATTEMPTS):
+            held, ranges = self._ensure(place), self._ranges(place)
+            first, last = sorted(ranges.index(self._live(place, ranges, id, epoch)) for id, epoch in pair)
+            if last != first + 1:
+                raise InvalidRequest("these ranges are not neighbours", hint="The end of one is the start of another.")
+            if self._change(place, held, ranges, [Merge(first, last)], self._sample(place, len(ranges))):
+                return Listed(place.database.log.generation, self._ranges(place)[first : first + 1])
+        raise _contended(table)
+
+    def _place(self, db: str | None, table: str) -> _Place:
+        name = real_name(db)
+        database = self._databases.database(name)
+        return _Place(name, database, captured(database.source, table))
+
+    def _ranges(self, place: _Place) -> list[Range]:
+        return self._store.ranges(place.db, place.table.name)
+
+    def _ensure(self, place: _Place, target: int | None = None) -> Cut:
+        """What the table is cut for; it is cut anew if that is not what it is."""
+        generation, name = place.database.log.generation, place.table.name
+        held = self._store.cut(place.db, name)
+        if held is not None and held.fits(generation, place.table.version):
+            return held
+        target = target or (held.target if held is not None else self._config.target_bytes)
+        head = place.database.source.head()
+        sample = self._sample(place, 1)
+        if sample_size(count := pieces(sample.bytes, target)) > sample_size(1):
+            sample = self._sample(place, count)
+        spans = cut(sample, target)
+        fresh = Cut(generation, place.table.version, target, head)
+        self._store.begin(
+            place.db, name, fresh, lambda new_id: measured(sample, [Range(new_id(), 1, span) for span in spans])
+        )
+        return self._store.cut(place.db, name) or fresh
+
+    def _sample(self, place: _Place, count: int) -> Sample:
+        return place.database.source.sample(place.table.name, sample_size(count))
+
+    def _resize(self, place: _Place, ranges: list[Range], target: int) -> None:
+        head = place.database.source.head()
+        total = sum(one.bytes for one in ranges)
+        sample = self._sample(place, max(pieces(total, target), len(ranges)))
+        steps = resized(sample, [one.span for one in ranges], target)
+        held = Cut(place.database.log.generation, place.table.version, target, head)
+        self._change(place, held, ranges, steps, sample)  # if somebody was faster, that is good, too
+
+    def _change(
+        self, place: _Place, held: Cut, ranges: list[Range], steps: Sequence[Split | Merge], sample: Sample
+    ) -> bool:
+        def new(new_id: Callable[[], int]) -> list[Range]:
+            return measured(sample, applied(ranges, steps, new_id))
+
+        return self._store.change(place.db, place.table.name, held, ranges, new)
+
+    def _live(self, place: _Place, ranges: list[Range], id: int, epoch: int) -> Range:
+        found = next((one for one in ranges if one.id == id), None)
+        if found is not None and found.epoch == epoch:
+            return found
+        heirs = self._store.heirs(place.db, place.table.name, id, epoch)
+        if heirs is None:
+            raise NotFound(f"table {place.table.name!r} has no range {id}", hint="pull.ranges lists them.")
+        raise StaleEpoch(
+            f"range {id} of epoch {epoch} is no more", ranges=[heir.wire() for heir in heirs], range=id, epoch=epoch
+        )
+
+    # --- leases ----------------------------------------------------------------------------------------------
+
+    def register(
+        self,
+        who: Principal,
+        db: str | None,
+        table: str,
+        subscriber: str,
+        *,
+        range: int | None = None,
+        epoch: int | None = None,
+        keep: int | None = None,
+    ) -> Registered:
+        """An offset at which everything committed before this call is durable; the log after it is kept.
+
+        With `keep` the log after that earlier offset is kept. OffsetExpired when it is gone.
+        """
+        _check_subscriber(subscriber)
+        if (range is None) != (epoch is None):
+            raise InvalidRequest("`range` and `epoch` belong together", hint="Send both, or none for the whole table.")
+        place = self._place(db, table)
+        if range is not None and epoch is not None:
+            self.find(db, table, range, epoch)
+        generation, version = _durable_now(place.database)
+        kept = version if keep is None else keep
+        if kept > version:
+            raise InvalidRequest(f"`keep` lies beyond the newest offset, {version}")
+        pull = Pull(place.db, subscriber, table, range or 0, generation, kept, self._until())
+        self._hold(place.database.log, pull)
+        return Registered(generation, version, self._leases.lease_seconds)
+
+    def release(self, who: Principal, db: str | None, table: str, subscriber: str) -> bool:
+        """Give up every lease of `subscriber` on `table`; whether there was one."""
+        _check_subscriber(subscriber)
+        name = real_name(db)
+        log = self._databases.database(name).log
+        dropped = self._store.drop_leases(name, table, subscriber)
+        for pull in dropped:
+            log.release(pull.name)
+        return bool(dropped)
+
+    def _hold(self, log: LiveLog, pull: Pull) -> None:
+        """In the log first: a lease that cannot be had replaces none."""
+        log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=self._leases.lease_bytes)
+        if not self._store.put_lease(pull, now_ms=self._now_ms(), most=MOST_LEASES):
+            log.release(pull.name)
+            raise LimitExceeded(f"{MOST_LEASES} tables and ranges are registered", hint="Release some.")
+
+    def _until(self) -> int:
+        return self._now_ms() + int(self._leases.lease_seconds * 1000)
+
+    # --- looking ---------------------------------------------------------------------------------------------
+
+    async def describe(
+        self,
+        who: Principal,
+        db: str | None,
+        table: str,
+        *,
+        after: int | None = None,
+        wait_ms: int = 0,
+        shape: int | None = None,
+    ) -> Described:
+        """The table and its log; with `after` and `wait_ms`, once the log is durable beyond `after`.
+
+        With `shape`, a version of the table that is not the present one: where it first changed after `after`.
+        """
+        if wait_ms and after is None:
+            raise InvalidRequest("`wait_ms` needs `after`", hint="Send the `latest` of the answer before.")
+        name = real_name(db)
+        seen = await asyncio.to_thread(self._look, name, table, after)
+        if after is not None and wait_ms and seen.latest <= after:
+            log = self._databases.database(name).log
+            await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
+            seen = await asyncio.to_thread(self._look_again, seen)
+        if after is not None and shape is not None and shape != seen.table.version:
+            seen = await asyncio.to_thread(self._find_change, seen, after)
+        return seen
+
+    def _look(self, name: str, table: str, after: int | None) -> Described:
+        database = self._databases.database(name)
+        shape = captured(database.source, table)
+        log = database.log
+        is_current = database.catch_up(CATCH_UP_SECONDS)
+        if is_current and after is not None and after > log.latest:
+            raise InvalidRequest(f"`after` lies beyond the newest offset, {log.latest}")
+        (closed, at), generation = log.closed, log.generation
+        with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
+            log.flush()
+        return Described(name, shape, generation, log.horizon, log.durable, closed if at <= log.durable else 0)
+
+    def _look_again(self, seen: Described) -> Described:
+        database = self._databases.database(seen.db)
+        log = database.log
+        closed, at = log.closed
+        return Described(
+            seen.db,
+            captured(database.source, seen.table.name),
+            log.generation,
+            log.horizon,
+            log.durable,
+            closed if at <= log.durable else seen.closed,
+        )
+
+    def _find_change(self, seen: Described, after: int) -> Described:
+        log = self._databases.database(seen.db).log
+        for part in log.scan(after=after, upto=max(seen.latest, after)):
+            for number, change in enumerate(part.changes):
+                if change.op is Op.SCHEMA_CHANGE and change.table.name == seen.table.name:
+                    at = part.first + number
+                    return msgspec.structs.replace(seen, schema_changed_at=at, resnapshot=change.resnapshot)
+        return seen
+
+
+class _Place(NamedTuple):
+    """A table of an open database."""
+
+    db: str
+    database: Database
+    table: Table
+
+
+def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
+    """Before anything is trimmed: pulls that were registered go on holding what they need."""
+    for pull in store.leases(db):
+        if pull.generation == log.generation:
+            with suppress(OffsetExpired):
+                log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=max_bytes)
+
+
+def _durable_now(database: Database) -> tuple[str, int]:
+    """The generation, and an offset in it at which everything committed before this call is durable."""
+    log = database.log
+    if not database.catch_up(REGISTER_SECONDS):
+        raise Unavailable(f"the log is more than {REGISTER_SECONDS:.0f} s behind the database", hint="Try again.")
+    for _ in range(ATTEMPTS):
+        generation, version = log.generation, log.flush()
+        if generation == log.generation:
+            return generation, version
+    raise Unavailable("the log begins anew at this moment", hint="Try again.")
+
+
+def _is_due(held: Cut, ranges: Sequence[Range], head: int) -> bool:
+    rows = sum(one.rows for one in ranges)
+    return (head - held.at) * GROWTH * len(ranges) > rows
+
+
+def _middle(sample: Sample, one: Range) -> bytes:
+    found = bounds(within(sample.points, one.span), 2)
+    if not found:
+        raise InvalidRequest(f"range {one.id} has too few keys to be split", hint="Name the key by `at`.")
+    return found[0]
+
+
+def _inside(table: Table, one: Range, at: bytes) -> bytes:
+    if len(decode_key(at)) > len(table.key):
+        raise InvalidRequest(f"a key of {table.name!r} has {len(table.key)} columns, not more")
+    if at <= one.span.start or (one.span.end is not None and at >= one.span.end):
+        raise InvalidRequest("`at` does not lie inside the range", hint="It begins at its start, and ends at its end.")
+    return at
+
+
+def _contended(table: str) -> Unavailable:
+    return Unavailable(f"others change the ranges of {table!r} at this moment", hint="Try again.")
+
+
+def _check_subscriber(name: str) -> None:
+    if not 1 <= len(name) <= 200 or not name.isprintable():
+        raise InvalidRequest(
+            "`subscriber` is not a name", hint="Use 1 to 200 printable characters that tell who pulls, and what for."
+        )

@@ -1,0 +1,73 @@
+"""The entry of the bulk worker, `python -m headwater.worker`: started by a server, ends with it.
+
+Its standard input is a pipe that nobody but the server holds: first a line of settings, then silence, and its
+end when the server is gone, however that came to be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import shutil
+import socket
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from headwater.errors import NotSupported
+from headwater.ranges.cache import Cache
+from headwater.ranges.jobs import Place
+from headwater.ranges.process import READY, Settings
+from headwater.ranges.worker import Worker
+from headwater.sources.source import SideReader
+from headwater.sources.sqlite.reader import SqliteReader
+
+NICE = 5  # on a busy machine commits and feeds go first: a pull that takes longer hurts nobody
+
+
+class NoPandas:
+    """pyarrow looks for pandas before it makes its first array: seconds and a hundred megabytes, for nothing here."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """As if it were not installed."""
+        if name == "pandas":
+            raise ModuleNotFoundError("pandas is not loaded here", name=name)
+
+
+def open_reader(place: Place) -> SideReader:
+    """The reader for a kind of source."""
+    if place.kind == "sqlite":
+        return SqliteReader(place.path, inode=place.inode, generation=place.generation)
+    raise NotSupported(f"a source of kind {place.kind!r} is not read in bulk")
+
+
+def main() -> None:
+    """Serve until the server is gone."""
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    sys.meta_path.insert(0, NoPandas)
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)  # a chunk is thousands of tuples, and none of them is part of a cycle
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(settings.socket)
+    listener.listen(128)
+    worker = Worker(open_reader, Cache(Path(settings.cache), settings.cache_bytes))
+    threading.Thread(target=_end_with_server, args=(settings.socket,), daemon=True).start()
+    sys.stdout.buffer.write(READY)
+    sys.stdout.buffer.flush()
+    worker.serve(listener)
+
+
+def _end_with_server(path: str) -> None:
+    sys.stdin.buffer.read()
+    shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

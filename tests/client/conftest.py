@@ -1,0 +1,31 @@
+"""Fixtures of the client: a server that fails as told, a live one, and both ways to ask."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.client.asking import ask_async, ask_sync
+from tests.client.faulty import Faulty
+from tests.conformance.live import Live
+
+
+@pytest.fixture(params=[ask_sync, ask_async], ids=["sync", "async"])
+def ask(request: pytest.FixtureRequest) -> Any:
+    """`ask(url, lambda client: …)`."""
+    return request.param
+
+
+@pytest.fixture
+def faulty() -> Iterator[Faulty]:
+    """A server that answers what the test tells it to."""
+    with Faulty() as server:
+        yield server
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[Live]:
+    """A whole Headwater."""
+    server = Live(tmp_path)
+    yield server
+    server.stop()

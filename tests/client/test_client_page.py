@@ -1,0 +1,30 @@
+"""The examples of docs/client.md run, in order, and print what the page shows."""
+
+import contextlib
+import io
+from typing import Any
+
+from tests.conformance.live import Live
+
+from doc_pages import BLOCK, page
+
+
+def test_every_example_of_the_page_prints_what_is_shown(live: Live) -> None:
+    names: dict[str, Any] = {}
+    printed: str | None = None
+    ran = 0
+    try:
+        for kind, body in BLOCK.findall(page("docs/client.md")):
+            if kind == "python":
+                assert not printed, f"the page does not show {printed!r}"
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(compile(body.replace("http://127.0.0.1:7171", live.url), "client.md", "exec"), names)
+                printed = out.getvalue()
+                ran += 1
+            else:
+                assert (kind, body) == ("text", printed)
+                printed = None
+    finally:
+        if "client" in names:
+            names["client"].close()
+    assert ran > 8 and not printed

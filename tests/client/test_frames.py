@@ -1,0 +1,186 @@
+"""Server-sent events: pieces to frames, and a feed that goes on where it broke."""
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.client.frames import Feed, Following, Frame, Splitter
+from headwater.client.patience import Patience
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
+from headwater.serve import frames
+
+OPENING = frames.sse_opening(2)
+BODY = b"".join(
+    [
+        OPENING,
+        frames.sse(3, "insert", b'{"offset":3}'),
+        frames.SSE_PING,
+        frames.sse("s:abc", "insert", '{"name":"ü"}'.encode()),
+        frames.sse(4, "caught_up", b'{"offset":4}'),
+        frames.SSE_FAREWELL,
+    ]
+)
+FRAMES = [
+    Frame("2", "", b""),
+    Frame("3", "insert", b'{"offset":3}'),
+    Frame("s:abc", "insert", '{"name":"ü"}'.encode()),
+    Frame("4", "caught_up", b'{"offset":4}'),
+]
+
+
+@given(st.lists(st.integers(0, len(BODY)), max_size=12))
+def test_pieces_may_end_anywhere(cuts: list[int]) -> None:
+    splitter, edges = Splitter(), [0, *sorted(cuts), len(BODY)]
+    found = [frame for low, high in zip(edges, edges[1:], strict=False) for frame in splitter.take(BODY[low:high])]
+    assert found == FRAMES
+    assert splitter.farewell
+
+
+def test_a_farewell_is_told_from_an_opening() -> None:
+    splitter = Splitter()
+    splitter.take(frames.sse_opening(None) + frames.sse(1, "insert", b"{}"))
+    assert not splitter.farewell
+    splitter.take(frames.SSE_FAREWELL)
+    assert splitter.farewell
+
+
+# --- a feed ----------------------------------------------------------------------------------------------
+
+
+def feed(control: tuple[str, ...] = (), **query: Any) -> Feed:
+    return Feed(["changes", "main", "t"], query, Patience(60, random.Random(0), lambda: 0.0), control)
+
+
+def asked(one: Feed) -> tuple[str, str]:
+    request = one.next()
+    assert request is not None
+    return request.path.partition("?")[2], request.headers.get("last-event-id", "")
+
+
+def test_it_goes_on_after_the_last_id_and_no_longer_from_the_offset_it_began_with() -> None:
+    one = feed(from_offset=2, where="a > 1")
+    assert asked(one) == ("from_offset=2&where=a+%3E+1", "")
+    assert list(one.take(BODY[: BODY.index(b"id: s:")])) == [{"offset": 3}]
+    one.failed(Unavailable("cut", sent=True))
+    assert asked(one) == ("where=a+%3E+1", "3")
+
+
+def test_half_a_frame_is_not_a_frame_and_is_forgotten_with_its_connection() -> None:
+    one = feed()
+    asked(one)
+    half = frames.sse(9, "insert", b'{"offset":9}')[:-1]
+    assert list(one.take(OPENING + half)) == []
+    assert asked(one)[1] == "2"
+    assert list(one.take(frames.sse(5, "insert", b'{"offset":5}'))) == [{"offset": 5}]
+
+
+def test_control_is_told_as_asked_and_the_turns_of_a_snapshot_always() -> None:
+    body = b"".join(
+        frames.sse(1, word, b"{}") for word in ("checkpoint", "caught_up", "snapshot_end", "snapshot_restart")
+    )
+    quiet, told = feed(), feed(("checkpoint",))
+    asked(quiet)
+    asked(told)
+    assert [one["event"] for one in quiet.take(body)] == ["snapshot_end", "snapshot_restart"]
+    assert [one["event"] for one in told.take(body)] == ["checkpoint", "snapshot_end", "snapshot_restart"]
+
+
+def test_what_is_told_before_an_end_by_error_is_handed_out_first() -> None:
+    one = feed()
+    asked(one)
+    gone = frames.sse(6, "resnapshot", b'{"earliest_offset":7,"latest_offset":9,"reason":"wal_horizon_exceeded"}')
+    got = one.take(frames.sse(3, "insert", b'{"offset":3}') + gone)
+    assert next(got) == {"offset": 3}
+    with pytest.raises(OffsetExpired) as raised:
+        next(got)
+    assert raised.value.extra["resnapshot_reason"] == "wal_horizon_exceeded"
+    with pytest.raises(OffsetExpired):
+        one.failed(raised.value)
+
+
+def test_a_failure_that_is_told_is_raised_with_its_code() -> None:
+    one = feed()
+    asked(one)
+    told = b'{"code":"invalid_request","message":"no such column","details":{"hint":"Name another."}}'
+    with pytest.raises(InvalidRequest, match="no such column") as raised:
+        list(one.take(frames.sse(3, "failed", told)))
+    assert raised.value.hint == "Name another."
+
+
+def test_a_feed_through_an_offset_ends_there() -> None:
+    one = feed(upto=3)
+    asked(one)
+    list(one.take(OPENING + frames.sse(3, "insert", b"{}")))
+    one.finished()
+    assert one.next() is None
+
+
+def test_an_end_before_the_offset_is_asked_again_until_nothing_is_left() -> None:
+    one = feed(upto=9)
+    asked(one)
+    list(one.take(OPENING + frames.sse(3, "insert", b"{}")))
+    one.finished()
+    assert asked(one) == ("upto=9", "3")
+    list(one.take(frames.SSE_OPENING + b"id: 3\n\n"))
+    one.finished()
+    assert one.next() is None
+
+
+def test_a_server_that_stops_has_not_told_everything() -> None:
+    one = feed(upto=9)
+    asked(one)
+    list(one.take(OPENING + frames.SSE_FAREWELL))
+    one.finished()
+    assert one.next() is not None
+
+
+def test_a_feed_without_end_never_ends_by_itself() -> None:
+    one = feed()
+    asked(one)
+    one.finished()
+    assert one.next() is not None
+
+
+def test_an_opening_alone_is_no_progress_and_a_sign_of_life_is() -> None:
+    now = [0.0]
+    one = Feed(["changes"], {}, Patience(20, random.Random(0), lambda: now[0]))
+    for _ in range(9):  # a server that dies as soon as it was asked
+        asked(one)
+        list(one.take(frames.SSE_OPENING))
+        one.failed(Unavailable("cut", sent=True))
+        now[0] += 1
+    asked(one)
+    list(one.take(frames.SSE_OPENING))
+    list(one.take(frames.SSE_PING))
+    now[0] += 15
+    one.failed(Unavailable("cut", sent=True))
+    now[0] += 20
+    with pytest.raises(HeadwaterError):
+        one.failed(Unavailable("cut", sent=True))
+
+
+# --- rows, then changes ----------------------------------------------------------------------------------
+
+
+def test_rows_and_changes_are_told_apart() -> None:
+    following = Following()
+    given: list[dict[str, Any]] = [
+        {"op": "insert", "snapshot": True, "after": {"id": 1}},
+        {"event": "snapshot_restart", "id": "s:x", "data": {"reason": "snapshot_expired"}},
+        {"op": "insert", "snapshot": True, "after": {"id": 2}},
+        {"event": "snapshot_end", "id": "3", "data": {"rows": 1}},
+        {"op": "schema_change", "resnapshot": False},
+    ]
+    found = [one for told in given for one in following.sort(told)]
+    assert found == [("row", {"id": 1}), ("resnapshot", "snapshot_expired"), ("row", {"id": 2}), ("change", given[-1])]
+    assert following.restart == ""
+
+
+def test_a_change_of_the_shape_that_may_hide_changes_asks_for_rows_anew() -> None:
+    following = Following()
+    change = {"op": "schema_change", "resnapshot": True}
+    assert list(following.sort(change)) == [("change", change)]
+    assert following.restart

@@ -1,0 +1,74 @@
+"""Trying again: waits with full jitter, an end after a time without progress, and what a server asks for."""
+
+import random
+
+import pytest
+
+from headwater.client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
+from headwater.errors import Unavailable
+
+
+class Clock:
+    """Time that passes when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Highest(random.Random):
+    """Jitter at its upper end."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return b
+
+
+ERROR = Unavailable("gone")
+
+
+def test_waits_double_up_to_a_bound() -> None:
+    patience = Patience(1000, Highest(), Clock())
+    waits = [patience.wait(ERROR) for _ in range(9)]
+    assert waits == [min(FIRST_WAIT * 2**n, LONGEST_WAIT) for n in range(9)]
+    assert waits[-1] == LONGEST_WAIT
+
+
+def test_jitter_is_full_from_nothing_to_the_bound() -> None:
+    found = []
+    for seed in range(200):
+        patience = Patience(1000, random.Random(seed), Clock())
+        found.append([patience.wait(ERROR) for _ in range(4)][-1])
+    bound = FIRST_WAIT * 8
+    assert 0 <= min(found) < bound / 10 and bound * 0.9 < max(found) <= bound
+
+
+def test_it_ends_with_the_last_error_once_the_time_without_progress_is_over() -> None:
+    clock = Clock()
+    patience = Patience(10, Highest(), clock)
+    patience.wait(Unavailable("first"))
+    clock.now += 9.9
+    with pytest.raises(Unavailable, match="last"):
+        patience.wait(Unavailable("last"))
+
+
+def test_the_time_counts_from_the_first_failure_and_anew_after_progress() -> None:
+    clock = Clock()
+    patience = Patience(10, Highest(), clock)
+    clock.now += 3600  # all went well for an hour
+    assert patience.wait(ERROR) == FIRST_WAIT
+    clock.now += 9
+    assert patience.wait(ERROR) == FIRST_WAIT * 2
+    patience.progress()
+    clock.now += 9
+    assert patience.wait(ERROR) == FIRST_WAIT
+
+
+def test_a_server_that_names_a_time_is_not_asked_before() -> None:
+    assert Patience(60, Highest(), Clock()).wait(Unavailable("full", retry_after=7)) == 7
+
+
+def test_no_patience_is_one_try() -> None:
+    with pytest.raises(Unavailable):
+        Patience(0, Highest(), Clock()).wait(ERROR)

@@ -1,0 +1,263 @@
+"""Requests and answers: addresses, credentials, errors by their code, and what may be sent twice."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater import errors
+from headwater.client.protocol import (
+    Repeat,
+    error_of,
+    find_token,
+    get_request,
+    lost,
+    may_repeat,
+    parse_url,
+    ranges_of,
+    refusal,
+    rpc_request,
+    rpc_result,
+)
+from headwater.errors import ConfigError, HeadwaterError, OffsetExpired, StaleEpoch, Unavailable
+from headwater.model.key import Span
+from headwater.serve.http import problem
+from headwater.serve.rpc import error_body
+
+
+def every_kind(kind: type[HeadwaterError] = HeadwaterError) -> Iterator[type[HeadwaterError]]:
+    yield kind
+    for below in kind.__subclasses__():
+        yield from every_kind(below)
+
+
+KINDS = [kind for kind in every_kind() if kind.__module__ == errors.__name__]
+
+
+def made(kind: type[HeadwaterError]) -> HeadwaterError:
+    if kind is OffsetExpired:
+        error = OffsetExpired(3, 10, 90)
+        error.extra["resnapshot_reason"] = "wal_horizon_exceeded"
+        return error
+    return kind("it is so", hint="Do this.", ranges=[1, 2], place="beside")
+
+
+# --- errors ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.code)
+def test_an_error_comes_out_as_it_went_in_on_either_wire(kind: type[HeadwaterError]) -> None:
+    told = made(kind)
+    with pytest.raises(kind) as raised:
+        rpc_result(200, {}, error_body(1, told))
+    for error in (raised.value, refusal(kind.status, {}, problem(told, kind.status))):
+        assert type(error) is kind
+        assert (error.message, error.hint, error.extra) == (told.message, told.hint, told.extra)
+        assert str(error) == told.message
+
+
+def test_a_lost_place_keeps_its_numbers_and_its_reason() -> None:
+    error = refusal(410, {}, problem(made(OffsetExpired), 410))
+    assert isinstance(error, OffsetExpired)
+    assert (error.horizon, error.latest, error.after) == (10, 90, 9)
+    assert error.extra["resnapshot_reason"] == "wal_horizon_exceeded"
+
+
+@pytest.mark.parametrize("name", ["reason", "resnapshot_reason"])
+def test_a_lost_place_told_by_a_page_or_a_stream_is_the_same_error(name: str) -> None:
+    told = {
+        "earliest_offset": 7,
+        "latest_offset": 9,
+        "resnapshot_from_offset": 6,
+        name: "snapshot_expired",
+        "events": [],
+    }
+    error = lost(told)
+    assert isinstance(error, OffsetExpired)
+    assert (error.after, error.horizon, error.latest) == (6, 7, 9)
+    assert error.extra["resnapshot_reason"] == "snapshot_expired"
+    assert "events" not in error.extra
+
+
+def test_a_code_of_a_newer_server_is_kept_and_its_word_on_retries_believed() -> None:
+    error = error_of("moon_is_full", "wait", {"retryable": True, "phase": 3})
+    assert type(error) is HeadwaterError
+    assert (error.extra["code"], error.extra["phase"]) == ("moon_is_full", 3)
+    assert may_repeat(Repeat.REFUSED, error)
+    assert not may_repeat(Repeat.REFUSED, error_of("moon_is_full", "wait", {}))
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(502, Unavailable), (503, Unavailable), (429, Unavailable), (401, errors.Unauthorized), (403, errors.Forbidden)]
+    + [(404, errors.NotFound), (302, errors.InvalidRequest), (200, errors.InvalidRequest)],
+)
+@pytest.mark.parametrize("body", [b"<html>", b"", b"[1]", b"{}", b"[" * 100_000])
+def test_what_a_proxy_says_is_an_error_too(status: int, kind: type[HeadwaterError], body: bytes) -> None:
+    assert type(refusal(status, {}, body)) is kind
+    with pytest.raises(kind):
+        rpc_result(status, {}, body)
+
+
+def test_retry_after_is_told_in_seconds_and_dates_are_passed_over() -> None:
+    assert refusal(503, {"retry-after": "7"}, b"").extra["retry_after"] == 7
+    assert "retry_after" not in refusal(503, {"retry-after": "Wed, 21 Oct 2026 07:28:00 GMT"}, b"").extra
+
+
+# --- repeats ---------------------------------------------------------------------------------------------
+
+
+def test_reads_are_repeated_and_writes_only_when_they_were_surely_not_done() -> None:
+    unsent, cut, busy, wrong = (
+        Unavailable("x", sent=False),
+        Unavailable("x", sent=True),
+        errors.Busy("x"),
+        errors.Conflict("x"),
+    )
+    allowed = {
+        repeat: [may_repeat(repeat, error) for error in (unsent, cut, busy, wrong)]
+        for repeat in (Repeat.ANY, Repeat.REFUSED, Repeat.UNSENT)
+    }
+    assert allowed == {
+        Repeat.ANY: [True, True, True, False],
+        Repeat.REFUSED: [True, False, True, False],
+        Repeat.UNSENT: [True, False, False, False],
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "repeat"),
+    [
+        ("data.get", {}, Repeat.ANY),
+        ("cdc.poll", {"sub_id": "s"}, Repeat.ANY),
+        ("pull.register", {}, Repeat.ANY),
+        ("sql.exec", {"sql": "SELECT 1"}, Repeat.REFUSED),
+        ("data.insert", {}, Repeat.REFUSED),
+        ("something.new", {}, Repeat.REFUSED),
+        ("data.insert", {"tx": "tx_1"}, Repeat.UNSENT),
+        ("data.get", {"tx": "tx_1"}, Repeat.UNSENT),
+        ("tx.commit", {"tx_id": "tx_1"}, Repeat.UNSENT),
+    ],
+)
+def test_what_is_known_to_be_harmless_twice_is_named(method: str, params: dict[str, Any], repeat: Repeat) -> None:
+    assert rpc_request(method, params).repeat is repeat
+
+
+# --- requests --------------------------------------------------------------------------------------------
+
+
+def test_a_call_leaves_out_what_is_none_and_waits_as_long_as_it_asks_to() -> None:
+    request = rpc_request("cdc.poll", {"sub_id": "s", "limit": None, "wait_ms": 2500})
+    assert json.loads(request.body or b"") == {
+        "id": 1,
+        "method": "cdc.poll",
+        "params": {"sub_id": "s", "wait_ms": 2500},
+    }
+    assert request.patience == 2.5
+
+
+def test_names_and_filters_are_written_as_the_server_reads_them() -> None:
+    from headwater.serve.asked import changes_asked, parse_query
+    from headwater.serve.routes import find
+
+    given = {
+        "pk_range": {"lower_bound": 1},
+        "spans": [{"prefix": [1]}],
+        "ops": ["insert", "delete"],
+        "include": {"before": True, "after": False},
+        "shard": {"index": 0, "of": 4},
+        "where": "total > 100 AND name = 'ä&b'",
+        "start": None,
+        "upto": 9,
+    }
+    request = get_request(["changes", "main", "a/b ü?\udcff"], given, "text/event-stream", "12")
+    assert request.headers["last-event-id"] == "12"
+    path, _, query = request.path.partition("?")
+    route, values = find(path, path.encode())
+    assert route is not None and values == {"db": "main", "table": "a/b ü?\udcff"}
+    params, upto = changes_asked(values, parse_query(query.encode(), route.query, route.path))
+    assert upto == 9 and params.where == given["where"] and params.ops == ["insert", "delete"]
+    assert params.shard == {"index": 0, "of": 4} and params.include == {"before": True}
+    assert params.spans == [{"prefix": [{"t": "i64", "v": 1}]}]
+
+
+def test_names_with_commas_travel_as_json() -> None:
+    from headwater.serve.asked import parse_query
+    from headwater.serve.pull_query import names_in
+
+    for names in (("a", "b"), ("a,b", "c"), (" a",), ("[a]",), ("ü b",)):
+        request = get_request(["pull"], {"columns": names}, "")
+        query = parse_query(request.path.partition("?")[2].encode(), ("columns",), "")
+        assert names_in(query, "columns") == names
+
+
+def test_keys_travel_as_hex() -> None:
+    assert get_request(["pull"], {"after": b"\x01\xff", "start": b""}, "").path == "/api/v1/pull?after=01ff&start="
+    found = ranges_of(
+        [{"id": 2, "epoch": 1, "start": "ff"}, {"id": 1, "epoch": 3, "start": "", "end": "ff", "rows": 5}]
+    )
+    assert [(range.id, range.span, range.rows) for range in found] == [
+        (1, Span(b"", b"\xff"), 5),
+        (2, Span(b"\xff", None), 0),
+    ]
+
+
+# --- where and who ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "host", "port"),
+    [
+        ("http://127.0.0.1:7171", "http", "127.0.0.1", 7171),
+        ("127.0.0.1:7171/", "http", "127.0.0.1", 7171),
+        ("https://[::1]:1", "https", "::1", 1),
+        ("https://example.org", "https", "example.org", None),
+    ],
+)
+def test_an_address_is_scheme_host_and_port(url: str, scheme: str, host: str, port: int | None) -> None:
+    assert parse_url(url)[:3] == (scheme, host, port)
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://a", "http://", "http://a/path", "http://a:99999", "http://a:x", "http://a?b=1", "http://a#b", ""]
+)
+def test_anything_else_is_no_address(url: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_url(url)
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter2@a:1", "http://hunter2@a", "http://:hunter2@a/path"])
+def test_an_address_with_a_password_is_refused_without_saying_it(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_url(url)
+    assert "hunter2" not in repr(raised.value) + raised.value.hint
+
+
+def test_a_token_comes_from_the_argument_a_file_or_the_environment(tmp_path: Path) -> None:
+    file, environ = tmp_path / "token", {"HEADWATER_TOKEN": "c"}
+    file.write_text("b\n")
+    assert find_token("a", file, environ) == "a"
+    assert find_token(None, file, environ) == "b"
+    assert find_token(None, None, environ) == "c"
+    assert find_token(None, None, {"HEADWATER_TOKEN": ""}) is None
+
+
+@pytest.mark.parametrize("token", ["hunter2\r\nx: y", "hunter2ü", "", "  ", "hunter2\n"])
+def test_a_token_that_no_header_can_carry_is_refused_without_saying_it(token: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        find_token(token, None, {})
+    assert "hunter2" not in repr(raised.value) + repr(raised.value.extra)
+
+
+def test_a_token_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        find_token(None, tmp_path / "nowhere", {})
+
+
+def test_a_stale_range_carries_those_that_hold_its_keys_now() -> None:
+    body = problem(StaleEpoch("split", ranges=[{"id": 1, "epoch": 2, "start": "", "end": "05"}]), 409)
+    error = refusal(409, {}, body)
+    assert isinstance(error, StaleEpoch)
+    assert ranges_of(error.extra["ranges"])[0].span == Span(b"", b"\x05")

@@ -1,0 +1,207 @@
+"""The pipeline's nemesis: kills the driver, executors, the server and its worker while writers go on.
+
+After every kill, and at the end, what the lake holds must equal the source at the very offset the lake tells.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from pipeline_process import Cluster, PipelineProcess, children, command_of, free_port, kill
+from server_process import ServerProcess
+
+from headwater.client import Client
+from headwater.errors import HeadwaterError, OffsetExpired
+from headwater.pipeline.sinks.delta import DeltaSink, Settings
+
+WRITER = Path(__file__).parent / "pipeline_writer.py"
+SIZES = (0, 1, 500, 20_000, 150_000, 1_000_000)
+TABLES = ("item", "pair", "plain")
+SPEC = """
+[pipeline]
+name = "nemesis"
+server = "http://127.0.0.1:{port}"
+meta = "sqlite:///meta.db"
+master = "{master}"
+range_bytes = {range_bytes}
+step_rows = {step_rows}
+lease_seconds = 5
+
+[pipeline.conf]
+"spark.driver.memory" = "1g"
+"spark.executor.memory" = "700m"
+
+[[table]]
+tables = ["item", "pair", "plain"]
+
+[table.sink]
+kind = "delta"
+path = "lake/{{table}}"
+"""
+
+
+class Nemesis:
+    """One run by one seed. `cluster` is a standalone master's, or None for local[2]."""
+
+    def __init__(
+        self, seed: str, folder: Path, *, cluster: Cluster | None = None, rounds: int = 4, size: int = -1
+    ) -> None:
+        self.seed, self.folder, self.cluster, self.rounds = seed, folder, cluster, rounds
+        self.random = random.Random(f"{seed} pipeline")
+        self.size = self.random.choice(SIZES) if size < 0 else size
+        port = free_port()
+        self.server = ServerProcess(folder / "data", http=f"127.0.0.1:{port}")
+        spec = folder / "lake.toml"
+        spec.write_text(
+            SPEC.format(
+                port=port,
+                master="local[2]" if cluster is None else cluster.url,
+                range_bytes=self.random.choice((1 << 18, 1 << 20, 8 << 20)),
+                step_rows=self.random.choice((2_000, 20_000, 200_000)),
+            )
+        )
+        self.pipeline = PipelineProcess(spec, folder / "elsewhere")
+        self.writer: subprocess.Popen[bytes] | None = None
+        self.checked = 0
+
+    def run(self) -> None:
+        """Everything, then the proof."""
+        print(f"seed {self.seed}: {self.size} rows")
+        path = str(self.folder / "data" / "main.db")
+        try:
+            subprocess.run([sys.executable, str(WRITER), "fill", path, str(self.size)], check=True)
+            self.server.start()
+            self.writer = subprocess.Popen(
+                [sys.executable, str(WRITER), path, self.seed, "0.02"], stdin=subprocess.PIPE
+            )
+            self.pipeline.start()
+            for _ in range(self.rounds):
+                self.strike()
+                self.check()
+            self.calm()
+        finally:
+            self.close()
+
+    def strike(self) -> None:
+        """Let it work for a while, then hurt it."""
+        alive = self.pipeline.heard(self.random.randrange(1, 14))
+        assert alive, f"seed {self.seed}: the pipeline gave up:\n{self.pipeline.last_words()}"
+        blow = self.random.choice((self.driver, self.driver, self.everything, self.executor, self.serving, self.bulk))
+        print(f"seed {self.seed}: {blow.__name__}")
+        blow()
+
+    def driver(self) -> None:
+        """The driver alone dies; a new one starts while its JVM may still be at work."""
+        self.pipeline.kill_driver()
+        self.pipeline.start()
+
+    def everything(self) -> None:
+        """Driver, JVM and Python workers die at once."""
+        self.pipeline.kill_all()
+        self.pipeline.start()
+
+    def executor(self) -> None:
+        """Whatever runs the tasks dies; the pipeline has to go on by itself."""
+        found = self.pipeline.below("pyspark.daemon") if self.cluster is None else self.cluster.executors()
+        kill(*found[: self.random.randrange(1, 3)])
+
+    def serving(self) -> None:
+        """The server dies and comes back."""
+        self.server.kill()
+        self.server.start()
+
+    def bulk(self) -> None:
+        """The server's worker process dies."""
+        kill(*(pid for pid in children(self.server.pid) if "headwater.worker" in command_of(pid)))
+
+    def check(self) -> None:
+        """Each lake table equals the source at the offset it tells, as far as the log still reaches back."""
+        client = Client(self.server.url)
+        try:
+            for table in TABLES:
+                found = held(self.folder / "lake" / table)
+                if found is None:
+                    continue
+                version, rows = found
+                try:
+                    truth = rows_at(client, table, version)
+                except (OffsetExpired, HeadwaterError) as error:
+                    if error.retryable or isinstance(error, OffsetExpired):
+                        continue
+                    raise
+                assert rows == truth, f"seed {self.seed}: {table} at {version}: {difference(rows, truth)}"
+                self.checked += 1
+        finally:
+            client.close()
+
+    def calm(self) -> None:
+        """No more writes, no more kills: a run to the end, and everything must be equal."""
+        assert self.writer is not None and self.writer.stdin is not None
+        self.writer.stdin.close()
+        self.writer.wait(60)
+        self.server.wait_caught_up()
+        code = self.pipeline.stop()
+        assert code == 0, f"seed {self.seed}: stopped with {code}:\n{self.pipeline.last_words()}"
+        self.pipeline.start("--once")
+        code = self.pipeline.finish()
+        assert code == 0, f"seed {self.seed}: ended with {code}:\n{self.pipeline.last_words()}"
+        client = Client(self.server.url)
+        try:
+            for table in TABLES:
+                found = held(self.folder / "lake" / table)
+                assert found is not None, f"seed {self.seed}: {table} never got there"
+                seen = client.describe("main", table)
+                truth = rows_at(client, table, f"{seen.generation}.{seen.latest}")
+                assert found[1] == truth, f"seed {self.seed}: {table}: {difference(found[1], truth)}"
+        finally:
+            client.close()
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        if self.writer is not None and self.writer.poll() is None:
+            self.writer.kill()
+            self.writer.wait(60)
+        if self.writer is not None and self.writer.stdin is not None:
+            self.writer.stdin.close()
+        self.pipeline.close()
+        self.server.close()
+
+
+Row = tuple[Any, ...]
+
+
+def held(path: Path) -> tuple[str, list[Row]] | None:
+    """The version a lake table tells and its rows; None while its spans stand at different offsets."""
+    for _ in range(100):
+        sink = DeltaSink(Settings(str(path)))
+        before = sink.state()
+        if before is None or not before.is_even:
+            return None
+        rows = sorted(map(_row, DeltaTable(path).to_pyarrow_table().to_pylist()), key=repr)
+        if sink.state() == before:
+            return f"{before.plan.generation}.{before.offset}", rows
+        time.sleep(0.05)
+    return None  # it moves on faster than it can be read
+
+
+def rows_at(client: Client, table: str, version: str) -> list[Row]:
+    """The rows of the source at `version`."""
+    found = [row for batch in client.snapshot("main", table, version=version) for row in batch.to_pylist()]
+    return sorted(map(_row, found), key=repr)
+
+
+def _row(found: dict[str, Any]) -> Row:
+    return tuple(found[name] for name in sorted(found))
+
+
+def difference(rows: list[Row], truth: list[Row]) -> str:
+    """The first rows that only one side has."""
+    more = [row for row in rows if row not in set(truth)][:3]
+    less = [row for row in truth if row not in set(rows)][:3]
+    return f"{len(rows)} rows for {len(truth)}; not in the source: {more}; lacking: {less}"

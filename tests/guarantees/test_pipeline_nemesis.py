@@ -1,0 +1,56 @@
+"""Exactly once at the sink: whatever is killed, the lake ends equal to the source."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pipeline_nemesis import Nemesis
+from pipeline_process import Cluster
+
+from headwater.pipeline.java import find_java
+
+pytestmark = pytest.mark.xdist_group("spark")
+
+
+def fresh_seed() -> str:
+    """A new one, or the one to repeat."""
+    return os.environ.get("SOAK_SEED") or secrets.token_hex(4)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """A standalone master with two workers."""
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    cluster = Cluster(folder, find_java())
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_the_lake_equals_the_source_after_kills_on_local(tmp_path: Path) -> None:
+    Nemesis(fresh_seed(), tmp_path, size=20_000).run()
+
+
+@pytest.mark.slow
+def test_the_lake_equals_the_source_after_kills_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+    Nemesis(fresh_seed(), tmp_path, cluster=cluster, size=20_000).run()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20")) // 2))
+def test_the_lake_equals_the_source_for_many_seeds_on_local(place: int, tmp_path: Path) -> None:
+    Nemesis(fresh_seed(), tmp_path).run()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20")) // 2))
+def test_the_lake_equals_the_source_for_many_seeds_on_a_cluster(place: int, tmp_path: Path, cluster: Cluster) -> None:
+    Nemesis(fresh_seed(), tmp_path, cluster=cluster).run()

@@ -1,0 +1,61 @@
+"""One Spark session for the whole run, started by the first test that wants it, and servers for it to read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.conformance.live import Live
+from tests.pipeline.twin import Twin
+
+from headwater.pipeline.frames import register
+from headwater.pipeline.jars import DELTA, FOLDER, KAFKA, have_jars
+from headwater.pipeline.session import close_session, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+CONF = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,  # a tenth of a second less for each batch
+}
+ROOT = Path(__file__).parent.parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever uses Spark is slow and runs in one process, so that there is one JVM on the machine."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:PySpark does not yet fully support pandas"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A session that knows the format `headwater`, with the jars that `make jars` fetched."""
+    folder = ROOT / FOLDER
+    jars = [kind for kind in (DELTA, KAFKA) if have_jars(kind, folder)]
+    session = open_session(name="tests", jars=jars, jars_folder=folder, conf=CONF, short_lived=True)
+    register(session)
+    yield session
+    close_session(session)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Live]:
+    """A whole Headwater; `server.sql(…)` writes to its database."""
+    live = Live(tmp_path / "data")
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def twin() -> Iterator[Twin]:
+    """A server that lies on demand."""
+    made = Twin()
+    yield made
+    made.close()

@@ -1,0 +1,103 @@
+"""Options: checked before anything is read."""
+
+import pytest
+
+from headwater.errors import ConfigError
+from headwater.model.key import Span
+from headwater.pipeline.options import LogPiece, RowsPiece, parse
+
+BASE = {"url": "http://127.0.0.1:7171", "table": "t"}
+
+
+def parsed(**options: str):
+    """As Spark hands them over: keys in lower case."""
+    return parse({key.lower(): value for key, value in {**BASE, **options}.items()})
+
+
+def test_a_table_is_read_as_rows_unless_told_where_the_changes_begin() -> None:
+    assert not parsed().is_log
+    for option in ("startingOffset", "startingTimestamp", "after"):
+        assert parsed(**{option: "5"}).is_log
+    assert parsed(slices="[]").is_log
+
+
+def test_values_are_read() -> None:
+    found = parsed(columns="a, b", rowsPerPartition="7", schemaPolicy="PIN", version="g.1.12", db="default")
+    assert (found.columns, found.rows_per_partition, found.policy) == (("a", "b"), 7, "pin")
+    assert (found.generation, found.version, found.db) == ("g.1", 12, "main")
+    assert parsed(columns='["a,b"]').columns == ("a,b",)
+    assert parsed(version="12").generation is None
+    assert parsed(parts='[["", "0a", 3]]').parts == (RowsPiece(Span(b"", b"\n"), 3),)
+    assert parsed(slices='[["0a", null, 3, 9]]').slices == (LogPiece(3, 9, Span(b"\n")),)
+    assert [parsed(startingOffset=text).starting_offset for text in ("Earliest", "latest", "5")] == [
+        "earliest",
+        "latest",
+        5,
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "1769860800000", "1769860800000.7"]
+)
+def test_a_time_may_be_written_in_several_ways(text: str) -> None:
+    assert parsed(startingTimestamp=text).starting_ms == 1769860800000
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("after", "-1"),
+        ("after", "x"),
+        ("version", "g."),
+        ("startingOffset", "soon"),
+        ("startingTimestamp", "2026-01-31T12:00:00"),
+        ("startingTimestamp", "yesterday"),
+        ("schemaPolicy", "ignore"),
+        ("maxRowsPerTrigger", "0"),
+        ("parts", "[[1]]"),
+        ("slices", "{"),
+        ("columns", ""),
+        ("columns", "[1]"),
+        ("shape", "0"),
+        ("url", "ftp://host"),
+    ],
+)
+def test_what_cannot_be_used_is_named(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match="not the URL" if option == "url" else f"option {option} is"):
+        parsed(**{option: text})
+
+
+def test_an_unknown_option_is_refused_with_what_was_probably_meant() -> None:
+    with pytest.raises(ConfigError, match="unknown option 'startingoffsets'") as caught:
+        parsed(startingOffsets="1")
+    assert "'startingoffset'" in caught.value.hint
+
+
+def test_a_token_is_refused_and_not_repeated() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parsed(token="s3cret")
+    assert "s3cret" not in str(caught.value) + caught.value.hint
+    assert "token_file" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tables": "a,b"},
+        {"table": "t", "after": "1", "version": "2"},
+        {"table": "t", "upto": "2"},
+        {"table": "t", "startingOffset": "1", "startingTimestamp": "2"},
+        {"table": "t", "parts": "[]", "slices": "[]"},
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        parsed(**options)
+
+
+def test_url_and_table_are_needed() -> None:
+    with pytest.raises(ConfigError, match="url"):
+        parse({"table": "t"})
+    with pytest.raises(ConfigError, match="table"):
+        parse({"url": "http://h"})
+    assert parse({"url": "http://h", "tables": "*"}).named_tables == ()

@@ -1,0 +1,110 @@
+"""Errors that cross Spark come out as they went in."""
+
+import traceback
+
+import pytest
+
+from headwater.errors import HeadwaterError, OffsetExpired, PipelineError, SchemaChanged, Unavailable
+from headwater.pipeline.failure import cause_of, explain, note, noted, noted_each
+
+
+def as_spark_tells(error: Exception) -> Exception:
+    """An exception whose text holds the traceback, as a worker's does in the driver."""
+    try:
+        raise error
+    except Exception:
+        text = traceback.format_exc()
+    return RuntimeError(f"Job aborted. Lost task 0.0:\n {text} SQLSTATE: 38000\n\tat org.apache.Spark(x.scala:3)\n")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        SchemaChanged('two\nlines, "quotes" and {braces}', hint="do it", resnapshot_reason="schema_changed"),
+        OffsetExpired(3, 7, 9),
+        Unavailable("later"),
+        HeadwaterError("plain"),
+    ],
+)
+def test_an_error_of_ours_comes_back_whole(error: HeadwaterError) -> None:
+    found = cause_of(as_spark_tells(note(note(error))))
+    assert type(found) is type(error)
+    assert (found.message, found.hint, found.extra) == (error.message, error.hint, error.extra)
+
+
+def test_ours_is_left_as_it_is() -> None:
+    error = SchemaChanged("x")
+    assert cause_of(error) is error
+
+
+def test_what_runs_in_a_worker_notes_its_errors() -> None:
+    @noted
+    def call() -> None:
+        raise Unavailable("a")
+
+    @noted_each
+    def each():
+        yield 1
+        raise Unavailable("b")
+
+    with pytest.raises(Unavailable) as caught:
+        call()
+    assert cause_of(as_spark_tells(caught.value)).message == "a"
+    with pytest.raises(Unavailable) as caught:
+        list(each())
+    assert cause_of(as_spark_tells(caught.value)).message == "b"
+
+
+def test_a_foreign_error_is_told_by_its_last_line() -> None:
+    found = cause_of(as_spark_tells(ValueError("no such thing")))
+    assert isinstance(found, PipelineError) and found.message == "ValueError: no such thing"
+
+
+class Java:
+    """An exception as Py4J shows it."""
+
+    def __init__(self, said: str, cause: "Java | None" = None) -> None:
+        self.said, self.cause = said, cause
+
+    def toString(self) -> str:
+        return self.said
+
+    def getCause(self) -> "Java | None":
+        return self.cause
+
+
+class FromJava(Exception):
+    """As Py4JJavaError: its text says nothing."""
+
+    def __init__(self, java_exception: Java) -> None:
+        super().__init__("An error occurred while calling o47.save.")
+        self.java_exception = java_exception
+
+
+def test_a_failure_in_java_is_told_by_its_cause() -> None:
+    inner = Java("java.io.IOException: disk full\n\tat java.io.File")
+    assert cause_of(FromJava(Java("org.apache.spark.SparkException: Job aborted", inner))).message == (
+        "IOException: disk full"
+    )
+
+
+def test_a_task_that_failed_in_java_is_told_by_what_it_said() -> None:
+    said = "org.apache.spark.SparkException: Task 0 in stage 0.0 failed 1 times, most recent failure: Lost task 0.0 in "
+    said += (
+        "stage 0.0 (TID 0) (host executor driver): org.apache.kafka.common.errors.TimeoutException: no broker\n\nDriver"
+    )
+    assert cause_of(FromJava(Java(said))).message == "TimeoutException: no broker"
+
+
+def test_a_lost_executor_may_be_tried_again() -> None:
+    assert cause_of(RuntimeError("Job aborted: ExecutorLostFailure (executor 1 exited)")).retryable
+
+
+def test_a_java_that_is_gone_is_said_so() -> None:
+    assert "Java process is gone" in explain(ConnectionRefusedError(111, "Connection refused"))
+
+
+def test_one_line_says_cause_code_and_remedy() -> None:
+    said = explain(as_spark_tells(note(SchemaChanged("it\nchanged.", hint="Start again."))))
+    assert said == "it changed (schema_changed). Start again."
+    assert explain(RuntimeError("[SOME_CLASS] what it was\nmore")) == "what it was (pipeline_failed)."

@@ -1,0 +1,92 @@
+"""Jars: from the folder when it is filled, by Maven when not, and never a failure of `make` for want of Maven."""
+
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import ConfigError, PipelineError
+from headwater.pipeline.jars import DELTA, KAFKA, PACKAGES, fetch_jars, have_jars, jar_settings, main
+
+MVN = """#!/bin/sh
+for word do case "$word" in
+  -DoutputDirectory=*) folder="${word#*=}" ;;
+  *pom.xml) artifact="$(sed -n 's/.*<artifactId>\\([^<]*_2.13\\)<.*/\\1/p' "$word")" ;;
+esac done
+mkdir -p "$folder" && touch "$folder/$artifact-9.jar" "$folder/new-thing-1.2.jar" "$folder/slf4j-api-1.7.jar"
+"""
+BROKEN = "#!/bin/sh\necho '[ERROR] no route to host -> [Help 1]'\nexit 1\n"
+
+
+@pytest.fixture
+def mvn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "bin" / "mvn"
+    program.parent.mkdir()
+    program.write_text(MVN)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    return program
+
+
+def test_what_is_in_the_folder_is_given_as_files_and_the_rest_by_name(tmp_path: Path, mvn: Path) -> None:
+    folder = tmp_path / "jars"
+    fetch_jars(KAFKA, folder)
+    told = jar_settings([DELTA, KAFKA], folder)
+    assert told["spark.jars.packages"] == str(PACKAGES[DELTA])
+    files = [Path(name) for name in told["spark.jars"].split(",")]
+    assert all(file.is_absolute() and file.is_file() for file in files)
+    assert {file.name for file in files} == {f"{PACKAGES[KAFKA].artifact}-9.jar", "new-thing-1.2.jar"}
+
+
+def test_what_spark_has_itself_is_left_out(tmp_path: Path, mvn: Path) -> None:
+    fetch_jars(DELTA, tmp_path / "jars")
+    assert not list((tmp_path / "jars").rglob("slf4j*"))
+
+
+def test_a_folder_may_be_given_by_its_relative_path(tmp_path: Path, mvn: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maven runs where the pom lies, and takes paths from there."""
+    mvn.write_text(MVN.replace("for word", 'cd "$(dirname "$5")"\nfor word', 1))
+    monkeypatch.chdir(tmp_path)
+    fetch_jars(DELTA, Path("jars"))
+    assert have_jars(DELTA, tmp_path / "jars")
+
+
+def test_nothing_is_fetched_twice_and_nothing_is_left_over(tmp_path: Path, mvn: Path) -> None:
+    folder = tmp_path / "jars"
+    fetch_jars(DELTA, folder)
+    mvn.write_text(BROKEN)
+    fetch_jars(DELTA, folder)
+    assert have_jars(DELTA, folder) and not have_jars(KAFKA, folder)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_where_a_jar_is_missing_from_maven_another_stands_in(tmp_path: Path, mvn: Path) -> None:
+    mvn.write_text('#!/bin/sh\ngrep -q token-provider "$4" || exit 1\n' + MVN.replace("artifact=", "ignored="))
+    mvn.write_text(mvn.read_text().replace("$artifact-9", PACKAGES[KAFKA].artifact + "-9"))
+    fetch_jars(KAFKA, tmp_path / "jars")
+    assert have_jars(KAFKA, tmp_path / "jars")
+
+
+def test_a_failed_fetch_leaves_nothing_and_says_why(tmp_path: Path, mvn: Path) -> None:
+    mvn.write_text(BROKEN)
+    with pytest.raises(PipelineError, match="no route to host"):
+        fetch_jars(DELTA, tmp_path / "jars")
+    assert not have_jars(DELTA, tmp_path / "jars") and not list((tmp_path / "jars").iterdir())
+
+
+def test_make_prints_one_line_and_does_not_fail(
+    tmp_path: Path, mvn: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main(tmp_path / "jars")
+    assert capsys.readouterr().out.count("\n") == 1
+    mvn.write_text(BROKEN)
+    main(tmp_path / "others")
+    assert "no route to host" in capsys.readouterr().out
+    monkeypatch.setenv("PATH", str(tmp_path))
+    main(tmp_path / "others")
+    assert "mvn is not installed" in capsys.readouterr().out
+
+
+def test_an_unknown_kind_is_an_error_with_a_hint() -> None:
+    with pytest.raises(ConfigError) as caught:
+        have_jars("dleta")
+    assert "delta" in caught.value.hint

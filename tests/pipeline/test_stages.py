@@ -1,0 +1,170 @@
+"""What a pipeline does next: every case of the stage machine, and how ranges stand after splits and merges."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from msgspec.structs import replace
+
+from headwater.client.structs import Described
+from headwater.errors import SchemaChanged
+from headwater.model.key import Span, encode_key
+from headwater.model.table import Column, Table
+from headwater.pipeline.sinks.sink import Plan, State, check
+from headwater.pipeline.stages import Apply, Begin, Evolve, Load, Wait, decide, lowest, standing
+
+TABLE = Table("orders", (Column("id", "i64"), Column("what", "str")), ("id",), version=3)
+
+
+def spans_at(*keys: int) -> tuple[Span, ...]:
+    bounds = [b"", *(encode_key((key,)) for key in keys)]
+    return tuple(Span(start, end) for start, end in zip(bounds, [*bounds[1:], None], strict=True))
+
+
+SPANS = spans_at(10, 20, 30)
+PLAN = Plan("p1", "g1", 100, SPANS, TABLE)
+
+
+def seen(**given: object) -> Described:
+    shape = replace(TABLE, version=given.pop("version", 3))  # type: ignore[arg-type]
+    told = {"generation": "g1", "horizon": 1, "latest": 200, "table": shape, "version": "g1.200"}
+    return Described(**told | given)  # type: ignore[arg-type]
+
+
+def next_of(state: State | None, log: Described, policy: str = "evolve", wave: int = 2, step_rows: int = 50) -> object:
+    return decide(state, log, shape=3, policy=policy, wave=wave, step_rows=step_rows)
+
+
+def test_an_empty_sink_begins() -> None:
+    assert next_of(None, seen()) == Begin("first")
+
+
+def test_missing_spans_are_loaded_in_order_a_wave_at_a_time() -> None:
+    assert next_of(State(PLAN, 100), seen()) == Load(SPANS[:2])
+    assert next_of(State(PLAN, 100, {SPANS[0]: 110, SPANS[2]: 110}), seen()) == Load((SPANS[1], SPANS[3]))
+
+
+def test_uneven_spans_read_only_what_each_lacks() -> None:
+    loaded = dict(zip(SPANS, (110, 110, 140, 160), strict=True))
+    action = next_of(State(PLAN, 100, loaded), seen())
+    assert isinstance(action, Apply) and action.slices is not None
+    assert (action.step.after, action.step.upto) == (100, 150)
+    assert [(each.after, each.upto) for each in action.slices] == [(110, 150), (110, 150), (140, 150)]
+    action = next_of(State(PLAN, 150, {SPANS[3]: 160}), seen())
+    assert isinstance(action, Apply) and action.slices is not None
+    assert [(each.after, each.upto) for each in action.slices] == [(150, 200)] * 3 + [(160, 200)]
+
+
+def test_a_snapshot_that_reached_further_than_a_step_is_not_read_again() -> None:
+    loaded = dict.fromkeys(SPANS, 180)
+    action = next_of(State(PLAN, 100, loaded), seen())
+    assert isinstance(action, Apply) and (action.step.upto, action.slices) == (180, ())
+
+
+def test_even_spans_are_read_whole_then_it_waits() -> None:
+    action = next_of(State(PLAN, 170), seen())
+    assert isinstance(action, Apply) and action.slices is None
+    assert (action.step.after, action.step.upto) == (170, 200)
+    assert next_of(State(PLAN, 200), seen()) == Wait(200)
+
+
+@pytest.mark.parametrize("loaded", [{}, dict.fromkeys(SPANS, 150)])
+def test_another_generation_begins_anew(loaded: dict[Span, int]) -> None:
+    assert next_of(State(PLAN, 100, loaded), seen(generation="g2")) == Begin("log_generation_changed")
+
+
+def test_a_log_that_forgot_what_the_sink_needs_begins_anew() -> None:
+    assert next_of(State(PLAN, 150), seen(horizon=151)) != Begin("wal_horizon_exceeded")
+    assert next_of(State(PLAN, 150), seen(horizon=152)) == Begin("wal_horizon_exceeded")
+    # Nothing is loaded: nothing is needed. What is loaded needs the changes after its own version.
+    assert next_of(State(PLAN, 100), seen(horizon=150)) == Load(SPANS[:2])
+    assert next_of(State(PLAN, 100, {SPANS[0]: 149}), seen(horizon=150)) == Load(SPANS[1:3])
+    assert next_of(State(PLAN, 100, {SPANS[0]: 148}), seen(horizon=150)) == Begin("wal_horizon_exceeded")
+
+
+def test_another_shape_stops_evolves_or_is_pinned() -> None:
+    state, log = State(PLAN, 150), seen(version=4, schema_changed_at=180)
+    action = next_of(state, log)
+    assert isinstance(action, Apply) and action.step.upto == 179
+    assert next_of(State(PLAN, 179), log) == Evolve()
+    assert next_of(state, seen(version=4)) == Evolve()
+    pinned = next_of(state, log, policy="pin")
+    assert isinstance(pinned, Apply) and (pinned.step.upto, pinned.shape) == (200, 3)
+    with pytest.raises(SchemaChanged):
+        next_of(state, log, policy="fail")
+    assert next_of(state, seen(version=4, schema_changed_at=180, resnapshot=True)) == Begin("schema_changed")
+
+
+def test_another_shape_in_the_midst_of_a_snapshot_begins_anew() -> None:
+    assert next_of(State(PLAN, 100, {SPANS[0]: 120}), seen(version=4)) == Begin("schema_changed")
+
+
+def test_a_run_that_follows_the_decisions_ends_even_and_loses_nothing() -> None:
+    for seed in range(50):
+        chance = random.Random(seed)
+        state: State | None = None
+        latest, reads = 100, {span: [] for span in SPANS}  # type: ignore[var-annotated]
+        for _ in range(60):
+            latest += chance.randrange(40)
+            action = decide(state, seen(latest=latest), shape=3, policy="evolve", wave=2, step_rows=30)
+            if isinstance(action, Begin):
+                state = State(replace(PLAN, offset=latest), latest)
+            elif isinstance(action, Load):
+                assert state is not None
+                for span in action.spans:
+                    reads[span] = [latest]
+                state = replace(state, loaded={**state.loaded, **dict.fromkeys(action.spans, latest)})
+            elif isinstance(action, Apply):
+                assert state is not None and check(state, action.step) == action.step
+                for span in SPANS:
+                    mine = [each for each in action.slices or () if each.span == span]
+                    if action.slices is None:
+                        reads[span].append((action.step.after, action.step.upto))
+                    reads[span] += [(each.after, each.upto) for each in mine]
+                upto = action.step.upto
+                left = {span: version for span, version in state.loaded.items() if version > upto}
+                state = State(state.plan, upto, left)
+        assert state is not None and state.is_even, seed
+        for read in reads.values():
+            at = read[0]
+            for after, upto in read[1:]:
+                assert after == at, (seed, read)
+                at = upto
+            assert at == state.offset, (seed, read)
+
+
+def test_the_lowest_offset_still_needed_is_that_of_the_first_span_read() -> None:
+    assert lowest(State(PLAN, 100)) is None
+    assert lowest(State(PLAN, 100, {SPANS[0]: 120, SPANS[1]: 110})) == 110
+    assert lowest(State(PLAN, 150, {SPANS[0]: 160})) == 150
+
+
+def test_children_have_the_stage_the_version_and_the_key_of_their_parent() -> None:
+    state = State(PLAN, 100, {SPANS[0]: 110, SPANS[1]: 120})
+    whole = standing(state, Span.all())
+    assert (whole.stage, whole.version, whole.last_key) == ("snapshot", 110, SPANS[1].end)
+    left, middle, right = (standing(state, span) for span in spans_at(15, 25))
+    assert (left.stage, left.last_offset) == ("log", 110)
+    assert (middle.stage, middle.last_key) == ("snapshot", encode_key((20,)))
+    assert (right.stage, right.last_key) == ("snapshot", encode_key((25,)))
+    live = State(PLAN, 300)
+    assert {standing(live, span).last_offset for span in spans_at(5, 6, 7)} == {300}
+
+
+def test_whatever_the_ranges_are_exactly_the_keys_that_were_missing_are_still_missing() -> None:
+    for seed in range(200):
+        chance = random.Random(seed)
+        spans = spans_at(*sorted(chance.sample(range(100), chance.randrange(1, 6))))
+        plan = replace(PLAN, spans=spans)
+        done = chance.randrange(len(spans) + 1)  # loaded in order, as waves do
+        state = State(plan, 100, dict.fromkeys(spans[:done], 110))
+        missing = {key for key in range(100) for span in state.missing if span.contains(encode_key((key,)))}
+        told = set()
+        for span in spans_at(*sorted(chance.sample(range(100), chance.randrange(0, 6)))):
+            found = standing(state, span)
+            if found.stage != "log":
+                told |= {
+                    k for k in range(100) if span.contains(encode_key((k,))) and encode_key((k,)) >= found.last_key
+                }
+        assert told == missing, seed

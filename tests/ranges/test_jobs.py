@@ -1,0 +1,90 @@
+"""Jobs and answers come through a socket as they were, errors included."""
+
+import inspect
+
+import pytest
+
+from headwater import errors
+from headwater.errors import HeadwaterError, NotFound, OffsetExpired, StaleEpoch
+from headwater.model.key import Span
+from headwater.ranges.jobs import (
+    END,
+    FAILURE,
+    HEAD,
+    Done,
+    Job,
+    LogJob,
+    Pick,
+    Place,
+    SnapshotJob,
+    TablesJob,
+    decode_end,
+    decode_failure,
+    decode_job,
+    encode_end,
+    encode_failure,
+    encode_job,
+    gone,
+    job_length,
+)
+
+PLACE = Place("main", "sqlite", "/a/b.db", 7, "/a/b.log.db", 8, "g1")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        SnapshotJob(PLACE, "näme", 5),
+        SnapshotJob(PLACE, "t", 5, Pick(Span(b"\x00\xff", b"\x01"), ("a", "b"), "a > 1")),
+        LogJob(PLACE, "t", 1, 2**62, 3, Pick(Span(b"a", None))),
+        TablesJob(PLACE, (), 0, 1),
+    ],
+)
+def test_a_job_is_read_as_it_was_written(job: Job) -> None:
+    data = encode_job(job)
+    assert job_length(data[:4]) == len(data) - 4
+    assert decode_job(data[4:]) == job
+
+
+def test_a_name_that_no_table_can_have_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        encode_job(SnapshotJob(PLACE, "\udcff", 5))
+
+
+def test_the_end_says_what_the_cache_did() -> None:
+    data = encode_end(Done(3, 2, 10))
+    kind, rows, length = HEAD.unpack(data[: HEAD.size])
+    assert (kind, rows, length) == (END, 0, len(data) - HEAD.size)
+    assert decode_end(data[HEAD.size :]) == Done(3, 2, 10)
+
+
+def through(error: HeadwaterError) -> HeadwaterError:
+    data = encode_failure(error)
+    assert HEAD.unpack(data[: HEAD.size])[0] == FAILURE
+    return decode_failure(data[HEAD.size :])
+
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HeadwaterError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_error_comes_out_as_what_it_was(kind: type[HeadwaterError]) -> None:
+    error = kind(1, 2, 3) if kind is OffsetExpired else kind("no", hint="do this", ranges=[{"id": 1}])  # type: ignore
+    found = through(error)
+    assert type(found) is kind
+    assert (found.message, found.hint, found.details, str(found)) == (
+        error.message,
+        error.hint,
+        error.details,
+        str(error),
+    )
+
+
+def test_a_stale_epoch_keeps_its_ranges() -> None:
+    assert through(StaleEpoch("split", ranges=[{"id": 4}])).extra == {"ranges": [{"id": 4}]}
+
+
+def test_what_is_gone_says_why() -> None:
+    found = through(gone(3, 10, 20, "truncated", "table 't' was emptied"))
+    assert (found.code, found.status, found.message) == ("resnapshot_required", 410, "table 't' was emptied")
+    assert found.extra == {"earliest_offset": 10, "latest_offset": 20, "resnapshot_reason": "truncated"}

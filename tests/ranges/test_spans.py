@@ -1,0 +1,135 @@
+"""Where a table is cut: every key in one span, shares of equal bytes, and a second look that changes little."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.model.key import Span
+from headwater.model.table import Column, Table
+from headwater.ranges import spans
+from headwater.ranges.range import Range
+from headwater.ranges.spans import (
+    Merge,
+    Split,
+    applied,
+    bounds,
+    cut,
+    measured,
+    pieces,
+    resized,
+    sample_size,
+    sizes,
+    spans_of,
+    within,
+)
+from headwater.sources.source import Point, Sample
+
+T = Table("t", (Column("k"),), ("k",))
+POINTS = st.lists(
+    st.builds(Point, st.binary(min_size=1, max_size=2), st.floats(0.1, 50), st.floats(0, 1000)), max_size=40
+).map(lambda points: tuple(sorted(points, key=lambda point: point.place)))
+
+
+def sample(*points: Point) -> Sample:
+    return Sample(T, round(sum(p.rows for p in points)), round(sum(p.bytes for p in points)), points)
+
+
+def even(count: int, each: float = 10.0, start: int = 0) -> list[Point]:
+    return [Point((start + n).to_bytes(2), 1.0, each) for n in range(count)]
+
+
+def covers(found: list[Span]) -> bool:
+    edges = [(span.start, span.end) for span in found]
+    joined = all(one[1] == other[0] for one, other in pairwise(edges))
+    return joined and edges[0][0] == b"" and edges[-1][1] is None and all(s < (e or b"\xff" * 9) for s, e in edges)
+
+
+@given(POINTS, st.integers(1, 5000))
+def test_spans_hold_every_key_once_and_none_is_empty(points: tuple[Point, ...], target: int) -> None:
+    found = cut(sample(*points), target)
+    assert covers(found)
+    assert len(found) <= pieces(round(sum(p.bytes for p in points)), target)
+    if len(found) > 1:
+        assert all(within(points, span) for span in found)
+    measured = sizes(sample(*points), found)
+    assert abs(sum(size.bytes for size in measured) - sum(p.bytes for p in points)) <= len(found)
+
+
+@given(POINTS, st.integers(2, 8))
+def test_no_share_is_larger_than_its_part_and_one_row(points: tuple[Point, ...], count: int) -> None:
+    total, heaviest = sum(p.bytes for p in points), max((p.bytes for p in points), default=0.0)
+    twins = len(points) - len({p.place for p in points})  # rows of one key stay together
+    for span in spans_of(bounds(points, count)):
+        assert sum(p.bytes for p in within(points, span)) <= total / count + heaviest * (twins + 1) + 1e-6
+
+
+def test_the_last_span_is_bounded_like_the_others() -> None:
+    found = sizes(sample(*even(1000)), cut(sample(*even(1000)), 1010))
+    assert len(found) == 10 and {size.rows for size in found} == {100}
+
+
+def test_a_table_without_keys_or_order_is_one_span() -> None:
+    assert cut(Sample(T, 0, 0), 10) == [Span.all()]
+    assert cut(Sample(T, 10**6, 10**9), 10) == [Span.all()]
+    assert sizes(Sample(T, 10**6, 10**9), [Span.all()]) == [(10**6, 10**9)]
+
+
+def test_one_heavy_row_leaves_no_crumbs_behind_it() -> None:
+    found = cut(sample(Point(b"a", 1, 900), Point(b"b", 1, 1), Point(b"c", 1, 1), Point(b"d", 1, 98)), 100)
+    assert found == [Span(b"", b"b"), Span(b"b", None)]
+
+
+def test_a_table_is_never_cut_into_more_ranges_than_can_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pieces(2**60, 1) == spans.MOST_RANGES and pieces(0, 1) == 1
+    assert sample_size(1) == 1_024 and sample_size(10**9) == 65_536
+    monkeypatch.setattr(spans, "MOST_RANGES", 10)
+    everything = sample(*even(1000))
+    halves = spans_of([(100).to_bytes(2), (500).to_bytes(2)])
+    after = resized(everything, halves, 1)
+    assert len(applied([Range(n, 1, span) for n, span in enumerate(halves)], after, lambda: 9)) <= 10
+
+
+# --- a second look -----------------------------------------------------------------------------------------------
+
+
+def test_what_grew_beyond_twice_the_target_is_split_and_not_before() -> None:
+    halves = spans_of([(100).to_bytes(2)])
+    assert resized(sample(*even(300)), halves, 1000) == []  # 1000 and 2000 bytes
+    (step,) = resized(sample(*even(330)), halves, 1000)
+    assert isinstance(step, Split) and step.number == 1 and len(step.bounds) == 2
+    sized = sizes(sample(*even(330)), spans_of([(100).to_bytes(2), *step.bounds]))
+    assert all(700 <= size.bytes <= 1000 for size in sized)
+
+
+def test_neighbours_that_are_small_together_are_merged_and_not_before() -> None:
+    spans = spans_of([bytes([0, n]) for n in (30, 60, 90)])
+    assert resized(sample(*even(120)), spans, 1200) == []  # 300 each: two are half of the target
+    assert resized(sample(*even(120)), spans, 1400) == [Merge(0, 1), Merge(2, 3)]
+    assert resized(sample(), spans, 1200) == [Merge(0, 3)]
+    assert resized(sample(*even(1000, start=90)), spans, 10_000) == [Merge(0, 2)]
+
+
+@given(POINTS, st.integers(1, 500), POINTS)
+def test_ranges_that_were_just_resized_are_left_alone(
+    points: tuple[Point, ...], target: int, later: tuple[Point, ...]
+) -> None:
+    found = cut(sample(*points), target)
+    ids = iter(range(1000, 10_000))
+    ranges = [Range(n, 1, span) for n, span in enumerate(found)]
+    for _ in range(6):
+        steps = resized(sample(*later), [one.span for one in ranges], target)
+        ranges = applied(ranges, steps, lambda: next(ids))
+        assert covers([one.span for one in ranges])
+        if not steps:
+            break
+    heaviest = max((p.bytes for p in later), default=0.0)
+    assert not steps or heaviest > target / 4, "it splits and merges the same ranges for ever"
+
+
+def test_estimates_follow_the_rows() -> None:
+    ranges = [Range(n, 1, span) for n, span in enumerate(spans_of([(10).to_bytes(2)]))]
+    assert [(one.rows, one.bytes) for one in measured(sample(*even(30)), ranges)] == [(10, 100), (20, 200)]
