@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.places import ForeachTarget, ParquetTarget, on_server, on_sqlite
+from tests.pipeline.servers import no_mariadb, no_postgres, start_mariadb, start_postgres
 
 from headwater.pipeline.jars import DELTA, FOLDER, have_jars
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Sink
@@ -112,4 +114,9 @@ FACTORIES = [
         Factory("delta-spark", mode, _delta("delta-spark"), _no_delta_jars, even_on_ci=True)
         for mode in (UPSERT, HISTORY)
     ),
+    *(Factory("sql-sqlite", mode, on_sqlite) for mode in (UPSERT, HISTORY)),
+    *(Factory("sql-postgresql", mode, on_server(start_postgres), no_postgres) for mode in (UPSERT, HISTORY)),
+    *(Factory("sql-mysql", mode, on_server(start_mariadb), no_mariadb) for mode in (UPSERT, HISTORY)),
+    Factory("parquet", HISTORY, ParquetTarget),
+    Factory("foreach", HISTORY, ForeachTarget, exactly_once=False),
 ]

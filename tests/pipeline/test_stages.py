@@ -32,8 +32,10 @@ def seen(**given: object) -> Described:
     return Described(**told | given)  # type: ignore[arg-type]
 
 
-def next_of(state: State | None, log: Described, policy: str = "evolve", wave: int = 2, step_rows: int = 50) -> object:
-    return decide(state, log, shape=3, policy=policy, wave=wave, step_rows=step_rows)
+def next_of(state: State | None, log: Described, policy: str = "evolve", wave: int = 2, step: int = 50) -> object:
+    if state is not None:
+        log = replace(log, step_upto=min(state.offset + step, log.latest))
+    return decide(state, log, shape=3, policy=policy, wave=wave)
 
 
 def test_an_empty_sink_begins() -> None:
@@ -107,7 +109,7 @@ def test_a_run_that_follows_the_decisions_ends_even_and_loses_nothing() -> None:
         latest, reads = 100, {span: [] for span in SPANS}  # type: ignore[var-annotated]
         for _ in range(60):
             latest += chance.randrange(40)
-            action = decide(state, seen(latest=latest), shape=3, policy="evolve", wave=2, step_rows=30)
+            action = next_of(state, seen(latest=latest), step=30)
             if isinstance(action, Begin):
                 state = State(replace(PLAN, offset=latest), latest)
             elif isinstance(action, Load):

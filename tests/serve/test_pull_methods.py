@@ -109,7 +109,8 @@ def test_a_pull_is_registered_and_released(client: Client, files: Whole) -> None
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [
     ("pull.describe", {"table": "t", "wait_ms": 60_001, "after": 0}, "invalid_request"),
     ("pull.describe", {"table": "t", "wait_ms": 1}, "invalid_request"),
-    ("pull.describe", {"table": "t", "after": 2**63 - 1}, "invalid_request"),
+    ("pull.describe", {"table": "t", "step_rows": 5}, "invalid_request"),
+    ("pull.describe", {"table": "t", "after": 0, "step_rows": 0}, "invalid_request"),
     ("pull.describe", {"table": "t\0"}, "not_found"),
     ("pull.describe", {"table": "t", "after": 0, "shape": 2**63}, "invalid_request"),
     ("pull.describe", {"table": "t", "db": "../main"}, "not_found"),

@@ -93,10 +93,17 @@ class AsyncClient:
             await asyncio.sleep(wait)
 
     async def describe(
-        self, db: str, table: str, after: int | None = None, wait_ms: int = 0, shape: int | None = None
+        self,
+        db: str,
+        table: str,
+        after: int | None = None,
+        wait_ms: int = 0,
+        shape: int | None = None,
+        step: tuple[int, int] | None = None,
     ) -> Described:
         """As Client.describe."""
-        asked = {"after": after, "wait_ms": wait_ms or None, "shape": shape}
+        rows, size = step or (None, None)
+        asked = {"after": after, "wait_ms": wait_ms or None, "shape": shape, "step_rows": rows, "step_bytes": size}
         return read(await self.call("pull.describe", db=db, table=table, **asked), Described)
 
     async def ranges(self, db: str, table: str, target_bytes: int | None = None) -> list[Range]:

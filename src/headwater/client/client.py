@@ -75,10 +75,20 @@ class Client:
             time.sleep(wait)
 
     def describe(
-        self, db: str, table: str, after: int | None = None, wait_ms: int = 0, shape: int | None = None
+        self,
+        db: str,
+        table: str,
+        after: int | None = None,
+        wait_ms: int = 0,
+        shape: int | None = None,
+        step: tuple[int, int] | None = None,
     ) -> Described:
-        """The table's shape and where its log stands; with `after` and `wait_ms`, once there is something newer."""
-        asked = {"after": after, "wait_ms": wait_ms or None, "shape": shape}
+        """The table's shape and where its log stands; with `after` and `wait_ms`, once there is something newer.
+
+        With `step`, so many changes and bytes, also where a step after `after` of that size ends.
+        """
+        rows, size = step or (None, None)
+        asked = {"after": after, "wait_ms": wait_ms or None, "shape": shape, "step_rows": rows, "step_bytes": size}
         return read(self.call("pull.describe", db=db, table=table, **asked), Described)
 
     def ranges(self, db: str, table: str, target_bytes: int | None = None) -> list[Range]:

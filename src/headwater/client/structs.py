@@ -23,6 +23,7 @@ class Described(msgspec.Struct, frozen=True):
     closed_ts: str | None = None
     schema_changed_at: int | None = None  # the first change of the shape after `after`, if the shape is another one
     resnapshot: bool = False  # rows may have changed unseen with it
+    step_upto: int | None = None  # where a step of the size asked for ends, at best with a transaction
 
 
 class Range(msgspec.Struct, frozen=True):

@@ -149,7 +149,6 @@ class Carry:
             shape=self._shape.version,
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
-            step_rows=self._spec.step_rows,
         )
         if isinstance(action, Evolve):
             self._shape = self._chosen(seen.table)
@@ -167,8 +166,8 @@ class Carry:
         table = self._table
         if state is None:
             return self._client.describe(table.db, table.table)
-        shape = self._shape or state.plan.table
-        return self._client.describe(table.db, table.table, after=state.offset, shape=shape.version)
+        shape, step = self._shape or state.plan.table, (self._spec.step_rows, self._spec.step_bytes)
+        return self._client.describe(table.db, table.table, after=state.offset, shape=shape.version, step=step)
 
     def _needed(self, state: State | None) -> int:
         """How far the log must be read so that all spans are even, whatever the goal is."""

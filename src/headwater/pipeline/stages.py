@@ -66,7 +66,7 @@ class Wait(msgspec.Struct, frozen=True):
 Action = Begin | Load | Apply | Evolve | Wait
 
 
-def decide(state: State | None, seen: Described, *, shape: int, policy: str, wave: int, step_rows: int) -> Action:
+def decide(state: State | None, seen: Described, *, shape: int, policy: str, wave: int) -> Action:
     """The next thing to do. `seen` is the log's side, asked with the sink's offset and `shape`.
 
     `shape` is the version of the table the sink has columns for, `wave` how many spans are read at a time.
@@ -80,7 +80,7 @@ def decide(state: State | None, seen: Described, *, shape: int, policy: str, wav
     if seen.latest <= state.offset and state.is_even and (seen.table.version == shape or policy == PIN):
         return Wait(state.offset)
     if seen.table.version == shape or policy == PIN:
-        return _apply(state, seen.latest, shape, step_rows)
+        return _apply(state, seen, seen.latest, shape)
     if policy == FAIL:
         raise SchemaChanged(
             f"table {seen.table.name!r} has another shape since offset {seen.schema_changed_at or state.offset}",
@@ -90,7 +90,7 @@ def decide(state: State | None, seen: Described, *, shape: int, policy: str, wav
         return Begin(SCHEMA_CHANGED)
     if seen.schema_changed_at is None or seen.schema_changed_at <= state.offset + 1:
         return Evolve()
-    return _apply(state, seen.schema_changed_at - 1, shape, step_rows)
+    return _apply(state, seen, seen.schema_changed_at - 1, shape)
 
 
 def why_lost(state: State, seen: Described) -> str:
@@ -107,8 +107,8 @@ def lowest(state: State) -> int | None:
     return min(there, default=None)
 
 
-def _apply(state: State, latest: int, shape: int, step_rows: int) -> Apply:
-    upto = min(latest, state.offset + step_rows)
+def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
+    upto = min(latest, seen.step_upto or latest)
     if not state.is_even:  # the snapshot itself reached further than the log was read
         upto = max(upto, min(state.reached(span) for span in state.plan.spans))
     step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))

@@ -133,12 +133,13 @@ class Cache:
             self.bytes += size
         self._shrink()
 
-    def get(self, name: Name) -> Slice | None:
-        """The slice, if it is there and whole."""
+    def get(self, name: Name, *, is_new: bool = False) -> Slice | None:
+        """The slice, if it is there and whole. One that was put in just now is no hit."""
         path = self._path(name)
         found = self._opened(path)
         with self._lock:
-            self.hits, self.misses = self.hits + (found is not None), self.misses + (found is None)
+            if not is_new:
+                self.hits, self.misses = self.hits + (found is not None), self.misses + (found is None)
             if found is not None:
                 size = self._files.pop(path, None)
                 self._files[path] = _HEAD.size + found.length if size is None else size

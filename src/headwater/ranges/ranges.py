@@ -66,6 +66,14 @@ class Described(msgspec.Struct, frozen=True):
     closed: int  # whatever is read after `latest` has a later time; 0 when that is not known
     schema_changed_at: int | None = None
     resnapshot: bool = False
+    step_upto: int | None = None
+
+
+class Step(NamedTuple):
+    """How much a reader takes at a time, about."""
+
+    changes: int
+    bytes: int
 
 
 class Ranges:
@@ -249,30 +257,32 @@ class Ranges:
         after: int | None = None,
         wait_ms: int = 0,
         shape: int | None = None,
+        step: Step | None = None,
     ) -> Described:
         """The table and its log; with `after` and `wait_ms`, once the log is durable beyond `after`.
 
         With `shape`, a version of the table that is not the present one: where it first changed after `after`.
+        With `step`, where a step of that size after `after` ends.
         """
-        if wait_ms and after is None:
-            raise InvalidRequest("`wait_ms` needs `after`", hint="Send the `latest` of the answer before.")
+        if (wait_ms or step) and after is None:
+            raise InvalidRequest("this needs `after`", hint="Send the `latest` of the answer before.")
         name = real_name(db)
-        seen = await asyncio.to_thread(self._look, name, table, after)
+        seen = await asyncio.to_thread(self._look, name, table)
         if after is not None and wait_ms and seen.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
             seen = await asyncio.to_thread(self._look_again, seen)
         if after is not None and shape is not None and shape != seen.table.version:
             seen = await asyncio.to_thread(self._find_change, seen, after)
+        if after is not None and step is not None and seen.horizon <= after + 1 <= seen.latest:
+            seen = await asyncio.to_thread(self._find_end, seen, after, step)
         return seen
 
-    def _look(self, name: str, table: str, after: int | None) -> Described:
+    def _look(self, name: str, table: str) -> Described:
         database = self._databases.database(name)
         shape = captured(database.source, table)
         log = database.log
-        is_current = database.catch_up(CATCH_UP_SECONDS)
-        if is_current and after is not None and after > log.latest:
-            raise InvalidRequest(f"`after` lies beyond the newest offset, {log.latest}")
+        database.catch_up(CATCH_UP_SECONDS)
         (closed, at), generation = log.closed, log.generation
         with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
             log.flush()
@@ -299,6 +309,11 @@ class Ranges:
                     at = part.first + number
                     return msgspec.structs.replace(seen, schema_changed_at=at, resnapshot=change.resnapshot)
         return seen
+
+    def _find_end(self, seen: Described, after: int, step: Step) -> Described:
+        log = self._databases.database(seen.db).log
+        end = log.reach(after, changes=step.changes, bytes=step.bytes)
+        return msgspec.structs.replace(seen, step_upto=min(end, seen.latest))
 
 
 class _Place(NamedTuple):

@@ -100,7 +100,7 @@ class _LogAnswer:
         if not can_be_kept:
             return None
         name = Name(self._job.place.db, self._job.place.generation, self._target, low)
-        return self._cache.get(name) or (self._cache.get(name) if self._keep(name) else None)
+        return self._cache.get(name) or (self._cache.get(name, is_new=True) if self._keep(name) else None)
 
     def _keep(self, name: Name) -> bool:
         if name.after + 1 < self._horizon or (writing := self._cache.begin(name)) is None:
@@ -147,7 +147,7 @@ class _LogAnswer:
 
     def _check(self, stops: list[Stop]) -> None:
         for offset, reason in stops:
-            if self._job.after < offset <= self._job.upto:
+            if self._job.after < offset < self._job.upto:
                 words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
                 message = f"table {self._job.table!r} was {words} at offset {offset}: its rows changed unseen"
                 raise gone(self._job.after, self._horizon, self._latest, reason, message)

@@ -125,6 +125,8 @@ def pulled(seen: Described) -> dict[str, Any]:
         answer["closed_ts"] = ts_text(seen.closed)
     if seen.schema_changed_at is not None:
         answer |= {"schema_changed_at": seen.schema_changed_at, "resnapshot": seen.resnapshot}
+    if seen.step_upto is not None:
+        answer["step_upto"] = seen.step_upto
     return answer
 
 

@@ -21,6 +21,7 @@ from headwater.queries.pending import Pending
 from headwater.queries.rows import Place
 from headwater.queries.statement import check_format
 from headwater.queries.transactions import one_tx
+from headwater.ranges.ranges import Step
 from headwater.serve import answers, params
 from headwater.serve.api import Api
 from headwater.serve.tables import table_of
@@ -229,7 +230,9 @@ def _seek(api: Api, who: Principal, p: params.Seek) -> Any:
 
 
 async def _pull_describe(api: Api, who: Principal, p: params.PullDescribe) -> Any:
-    seen = await api.pulling().describe(who, p.db, p.table, after=p.after, wait_ms=p.wait_ms, shape=p.shape)
+    step = None if p.step_rows is None else Step(p.step_rows, p.step_bytes)
+    pulling = api.pulling()
+    seen = await pulling.describe(who, p.db, p.table, after=p.after, wait_ms=p.wait_ms, shape=p.shape, step=step)
     return answers.pulled(seen)
 
 

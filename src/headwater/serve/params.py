@@ -215,6 +215,8 @@ class PullDescribe(Params):
     after: Count | None = None
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
     shape: Count | None = None
+    step_rows: Annotated[int, msgspec.Meta(ge=1, le=2**53)] | None = None
+    step_bytes: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 256 << 20
 
 
 class PullRanges(Params):

@@ -1,6 +1,6 @@
-"""Numbers that a database cannot hold, NaN and the infinities: kept in `_misfit`, as the source's misfits are.
+"""Numbers that a database cannot hold are kept in `_misfit`, as the source's misfits are.
 
-A source never tells a float as the misfit of a float column: so what is read back is found again.
+NaN and the infinities are null in their column then, and the negative zero is zero. A source never tells a float as the misfit of a float column: so what is read back is found again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> pa.RecordBatch:
-    """`batch` with null where `backend` has no such number, and the number in `_misfit`."""
+    """`batch` with what `backend` cannot hold taken out of its columns and put into `_misfit`."""
     import pyarrow as pa
 
     columns, told = list(batch.columns), _place(fields)
@@ -32,7 +32,7 @@ def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> p
         for at in strange:
             found = msgspec.json.decode(misfits[at]) if misfits[at] else {}
             misfits[at] = msgspec.json.encode({**found, field.name: to_lit(values[at])}).decode()
-            values[at] = None
+            values[at] = 0.0 if values[at] == 0 else None
         columns[place], columns[told] = pa.array(values, pa.float64()), pa.array(misfits, pa.string())
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
@@ -64,7 +64,9 @@ def _strange(values: pa.Array, backend: str) -> list[int] | None:
 
     if backend not in (MYSQL, SQLITE):
         return None
-    found = pc.invert(pc.is_finite(values)) if backend == MYSQL else pc.is_nan(values)
+    unknown = pc.invert(pc.is_finite(values)) if backend == MYSQL else pc.is_nan(values)
+    negative_zero = pc.and_(pc.equal(values, 0.0), pc.less(pc.divide(1.0, values), 0.0))
+    found = pc.or_(unknown, negative_zero)
     places: list[int] = pc.indices_nonzero(found.fill_null(False)).to_pylist()
     return places or None
 
