@@ -242,7 +242,7 @@ class App:
             if state is not None and state.generation == log.generation:
                 until = state.lease_started_ms + int(settings.lease_seconds * 1000)
                 with contextlib.suppress(OffsetExpired):
-                    log.hold(held.id, state.held, until_ms=until, max_bytes=settings.lease_bytes)
+                    log.hold(held.id, state.held, until_ms=until, max_bytes=settings.lease_bytes, again=True)
         if self._store is not None:
             hold_again(self._store, name, log, max_bytes=settings.lease_bytes)
 

@@ -308,7 +308,7 @@ def test_there_are_only_so_many_leases(one: One, monkeypatch: pytest.MonkeyPatch
     "retention",
     [
         150,
-        pytest.param(10, marks=pytest.mark.xfail(reason="LiveLog.hold refuses at start what only a lease kept")),
+        10,  # only the lease kept what it needs
     ],
 )
 def test_leases_hold_again_after_a_restart_within_their_time(tmp_path: Path, retention: int) -> None:
@@ -349,8 +349,7 @@ def test_a_table_is_described_with_the_durable_end_of_its_log(one: One) -> None:
     assert (seen.db, seen.table, seen.generation) == ("main", one.source.describe()["t"], one.log.generation)
     assert seen.latest >= offset and seen.latest <= one.log.durable and seen.horizon == one.log.horizon
     assert one.describe(after=seen.latest, shape=seen.table.version).schema_changed_at is None
-    with pytest.raises(InvalidRequest, match="beyond"):
-        one.describe(after=seen.latest + 5)
+    assert one.describe(after=seen.latest + 5).latest == seen.latest  # the caller sees that its log is another
     with pytest.raises(InvalidRequest, match="needs"):
         one.describe(wait_ms=5)
     with pytest.raises(NotFound):

@@ -4,8 +4,7 @@
                   ^       │ flush
                   └───────┴──> wrapped log, durable
 
-Staged transactions are durable at their source under the same offsets; a crash only means that capture
-brings them again.
+Staged transactions are durable at their source under the same offsets: after a crash capture brings them again.
 """
 
 from __future__ import annotations
@@ -281,14 +280,15 @@ class LiveLog:
                 due = min(due, self._leases.floor or due)
         return max(kept, due)
 
-    def hold(self, name: str, offset: int, *, until_ms: int, max_bytes: int) -> None:
+    def hold(self, name: str, offset: int, *, until_ms: int, max_bytes: int, again: bool = False) -> None:
         """Keep everything after `offset` although retention would drop it; replaces the lease of that name.
 
         It ends by `release`, at `until_ms`, when more than `max_bytes` are kept for its sake, or with the
-        generation. OffsetExpired when something after `offset` is gone already.
+        generation. OffsetExpired when some of it is gone, with `again` (a lease of an earlier run) from the file.
         """
         with self._moving, self._changed:
-            self._check_kept(offset)
+            if not again or offset + 1 < self.wrapped.horizon:
+                self._check_kept(offset)
             self._leases.put(name, Lease(offset, until_ms, max_bytes))
 
     def release(self, name: str) -> None:

@@ -329,7 +329,7 @@ def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
     for pull in store.leases(db):
         if pull.generation == log.generation:
             with suppress(OffsetExpired):
-                log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=max_bytes)
+                log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=max_bytes, again=True)
 
 
 def _durable_now(database: Database) -> tuple[str, int]:

@@ -147,7 +147,7 @@ class _LogAnswer:
 
     def _check(self, stops: list[Stop]) -> None:
         for offset, reason in stops:
-            if self._job.after < offset < self._job.upto:
+            if self._job.after < offset <= self._job.upto:
                 words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
                 message = f"table {self._job.table!r} was {words} at offset {offset}: its rows changed unseen"
                 raise gone(self._job.after, self._horizon, self._latest, reason, message)

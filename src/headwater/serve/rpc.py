@@ -117,7 +117,7 @@ class Rpc:
         if RANK.get(who.role, 0) < RANK[method.role]:
             raise Forbidden(f"{method.name} needs the role {method.role}", hint="Ask for another role.")
         found = _params(method, request.params)
-        if isinstance(found, params.Poll) and found.wait_ms:
+        if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
             with self._places.take(client):
                 return await self._run(who, method, found)
         return await self._run(who, method, found)

@@ -115,6 +115,8 @@ class Server:
             return
         if self._api.feeds is not None:
             self._api.feeds.drain()  # streams have no end of their own to wait for
+        if self._api.ranges is not None:
+            self._api.ranges.drain()
         self._uvicorn.should_exit = True
         await self._task
         if self._snapshots is not None:

@@ -85,13 +85,13 @@ def held_schema(table: Table, mode: str) -> pa.Schema:
 
 
 def added(held: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
-    """The fields that `held` lacks; SinkUnfit where one has another type there."""
+    """The fields that `held` lacks; SinkUnfit where one has another type there, or is written otherwise."""
     known = {field.name.lower(): field for field in held}
     for field in wanted:
-        there = known.get(field.name.lower())
-        if there is not None and not there.type.equals(field.type):
+        there = known.get(field.name.lower(), field)
+        if not there.type.equals(field.type) or there.name != field.name:
             raise SinkUnfit(
-                f"column {field.name!r} is {field.type} now and {there.type} in the lake, which cannot hold both",
+                f"column {field.name!r} is {field.type} now; the lake has {there.name!r} as {there.type}, not both",
                 hint='Take a new snapshot (`headwater pipeline reset`), or set schema = "pin".',
             )
     return [field for field in wanted if field.name.lower() not in known]

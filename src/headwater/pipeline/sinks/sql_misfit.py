@@ -1,6 +1,7 @@
 """Numbers that a database cannot hold are kept in `_misfit`, as the source's misfits are.
 
-NaN and the infinities are null in their column then, and the negative zero is zero. A source never tells a float as the misfit of a float column: so what is read back is found again.
+NaN and the infinities are null in their column then, and the negative zero is zero. A source never tells a
+float as the misfit of a float column: so what is read back is found again.
 """
 
 from __future__ import annotations
