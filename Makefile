@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
+SERVICES := mariadb-server
 
-.PHONY: help setup browser jars demo check lint types unit test soak bench fmt clean
+.PHONY: help setup browser services jars demo check lint types unit test soak bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
@@ -40,6 +41,16 @@ browser:
 jars: setup
 	@$(BIN)/python -m headwater.pipeline.jars .jars
 
+# PostgreSQL comes from PyPI; MariaDB only from the system. The tests start their own server of it.
+services:
+	@if command -v mariadb-install-db >/dev/null && PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "installing $(SERVICES) for the tests of the SQL sink"; \
+	  { apt-get update -qq; DEBIAN_FRONTEND=noninteractive \
+	    apt-get install -y -qq --no-install-recommends $(SERVICES); } >/dev/null && exit 0; \
+	fi; \
+	echo "The tests on MariaDB need $(SERVICES), and skip without (Debian, Ubuntu: apt-get install $(SERVICES))"
+
 demo: setup
 	$(BIN)/headwater demo
 
@@ -55,7 +66,7 @@ types: setup
 unit: setup
 	$(PYTEST) -m "not slow and not soak" -n 2
 
-test: setup browser lint types
+test: setup browser services lint types
 	$(PYTEST) -m "not soak" -n 2 -rs
 
 soak: setup

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from msgspec import NODEFAULT
 
 from doc_pages import METHOD_PAGES, PAGES, ROOT, blocks, code, literals, page, prose, table
 from headwater import errors
@@ -17,12 +19,24 @@ from headwater.cli.settings import _default, _shown
 from headwater.config import SETTINGS
 from headwater.model.literal import TAGS, from_lit, to_plain
 from headwater.model.predicate import FUNCTIONS, OPS
+from headwater.pipeline import options
+from headwater.pipeline.sinks import delta, foreach, kafka, parquet, sql, sql_engine, sql_target
+from headwater.pipeline.sinks.opening import KINDS
 from headwater.serve.auth import Access
 from headwater.serve.methods import METHODS
 from headwater.serve.metrics import METRICS
 from headwater.serve.routes import FILTERS, ROUTES, STREAM
 from headwater.serve.streams import CLOSE, OTHER_CLOSE
 from headwater.sources.sqlite.values import _EXACT, DECLARED, kind_of
+
+SINKS = {  # kind -> its settings, with their defaults
+    "delta": {field.name: field.default for field in msgspec.structs.fields(delta.Settings)},
+    "parquet": {"path": NODEFAULT, "mode": "history"},
+    "sql": dict.fromkeys(sql._SETTINGS, NODEFAULT)
+    | {"url_env": sql_engine.URL_VARIABLE, "mode": "upsert", "lock_seconds": sql_engine.LOCK_SECONDS},
+    "kafka": dict.fromkeys(kafka._SETTINGS, NODEFAULT) | {"format": kafka.PLAIN, "tombstones": False},
+    "foreach": {"function": NODEFAULT},
+}
 
 # --- tables that mirror the code -------------------------------------------------------------------------
 
@@ -60,6 +74,47 @@ def test_every_error_code_is_documented_as_it_is() -> None:
     assert [row[:3] for row in documented] == [
         [code(kind.code), str(kind.status), "yes" if kind.retryable else "no"] for kind in kinds
     ]
+
+
+def test_every_error_of_a_pipeline_has_a_remedy() -> None:
+    remedies = table(page("docs/operations.md"), "code", "what to do")
+    assert [row[0] for row in remedies] == [code(kind.code) for kind in every_error(errors.PipelineError)]
+    assert all(row[1] for row in remedies)
+
+
+def test_every_option_of_the_spark_source_is_documented_as_it_is() -> None:
+    documented = table(page("docs/spark.md"), "option", "value", "default", "meaning")
+    defaults = {field.name: field.default for field in msgspec.structs.fields(options.Options)}
+    expected = [
+        [code(name), words, shown(defaults[fields.split()[-1]])]
+        for name, (fields, _, words) in options._OPTIONS.items()
+    ]
+    assert [row[:3] for row in documented] == expected
+
+
+def shown(default: Any) -> str:
+    if default is NODEFAULT or default in (None, "", ()):
+        return ""
+    return code(json.dumps(default) if isinstance(default, bool) else str(default))
+
+
+def test_every_kind_of_sink_and_its_settings_are_documented_as_they_are() -> None:
+    text = page("docs/pipeline.md")
+    documented = table(text, "kind", "where", "modes", "exactly once", "can be verified", "needs")
+    promised = {row[0].strip("`"): row[3].startswith("yes") for row in documented}
+    assert promised == {name: kind.exactly_once for name, kind in KINDS.items()}
+    for kind, settings in SINKS.items():
+        section = text.split(f"\n### `{kind}`\n")[1].split("\n#")[0]
+        rows = {row[0].strip("`"): row[2] for row in table(section, "setting", "type", "default", "meaning")}
+        assert rows == {name: shown(default) for name, default in settings.items()}, kind
+
+
+@pytest.mark.parametrize(
+    ("open_one", "kind"), [(parquet.open_parquet, "parquet"), (sql.open_sql, "sql"), (foreach.open_foreach, "foreach")]
+)
+def test_sinks_take_no_other_settings(open_one: Any, kind: str) -> None:
+    with pytest.raises(errors.ConfigError, match="no setting 'other'"):
+        open_one(dict.fromkeys([*SINKS[kind], "other"], "x"), None)
 
 
 def test_every_tag_is_documented_with_a_true_example() -> None:
@@ -128,6 +183,7 @@ def test_no_page_names_a_method_setting_metric_or_error_that_is_not_there() -> N
     groups = {name.split(".")[0] for name in METHODS}
     rooms = {setting.name.split(".")[0] for setting in SETTINGS if "." in setting.name}
     known = {*METHODS, *(setting.name for setting in SETTINGS)} | {f"{group}.*" for group in groups}
+    variables = {name for setting in SETTINGS for name in setting.environment} | {sql_engine.URL_VARIABLE}
     for path in PAGES:
         if path.name == "features.md":
             continue  # it also names what comes later
@@ -137,9 +193,9 @@ def test_no_page_names_a_method_setting_metric_or_error_that_is_not_there() -> N
                     f"{path.name}: {name}"
                 )
             if re.fullmatch(r"headwater_[a-z_]+", name):
-                assert name in METRICS, f"{path.name}: {name}"
+                assert name in METRICS or name == sql_target.STATE_TABLE, f"{path.name}: {name}"
             for variable in re.findall(r"\bHEADWATER_[A-Z_]+", name):
-                assert any(variable in setting.environment for setting in SETTINGS), f"{path.name}: {variable}"
+                assert variable in variables, f"{path.name}: {variable}"
 
 
 # --- the command line ------------------------------------------------------------------------------------

@@ -221,6 +221,24 @@ def test_init_writes_a_pipeline_once(ask: Asked, folder: Path) -> None:
     assert ask("init", "--force")
 
 
+def test_init_takes_the_tables_to_carry(ask: Asked, folder: Path) -> None:
+    def carried(*names: str) -> list[tuple[str, str, str]]:
+        assert "Name your tables" not in ask("init", "--force", *(word for name in names for word in ("--table", name)))
+        spec = read_spec(folder / "pipeline.toml")
+        return [
+            (each.db, each.table, os.path.relpath(each.sink.settings["path"], folder / "lake")) for each in spec.tables
+        ]
+
+    assert carried("notes") == [("main", "notes", "notes")]
+    assert carried('a "b"', "snö", "main.snö") == [("main", 'a "b"', 'a "b"'), ("main", "snö", "snö")]
+    assert carried("notes", "web.notes", "web.visits") == [
+        ("main", "notes", "main/notes"),
+        ("web", "notes", "web/notes"),
+        ("web", "visits", "web/visits"),
+    ]
+    assert (folder / "pipeline.toml").read_text().count("# where = ") == 2
+
+
 # --- run and verify, with a pipeline that is played ------------------------------------------------------
 
 PLAYED = """

@@ -26,7 +26,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     """A standalone master with two workers."""
     folder = tmp_path / "cluster"
     folder.mkdir()
-    cluster = Cluster(folder, find_java())
+    cluster = Cluster(folder, str(find_java().home))
     try:
         cluster.start()
         yield cluster

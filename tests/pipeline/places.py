@@ -82,6 +82,7 @@ def _as_told(row: Row) -> Row:
     row = dict(row)
     row["vec"] = json.loads(row["vec"]) if row["vec"] is not None else None
     row["big"] = int(row["big"]) if row["big"] is not None else None
+    row["total"] = float(row["total"]) if row["total"] is not None else None
     row["ok"] = bool(row["ok"]) if row["ok"] is not None else None
     told = json.loads(row["_misfit"]) if row["_misfit"] else {}
     if told.get("total", {}).get("t") == "f64":

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Target(Protocol):
-    """One place, empty when made. `sink` opens it again each time, as another driver would."""
+    """One place, empty when made. `sink` opens it again each time, as another driver would (or `rival` does)."""
 
     def sink(self) -> Sink: ...
 
@@ -70,10 +70,16 @@ class DeltaTarget:
         self.path, self._spark, self._mode, self._kind = folder / "lake", spark, mode, kind
 
     def sink(self) -> Sink:
+        return self._sink(self._kind)
+
+    def rival(self) -> Sink:
+        """Another driver: delta-rs, since two merges by Spark in one session wait for each other."""
+        return self._sink("delta")
+
+    def _sink(self, kind: str) -> Sink:
         from headwater.pipeline.sinks.opening import open_sink
 
-        settings = {"path": str(self.path), "mode": self._mode}
-        return open_sink(self._kind, settings, name="t", spark=self._spark)
+        return open_sink(kind, {"path": str(self.path), "mode": self._mode}, name="t", spark=self._spark)
 
     def held(self) -> list[Row]:
         """Every row of the newest version."""

@@ -51,7 +51,7 @@ def sink(target: Target) -> Iterator[Sink]:
 @pytest.fixture
 def other(target: Target) -> Iterator[Sink]:
     """The same place, as another driver sees it."""
-    opened = target.sink()
+    opened: Sink = getattr(target, "rival", target.sink)()
     yield opened
     opened.close()
 

@@ -133,8 +133,8 @@ def test_a_repair_mends_rows_and_leaves_the_offset(story: Story) -> None:
         story.sink.apply(changes_frame(mended), Step("p1", "g", 109, 109, repair=True), TABLE)
 
 
-KEYS, NAMES = st.integers(0, 4), st.sampled_from(["a", "b"])
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), KEYS, KEYS, NAMES), max_size=12)
+KEYS, NAMES = st.integers(0, 2), st.sampled_from(["a", "b"])
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), KEYS, KEYS, NAMES), min_size=8, max_size=16)
 
 
 def log_of(operations: list[tuple[str, int, int, str]]) -> tuple[list[list[dict[str, Any]]], list[Rows]]:

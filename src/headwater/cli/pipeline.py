@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,7 @@ def add(commands: Any) -> None:
     verify.add_argument("-o", "--output", choices=("text", "json"), default="text", help="how to tell it (text)")
     init = _verb(group, "init", "write a first file, every key explained", _init)
     init.add_argument("file", nargs="?", default=FILE, metavar="FILE", help=f"where to write it ({FILE})")
+    init.add_argument("--table", action="append", default=[], metavar="[DB.]TABLE", help="carry it; may be repeated")
     init.add_argument("--force", action="store_true", help="also over a file that is there")
     standing.add(group, _verb)
 
@@ -170,10 +172,35 @@ def _init(args: argparse.Namespace) -> int:
     from headwater.pipeline.spec import TEMPLATE
 
     file = Path(args.file)
+    text = _with_tables(TEMPLATE, args.table) if args.table else TEMPLATE
     try:
         with file.open("w" if args.force else "x", encoding="utf-8") as out:
-            out.write(TEMPLATE)
+            out.write(text)
     except FileExistsError:
         raise Failure(f"{file} is there already", hint="--force writes over it.", exit_code=USAGE) from None
-    print(f"{file} is written. Name your tables in it, then: headwater pipeline run {file}")
+    then = "Then" if args.table else "Name your tables in it, then"
+    print(f"{file} is written. {then}: headwater pipeline run {file}")
     return OK
+
+
+def _with_tables(template: str, named: Sequence[str]) -> str:
+    """The template with these tables in place of its example: an entry for each database."""
+    head, entry = template.split("[[table]]\n")
+    tables: dict[str, dict[str, None]] = {}
+    for name in named:
+        db, dot, table = name.partition(".")
+        tables.setdefault(db if dot else "main", {})[table if dot else name] = None
+    if len(tables) > 1:
+        entry = entry.replace('"lake/{table}"', '"lake/{db}/{table}"')
+    return head + "\n".join(_entry(entry, db, list(each)) for db, each in tables.items())
+
+
+def _entry(example: str, db: str, tables: list[str]) -> str:
+    """One [[table]], with the example's comments."""
+
+    def toml(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    which = f"table = {toml(tables[0])}" if len(tables) == 1 else f"tables = {toml(tables)}"
+    rest = [line for line in example.splitlines() if not line.startswith(("table = ", "# db = "))]
+    return "\n".join(["[[table]]", f"db = {toml(db)}", which, *rest, ""])

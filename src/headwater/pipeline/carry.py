@@ -10,22 +10,27 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.client import Client, Described, Range
-from headwater.errors import HeadwaterError, OffsetExpired, PipelineError
+from headwater.client import Client, Described, Range, Registered
+from headwater.errors import HeadwaterError, NotOwner, OffsetExpired, PipelineError, SchemaChanged
+from headwater.model.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.counting import Counting
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.frames import Server, changes_frame, rows_frame
 from headwater.pipeline.owner import Heart
 from headwater.pipeline.progress import MetaStore
-from headwater.pipeline.sinks.sink import Part, Plan, Sink, State
+from headwater.pipeline.schema import rows_schema
+from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spec import PipelineSpec, TableSpec
 from headwater.pipeline.stages import (
+    FAIL,
     FIRST,
+    SCHEMA_CHANGED,
     Action,
     Apply,
     Begin,
@@ -79,44 +84,54 @@ class Carry:
         self._server = Server(spec.server, spec.token_file)
         self._client = Client(spec.server, token_file=spec.token_file)
         self._subscriber = f"{spec.name}/{table.db}/{table.table}"
-        self._shape: Table | None = None
         self._ranges: list[Range] = []
         self._goal: int | None = None  # with `once`: the head when it was first asked
         self._rows = 0
+        self._copied: State | None = None
         self._told = ""
         self._anew = ""  # why a failure makes a new snapshot necessary
+        self._holds = False  # whether the server keeps the log for us
 
     def run(self) -> Carried:
         """Until stopped, cancelled or, with `once`, caught up; raises what cannot be retried."""
         failures = 0
-        state: State | None = None
         try:
-            while not self._is_over():
+            while True:
                 try:
-                    state = self._sink.state()
-                    action = self._due() or self._next(state)
-                    if isinstance(action, Wait) and self._once:
+                    if self._is_over() or not (action := self._turn()):
                         break
-                    self._do(action, state)
-                    failures = 0
+                    failures = failures if isinstance(action, Begin) else 0
                 except Exception as error:
                     failures += 1
                     self._take_in(cause_of(error), failures)
-            self._copy(self._sink.state())
+            state = self._sink.state()
+            self._copy(state)
             return Carried(self._task, 0 if state is None else state.offset, self._rows)
         finally:
             self._client.close()
 
+    def _turn(self) -> Action | None:
+        """Look, and do the next thing; None when there is nothing left to do."""
+        state = self._sink.state()
+        self._copy(state)
+        action = self._due() or self._next(state)
+        if isinstance(action, Wait):
+            self._release()
+            if self._once:
+                return None
+        self._do(action, state)
+        return action
+
     def _is_over(self) -> bool:
         if self._heart.lost.is_set():
-            raise PipelineError(
-                "the lease on this table was lost", hint="Another pipeline server may have taken it over."
-            )
+            raise NotOwner("the lease on this table was lost: another pipeline server may have taken it over")
         return self._stop.is_set() or self._meta.is_cancelled(self._task)
 
     def _take_in(self, error: HeadwaterError, failures: int) -> None:
         """Decide about a failure: begin anew, try again in a while, or give up by raising it."""
         reason = str(error.extra.get("resnapshot_reason") or "")
+        if isinstance(error, SchemaChanged) and self._table.schema != FAIL:
+            reason = SCHEMA_CHANGED  # while rows were read: the log is fitted to the shape of the sink
         if isinstance(error, OffsetExpired) or reason:
             self._anew = reason or error.code
         elif not error.retryable:
@@ -137,22 +152,26 @@ class Carry:
 
     def _next(self, state: State | None) -> Action:
         seen = self._look(state)
-        latest = seen.latest
         if self._once:
-            self._goal = latest if self._goal is None else self._goal
-            seen = msgspec.structs.replace(seen, latest=min(latest, max(self._goal, self._needed(state))))
-        if self._shape is None or state is None:
-            self._shape = self._chosen(seen.table) if state is None else state.plan.table
-        action = decide(
+            self._goal = seen.latest if self._goal is None else self._goal
+            seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
+        if state is None:
+            return Begin(FIRST)
+        self._check_columns(state.plan.table, seen.table)
+        return decide(
             state,
             seen,
-            shape=self._shape.version,
+            shape=state.plan.table.version,
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
         )
-        if isinstance(action, Evolve):
-            self._shape = self._chosen(seen.table)
-        return action
+
+    def _check_columns(self, held: Table, table: Table) -> None:
+        if held.version == table.version and held.columns != self._chosen(table).columns:
+            raise PipelineError(
+                "the sink was filled with other columns than the pipeline names now",
+                hint="Name those again, or run `headwater pipeline reset` to take a new snapshot.",
+            )
 
     def _chosen(self, table: Table) -> Table:
         """`table` with the columns that are carried; its key always is."""
@@ -166,8 +185,9 @@ class Carry:
         table = self._table
         if state is None:
             return self._client.describe(table.db, table.table)
-        shape, step = self._shape or state.plan.table, (self._spec.step_rows, self._spec.step_bytes)
-        return self._client.describe(table.db, table.table, after=state.offset, shape=shape.version, step=step)
+        step = (self._spec.step_rows, self._spec.step_bytes)
+        shape = state.plan.table.version
+        return self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
 
     def _needed(self, state: State | None) -> int:
         """How far the log must be read so that all spans are even, whatever the goal is."""
@@ -178,7 +198,7 @@ class Carry:
     def _do(self, action: Action, state: State | None) -> None:
         match action:
             case Begin(reason):
-                self._begin(reason)
+                self._begin(reason, state)
             case Load(spans):
                 assert state is not None
                 self._load(state, spans)
@@ -186,74 +206,101 @@ class Carry:
                 assert state is not None
                 self._apply(action, state)
             case Evolve():
-                assert self._shape is not None
-                self._sink.evolve(self._shape)
+                assert state is not None
+                self._evolve(state)
             case Wait(after):
                 self._live(after)
 
-    def _begin(self, reason: str) -> None:
-        if reason not in (FIRST, RESET) and self._table.on_lost == "fail":
+    def _begin(self, reason: str, state: State | None) -> None:
+        if self._table.on_lost == "fail" and reason != RESET and state is not None and state.is_even:
             raise PipelineError(
                 f"the log cannot bring the sink up to date: {reason}",
                 hint='Set on_lost = "resnapshot", or run `headwater pipeline reset` to take a new snapshot.',
             )
         table = self._table
-        registered = self._client.register(table.db, table.table, self._subscriber)
+        registered = self._register()
         self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
-        seen = self._client.describe(table.db, table.table)
-        self._shape = self._chosen(seen.table)
+        now = self._client.describe(table.db, table.table).table
+        rows_schema(now, table.columns)  # complains of a column that is not there
         spans = tuple(each.span for each in self._ranges)
-        plan = Plan(secrets.token_hex(8), registered.generation, registered.version, spans, self._shape)
+        plan = Plan(secrets.token_hex(8), registered.generation, registered.version, spans, self._chosen(now))
         self._watcher.started(self._task, reason, sum(each.rows for each in self._ranges), len(self._ranges))
         self._sink.begin(plan)
         self._anew = ""
         self._meta.begun(self._task, self._heart.fence)
-        self._copy(State(plan, plan.offset))
 
-    def _load(self, state: State, spans: Sequence[Any]) -> None:
-        table = self._table
-        keep = lowest(state)
-        registered = self._client.register(table.db, table.table, self._subscriber, keep=keep)
-        parts = [Part(span, registered.version) for span in spans]
+    def _load(self, state: State, spans: Sequence[Span]) -> None:
+        version = self._register(keep=lowest(state)).version
+        parts = [Part(span, version) for span in spans]
         frame = rows_frame(
             self._spark,
             self._server,
-            table.db,
+            self._table.db,
             state.plan.table,
-            generation=registered.generation,
+            generation=state.plan.generation,
             parts=parts,
-            columns=table.columns,
-            where=table.where,
+            columns=self._columns(state.plan.table),
+            where=self._table.where,
         )
         began = time.monotonic()
         rows = self._counted(frame, lambda counted: self._sink.load(counted, state.plan, parts))
-        loaded = self._sink.state()
-        self._copy(loaded)
         self._watcher.loaded(self._task, len(parts), rows, time.monotonic() - began)
 
     def _apply(self, action: Apply, state: State) -> None:
-        table, step, shape = self._table, action.step, self._shape
-        assert shape is not None
+        step, shape = action.step, state.plan.table
         frame = changes_frame(
             self._spark,
             self._server,
-            table.db,
-            table.table,
+            self._table.db,
+            self._table.table,
             generation=step.generation,
             after=step.after,
             upto=step.upto,
             shape=shape,
             slices=action.slices,
-            columns=table.columns,
-            where=table.where,
+            columns=self._columns(shape),
+            where=self._table.where,
         )
         began = time.monotonic()
         rows = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape))
-        left = {span: version for span, version in state.loaded.items() if version > step.upto}
-        self._copy(State(state.plan, step.upto, left))
         self._watcher.stepped(self._task, step.upto, rows, time.monotonic() - began)
-        if not left and state.loaded:
-            self._client.release(table.db, table.table, self._subscriber)
+
+    def _evolve(self, state: State) -> None:
+        seen = self._look(state)
+        shape = self._chosen(seen.table)
+        known = {column.name for column in state.plan.table.columns}
+        added = [column.name for column in shape.visible if column.name not in known]
+        if added and self._sink.mode == UPSERT and self._came_filled(state, seen.schema_changed_at, added):
+            self._anew = SCHEMA_CHANGED
+        else:
+            self._sink.evolve(shape)
+
+    def _came_filled(self, state: State, changed_at: int | None, columns: Sequence[str]) -> bool:
+        """Whether rows had values in new columns from the start, by a DEFAULT: no change tells those."""
+        table, at = self._table, max(changed_at or 0, state.offset)
+        while changed_at is not None:  # only the present shape can be looked into
+            at = changed_at
+            shape = state.plan.table.version
+            changed_at = self._client.describe(table.db, table.table, after=at, shape=shape).schema_changed_at
+        where = " OR ".join('"' + name.replace('"', '""') + '" IS NOT NULL' for name in columns)
+        where = f"({table.where}) AND ({where})" if table.where else where
+        version = f"{state.plan.generation}.{at}"
+        with closing(self._client.snapshot(table.db, table.table, version=version, where=where)) as batches:
+            return any(batch.num_rows for batch in batches)
+
+    def _columns(self, shape: Table) -> tuple[str, ...]:
+        """Those to ask for; none of them means all."""
+        return tuple(column.name for column in shape.visible) if self._table.columns else ()
+
+    def _register(self, keep: int | None = None) -> Registered:
+        self._holds = True
+        return self._client.register(self._table.db, self._table.table, self._subscriber, keep=keep)
+
+    def _release(self) -> None:
+        """Once all spans are even the log need not be kept any more than for others."""
+        if self._holds:
+            self._client.release(self._table.db, self._table.table, self._subscriber)
+            self._holds = False
 
     def _live(self, after: int) -> None:
         table = self._table
@@ -271,12 +318,11 @@ class Carry:
     # Copies
 
     def _copy(self, state: State | None) -> None:
-        """Write into the meta store where the sink stands. It may fail: the sink knows better."""
-        if state is None:
+        """Write into the meta store where the sink stands, by the ranges of now: they split and merge."""
+        if state is None or state == self._copied:
             return
         table = self._table
-        if not self._ranges:
-            self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
+        self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
         rows = [_row(state, each) for each in self._ranges]
         self._meta.save(self._task, rows, self._heart.fence)
         stage = min((row.stage for row in rows), key=STAGES.index, default="register")
@@ -285,6 +331,7 @@ class Carry:
             self._watcher.stage(self._task, stage)
         for row in rows:
             self._watcher.range_moved(self._task, row)
+        self._copied = state
 
 
 def _row(state: State, each: Range) -> RangeProgress:

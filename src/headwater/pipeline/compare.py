@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from headwater.errors import HeadwaterError
 from headwater.model.key import Span, decode_key
 from headwater.model.table import Key, Table
+from headwater.pipeline.compaction import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 # Kinds whose values Spark orders as their encoded keys are ordered.
 ORDERED = {"i64": int, "str": str, "bytes": bytes}
-RANGE, HASH = "_range", "_hash"
+RANGE, HASH = "_headwater_range", "_headwater_hash"
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -49,11 +50,13 @@ def _key(span: Span) -> Key | None:
         return None
 
 
-def hashed(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
-    """`frame` with a hash of `columns`, in that order."""
-    from pyspark.sql.functions import xxhash64
+def hashed(frame: DataFrame) -> DataFrame:
+    """`frame` with a hash of all its columns, in their order."""
+    from pyspark.sql.functions import isnull, xxhash64
 
-    return frame.withColumn(HASH, xxhash64(*[frame[name] for name in columns]))
+    values = [frame[quoted(name)] for name in frame.columns]
+    # Spark's hash passes over nulls: without the flags a value may move from one column to the next unseen.
+    return frame.withColumn(HASH, xxhash64(*values, *map(isnull, values)))
 
 
 def placed(frame: DataFrame, identity: Sequence[str], spans: Sequence[Span]) -> DataFrame:
@@ -75,7 +78,8 @@ def _at_least(frame: DataFrame, identity: Sequence[str], key: Key) -> Column:
     found: Column = lit(True)
     for name, value in reversed(list(zip(identity, key, strict=True))):
         bound = lit(bytearray(value) if isinstance(value, bytes) else value)
-        found = (frame[name] > bound) | ((frame[name] == bound) & found)
+        column = frame[quoted(name)]
+        found = (column > bound) | ((column == bound) & found)
     return found
 
 
@@ -89,27 +93,34 @@ def digests(frame: DataFrame) -> dict[int, Digest]:
     return {row[RANGE]: Digest(row["n"], int(row["s"]), row["x"]) for row in found.collect()}
 
 
-def differences(right: DataFrame, wrong: DataFrame, identity: Sequence[str], offset: int) -> DataFrame:
-    """The changes that turn `wrong` into `right`; both hashed, with the same row columns.
+def repeated(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
+    """The rows of keys that are there more than once, one of each."""
+    from pyspark.sql.functions import count, lit
 
-    A row that only `wrong` has is a delete, one that is missing or differs there is an insert.
-    """
+    columns = [frame[quoted(name)] for name in identity]
+    many = frame.groupBy(*columns).agg(count(lit(1)).alias(HASH)).where(f"{HASH} > 1")
+    return frame.dropDuplicates(list(identity)).join(many, _same(frame, many, identity), "left_semi").drop(HASH, RANGE)
+
+
+def differences(right: DataFrame, wrong: DataFrame, identity: Sequence[str]) -> tuple[DataFrame, DataFrame]:
+    """What only `wrong` has, by key, and what is missing or differs there; both hashed, with the same columns."""
+    gone = wrong.join(right, _same(wrong, right, identity), "left_anti")
+    both = _same(right, wrong, identity) & (right[HASH] == wrong[HASH])
+    return gone.drop(HASH, RANGE), right.join(wrong, both, "left_anti").drop(HASH, RANGE)
+
+
+def changes(deleted: DataFrame, inserted: DataFrame | None, names: Sequence[str], offset: int) -> DataFrame:
+    """Rows as changes at `offset`; `names` are those of the five columns that changes have beside theirs."""
     from pyspark.sql.functions import lit
 
-    names = [name for name in right.columns if name not in (RANGE, HASH)]
-    gone = wrong.join(right, _same(wrong, right, identity), "left_anti").select(*names)
-    both = _same(right, wrong, identity) & (right[HASH] == wrong[HASH])
-    lacking = right.join(wrong, both, "left_anti").select(*names)
-    told = lacking.withColumn("_change_type", lit("insert")).unionByName(gone.withColumn("_change_type", lit("delete")))
-    about: dict[str, Any] = {
-        "_commit_version": lit(offset).cast("long"),
-        "_commit_timestamp": lit(datetime.now(UTC)).cast("timestamp"),
-        "_offset": lit(offset).cast("long"),
-        "_txn": lit("repair"),
-    }
-    return reduce(lambda frame, name: frame.withColumn(name, about[name]), about, told)
+    told = deleted.withColumn(names[0], lit("delete"))
+    if inserted is not None:
+        told = inserted.withColumn(names[0], lit("insert")).unionByName(told)
+    now = lit(datetime.now(UTC)).cast("timestamp")
+    about = (lit(offset).cast("long"), now, lit(offset).cast("long"), lit("repair"))
+    return told.withColumns(dict(zip(names[1:], about, strict=True)))
 
 
 def _same(one: DataFrame, other: DataFrame, identity: Sequence[str]) -> Column:
-    conditions = [one[name].eqNullSafe(other[name]) for name in identity]
+    conditions = [one[quoted(name)].eqNullSafe(other[quoted(name)]) for name in identity]
     return reduce(lambda a, b: a & b, conditions)

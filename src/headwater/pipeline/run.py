@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.errors import NotOwner
+from headwater.errors import HeadwaterError, NotOwner
 from headwater.pipeline.carry import Carried, Carry
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.opening import check_promises, session_of, sink_of
@@ -81,10 +81,12 @@ def _carry(
     once: bool,
 ) -> Carried:
     """One table, from taking its lease to giving it back. Its failure is its own."""
+    fence: int | None = None
     try:
         with _leased(meta, task, spec, stop, watcher, for_ever=not once) as heart:
             if heart is None:
                 return Carried(task, 0, 0)
+            fence = heart.fence
             with sink_of(spec, table, task, meta, spark, heart.fence) as sink:
                 carry = Carry(
                     spark, spec, table, task, sink, meta, watcher, heart=heart, stop=stop, until_caught_up=once
@@ -95,8 +97,9 @@ def _carry(
     except Exception as error:
         cause = cause_of(error)
         watcher.failed(task, cause)
-        if not isinstance(cause, NotOwner):
-            meta.fail(task, f"{cause.code}: {cause.message}")
+        if fence is not None:
+            with suppress(HeadwaterError):  # another server's by now, or a store that does not answer
+                meta.fail(task, f"{cause.code}: {cause.message}", fence)
         return Carried(task, 0, 0, cause)
 
 

@@ -52,14 +52,15 @@ def versions(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
     images = Window.partitionBy(*map(quoted, identity)).orderBy(place(told))
     time = f.col(quoted(told.commit_timestamp))
     opens = ~f.col(quoted(told.change_type)).isin(PREIMAGE, DELETE)
-    first, following = f.row_number().over(images) == 1, f.lead(time).over(images)
+    first, last = f.row_number().over(images) == 1, f.lead(quoted(told.offset)).over(images).isNull()
     actions = f.array_compact(f.array(f.when(first, CLOSE), f.when(opens, OPEN)))
-    ended = f.when(f.col(quoted(what)) == CLOSE, time).otherwise(f.col(quoted(held.valid_to)))
-    chained = refuse_nulls(frame, identity).withColumns({held.valid_to: following, what: actions})
-    return chained.withColumn(what, f.explode(quoted(what))).select(
+    chain = {held.valid_to: f.lead(time).over(images), held.is_current: last, what: actions}
+    chained = refuse_nulls(frame, identity).withColumns(chain).withColumn(what, f.explode(quoted(what)))
+    is_open = f.col(quoted(what)) == OPEN
+    return chained.select(
         *[f.col(quoted(name)) for name in (*names, *held[:4])],
         time.alias(held.valid_from),
-        ended.alias(held.valid_to),
-        ended.isNull().alias(held.is_current),
+        f.when(is_open, f.col(quoted(held.valid_to))).otherwise(time).alias(held.valid_to),
+        (is_open & f.col(quoted(held.is_current))).alias(held.is_current),
         f.col(quoted(what)),
     )

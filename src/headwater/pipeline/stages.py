@@ -75,18 +75,18 @@ def decide(state: State | None, seen: Described, *, shape: int, policy: str, wav
         return Begin(FIRST)
     if lost := why_lost(state, seen):
         return Begin(lost)
-    if missing := state.missing:
-        return Begin(SCHEMA_CHANGED) if seen.table.version != shape else Load(tuple(missing[:wave]))
-    if seen.latest <= state.offset and state.is_even and (seen.table.version == shape or policy == PIN):
-        return Wait(state.offset)
-    if seen.table.version == shape or policy == PIN:
-        return _apply(state, seen, seen.latest, shape)
-    if policy == FAIL:
+    is_same = seen.table.version == shape
+    if policy == FAIL and not is_same:
         raise SchemaChanged(
             f"table {seen.table.name!r} has another shape since offset {seen.schema_changed_at or state.offset}",
             hint="Set schema to `evolve` or `pin`, or reset the pipeline to take a new snapshot.",
         )
-    if seen.resnapshot:
+    if missing := state.missing:
+        return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
+    if is_same or policy == PIN:
+        is_done = state.is_even and seen.latest <= state.offset
+        return Wait(state.offset) if is_done else _apply(state, seen, seen.latest, shape)
+    if seen.resnapshot or _was_read_after(state, seen.schema_changed_at):
         return Begin(SCHEMA_CHANGED)
     if seen.schema_changed_at is None or seen.schema_changed_at <= state.offset + 1:
         return Evolve()
@@ -105,6 +105,11 @@ def lowest(state: State) -> int | None:
     """The offset after which the log is needed; None while nothing is loaded."""
     there = [state.reached(span) for span in state.plan.spans if span not in state.missing]
     return min(there, default=None)
+
+
+def _was_read_after(state: State, changed_at: int | None) -> bool:
+    """Whether a span was read after that change of the shape: what it had in new columns was left behind."""
+    return changed_at is not None and any(version >= changed_at for version in state.loaded.values())
 
 
 def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:

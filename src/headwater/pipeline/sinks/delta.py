@@ -158,9 +158,13 @@ class DeltaSink:
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
         """See Sink. Each task commits its part; the driver sees no rows."""
-        writer = PartWriter(self._place, plan, tuple(parts), self.mode, self._settings.file_bytes)
+        names = tuple(frame.columns)
+        writer = PartWriter(self._place, plan, tuple(parts), self.mode, self._settings.file_bytes, names)
         with ours():
-            told = {row["part"]: (row["outcome"], row["problem"]) for row in frame.mapInArrow(writer, REPORT).collect()}
+            # By number: mapInArrow does not find columns whose names have a dot or a backtick in them.
+            numbered = frame.toDF(*map(str, range(len(names))))
+            reports = numbered.mapInArrow(writer, REPORT).collect()
+            told = {report["part"]: (report["outcome"], report["problem"]) for report in reports}
             for place, part in enumerate(parts):
                 # A frame without any rows may have no partitions at all.
                 outcome, problem = told.get(place) or writer.write(part, iter(()))

@@ -58,6 +58,7 @@ class PartWriter(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     mode: str
     file_bytes: int
+    names: tuple[str, ...] = ()  # of the columns, where they come under others
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -65,7 +66,8 @@ class PartWriter(msgspec.Struct, frozen=True):
 
         context = TaskContext.get()
         place = context.partitionId() if context else 0
-        outcome, problem = self.write(self.parts[place], batches)
+        named = (batch.rename_columns(list(self.names)) for batch in batches)
+        outcome, problem = self.write(self.parts[place], named)
         kinds = pa.schema([("part", pa.int32()), ("outcome", pa.string()), ("problem", pa.string())])
         yield pa.RecordBatch.from_pydict({"part": [place], "outcome": [outcome], "problem": [problem]}, schema=kinds)
 

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 _TXN = "spark.databricks.delta.write"
+_TIMES = "spark.sql.parquet.outputTimestampType"  # Spark's own is a form that only Spark still writes
+_LOG_TASKS = "spark.databricks.delta.snapshotPartitions"
 _CONFLICT = re.compile(r"DELTA_(CONCURRENT|METADATA_CHANGED|PROTOCOL_CHANGED)|Concurrent\w*Exception|MetadataChanged")
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 _session = threading.Lock()  # a transaction's number is a setting of the whole session
@@ -48,6 +50,8 @@ class DeltaSparkSink(DeltaSink):
                 hint=f"Set spark.sql.extensions={EXTENSION} and spark.sql.catalog.spark_catalog={CATALOG}, "
                 'and have its jars; or use kind = "delta".',
             )
+        if spark.conf.get(_LOG_TASKS, None) is None:  # else 50 tasks to read a log of any size
+            spark.conf.set(_LOG_TASKS, spark.conf.get("spark.sql.shuffle.partitions") or "4")
 
     def begin(self, plan: Plan) -> None:
         """See Sink. Spark takes no column names that Parquet once could not hold."""
@@ -113,15 +117,16 @@ def _view(source: DataFrame) -> Iterator[str]:
 
 @contextmanager
 def _transaction(spark: SparkSession, app: str, number: int) -> Iterator[None]:
-    settings = {f"{_TXN}.txnAppId": app, f"{_TXN}.txnVersion": str(number)}
+    settings = {f"{_TXN}.txnAppId": app, f"{_TXN}.txnVersion": str(number), _TIMES: "TIMESTAMP_MICROS"}
     with _session:
+        before = {name: spark.conf.get(name, None) for name in settings}
         for name, value in settings.items():
             spark.conf.set(name, value)
         try:
             yield
         finally:
-            for name in settings:
-                spark.conf.unset(name)
+            for name, old in before.items():
+                spark.conf.unset(name) if old is None else spark.conf.set(name, old)
 
 
 def open_delta_spark(settings: dict[str, Any], needs: Needs) -> DeltaSparkSink:

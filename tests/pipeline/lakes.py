@@ -1,0 +1,180 @@
+"""A pipeline into a lake of Delta tables, over a real server: specs, runs, what it holds, who watches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from deltalake import DeltaTable
+from tests.conformance.live import Live
+
+from headwater.client import Client
+from headwater.pipeline import run as running
+from headwater.pipeline.carry import Carried
+from headwater.pipeline.opening import sink_of
+from headwater.pipeline.progress import MetaStore, RangeProgress, Task
+from headwater.pipeline.run import Summary, run
+from headwater.pipeline.schema import fit, rows_schema
+from headwater.pipeline.spec import PipelineSpec, parse_spec
+from headwater.pipeline.verify import TableReport, verify
+from headwater.pipeline.watch import Silent
+
+if TYPE_CHECKING:
+    import pytest
+    from pyspark.sql import SparkSession
+
+    from headwater.errors import HeadwaterError
+
+Row = dict[str, Any]
+DELTA = 'kind = "delta"\npath = "lake/{table}"'
+SMALL = 400  # bytes of a range: a dozen rows or so
+
+
+class Watching(Silent):
+    """Keeps what it is told; `on` is called, once each, when something of that name is told the first time."""
+
+    def __init__(self, **on: Callable[[], object]) -> None:
+        self._on = on
+        self.reasons: list[str] = []
+        self.loads: list[int] = []
+        self.steps: list[int] = []
+        self.errors: list[HeadwaterError] = []
+        self.moves: list[RangeProgress] = []
+
+    def _told(self, what: str) -> None:
+        if act := self._on.pop(what, None):
+            act()
+
+    def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
+        self.reasons.append(reason)
+        self._told("started")
+
+    def range_moved(self, task: Task, row: RangeProgress) -> None:
+        self.moves.append(row)
+
+    def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
+        self.loads.append(rows)
+        self._told("loaded")
+
+    def stepped(self, task: Task, upto: int, rows: int, seconds: float) -> None:
+        self.steps.append(rows)
+        self._told("stepped")
+
+    def live(self, task: Task, offset: int, latest: int) -> None:
+        self._told("live")
+
+    def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
+        self.errors.append(error)
+        self._told("retrying")
+
+
+class Lake:
+    """Carries tables of `server` into Delta tables in `folder`."""
+
+    def __init__(self, spark: SparkSession, server: Live, folder: Path) -> None:
+        self.spark, self.server, self.folder = spark, server, folder
+
+    def spec(self, *tables: str, pipeline: str = "", sink: str = DELTA, **settings: str) -> PipelineSpec:
+        """For tables that are named, or described as `name` and lines of TOML in `settings`; t, if none are."""
+        text = f'[pipeline]\nname = "lake"\nserver = "{self.server.url}"\nrange_bytes = {SMALL}\nparallelism = 1\n'
+        told = dict.fromkeys(tables or (() if settings else ("t",)), "") | settings
+        blocks = [f'[[table]]\ntable = "{name}"\n{lines}\n[table.sink]\n{sink}' for name, lines in told.items()]
+        return parse_spec("\n".join([text, pipeline, *blocks]), folder=self.folder, origin="test")
+
+    def run(self, spec: PipelineSpec | None = None, watcher: Silent | None = None, **more: Any) -> Summary:
+        """Until caught up; whatever happened is in the summary."""
+        return run(spec or self.spec(), once=True, spark=self.spark, watcher=watcher, **more)
+
+    def carry(self, spec: PipelineSpec | None = None, watcher: Silent | None = None) -> Carried:
+        """The one table, caught up and right."""
+        (done,) = self.run(spec, watcher).tables
+        assert done.error is None, done.error
+        return done
+
+    def failure(self, spec: PipelineSpec | None = None, watcher: Silent | None = None) -> HeadwaterError:
+        """Why the one table is carried no further."""
+        (done,) = self.run(spec, watcher).tables
+        assert done.error is not None
+        return done.error
+
+    def verify(self, spec: PipelineSpec | None = None, **more: Any) -> TableReport:
+        (report,) = verify(spec or self.spec(), spark=self.spark, **more)
+        return report
+
+    # --- looking -----------------------------------------------------------------------------------------
+
+    def table(self, name: str = "t") -> DeltaTable:
+        return DeltaTable(str(self.folder / "lake" / name))
+
+    def rows(self, name: str = "t") -> list[Row]:
+        """What the lake holds; a duplicate is there twice."""
+        return in_order(self.table(name).to_pyarrow_table().to_pylist())
+
+    def source(self, name: str = "t", **options: Any) -> list[Row]:
+        """What the server's table holds, in Spark's types."""
+        with Client(self.server.url) as client:
+            schema = rows_schema(client.describe("main", name).table, options.get("columns", ()))
+            batches = client.snapshot("main", name, **options)
+            return in_order([row for batch in batches for row in fit(batch, schema).to_pylist()])
+
+    def is_equal(self, name: str = "t") -> bool:
+        assert self.rows(name) == self.source(name)
+        return True
+
+    def task(self, name: str = "t") -> Task:
+        with MetaStore.open(str(self.folder / "headwater-pipeline.db")) as meta:
+            (found,) = meta.tasks("lake", "main", name)
+            return found
+
+    def progress(self, name: str = "t") -> list[RangeProgress]:
+        with MetaStore.open(str(self.folder / "headwater-pipeline.db")) as meta:
+            (task,) = meta.tasks("lake", "main", name)
+            return meta.progress(task)
+
+
+def in_order(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: repr(sorted(row.items())))
+
+
+def fill(server: Live, count: int, *, first: int = 1, table: str = "t") -> None:
+    """Rows (id, v) with ids from `first` on."""
+    server.sql(f"INSERT INTO {table} VALUES " + ",".join(f"({n}, 'v{n}')" for n in range(first, first + count)))
+
+
+# --- sinks that break ------------------------------------------------------------------------------------
+
+
+class Broken(Exception):
+    """What a sink of ours raises when it is told to."""
+
+
+class Breaking:
+    """A sink that fails once, before or after a call of that name has done its work."""
+
+    def __init__(self, sink: Any, point: str) -> None:
+        self._sink, self._when, self._name = sink, *point.split()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._sink, name)
+        if name != self._name:
+            return found
+
+        def call(*args: Any) -> None:
+            if self._when == "after":
+                found(*args)
+            raise Broken(f"{self._when} {name}")
+
+        return call
+
+
+def break_at(patch: pytest.MonkeyPatch, point: str) -> None:
+    """From now on sinks fail there: "before load", "after apply"."""
+
+    @contextmanager
+    def broken(*args: Any, **more: Any) -> Iterator[Any]:
+        with sink_of(*args, **more) as sink:
+            yield Breaking(sink, point)
+
+    patch.setattr(running, "sink_of", broken)
