@@ -2,7 +2,21 @@
 
 import sys
 
-from bench import commit, drain, fanout, latency, log, restart, stalled, subscriptions, writes
+from bench import (
+    commit,
+    drain,
+    fanout,
+    lake,
+    latency,
+    log,
+    microbatch,
+    pull,
+    restart,
+    spark_log,
+    stalled,
+    subscriptions,
+    writes,
+)
 
 ALL = {
     "commit": commit.main,
@@ -14,6 +28,10 @@ ALL = {
     "latency": latency.main,
     "stalled": stalled.main,
     "subscriptions": subscriptions.main,
+    "pull": pull.main,
+    "spark_log": spark_log.main,
+    "lake": lake.main,
+    "microbatch": microbatch.main,
 }
 
 if __name__ == "__main__":

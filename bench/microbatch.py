@@ -12,14 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.lake import DRIVER, PIPELINE
 from bench.sides import folder, versions
 from bench.spark_log import ROWS, commit, durable, engines, preload, served, session
-from headwater.client import Client
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -137,9 +136,9 @@ def stream(url: str, target: str, checkpoint: str) -> None:
 def latencies(path: Path, url: str, target: Path, first: int, commits: int) -> list[float]:
     """Milliseconds from each commit to the version that holds it, after some that do not count."""
     with Versions(target) as versions:
-        _ready(path, url, versions, first)
+        _ready(path, url, versions)
         before = durable(url).latest
-        found = write(path, first + 2 * WIDTH, WARM + commits, EVERY_SECONDS)
+        found = write(path, first, WARM + commits)
         last = durable(url).latest
         if last != before + len(found) * WIDTH:
             raise RuntimeError(f"{last - before} changes came of {len(found)} commits of {WIDTH} rows")
@@ -148,20 +147,19 @@ def latencies(path: Path, url: str, target: Path, first: int, commits: int) -> l
     return [(at - began) / 1e6 for began, at in zip(found, held, strict=True) if at is not None][WARM:]
 
 
-def _ready(path: Path, url: str, versions: Versions, first: int) -> None:
-    """Wait until a change comes through: small ones are sent until the first is there."""
-    with Client(url) as client:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not any(reached for reached, _ in versions.seen):
-            if time.monotonic() > end:
-                raise RuntimeError("no change came through")
-            commit(path, [f"UPDATE orders SET items = items + 1 WHERE id = {first - 1}"])
-            time.sleep(EVERY_SECONDS)
-        latest = client.describe("main", "orders").latest
+def _ready(path: Path, url: str, versions: Versions) -> None:
+    """Wait until a change comes through: one is made again and again until the first is there."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not any(reached for reached, _ in versions.seen):
+        if time.monotonic() > end:
+            raise RuntimeError("no change came through")
+        commit(path, ["UPDATE orders SET items = items + 1 WHERE id = 1"])
+        time.sleep(EVERY_SECONDS)
+    latest = durable(url).latest
     _wait(lambda: versions.when(latest) is not None)
 
 
-def _wait(is_there: Any) -> None:
+def _wait(is_there: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not is_there():
         if time.monotonic() > end:
@@ -169,10 +167,20 @@ def _wait(is_there: Any) -> None:
         time.sleep(0.05)
 
 
-def write(path: Path, first: int, commits: int, every: float) -> list[int]:
+def write(path: Path, first: int, commits: int) -> list[int]:
     """Commits by another process: when each was made."""
     insert = " ".join((ROWS % (9999999, WIDTH)).split())
-    command = [sys.executable, "-c", WRITER, str(path), str(first), str(WIDTH), str(commits), str(every), insert]
+    command = [
+        sys.executable,
+        "-c",
+        WRITER,
+        str(path),
+        str(first),
+        str(WIDTH),
+        str(commits),
+        str(EVERY_SECONDS),
+        insert,
+    ]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return [int(line) for line in done.stdout.split()]
 
@@ -180,7 +188,9 @@ def write(path: Path, first: int, commits: int, every: float) -> list[int]:
 def report(name: str, found: list[float]) -> None:
     """Percentiles."""
     p50, p90 = (statistics.quantiles(found, n=10, method="inclusive")[each] for each in (4, 8))
-    print(f"  {name:52} p50 {p50:>7.0f} ms   p90 {p90:>7.0f} ms   max {max(found):>7.0f} ms   n {len(found)}", flush=True)
+    print(
+        f"  {name:52} p50 {p50:>7.0f} ms   p90 {p90:>7.0f} ms   max {max(found):>7.0f} ms   n {len(found)}", flush=True
+    )
 
 
 def main(rows: int = ROWS_DEFAULT, commits: int = COMMITS) -> None:
@@ -194,7 +204,7 @@ def main(rows: int = ROWS_DEFAULT, commits: int = COMMITS) -> None:
         with served(place, path) as (url, _):
             with live(place, url) as target:
                 report("headwater pipeline (merge, exactly once)", latencies(path, url, target, rows + 1, commits))
-            first = rows + 1 + (commits + WARM + 4) * WIDTH
+            first = rows + 1 + (WARM + commits) * WIDTH
             with streaming(place, url) as target:
                 report("Structured Streaming (append by foreachBatch)", latencies(path, url, target, first, commits))
 

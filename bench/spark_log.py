@@ -169,7 +169,9 @@ def _mib(place: Path) -> float:
 @contextlib.contextmanager
 def session(**conf: Any) -> Iterator[SparkSession]:
     """A session of two threads that knows our format."""
-    spark = open_session("local[2]", "bench", conf={name.replace("__", "."): str(value) for name, value in conf.items()})
+    spark = open_session(
+        "local[2]", "bench", conf={name.replace("__", "."): str(value) for name, value in conf.items()}
+    )
     try:
         register(spark)
         yield spark
@@ -181,7 +183,9 @@ def main(changes: int = CHANGES, repeats: int = REPEATS) -> None:
     """Print medians and ratios."""
     print(versions())
     print(engines())
-    print(f"spark_log: {changes:,} changes into a no-op sink (bars: {WARM_BAR} warm, {COLD_BAR} cold, of Parquet's rate)")
+    print(
+        f"spark_log: {changes:,} changes into a no-op sink (bars: {WARM_BAR} warm, {COLD_BAR} cold, of Parquet's rate)"
+    )
     with folder() as place:
         path = place / "orders.db"
         preload(path, 0)
@@ -207,7 +211,9 @@ def report(sides: Sides, repeats: int) -> None:
         ratio = found["Parquet"] / seconds
         bar = {"log, cold": COLD_BAR, "log, warm": WARM_BAR}.get(name)
         missed = "" if bar is None or ratio >= bar else "   missed"
-        print(f"  {name:10} {seconds:>7.2f} s   {sides.rows / seconds:>11,.0f} rows/s   {ratio:.2f}x{missed}", flush=True)
+        print(
+            f"  {name:10} {seconds:>7.2f} s   {sides.rows / seconds:>11,.0f} rows/s   {ratio:.2f}x{missed}", flush=True
+        )
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import shlex
 import threading
 from collections.abc import Iterator
@@ -262,3 +263,11 @@ def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> N
                 assert answer["ok"], answer
             if filled.get("method") == "data.get":
                 remembered.note(answer["result"])
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "docs/pipeline.md"])
+def test_the_pipeline_of_the_first_pages_carries_a_table_that_they_made(name: str) -> None:
+    text = "\n".join(body for _, body in blocks(page(name), "sh"))
+    before, found, after = text.partition("headwater pipeline init lake.toml --table ")
+    assert found and after.split()[0] in re.findall(r"CREATE TABLE (\w+)", before)
+    assert "headwater pipeline run lake.toml --once --verify" in after

@@ -89,7 +89,7 @@ def test_every_option_of_the_spark_source_is_documented_as_it_is() -> None:
         [code(name), words, shown(defaults[fields.split()[-1]])]
         for name, (fields, _, words) in options._OPTIONS.items()
     ]
-    assert [row[:3] for row in documented] == expected
+    assert [[name, value.replace("`", ""), default] for name, value, default, _ in documented] == expected
 
 
 def shown(default: Any) -> str:

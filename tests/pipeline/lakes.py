@@ -151,10 +151,11 @@ class Broken(Exception):
 
 
 class Breaking:
-    """A sink that fails once, before or after a call of that name has done its work."""
+    """A sink that fails, before or after a call of that name has done its work."""
 
-    def __init__(self, sink: Any, point: str) -> None:
-        self._sink, self._when, self._name = sink, *point.split()
+    def __init__(self, sink: Any, point: str, error: Exception) -> None:
+        self._sink, self._error = sink, error
+        self._when, self._name = point.split()
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._sink, name)
@@ -164,17 +165,17 @@ class Breaking:
         def call(*args: Any) -> None:
             if self._when == "after":
                 found(*args)
-            raise Broken(f"{self._when} {name}")
+            raise self._error
 
         return call
 
 
-def break_at(patch: pytest.MonkeyPatch, point: str) -> None:
+def break_at(patch: pytest.MonkeyPatch, point: str, error: Exception | None = None) -> None:
     """From now on sinks fail there: "before load", "after apply"."""
 
     @contextmanager
     def broken(*args: Any, **more: Any) -> Iterator[Any]:
         with sink_of(*args, **more) as sink:
-            yield Breaking(sink, point)
+            yield Breaking(sink, point, error or Broken(point))
 
     patch.setattr(running, "sink_of", broken)

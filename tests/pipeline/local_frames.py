@@ -46,7 +46,7 @@ REPORT = pa.schema(
 
 def run(task: Callable[[Iterator[Any]], Iterator[Any]], partition: int, rows: pa.Table) -> Iterator[Any]:
     """One attempt of a task, as an executor would run it."""
-    context = TaskContext()
+    context = object.__new__(TaskContext)  # the ordinary way makes it that of the whole process
     context._partitionId = partition
     before, TaskContext._taskContext = TaskContext._taskContext, context
     try:

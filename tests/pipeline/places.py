@@ -61,8 +61,7 @@ class SqlTarget:
         engine = sa.create_engine(self._url)
         try:
             with engine.connect() as connection:
-                table = sa.Table("target", sa.MetaData(), autoload_with=connection)
-                found = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+                found = [dict(row) for row in connection.execute(sa.text("SELECT * FROM target")).mappings()]
         finally:
             engine.dispose()
         return [_as_told(row) for row in found]
@@ -82,7 +81,6 @@ def _as_told(row: Row) -> Row:
     row = dict(row)
     row["vec"] = json.loads(row["vec"]) if row["vec"] is not None else None
     row["big"] = int(row["big"]) if row["big"] is not None else None
-    row["total"] = float(row["total"]) if row["total"] is not None else None
     row["ok"] = bool(row["ok"]) if row["ok"] is not None else None
     told = json.loads(row["_misfit"]) if row["_misfit"] else {}
     if told.get("total", {}).get("t") == "f64":

@@ -11,7 +11,7 @@ from tests.pipeline.lakes import Lake, Watching, break_at, fill, in_order
 from tests.sources.foreign import Foreign
 
 from headwater.client import Client, Registered
-from headwater.errors import NotFound, PipelineError, SchemaChanged, SinkUnfit
+from headwater.errors import Conflict, NotFound, PipelineError, SchemaChanged, SinkUnfit
 from headwater.pipeline import carry, opening
 from headwater.pipeline import run as running
 from headwater.pipeline.sinks.sink import Step
@@ -233,6 +233,18 @@ def test_a_table_rebuilt_by_others_is_read_again_and_a_dropped_one_has_failed(
     server.sql("DROP TABLE t")
     assert isinstance(lake.failure(), NotFound)
     assert lake.task().error.startswith("not_found")
+
+
+def test_a_snapshot_that_is_lost_again_and_again_is_given_up(
+    lake: Lake, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.sql(T)
+    monkeypatch.setattr(carry, "ATTEMPTS", 3)
+    lost = Conflict("never the same", resnapshot_reason="schema_changed")
+    break_at(monkeypatch, "before load", lost)
+    watcher = Watching()
+    assert lake.failure(watcher=watcher) is lost
+    assert watcher.reasons == ["first", "schema_changed", "schema_changed"]
 
 
 def test_every_kind_of_key_and_value_arrives_and_verifies(lake: Lake, server: Live) -> None:

@@ -85,6 +85,7 @@ def test_a_token_is_refused_and_not_repeated() -> None:
     [
         {"tables": "a,b"},
         {"table": "t", "after": "1", "version": "2"},
+        {"tables": "a,b", "where": "x > 1", "table": ""},
         {"table": "t", "upto": "2"},
         {"table": "t", "startingOffset": "1", "startingTimestamp": "2"},
         {"table": "t", "parts": "[]", "slices": "[]"},

@@ -78,7 +78,7 @@ def test_a_newcomer_who_follows_the_pipeline_page_has_a_verified_lake(server: Li
     first, second, status = (text for text in said if "main.orders" in text)
     assert first.endswith(shown)
     assert "source and sink are equal: 3 rows in 1 range at offset 5" in second
-    assert status.splitlines()[1].split() == "lake main.orders stopped log 1/1 3 5 0 at 5".split()
+    assert " ".join(status.splitlines()[1].split()) == "lake main.orders stopped log 1/1 3 5 0 at 5"
     section = page("docs/pipeline.md").split("## The same in Python")[1].split("\n## ")[0]
     ((_, program),), ((_, printed),) = blocks(section, "python"), blocks(section, "text")
     (tmp_path / "program.py").write_text(program.replace(ADDRESS, server.url))

@@ -102,6 +102,18 @@ def test_another_shape_in_the_midst_of_a_snapshot_begins_anew() -> None:
     assert next_of(State(PLAN, 100, {SPANS[0]: 120}), seen(version=4)) == Begin("schema_changed")
 
 
+def test_spans_read_after_the_shape_changed_lack_what_new_columns_held() -> None:
+    log = seen(version=4, schema_changed_at=130)
+    assert next_of(State(PLAN, 100, dict.fromkeys(SPANS, 130)), log) == Begin("schema_changed")
+    assert isinstance(next_of(State(PLAN, 100, dict.fromkeys(SPANS, 120)), log), Apply)
+    assert isinstance(next_of(State(PLAN, 100, dict.fromkeys(SPANS, 130)), log, policy="pin"), Apply)
+
+
+def test_another_shape_in_the_midst_of_a_snapshot_is_refused_if_it_is_to_be() -> None:
+    with pytest.raises(SchemaChanged):
+        next_of(State(PLAN, 100), seen(version=4), policy="fail")
+
+
 def test_a_run_that_follows_the_decisions_ends_even_and_loses_nothing() -> None:
     for seed in range(50):
         chance = random.Random(seed)

@@ -107,6 +107,7 @@ def _check(options: Options) -> None:
         raise ConfigError("one of the options table and tables is needed", hint="table=orders, or tables=orders,items")
     alone = {
         "tables and columns": options.tables and options.columns,
+        "tables and where": options.tables and options.where is not None,
         "tables and version": options.tables and options.version is not None,
         "after and version": options.after is not None and options.version is not None,
         "slices and parts": options.slices is not None and options.parts is not None,
