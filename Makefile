@@ -66,8 +66,9 @@ types: setup
 unit: setup
 	$(PYTEST) -m "not slow and not soak" -n 2
 
-test: setup browser services lint types
-	$(PYTEST) -m "not soak" -n 2 -rs
+# By groups: whatever needs Spark stays in one process, so that there is one JVM for all of it.
+test: setup browser services jars lint types
+	$(PYTEST) -m "not soak" -n 2 --dist loadgroup -rs
 
 soak: setup
 	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s
