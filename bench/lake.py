@@ -149,9 +149,9 @@ def pipeline(place: Path, server_pid: int, verb: str, *options: str) -> Told:
     """`headwater pipeline VERB lake.toml …`, a real process."""
     command = [sys.executable, "-m", "headwater", "pipeline", verb, str(place / "lake.toml"), *options, "-o", "json"]
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        with Memory(child.pid, server_pid) as memory:
-            out = child.communicate()[0]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with child, Memory(child.pid, server_pid) as memory:
+        out = child.communicate()[0]
     if child.returncode:
         raise RuntimeError(f"pipeline {verb} failed: {out[-2000:]}")
     return Told(time.perf_counter() - started, memory, [json.loads(line) for line in out.splitlines()])
@@ -252,9 +252,8 @@ def baseline(name: str, label: str, path: Path, target: Path, *more: str) -> flo
     """One of the two in a process of its own: its seconds, without its start."""
     command = [sys.executable, "-m", "bench.lake", name, str(path), str(target), *more]
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-        with Memory(child.pid) as memory:
-            out = child.communicate()[0]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child, Memory(child.pid) as memory:
+        out = child.communicate()[0]
     if child.returncode:
         raise RuntimeError(f"{label} failed; the reason is above")
     found = json.loads(out.splitlines()[-1])
