@@ -38,7 +38,8 @@ TABLE = (
 ROWS = """
 WITH RECURSIVE n(i) AS (SELECT %d UNION ALL SELECT i + 1 FROM n LIMIT %d)
 INSERT INTO orders SELECT i, i * 7 %% 100003, CASE i %% 3 WHEN 0 THEN 'open' WHEN 1 THEN 'sent' ELSE 'paid' END,
- i * 0.25, 'EUR', printf('2026-%%02d-%%02dT%%02d:%%02d:%%02dZ', 1 + i %% 12, 1 + i %% 28, i %% 24, i %% 60, i / 60 %% 60),
+ i * 0.25, 'EUR',
+ printf('2026-%%02d-%%02dT%%02d:%%02d:%%02dZ', 1 + i %% 12, 1 + i %% 28, i %% 24, i %% 60, i / 60 %% 60),
  printf('order %%d of customer %%d, %%x', i, i * 7 %% 100003, i * 2654435761 %% 4294967296), 1 + i %% 9, i %% 2 FROM n
 """
 EVERYTHING = "SELECT id, customer, status, total, currency, placed_at, note, items, paid FROM orders"
