@@ -142,7 +142,7 @@ class Told:
     def between(self, first: str, *last: str) -> float:
         """Seconds from the first line of one kind to the last of others."""
         ends = [line["ts_ms"] for what in last for line in self.all(what)]
-        return (max(ends) - self.all(first)[0]["ts_ms"]) / 1000
+        return float(max(ends) - self.all(first)[0]["ts_ms"]) / 1000
 
 
 def pipeline(place: Path, server_pid: int, verb: str, *options: str) -> Told:
@@ -178,16 +178,17 @@ def step(place: Path, path: Path, url: str, server_pid: int, rows: int, changes:
 
 
 def scattered(rows: int, changes: int) -> list[str]:
-    """Six tenths updates and a tenth deletes, all over the keys, the rest new rows."""
-    deletes, inserts = changes // 10, changes * 3 // 10
-    stride = max(rows // max(changes - inserts, 1), 1)
+    """A tenth deletes and six tenths updates, all over the keys, the rest new rows."""
+    tenth = max(changes // 10, 1)
+    old = 7 * tenth
+    stride, batch = max(rows // old, 1), min(BATCH, tenth)
     found = []
-    for start in range(0, changes - inserts, BATCH):
-        low, high = start * stride, min(start + BATCH, changes - inserts) * stride
-        span = f"id > {low} AND id <= {high} AND id % {stride} = 0"
-        act = "UPDATE orders SET status = 'back', total = total + 1" if start >= deletes else "DELETE FROM orders"
-        found.append(f"{act} WHERE {span}")
-    return found + [ROWS % (rows + start, min(BATCH, inserts - start + 1)) for start in range(1, inserts + 1, BATCH)]
+    for start in range(0, old, batch):
+        low, high = start * stride, min(start + batch, old) * stride
+        act = "UPDATE orders SET status = 'back', total = total + 1" if start >= tenth else "DELETE FROM orders"
+        found.append(f"{act} WHERE id > {low} AND id <= {high} AND id % {stride} = 0")
+    new = changes - old
+    return found + [ROWS % (rows + start, min(batch, new - start + 1)) for start in range(1, new + 1, batch)]
 
 
 def verification(place: Path, server_pid: int) -> None:
@@ -196,7 +197,7 @@ def verification(place: Path, server_pid: int) -> None:
     (found,) = told.all("verified")
     if not found["equal"]:
         raise RuntimeError(f"source and sink differ: {found}")
-    tell("headwater pipeline verify, all of it", found["rows"], told.wall, told.wall, told.memory)
+    tell("headwater pipeline verify, Spark's start too", found["rows"], told.wall, told.wall, told.memory)
 
 
 # Their side
@@ -213,7 +214,12 @@ def by_jdbc(file: str, target: str, parts: int, jar: str) -> dict[str, Any]:
     spark = open_session("local[2]", "bench", jars=kinds, conf=conf)
     started = time.perf_counter()
     (low, high) = _bounds(file)
-    told = {"url": f"jdbc:sqlite:{file}", "dbtable": "orders", "driver": "org.sqlite.JDBC", "customSchema": KINDS}
+    told: dict[str, Any] = {
+        "url": f"jdbc:sqlite:{file}",
+        "dbtable": "orders",
+        "driver": "org.sqlite.JDBC",
+        "customSchema": KINDS,
+    }
     told |= {"partitionColumn": "id", "lowerBound": low, "upperBound": high, "numPartitions": parts}
     read = spark.read.format("jdbc").options(**told).load()
     # The driver calls a text a varchar of length 0, and Delta would hold rows to that.

@@ -90,7 +90,7 @@ class Nemesis:
 
     def strike(self) -> None:
         """Let it work for a while, then hurt it."""
-        alive = self.pipeline.heard(self.random.randrange(1, 14))
+        alive = self.pipeline.heard(self.random.randrange(1, 9))
         assert alive, f"seed {self.seed}: the pipeline gave up:\n{self.pipeline.last_words()}"
         blow = self.random.choice((self.driver, self.driver, self.everything, self.executor, self.serving, self.bulk))
         print(f"seed {self.seed}: {blow.__name__}")

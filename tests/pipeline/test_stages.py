@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.client.structs import Described
-from headwater.errors import SchemaChanged
+from headwater.errors import SchemaChanged, SinkFenced, SinkGap
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.sinks.sink import Plan, State, check
+from headwater.pipeline.sinks.sink import Plan, State, Step, check
 from headwater.pipeline.stages import Apply, Begin, Evolve, Load, Wait, decide, lowest, standing
 
 TABLE = Table("orders", (Column("id", "i64"), Column("what", "str")), ("id",), version=3)
@@ -146,6 +146,28 @@ def test_a_run_that_follows_the_decisions_ends_even_and_loses_nothing() -> None:
                 assert after == at, (seed, read)
                 at = upto
             assert at == state.offset, (seed, read)
+
+
+def test_a_sink_decides_about_a_step_by_where_it_stands() -> None:
+    state, step = State(PLAN, 150), Step("p1", "g1", 150, 170)
+    assert check(state, step) == step
+    assert check(state, replace(step, after=120)) == step, "what it has is cut off"
+    assert check(state, replace(step, after=120, upto=150)) is None
+    with pytest.raises(SinkGap):
+        check(state, replace(step, after=151))
+    with pytest.raises(SinkGap, match="3 spans"):
+        check(State(PLAN, 100, {SPANS[0]: 110}), replace(step, after=100))
+    for other in (
+        None,
+        replace(state, plan=replace(PLAN, id="p2")),
+        replace(state, plan=replace(PLAN, generation="g")),
+    ):
+        with pytest.raises(SinkFenced):
+            check(other, step)
+    mend = replace(step, upto=150, repair=True)
+    assert check(state, mend) == mend
+    with pytest.raises(SinkFenced):
+        check(replace(state, offset=160), mend)
 
 
 def test_the_lowest_offset_still_needed_is_that_of_the_first_span_read() -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 WAIT_MS = 1000  # a quiet table is looked at this often for a cancel or a stop
+SMALL = 65_536  # changes that are not worth a second task
 ATTEMPTS = 8  # failures in a row inside a stage, after which it is given up
 RESET = "reset"
 
@@ -261,6 +262,8 @@ class Carry:
             columns=self._columns(shape),
             where=self._table.where,
         )
+        if step.upto - step.after <= SMALL:
+            frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
         began = time.monotonic()
         rows = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape))
         self._watcher.stepped(self._task, step.upto, rows, time.monotonic() - began)

@@ -78,10 +78,12 @@ class Step(msgspec.Struct, frozen=True):
 def check(state: State | None, step: Step) -> Step | None:
     """`step`, or what is left of it after what the sink holds; None when nothing is.
 
-    SinkGap when it begins too late, SinkFenced when the sink belongs to another snapshot by now.
+    SinkGap when it begins too late or before the snapshot is in, SinkFenced when the sink belongs to another snapshot by now.
     """
     if state is None or state.plan.id != step.plan or state.plan.generation != step.generation:
         raise SinkFenced("the sink holds another snapshot than this run is working on")
+    if state.missing:
+        raise SinkGap(f"{len(state.missing)} spans of the snapshot are not loaded yet")
     if step.repair:
         if state.offset != step.upto:
             raise SinkFenced(f"the sink went on to offset {state.offset} while it was verified at {step.upto}")
