@@ -78,7 +78,8 @@ class Step(msgspec.Struct, frozen=True):
 def check(state: State | None, step: Step) -> Step | None:
     """`step`, or what is left of it after what the sink holds; None when nothing is.
 
-    SinkGap when it begins too late or before the snapshot is in, SinkFenced when the sink belongs to another snapshot by now.
+    SinkGap when it begins too late or before the snapshot is in, SinkFenced when the sink belongs to another
+    snapshot by now.
     """
     if state is None or state.plan.id != step.plan or state.plan.generation != step.generation:
         raise SinkFenced("the sink holds another snapshot than this run is working on")
