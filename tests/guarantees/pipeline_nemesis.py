@@ -85,6 +85,7 @@ class Nemesis:
                 self.strike()
                 self.check()
             self.calm()
+            print(f"seed {self.seed}: equal at the end, and {self.checked} times in between")
         finally:
             self.close()
 

@@ -19,6 +19,7 @@ from headwater.client import Client, Described, Range, Registered
 from headwater.errors import HeadwaterError, NotOwner, OffsetExpired, PipelineError, SchemaChanged
 from headwater.model.key import Span
 from headwater.model.table import Table
+from headwater.pipeline.choosing import check_choice, check_origin, chosen
 from headwater.pipeline.counting import Counting
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.frames import Server, changes_frame, rows_frame
@@ -30,6 +31,7 @@ from headwater.pipeline.spec import PipelineSpec, TableSpec
 from headwater.pipeline.stages import (
     FAIL,
     FIRST,
+    PIN,
     SCHEMA_CHANGED,
     Action,
     Apply,
@@ -84,14 +86,14 @@ class Carry:
         self._heart, self._stop, self._once = heart, stop, until_caught_up
         self._server = Server(spec.server, spec.token_file)
         self._client = Client(spec.server, token_file=spec.token_file)
-        self._subscriber = f"{spec.name}/{table.db}/{table.table}"
         self._ranges: list[Range] = []
         self._goal: int | None = None  # with `once`: the head when it was first asked
         self._rows = 0
         self._copied: State | None = None
         self._told = ""
         self._anew = ""  # why a failure makes a new snapshot necessary
-        self._holds = False  # whether the server keeps the log for us
+        self._begun = 0  # snapshots in a row that were not finished
+        self._held = ""  # the plan for which the server keeps the log
 
     def run(self) -> Carried:
         """Until stopped, cancelled or, with `once`, caught up; raises what cannot be retried."""
@@ -99,10 +101,12 @@ class Carry:
         try:
             while True:
                 try:
-                    if self._is_over() or not (action := self._turn()):
+                    if self._is_over() or not self._turn():
                         break
-                    failures = failures if isinstance(action, Begin) else 0
+                    failures = 0
                 except Exception as error:
+                    if self._stop.is_set():
+                        break  # what was cut off is not in the sink, and comes again
                     failures += 1
                     self._take_in(cause_of(error), failures)
             state = self._sink.state()
@@ -114,8 +118,12 @@ class Carry:
     def _turn(self) -> Action | None:
         """Look, and do the next thing; None when there is nothing left to do."""
         state = self._sink.state()
+        if state is not None:
+            check_origin(state.plan, self._spec, self._table)
         self._copy(state)
         action = self._due() or self._next(state)
+        if isinstance(action, (Apply, Wait)):
+            self._begun = 0
         if isinstance(action, Wait):
             self._release()
             if self._once:
@@ -137,7 +145,7 @@ class Carry:
             self._anew = reason or error.code
         elif not error.retryable:
             raise error
-        if failures >= ATTEMPTS:
+        if self._begun >= ATTEMPTS or (self._once and failures >= ATTEMPTS):
             raise error
         self._watcher.retrying(self._task, error, failures)
         if failures > 1 or not self._anew:
@@ -158,7 +166,7 @@ class Carry:
             seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
         if state is None:
             return Begin(FIRST)
-        self._check_columns(state.plan.table, seen.table)
+        check_choice(state.plan, self._table, seen.table)
         return decide(
             state,
             seen,
@@ -166,21 +174,6 @@ class Carry:
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
         )
-
-    def _check_columns(self, held: Table, table: Table) -> None:
-        if held.version == table.version and held.columns != self._chosen(table).columns:
-            raise PipelineError(
-                "the sink was filled with other columns than the pipeline names now",
-                hint="Name those again, or run `headwater pipeline reset` to take a new snapshot.",
-            )
-
-    def _chosen(self, table: Table) -> Table:
-        """`table` with the columns that are carried; its key always is."""
-        wanted = {*self._table.columns, *table.key}
-        if not self._table.columns:
-            return table
-        kept = tuple(column for column in table.columns if column.name in wanted)
-        return msgspec.structs.replace(table, columns=kept)
 
     def _look(self, state: State | None) -> Described:
         table = self._table
@@ -218,20 +211,36 @@ class Carry:
                 f"the log cannot bring the sink up to date: {reason}",
                 hint='Set on_lost = "resnapshot", or run `headwater pipeline reset` to take a new snapshot.',
             )
-        table = self._table
-        registered = self._register()
+        if self._begun >= ATTEMPTS:
+            raise PipelineError(
+                f"{self._begun} snapshots in a row were lost before they were finished: {reason}",
+                hint="Let the log keep more (retention, feeds.lease_bytes), or read faster (parallelism).",
+            )
+        self._begun += 1
+        self._release()
+        table, id = self._table, secrets.token_hex(8)
+        registered = self._register(id)
         self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
         now = self._client.describe(table.db, table.table).table
         rows_schema(now, table.columns)  # complains of a column that is not there
         spans = tuple(each.span for each in self._ranges)
-        plan = Plan(secrets.token_hex(8), registered.generation, registered.version, spans, self._chosen(now))
+        plan = Plan(
+            id,
+            registered.generation,
+            registered.version,
+            spans,
+            chosen(self._table, now, None if state is None or reason == RESET else state.plan.table),
+            db=table.db,
+            where=table.where,
+            pipeline=self._spec.name,
+        )
         self._watcher.started(self._task, reason, sum(each.rows for each in self._ranges), len(self._ranges))
         self._sink.begin(plan)
         self._anew = ""
         self._meta.begun(self._task, self._heart.fence)
 
     def _load(self, state: State, spans: Sequence[Span]) -> None:
-        version = self._register(keep=lowest(state)).version
+        version = self._register(state.plan.id, keep=lowest(state)).version
         parts = [Part(span, version) for span in spans]
         frame = rows_frame(
             self._spark,
@@ -270,7 +279,7 @@ class Carry:
 
     def _evolve(self, state: State) -> None:
         seen = self._look(state)
-        shape = self._chosen(seen.table)
+        shape = chosen(self._table, seen.table)
         known = {column.name for column in state.plan.table.columns}
         added = [column.name for column in shape.visible if column.name not in known]
         if added and self._sink.mode == UPSERT and self._came_filled(state, seen.schema_changed_at, added):
@@ -293,17 +302,24 @@ class Carry:
 
     def _columns(self, shape: Table) -> tuple[str, ...]:
         """Those to ask for; none of them means all."""
-        return tuple(column.name for column in shape.visible) if self._table.columns else ()
+        if not self._table.columns and self._table.schema != PIN:
+            return ()
+        return tuple(column.name for column in shape.visible)
 
-    def _register(self, keep: int | None = None) -> Registered:
-        self._holds = True
+    def _register(self, plan: str, keep: int | None = None) -> Registered:
+        self._held = plan
         return self._client.register(self._table.db, self._table.table, self._subscriber, keep=keep)
+
+    @property
+    def _subscriber(self) -> str:
+        """By the plan: two pipelines of one name do not take the log from each other."""
+        return f"{self._spec.name[:100]}/{self._held}"
 
     def _release(self) -> None:
         """Once all spans are even the log need not be kept any more than for others."""
-        if self._holds:
+        if self._held:
             self._client.release(self._table.db, self._table.table, self._subscriber)
-            self._holds = False
+            self._held = ""
 
     def _live(self, after: int) -> None:
         table = self._table

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headwater.errors import HeadwaterError, NotOwner
+from headwater.pipeline.brake import Brake
 from headwater.pipeline.carry import Carried, Carry
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.opening import check_promises, session_of, sink_of
@@ -80,6 +81,24 @@ def _carry(
     stop: threading.Event,
     once: bool,
 ) -> Carried:
+    """One table until the end; a lease that was lost is taken again when it is free."""
+    while True:
+        done = _carry_leased(spark, spec, table, task, meta, watcher, stop, once)
+        if once or stop.is_set() or not isinstance(done.error, NotOwner):
+            return done
+        watcher.retrying(task, done.error, 1)
+
+
+def _carry_leased(
+    spark: SparkSession,
+    spec: PipelineSpec,
+    table: TableSpec,
+    task: Task,
+    meta: MetaStore,
+    watcher: Watcher,
+    stop: threading.Event,
+    once: bool,
+) -> Carried:
     """One table, from taking its lease to giving it back. Its failure is its own."""
     fence: int | None = None
     try:
@@ -87,7 +106,7 @@ def _carry(
             if heart is None:
                 return Carried(task, 0, 0)
             fence = heart.fence
-            with sink_of(spec, table, task, meta, spark, heart.fence) as sink:
+            with sink_of(spec, table, task, meta, spark, heart.fence) as sink, Brake(spark, heart, stop, str(task)):
                 carry = Carry(
                     spark, spec, table, task, sink, meta, watcher, heart=heart, stop=stop, until_caught_up=once
                 )
@@ -96,7 +115,8 @@ def _carry(
                 return done
     except Exception as error:
         cause = cause_of(error)
-        watcher.failed(task, cause)
+        if once or not isinstance(cause, NotOwner):
+            watcher.failed(task, cause)
         if fence is not None:
             with suppress(HeadwaterError):  # another server's by now, or a store that does not answer
                 meta.fail(task, f"{cause.code}: {cause.message}", fence)

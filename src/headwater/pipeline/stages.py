@@ -103,7 +103,8 @@ def why_lost(state: State, seen: Described) -> str:
 
 def lowest(state: State) -> int | None:
     """The offset after which the log is needed; None while nothing is loaded."""
-    there = [state.reached(span) for span in state.plan.spans if span not in state.missing]
+    missing = set(state.missing)
+    there = [state.reached(span) for span in state.plan.spans if span not in missing]
     return min(there, default=None)
 
 

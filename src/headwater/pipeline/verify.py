@@ -6,7 +6,8 @@ all three: the server itself refuses a range where log and source disagree.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import secrets
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,6 +16,7 @@ from headwater.client import Client
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.model.key import Span
 from headwater.model.table import Table
+from headwater.pipeline.choosing import check_origin
 from headwater.pipeline.compaction import quoted
 from headwater.pipeline.compare import (
     RANGE,
@@ -119,11 +121,14 @@ class Verification:
         self._spark, self._spec, self._table, self._sink = spark, spec, table, sink
         self._server = Server(spec.server, spec.token_file)
         self._client = Client(spec.server, token_file=spec.token_file)
+        self._reader = f"{spec.name[:100]}/verify-{secrets.token_hex(8)}"
 
     def __enter__(self) -> Verification:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(HeadwaterError):  # the lease ends by itself, too
+            self._client.release(self._table.db, self._table.table, self._reader)
         self._client.close()
 
     def report(self, repair: bool) -> TableReport:
@@ -137,11 +142,16 @@ class Verification:
         return after if after.bad else msgspec.structs.replace(report, repaired=len(bad))
 
     def _compared(self) -> tuple[State, TableReport]:
-        for _ in range(ATTEMPTS):
+        for attempt in range(ATTEMPTS):
             state = self._state()
             spans = self._spans(state)
-            source = digests(self._source(state, spans))
-            sink = digests(self._held(state, spans))
+            try:
+                source = digests(self._source(state, spans))
+                sink = digests(self._held(state, spans))
+            except Exception as error:
+                if not cause_of(error).retryable or attempt == ATTEMPTS - 1:
+                    raise
+                continue
             if self._state() == state:
                 ranges = [
                     RangeReport(span, source.get(number, Digest()), sink.get(number, Digest()))
@@ -154,9 +164,12 @@ class Verification:
         state = self._sink.state()
         if state is None or not state.is_even:
             raise PipelineError("the snapshot is not finished", hint="Run the pipeline with --once, then verify.")
+        check_origin(state.plan, self._spec, self._table)
         return state
 
     def _spans(self, state: State) -> list[Span]:
+        # What comes after the offset is undone to read the rows of then: it must stay that long.
+        self._client.register(self._table.db, self._table.table, self._reader, keep=state.offset)
         ranges = self._client.ranges(self._table.db, self._table.table, self._spec.range_bytes)
         return comparable(state.plan.table, [each.span for each in ranges])
 

@@ -31,6 +31,14 @@ class Plan(msgspec.Struct, frozen=True):
     offset: int  # of the log when it began
     spans: tuple[Span, ...]
     table: Table
+    db: str = ""
+    where: str | None = None
+    pipeline: str = ""
+
+    @property
+    def origin(self) -> str:
+        """What it is a copy of, for people and for telling one from another."""
+        return f"{self.db}.{self.table.name} of pipeline {self.pipeline!r}"
 
 
 class Part(msgspec.Struct, frozen=True):

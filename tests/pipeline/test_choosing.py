@@ -1,0 +1,60 @@
+"""What of a table is carried, and what a sink that holds something else is told."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from headwater.errors import PipelineError, SchemaChanged, SinkUnfit
+from headwater.model.key import Span
+from headwater.model.table import Column, Table
+from headwater.pipeline.choosing import check_choice, check_origin, chosen
+from headwater.pipeline.sinks.sink import Plan
+from headwater.pipeline.spec import PipelineSpec, SinkSpec, TableSpec
+
+COLUMNS = tuple(Column(name, "i64") for name in ("id", "a", "b"))
+TABLE = Table("orders", COLUMNS, ("id",), version=3)
+SPEC = TableSpec("orders", SinkSpec("delta"))
+PIPELINE = PipelineSpec((SPEC,), name="lake")
+PLAN = Plan("p", "g", 1, (Span.all(),), TABLE, db="main", pipeline="lake")
+
+
+def names(table: Table) -> tuple[str, ...]:
+    return table.names
+
+
+def test_columns_are_those_named_and_the_key() -> None:
+    assert chosen(SPEC, TABLE) is TABLE
+    assert names(chosen(TableSpec("orders", SPEC.sink, columns=("b",)), TABLE)) == ("id", "b")
+
+
+def test_pinned_columns_are_those_of_the_sink_and_must_be_there() -> None:
+    pinned = TableSpec("orders", SPEC.sink, schema="pin")
+    wider = replace(TABLE, columns=(*COLUMNS, Column("c", "str")), version=4)
+    assert names(chosen(pinned, wider, TABLE)) == ("id", "a", "b")
+    with pytest.raises(SchemaChanged, match="'b'"):
+        chosen(pinned, replace(TABLE, columns=COLUMNS[:2]), TABLE)
+    assert names(chosen(pinned, wider)) == ("id", "a", "b", "c"), "the first snapshot pins what there is"
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(PLAN, db="other"),
+        replace(PLAN, pipeline="another"),
+        replace(PLAN, table=replace(TABLE, name="customers")),
+    ],
+)
+def test_a_sink_of_another_table_or_pipeline_is_left_alone(plan: Plan) -> None:
+    check_origin(PLAN, PIPELINE, SPEC)
+    with pytest.raises(SinkUnfit, match="not main.orders of pipeline 'lake'"):
+        check_origin(plan, PIPELINE, SPEC)
+
+
+def test_another_filter_or_other_columns_are_told_before_anything_is_mixed() -> None:
+    check_choice(PLAN, SPEC, TABLE)
+    with pytest.raises(PipelineError, match="where"):
+        check_choice(replace(PLAN, where="a > 1"), SPEC, TABLE)
+    with pytest.raises(PipelineError, match="columns"):
+        check_choice(PLAN, TableSpec("orders", SPEC.sink, columns=("b",)), TABLE)
+    check_choice(PLAN, SPEC, replace(TABLE, columns=COLUMNS[:2], version=4))
