@@ -27,6 +27,9 @@ class LocalFrame:
         plain = [name[1:-1].replace("``", "`") for name in names]
         return LocalFrame([part.select(plain) for part in self.partitions])
 
+    def toDF(self, *names: str) -> LocalFrame:
+        return LocalFrame([part.rename_columns(list(names)) for part in self.partitions])
+
     def where(self, condition: str) -> LocalFrame:
         found = re.fullmatch(r"`(\w+)` > (\d+)", condition)
         assert found

@@ -375,6 +375,42 @@ def test_small_files_are_merged_and_changes_can_be_read_where_asked(spark: Spark
     assert sorted(cdf.column("_change_type").to_pylist()) == ["delete", "update_postimage", "update_preimage"]
 
 
+def test_maintenance_is_on_and_moves_neither_rows_nor_state(spark: SparkSession, place: str) -> None:
+    assert Settings(place).maintain_every == 100
+    story, sink = told(), DeltaSink(Settings(place, maintain_every=4))
+    plan = begun(spark, sink, story)
+    made = DeltaTable(place).version()
+    for number in range(6):
+        story.insert(row(1000 + number))
+        apply(spark, sink, story, plan, story.offset - 1, story.offset)
+        assert state_of(DeltaSink(Settings(place))) == State(plan, story.offset)
+        assert canon(held(place)) == canon(list(story.rows.values()))
+    done = [each["operation"] for each in DeltaTable(place).history()]
+    assert 1 <= done.count("OPTIMIZE") < 6 and any("VACUUM" in each for each in done)
+    assert len(DeltaTable(place).file_uris()) < 6
+    before = DeltaTable(place, version=made)  # within the retention every file of old versions is still there
+    assert pa.table(before.to_pyarrow_table()).num_rows == 5
+
+
+def test_maintenance_that_others_passed_by_is_done_and_one_that_fails_stops_nothing(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = DeltaSink(Settings(place, maintain_every=10))
+    sink.begin(told().plan("p1"))
+    sink._seen = 9
+    assert [sink._is_due(version) for version in (9, 12, 13, 19, 20, 41)] == [False, True, False, False, True, True]
+    sink._seen, tried = -1, []
+
+    def fail(*_: object, **__: object) -> None:
+        tried.append(1)
+        raise OSError("nothing may be removed here")
+
+    monkeypatch.setattr(DeltaTable, "vacuum", fail)
+    for _ in range(2):
+        sink._maintain()
+    assert tried == [1]
+
+
 def test_names_that_sql_finds_odd_are_columns_like_others(spark: SparkSession, place: str) -> None:
     odd = ("a.b", "back`tick", 'quo"te', "_deleted", "_offset", "select", "Ünï côdé", "sp ace,;{}()=")
     for mode in (UPSERT, HISTORY):

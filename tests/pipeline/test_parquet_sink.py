@@ -4,13 +4,17 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.sink_story import SPANS, Story, row
+from tests.pipeline.sink_story import SPANS, Story, frame_of, row
 
 from headwater.errors import ConfigError, SinkFenced, SinkUnfit
+from headwater.model.key import Span
+from headwater.model.table import Column, Table
+from headwater.pipeline.schema import changes_schema, rows_schema
 from headwater.pipeline.sinks.parquet import ParquetSink, open_parquet
-from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.sinks.sink import Part, Plan, Step
 
 
 @pytest.fixture
@@ -44,6 +48,19 @@ def test_any_reader_of_parquet_sees_one_snapshot_and_its_changes(
     ]
     left = {name for name in os.listdir(path) if not name.startswith("snapshot=")}
     assert left == {"_headwater.json", "_headwater.lock"}
+
+
+def test_names_with_dots_and_backticks_are_in_the_files_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table("t", (Column("the.key", "i64"), Column("back`tick", "i64"), Column("a b", "i64")), ("the.key",))
+    sink, plan = ParquetSink(tmp_path), Plan("p1", "g1", 1, (Span.all(),), table)
+    sink.begin(plan)
+    names = rows_schema(table).names[:3]
+    sink.load(frame_of(spark, rows_schema(table), [[dict.fromkeys(names, 1)]]), plan, [Part(Span.all(), 1)])
+    change = {**dict.fromkeys(names, 2), "_change_type": "insert", "_commit_version": 2, "_offset": 2, "_txn": "t"}
+    sink.apply(frame_of(spark, changes_schema(table), [[change]]), Step("p1", "g1", 1, 2), table)
+    files = [pq.ParquetFile(file).read() for file in sorted(tmp_path.rglob("*.parquet"))]
+    assert [file.column_names for file in files] == [changes_schema(table).names] * 2
+    assert [file.select(names).to_pylist() for file in files] == [[dict.fromkeys(names, n)] for n in (1, 2)]
 
 
 def test_a_zombie_has_nowhere_to_rename_to_even_where_locks_do_not_reach(

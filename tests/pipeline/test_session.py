@@ -35,6 +35,35 @@ def test_what_the_caller_sets_wins_and_java_options_are_joined() -> None:
     assert any(option.startswith("-Dlog4j2.configurationFile=file:") for option in options)
 
 
+@pytest.mark.parametrize(
+    ("memory", "most"), [(None, "256m"), ("4g", "1024m"), ("512M", "128m"), ("2048mb", "512m"), ("1024k", "1m")]
+)
+def test_what_is_collected_stays_well_below_the_heap(memory: str | None, most: str) -> None:
+    told = settings(conf={"spark.driver.memory": memory} if memory else {})
+    assert told["spark.driver.maxResultSize"] == most
+    assert settings(conf={"spark.driver.maxResultSize": "3g"})["spark.driver.maxResultSize"] == "3g"
+
+
+def test_settings_are_handed_over_in_a_file_that_only_we_can_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(session, "_folder", lambda: tmp_path)
+    for given in (None, "--verbose pyspark-shell"):
+        if given:
+            monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", given)
+        with pytest.raises(ZeroDivisionError), session._properties({"spark.a": "s3cret"}):
+            (file,) = tmp_path.iterdir()
+            assert file.stat().st_mode & 0o777 == 0o600
+            told = os.environ["PYSPARK_SUBMIT_ARGS"]
+            assert str(file) in told and told.endswith(given or "pyspark-shell") and "s3cret" not in told
+            raise ZeroDivisionError
+        assert list(tmp_path.iterdir()) == []
+        assert os.environ.get("PYSPARK_SUBMIT_ARGS") == given
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--properties-file mine pyspark-shell")
+    with pytest.raises(ConfigError, match="one file"), session._properties({"spark.a": "s3cret"}):
+        pass
+
+
 def test_jars_that_do_not_exist_are_refused_before_java_is_started() -> None:
     with pytest.raises(ConfigError):
         session._settings("local", "name", ["detla"], {}, Path("nowhere"), False)
@@ -84,6 +113,34 @@ for _ in range(2):
     assert session.range(3).count() == 3
     close_session(session)
 """
+SECRET = """
+import os
+from pathlib import Path
+from pyspark import SparkContext
+from headwater.pipeline.session import close_session, open_session
+odd = r"s3cret \\ # = : ! \u00fc \U0001f600 'x' $y"
+conf = {
+    "spark.hadoop.fs.s3a.secret.key": odd,
+    "spark.my.key:of=mine": "s3cret",
+    "spark.driver.memory": "600m",
+    "spark.driver.extraJavaOptions": "-Dmine=1",
+    "spark.sql.shuffle.partitions": "3",
+}
+session = open_session(short_lived=True, conf=conf)
+lines = {path.parent.name: path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()}
+java = SparkContext._gateway.proc.pid
+assert b"java" in lines[str(java)] and b"-Xmx600m" in lines[str(java)] and b"-Dmine=1" in lines[str(java)]
+assert b"s3cret" not in lines[str(java)]
+assert b"s3cret" not in Path(f"/proc/{java}/environ").read_bytes()
+found = dict(session.sparkContext.getConf().getAll())
+assert {name: found[name] for name in conf if "Java" not in name} == {n: v for n, v in conf.items() if "Java" not in n}
+assert "-Dmine=1" in found["spark.driver.extraJavaOptions"]
+assert found["spark.driver.maxResultSize"] == "150m" and session.conf.get("spark.sql.shuffle.partitions") == "3"
+assert not list(Path(os.environ["TMPDIR"]).rglob("*.properties.*")) and "PYSPARK_SUBMIT_ARGS" not in os.environ
+left = [path.name for path in Path(os.environ["TMPDIR"]).rglob("*.properties")]
+assert left == [f"{os.getpid()}.log4j2.properties"], left
+close_session(session)
+"""
 BAD = """
 from headwater.pipeline.failure import explain
 from headwater.pipeline.session import open_session
@@ -104,6 +161,13 @@ def run(program: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[
 @pytest.mark.xdist_group("spark")
 def test_sessions_come_and_go_in_one_process_without_a_word(tmp_path: Path) -> None:
     done = run(TWICE, tmp_path, "-W", "error")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_settings_reach_spark_and_are_not_on_the_command_line_of_java(tmp_path: Path) -> None:
+    done = run(SECRET, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from tests.pipeline.sink_story import MIDDLE, SPANS, TABLE, Gate, Story, canon, frame_of, row
 from tests.pipeline.sink_targets import FACTORIES, Factory, Target
 
-from headwater.errors import HeadwaterError, SinkFenced, SinkGap
+from headwater.errors import HeadwaterError, SinkFenced, SinkGap, SinkUnfit
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.schema import changes_schema
+from headwater.pipeline.schema import changes_schema, rows_schema
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, Sink, State, Step
 
 
@@ -440,6 +440,74 @@ def test_a_new_column_is_null_in_old_rows_and_a_dropped_one_in_new_rows(
     apply(spark, other, story, plan, 5, 7)
     assert_holds(target, factory, story.rows)
     assert "colour" in other.rows(spark).columns if factory.mode == UPSERT else True
+
+
+# What is refused
+
+
+def test_a_snapshot_with_a_row_without_a_key_goes_on_once_the_row_is_mended(
+    spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
+) -> None:
+    if factory.name.startswith(("parquet", "foreach")):
+        pytest.skip("takes rows without a key too")
+    plan = story.plan("p1")
+    sink.begin(plan)
+    load(spark, sink, story, plan, Part(SPANS[1], 5))
+    bad = [row(1, "n1"), row(2, "n2") | {"id": None}]
+    with pytest.raises(SinkUnfit, match="'id'") as refused:
+        sink.load(frame_of(spark, rows_schema(TABLE), [bad]), plan, [Part(SPANS[0], 5)])
+    assert "NOT NULL primary key" in refused.value.hint
+    assert state_of(other) == State(plan, 5, {SPANS[1]: 5})
+    load(spark, other, story, plan, Part(SPANS[0], 5))
+    assert_holds(target, factory, story.rows)
+    story.delete(2)
+    apply(spark, other, story, plan, 5, 6)
+    assert state_of(sink) == State(plan, 6)
+    assert_holds(target, factory, story.rows)
+
+
+# Names
+
+ODD = (
+    "a.b",
+    "back`tick",
+    "two``ticks",
+    'quo"te',
+    "_deleted",
+    "_offset",
+    "_MISFIT",
+    "select",
+    "Ünï",
+    "a b,;{}()=",
+    "5%s",
+)
+
+
+def test_odd_names_of_columns_are_names_like_others(
+    spark: SparkSession, sink: Sink, target: Target, factory: Factory
+) -> None:
+    if factory.name.startswith(("delta-spark", "foreach")):
+        pytest.skip("refuses such names, or leaves them to the function")
+    table = Table("odd.t`", (Column("the.`key`", "i64"), *(Column(name, "i64") for name in ODD)), ("the.`key`",))
+    names = rows_schema(table).names
+    about = changes_schema(table).names[len(names) :]
+
+    def line(key: int, value: int, *told: Any) -> dict[str, Any]:
+        return dict(zip([*names, *about], [key, *[value] * len(ODD), None, *told], strict=False))
+
+    plan, part = Plan("p1", "g1", 1, (Span.all(),), table), Part(Span.all(), 1)
+    sink.begin(plan)
+    sink.load(frame_of(spark, rows_schema(table), [[line(1, 1), line(2, 2)]]), plan, [part])
+    changes = [
+        line(1, 1, "update_preimage", 2, None, 2, "t"),
+        line(1, 7, "update_postimage", 2, None, 2, "t"),
+        line(2, 2, "delete", 3, None, 3, "t"),
+    ]
+    sink.apply(frame_of(spark, changes_schema(table), [changes]), Step("p1", "g1", 1, 3), table)
+    assert state_of(sink) == State(plan, 3)
+    if factory.mode == UPSERT:
+        found = sink.rows(spark)
+        assert (found.columns, [tuple(each) for each in found.collect()]) == (names, [tuple(line(1, 7).values())])
 
 
 # Repairs

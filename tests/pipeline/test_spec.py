@@ -12,6 +12,7 @@ import pytest
 
 from doc_pages import code, page, table
 from headwater.errors import ConfigError
+from headwater.pipeline.progress import MetaStore
 from headwater.pipeline.sinks.opening import KINDS
 from headwater.pipeline.spec import (
     PIPELINE_KEYS,
@@ -144,12 +145,50 @@ def test_the_file_of_a_sqlite_url_starts_there_too() -> None:
 
 
 def test_values_come_from_the_environment_and_secrets_stay_out_of_sight() -> None:
-    sink = '[table.sink]\nkind = "sql"\nurl = "postgresql://me:${PW}@db/x"\nsasl_password = "${PW}"\nopen = "${HERE}"'
+    sink = '[table.sink]\nkind = "sql"\nurl = "postgresql://me:${PW}@db/x"\nsasl_password = "${PW}"\ntable = "${HERE}"'
     spec = parsed(pipeline(sink=sink), PW="tiger", HERE="yes")
     (found,) = spec.tables
     assert found.sink.settings["url"] == "postgresql://me:tiger@db/x"
-    assert found.sink.shown == "sql url=postgresql://me:***@db/x open=yes"
+    assert found.sink.shown == "sql url=postgresql://db/x table=yes"
     assert "tiger" not in repr(spec)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me:tiger@db:5432/x?sslmode=on", "postgresql://db:5432/x"),
+        ("postgresql+psycopg://me:ti@ger@db/x", "postgresql+psycopg://db/x"),
+        ("postgresql://me:ti/ger@db/x", "postgresql://…"),
+        ("postgresql://me:t@i/g@er/x@db/x", "postgresql://…"),
+        ("postgresql://me:ti?ger@db/x", "postgresql://…"),
+        ("postgresql://me:ti#ger@db/x", "postgresql://…"),
+        ("postgresql://db/x?password=tiger&sslpassword=tiger", "postgresql://db/x"),
+        ("postgresql://db/x?password=ti@ger", "postgresql://…"),
+        ("postgresql://me:tiger", "postgresql://…"),
+        ("mysql://me:tiger@[::1]:3306/x;password=tiger#tiger", "mysql://[::1]:3306/x"),
+        ("sqlite:////srv/copy.db?key=tiger", "sqlite:////srv/copy.db"),
+    ],
+)
+def test_of_a_url_only_the_place_is_shown(url: str, shown: str) -> None:
+    assert SinkSpec("sql", {"url": url}).shown == f"sql url={shown}"
+    assert SinkSpec("delta", {"path": url}).shown == f"delta path={shown}"
+
+
+def test_of_a_sink_only_its_place_is_shown() -> None:
+    lake = {"path": "s3://b/x", "mode": "upsert", "storage_options": {"AWS_SECRET_ACCESS_KEY": "tiger"}}
+    assert SinkSpec("delta", lake).shown == "delta path=s3://b/x mode=upsert"
+    topic = {"topic": "t", "servers": "h:9092", "options": {"kafka.sasl.jaas.config": "x password=tiger"}}
+    assert SinkSpec("kafka", topic).shown == "kafka topic=t servers=h:9092"
+    assert SinkSpec("kafka", {"topic": {"password": "tiger"}, "passphrase": "tiger", "url_env": "X"}).shown == "kafka"
+
+
+def test_the_meta_store_holds_no_secret(tmp_path: Path) -> None:
+    sink = '[table.sink]\nkind = "delta"\npath = "s3://b/x"\n[table.sink.storage_options]\nKEY = "tiger"'
+    spec = parsed(pipeline(f'meta = "{tmp_path}/meta.db"\n[pipeline.conf]\n"spark.key" = "tiger"', sink=sink))
+    with MetaStore.open(spec.meta) as meta:
+        meta.subscribe(spec, spec.tables[0])
+        assert "tiger" not in repr(meta.tasks()) + repr(spec)
+    assert all(b"tiger" not in file.read_bytes() for file in tmp_path.iterdir())
 
 
 def test_a_file_is_read_with_its_folder(tmp_path: Path) -> None:
@@ -200,6 +239,8 @@ def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
 def test_a_refused_value_never_shows_what_the_environment_held() -> None:
     assert "tiger" not in refusal(pipeline('server = "ftp://x:${PW}@y"'), PW="tiger")
     assert "tiger" not in refusal(pipeline('server = "ftp://x:tiger@y"'))
+    assert "ger" not in refusal(pipeline('server = "http://x:ti@ti/ger@y"')).replace("integer", "")
+    assert "tiger" not in refusal(pipeline('[pipeline.conf]\nnested = { password = "tiger" }'))
 
 
 def test_one_topic_may_hold_several_tables() -> None:

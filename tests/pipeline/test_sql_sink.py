@@ -563,6 +563,30 @@ def test_a_table_with_another_key_is_refused(story: Story) -> None:
         story.begin()
 
 
+def test_a_table_with_rows_that_no_pipeline_wrote_is_not_emptied(story: Story) -> None:
+    query(story.url, "CREATE TABLE target (id BIGINT NOT NULL PRIMARY KEY, mine VARCHAR(10))")
+    query(story.url, "INSERT INTO target VALUES (7, 'precious')")
+    with pytest.raises(SinkUnfit, match="'target' holds rows that no pipeline wrote") as refused:
+        story.begin()
+    assert "replace = true" in refused.value.hint
+    assert query(story.url, "SELECT * FROM target") == [(7, "precious")]
+    assert story.sink.state() is None
+    chosen = open_sql({"url": story.url, "table": "target", "replace": True})
+    chosen.begin(plan())
+    chosen.close()
+    assert story.held() == {}
+    story.load()
+    story.sink.begin(plan("p2"))  # the rows are the pipeline's by now
+    assert story.held() == {}
+
+
+def test_a_table_of_the_users_without_rows_is_taken(story: Story) -> None:
+    query(story.url, "CREATE TABLE target (id BIGINT NOT NULL PRIMARY KEY, mine VARCHAR(10))")
+    story.begin()
+    story.load()
+    assert story.held() == Story.LOADED
+
+
 # Settings
 
 
@@ -591,6 +615,7 @@ def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ({"table": "t", "url_env": "NOT_SET_ANYWHERE"}, "needs a URL"),
         ({"table": "t", "url": "sqlite:///x.db", "mode": "append"}, "append"),
         ({"table": "t", "url": "sqlite:///x.db", "tabel": "x"}, "tabel"),
+        ({"table": "t", "url": "sqlite:///x.db", "replace": "yes"}, "replace"),
         ({"url": "sqlite:///x.db"}, "needs `table`"),
     ],
 )

@@ -166,7 +166,7 @@ class Carry:
             seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
         if state is None:
             return Begin(FIRST)
-        check_choice(state.plan, self._table, seen.table)
+        check_choice(state.plan, self._table)
         return decide(
             state,
             seen,
@@ -231,6 +231,7 @@ class Carry:
             spans,
             chosen(self._table, now, None if state is None or reason == RESET else state.plan.table),
             db=table.db,
+            columns=table.columns,
             where=table.where,
             pipeline=self._spec.name,
         )

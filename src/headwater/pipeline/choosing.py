@@ -44,12 +44,11 @@ def check_origin(plan: Plan, spec: PipelineSpec, table: TableSpec) -> None:
         )
 
 
-def check_choice(plan: Plan, spec: TableSpec, table: Table) -> None:
+def check_choice(plan: Plan, spec: TableSpec) -> None:
     """PipelineError when the sink was filled with other columns, or by another filter, than named now."""
-    is_same = plan.table.version != table.version or plan.table.columns == chosen(spec, table, plan.table).columns
-    if is_same and plan.where == spec.where:
+    if plan.columns == spec.columns and plan.where == spec.where:
         return
-    what = "by another `where`" if is_same else "with other columns"
+    what = "with other columns" if plan.columns != spec.columns else "by another `where`"
     raise PipelineError(
         f"the sink was filled {what} than the pipeline names now",
         hint="Name that again, or run `headwater pipeline reset` to take a new snapshot.",

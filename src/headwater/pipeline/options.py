@@ -109,6 +109,9 @@ def _check(options: Options) -> None:
         "tables and columns": options.tables and options.columns,
         "tables and where": options.tables and options.where is not None,
         "tables and version": options.tables and options.version is not None,
+        "version and maxRowsPerTrigger": options.version is not None and options.max_rows is not None,
+        "after and startingOffset": options.after is not None and options.starting_offset is not None,
+        "after and startingTimestamp": options.after is not None and options.starting_ms is not None,
         "after and version": options.after is not None and options.version is not None,
         "slices and parts": options.slices is not None and options.parts is not None,
         "upto without after": options.upto is not None and options.after is None,
@@ -140,6 +143,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _tables(text: str) -> tuple[str, ...]:
+    """Names, or the star alone: all tables and some of them would be two answers to one question."""
+    names = _names(text)
+    if ALL_TABLES in names and len(names) > 1:
+        raise ValueError
+    return names
+
+
 def _version(text: str) -> tuple[str | None, int]:
     generation, _, offset = text.rpartition(".")
     return generation or None, _integer(0)(offset)
@@ -149,12 +160,28 @@ def _span(start: str, end: str | None) -> Span:
     return Span(bytes.fromhex(start), None if end is None else bytes.fromhex(end))
 
 
+def _listed(text: str) -> list[Any]:
+    found = json.loads(text)
+    if not isinstance(found, list):
+        raise ValueError
+    return found
+
+
+def _offset(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError
+    return _integer(0)(str(value))
+
+
 def _parts(text: str) -> tuple[RowsPiece, ...]:
-    return tuple(RowsPiece(_span(start, end), int(version)) for start, end, version in json.loads(text))
+    return tuple(RowsPiece(_span(start, end), _offset(version)) for start, end, version in _listed(text))
 
 
 def _slices(text: str) -> tuple[LogPiece, ...]:
-    return tuple(LogPiece(int(after), int(upto), _span(start, end)) for start, end, after, upto in json.loads(text))
+    pieces = [LogPiece(_offset(after), _offset(upto), _span(start, end)) for start, end, after, upto in _listed(text)]
+    if any(piece.upto < piece.after for piece in pieces):
+        raise ValueError
+    return tuple(pieces)
 
 
 def _start(text: str) -> str | int:
@@ -188,7 +215,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {  # option -> fiel
     "token_file": ("token_file", _some, "the path of a file"),
     "db": ("db", real_name, "the name of a database"),
     "table": ("table", _some, "the name of a table"),
-    "tables": ("tables", _names, "names with commas between, or *"),
+    "tables": ("tables", _tables, "names with commas between, or *"),
     "columns": ("columns", _names, "names with commas between, or a JSON list"),
     "where": ("where", _some, "a condition on the row"),
     "version": ("generation version", _version, "an offset, or <generation>.<offset>"),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
+import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.errors import PipelineError
+from headwater.errors import ConfigError, PipelineError
 from headwater.pipeline.failure import cause_of, explain
 from headwater.pipeline.jars import FOLDER, jar_settings
 from headwater.pipeline.java import find_java
@@ -73,9 +77,11 @@ def open_session(
         raise PipelineError("pyspark is not installed", hint="pip install 'headwater[spark]'") from None
     with _opening:
         if SparkSession.getActiveSession() is None:
-            settings = SparkConf(loadDefaults=False)
-            settings.setAll(list(_settings(master, name, jars, conf or {}, jars_folder, short_lived).items()))
-            _start_java(settings, master)
+            settings = _settings(master, name, jars, conf or {}, jars_folder, short_lived)
+            open_ = SparkConf(loadDefaults=False)
+            open_.setAll([(key, value) for key, value in settings.items() if key not in (conf or {})])
+            with _properties({key: settings[key] for key in conf or {}}):
+                _start_java(open_, master)
         return SparkSession.builder.appName(name).getOrCreate()
 
 
@@ -112,9 +118,20 @@ def _settings(
         **jar_settings(jars, folder),
         "spark.master": master,
         "spark.app.name": name,
+        "spark.driver.maxResultSize": _result_size(given.get("spark.driver.memory", "1g")),
         "spark.driver.extraJavaOptions": " ".join(filter(None, options)),
         **given,
     }
+
+
+def _result_size(memory: str) -> str:
+    """A quarter of the driver's heap: what is collected is there up to three times before it is handed on."""
+    found = re.fullmatch(r"(\d+)([kmgt])b?", memory.strip().lower())
+    mebibytes = int(found[1]) * _MEBIBYTES[found[2]] if found else 1024
+    return f"{max(int(mebibytes / 4), 1)}m"
+
+
+_MEBIBYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 
 def _start_java(settings: Any, master: str) -> None:
@@ -140,6 +157,38 @@ def _start_java(settings: Any, master: str) -> None:
 
 
 # Files
+
+
+@contextmanager
+def _properties(conf: Mapping[str, str]) -> Iterator[None]:
+    """Hand `conf` to the Java that is started meanwhile in a file, since everybody may read its command line."""
+    given = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    if not conf:
+        yield
+        return
+    if "--properties-file" in (given or ""):
+        raise ConfigError(
+            "Spark takes one file of properties, and PYSPARK_SUBMIT_ARGS names one", hint="Leave [pipeline.conf] empty."
+        )
+    number, path = tempfile.mkstemp(".properties", f"{os.getpid()}.", _folder())  # mode 0600
+    try:
+        with open(number, "w", encoding="ascii") as file:
+            file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in conf.items())
+        told = f"--properties-file {shlex.quote(path)} --load-spark-defaults {given or 'pyspark-shell'}"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = told
+        yield
+    finally:
+        if given is None:
+            os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
+        else:
+            os.environ["PYSPARK_SUBMIT_ARGS"] = given
+        os.unlink(path)
+
+
+def _escaped(text: str) -> str:
+    """As Java reads it in a file of properties: letters and digits as they are, all else by number."""
+    units = struct.unpack(f"<{len(text.encode('utf-16-le')) // 2}H", text.encode("utf-16-le"))
+    return "".join(chr(unit) if chr(unit).isascii() and chr(unit).isalnum() else f"\\u{unit:04x}" for unit in units)
 
 
 def _folder() -> Path:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from headwater.config.kinds import DURATION, NAMES, TEXT, Kind, integer, need, one_of, or_none, setting, text, unknown
 from headwater.errors import ConfigError
@@ -20,8 +21,7 @@ from headwater.pipeline.sinks.opening import KINDS
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 META_FILE = "headwater-pipeline.db"
 _VARIABLE = re.compile(r"\$\{(\w+)\}", re.ASCII)
-_PASSWORD = re.compile(r"(://[^:@/?]*:)[^@/?]*(@)")
-_SECRET = re.compile(r"password|secret|token|credential|_key\b|jaas", re.IGNORECASE)
+_SHOWN = ("path", "url", "topic", "table", "schema", "function", "mode", "servers")  # of a sink; all else may be secret
 
 
 def _name(value: Any) -> str:
@@ -53,9 +53,9 @@ class SinkSpec:
 
     @property
     def shown(self) -> str:
-        """Kind and settings for people, without secrets."""
-        open_ = {name: value for name, value in self.settings.items() if not _SECRET.search(name)}
-        return " ".join([self.kind, *(f"{name}={without_password(str(value))}" for name, value in open_.items())])
+        """Kind and place for people and the meta store, without secrets."""
+        told = {name: self.settings.get(name) for name in _SHOWN}
+        return " ".join([self.kind, *(f"{name}={place_of(text)}" for name, text in told.items() if type(text) is str)])
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,9 @@ class PipelineSpec:
     packages: tuple[str, ...] = setting((), NAMES, "Maven coordinates of jars for Spark to fetch")
     jars: tuple[str, ...] = setting((), NAMES, "jar files for Spark")
     conf: Mapping[str, str] = field(
-        default_factory=dict, metadata={"kind": CONF, "doc": "settings of Spark, as a table [pipeline.conf]"}
+        default_factory=dict,
+        repr=False,
+        metadata={"kind": CONF, "doc": "settings of Spark, as a table [pipeline.conf]"},
     )
 
 
@@ -233,7 +235,8 @@ class _Reader:
         return found
 
     def _wrong(self, where: str, kind: Kind, value: Any) -> ConfigError:
-        shown = "" if value is None else f", not {without_password(repr(value))}"
+        is_secret = isinstance(value, dict) or "://" in str(value) or "@" in str(value)
+        shown = "" if value is None or is_secret else f", not {value!r}"
         return ConfigError(f"{where}: {kind.words} was expected{shown}", hint=f"It is set by {self._origin}.")
 
     def _filled(self, value: Any, where: str) -> Any:
@@ -288,9 +291,20 @@ def _check_apart(tables: Iterable[TableSpec]) -> None:
             )
 
 
-def without_password(text: str) -> str:
-    """URLs in `text` with *** for their passwords."""
-    return _PASSWORD.sub(r"\1***\2", text)
+def place_of(text: str) -> str:
+    """`text`, and of a URL only scheme, host, port and path; only the scheme where a password may reach into them."""
+    scheme, mark, rest = text.partition("://")
+    if not mark:
+        return text
+    try:
+        parts = urlsplit(f"//{rest}")
+        port = f":{parts.port}" if parts.port else ""
+    except ValueError:
+        return f"{scheme}://…"
+    if re.search(r"[/?#].*@", rest, re.DOTALL):  # nobody can tell whether the password ends there
+        return f"{scheme}://…"
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
+    return f"{scheme}://{host}{port}{parts.path.partition(';')[0]}"
 
 
 TEMPLATE = """\

@@ -280,9 +280,9 @@ class Ranges:
 
     def _look(self, name: str, table: str) -> Described:
         database = self._databases.database(name)
-        shape = captured(database.source, table)
         log = database.log
         database.catch_up(CATCH_UP_SECONDS)
+        shape = captured(database.source, table)  # after that: a foreign change of the schema is taken in by it
         (closed, at), generation = log.closed, log.generation
         with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
             log.flush()

@@ -17,6 +17,7 @@ from headwater.model.table import Table
 from headwater.pipeline.compaction import last_per_key, no_key, quoted
 from headwater.pipeline.scd2 import versions
 from headwater.pipeline.schema import changes_schema, identity_of
+from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.delta_layout import (
     BEGUN,
     OVER,
@@ -51,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mode: str = UPSERT
     change_data_feed: bool = False
     checkpoint_every: int = 50  # commits between two checkpoints of Delta's own log
-    maintain_every: int = 0  # commits between two OPTIMIZE and VACUUM; 0: left to somebody else
+    maintain_every: int = 100  # commits between two OPTIMIZE and VACUUM; 0: left to somebody else
     file_bytes: int = 64 * 1024 * 1024  # of the snapshot's files: a merge writes those anew that it changes
     storage_options: dict[str, str] = {}
 
@@ -66,6 +67,7 @@ class DeltaSink:
         self._settings = settings
         self._place = Place(settings.path, settings.storage_options)
         self._even = ""  # the plan whose spans are known to stand at one offset
+        self._seen: int | None = None  # the version up to which maintenance was thought of
 
     # Where it stands
 
@@ -161,9 +163,7 @@ class DeltaSink:
         names = tuple(frame.columns)
         writer = PartWriter(self._place, plan, tuple(parts), self.mode, self._settings.file_bytes, names)
         with ours():
-            # By number: mapInArrow does not find columns whose names have a dot or a backtick in them.
-            numbered = frame.toDF(*map(str, range(len(names))))
-            reports = numbered.mapInArrow(writer, REPORT).collect()
+            reports = numbered(frame).mapInArrow(writer, REPORT).collect()
             told = {report["part"]: (report["outcome"], report["problem"]) for report in reports}
             for place, part in enumerate(parts):
                 # A frame without any rows may have no partitions at all.
@@ -182,6 +182,7 @@ class DeltaSink:
             whole = filled(frame, table)
             for _ in tries():
                 held = self._table()
+                self._seen = held.version() if self._seen is None else self._seen
                 todo = check(self._state(held), step)
                 if todo is None or self._applied(whole, todo, table, held):
                     break
@@ -234,18 +235,24 @@ class DeltaSink:
         write_deltalake(held, nothing, mode="append", commit_properties=committing(app, number))
 
     def _maintain(self) -> None:
-        """Make few files of many, every so many commits. Readers may need old files for the retention Delta keeps."""
-        from deltalake.exceptions import CommitFailedError
+        """Make few files of many, every so many commits, and remove those that Delta's retention no longer keeps."""
+        from deltalake.exceptions import DeltaError
 
         every = self._settings.maintain_every
         table = self._table() if every else None
-        if table is None or table.version() % every:
+        if table is None or not self._is_due(table.version()):
             return
         try:
-            table.optimize.compact()
+            table.optimize.compact(target_size=self._settings.file_bytes)
             table.vacuum(dry_run=False)
-        except CommitFailedError:
-            return  # another writer was faster; there is a next time
+        except (DeltaError, OSError):
+            return  # the rows are in, and there is a next time: another writer was faster, or nothing may be removed
+
+    def _is_due(self, version: int) -> bool:
+        """Whether a multiple of `maintain_every` was passed, by whoever committed; said once for each."""
+        every, seen = self._settings.maintain_every, self._seen
+        self._seen = version
+        return seen is not None and version // every > seen // every
 
     # Columns
 

@@ -27,6 +27,7 @@ from headwater.errors import ConfigError, SinkFenced, SinkUnfit
 from headwater.model.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.compaction import about, quoted
+from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
 from headwater.pipeline.sinks.parquet_files import REPORT, FileWriter, Report, durable, sync_folder, write_file
 from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
@@ -149,13 +150,13 @@ class ParquetSink:
         staging = self._path / f"{_STAGING}{uuid.uuid4().hex}"
         try:
             staging.mkdir()
-            yield staging, self._files(frame, plan, FileWriter(str(staging), skipped))
+            yield staging, self._files(frame, plan, FileWriter(str(staging), frame.columns, skipped))
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
     def _files(self, frame: DataFrame, plan: str, writer: FileWriter) -> list[Report]:
         try:
-            return [Report(*row) for row in frame.mapInArrow(writer, REPORT).collect()]
+            return [Report(*row) for row in numbered(frame).mapInArrow(writer, REPORT).collect()]
         except Exception:
             self._of_plan(plan)  # a newer run takes the folder away: then that is what is said
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +26,9 @@ class Report(msgspec.Struct, frozen=True):
 class FileWriter:
     """The task: called by Spark in an executor with the Arrow batches of one partition; writes none if empty."""
 
-    def __init__(self, folder: str, skipped: frozenset[int] = frozenset()) -> None:
+    def __init__(self, folder: str, names: Sequence[str], skipped: frozenset[int] = frozenset()) -> None:
         self._folder, self._skipped = folder, skipped
+        self._names = list(names)  # of the columns, which come under numbers
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -36,14 +37,15 @@ class FileWriter:
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        first = None if partition in self._skipped else next((batch for batch in batches if batch.num_rows), None)
+        named = (batch.rename_columns(self._names) for batch in batches)
+        first = None if partition in self._skipped else next((batch for batch in named if batch.num_rows), None)
         if first is None:
             return
         name = f"part-{partition:05}-{uuid.uuid4().hex}.parquet"
         with open(Path(self._folder) / name, "xb") as file:
             with pq.ParquetWriter(file, first.schema) as writer:
                 writer.write_batch(first)
-                for batch in batches:
+                for batch in named:
                     writer.write_batch(batch)
             file.flush()
             os.fsync(file.fileno())

@@ -32,6 +32,7 @@ class Plan(msgspec.Struct, frozen=True):
     spans: tuple[Span, ...]
     table: Table
     db: str = ""
+    columns: tuple[str, ...] = ()  # that were chosen; none means all
     where: str | None = None
     pipeline: str = ""
 

@@ -20,9 +20,10 @@ from headwater.model.hint import nearest
 from headwater.model.table import Table
 from headwater.pipeline.compaction import about, last_per_key, quoted
 from headwater.pipeline.schema import identity_of
+from headwater.pipeline.sinks.columns import numbered
 from headwater.pipeline.sinks.history import as_history
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
-from headwater.pipeline.sinks.sql_dialects import Dialect, Field, fields_of
+from headwater.pipeline.sinks.sql_dialects import IN_KEY, Dialect, Field, fields_of
 from headwater.pipeline.sinks.sql_engine import (
     LOCK_SECONDS,
     open_engine,
@@ -48,8 +49,16 @@ class SqlSink:
     exactly_once = True
 
     def __init__(
-        self, url: str, table: str, mode: str = UPSERT, schema: str | None = None, *, lock_seconds: int = LOCK_SECONDS
+        self,
+        url: str,
+        table: str,
+        mode: str = UPSERT,
+        schema: str | None = None,
+        *,
+        lock_seconds: int = LOCK_SECONDS,
+        replace: bool = False,
     ) -> None:
+        self._replace = replace  # rows that no pipeline wrote
         self._url = parse_url(url).render_as_string(hide_password=False)
         self._table, self._schema, self.mode = table, schema, mode
         place = f"{schema}.{table}" if schema else table
@@ -69,8 +78,10 @@ class SqlSink:
 
     def begin(self, plan: Plan) -> None:
         """See Sink. The plan in the locked row is the fence; rows of older runs are gone in the same commit."""
-        self._states.prepare()
         target = self._target(plan.table)
+        if self.state() is None and not self._replace:
+            target.refuse_rows(self._engine)
+        self._states.prepare()
         target.prepare(self._engine)
         with writing(self._engine) as connection:
             self._states.lock(connection)
@@ -220,11 +231,11 @@ class Staging:
             has_gone=has_gone,
             skipped=skipped,
         )
-        rows = frame.select(*map(quoted, columns)).mapInArrow(stager, REPORT).collect()
+        rows = numbered(frame.select(*map(quoted, columns))).mapInArrow(stager, REPORT).collect()
         reports = [Report(*row) for row in rows]
         for report in reports:
             if report.problem:
-                raise SinkUnfit(report.problem, hint="Leave the column out (`columns`), or write to another sink.")
+                raise SinkUnfit(report.problem, hint=_KEY if IN_KEY in report.problem else _COLUMN)
         return reports
 
     def whole(self, connection: sa.Connection, reports: Sequence[Report]) -> list[str]:
@@ -239,11 +250,13 @@ class Staging:
         connection.execute(sa.delete(self.table).where(self.table.c[ATTEMPT].in_(attempts)))
 
 
-_SETTINGS = ("url", "url_file", "url_env", "table", "mode", "schema", "lock_seconds")
+_KEY = "Mend the rows and start again: what is loaded stays. A NOT NULL primary key of one type keeps them out."
+_COLUMN = "Leave the column out (`columns`), or write to another sink."
+_SETTINGS = ("url", "url_file", "url_env", "table", "mode", "schema", "lock_seconds", "replace")
 
 
 def open_sql(settings: Mapping[str, Any], needs: object = None) -> SqlSink:
-    """A sink from the settings of a pipeline: url (or url_file, url_env), table, mode, schema, lock_seconds."""
+    """A sink from the settings of a pipeline: those of `_SETTINGS`."""
     unknown = sorted(settings.keys() - set(_SETTINGS))
     if unknown:
         raise ConfigError(f"the sql sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))
@@ -252,5 +265,9 @@ def open_sql(settings: Mapping[str, Any], needs: object = None) -> SqlSink:
     mode = settings.get("mode", UPSERT)
     if mode not in (UPSERT, HISTORY):
         raise ConfigError(f"mode {mode!r} is not known", hint='Use "upsert" or "history".')
+    replace = settings.get("replace", False)
+    if type(replace) is not bool:
+        raise ConfigError("replace is true or false", hint="With true, rows that no pipeline wrote are removed.")
     wait = int(settings.get("lock_seconds", LOCK_SECONDS))
-    return SqlSink(read_url(settings), settings["table"], mode, settings.get("schema"), lock_seconds=wait)
+    url, schema = read_url(settings), settings.get("schema")
+    return SqlSink(url, settings["table"], mode, schema, lock_seconds=wait, replace=replace)

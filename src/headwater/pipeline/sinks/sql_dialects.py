@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 POSTGRES, MYSQL, SQLITE = "postgresql", "mysql", "sqlite"
 TIMESTAMP, WORD, MISFIT = "timestamp", "word", "misfit"  # kinds of our own columns; a word is short text for keys
 
+IN_KEY = "is part of the key"
+
 _NAME_LIMIT = {POSTGRES: ("bytes", 63), MYSQL: ("characters", 64)}
 _WORD_LENGTH = 32
 _MYSQL_KEY_BYTES = 3072
@@ -117,16 +119,16 @@ class Dialect(NamedTuple):
         import pyarrow.compute as pc
 
         if field.is_key and values.null_count:
-            return "is part of the key and null in a row, or holds a value that is not of its type"
+            return f"{IN_KEY} and null in a row, or holds a value that is not of its type"
         is_text = field.kind not in _TYPED and field.kind != "embedding"
         if is_text and self.backend == POSTGRES and _any(pc.match_substring(values, "\0")):
             return "holds text with a NUL character, which PostgreSQL cannot keep"
         if field.is_key and field.kind == "f64" and self.backend != POSTGRES and not _all(pc.is_finite(values)):
-            return "is part of the key and holds a number that is not finite"
+            return f"{IN_KEY} and holds a number that is not finite"
         if field.is_key and width and (is_text or field.kind == "bytes"):
             measured = pc.utf8_length(values) if is_text else pc.binary_length(values)
             if len(values) and pc.max(measured).as_py() > width:
-                return f"is part of the key and longer than the {width} that fit into a key of MySQL"
+                return f"{IN_KEY} and longer than the {width} that fit into a key of MySQL"
         return None
 
     def to_database(self, values: pa.Array, field: Field) -> list[Any]:

@@ -98,6 +98,18 @@ class Target:
         for name in self._keys:
             by_name[name].autoincrement = False
 
+    def refuse_rows(self, engine: sa.Engine) -> None:
+        """SinkUnfit when the table is there and not empty."""
+        with reading(engine) as connection:
+            if not sa.inspect(connection).has_table(self.table.name, schema=self.table.schema):
+                return
+            found = connection.execute(sa.select(sa.literal(1)).select_from(self.table).limit(1)).first()
+        if found is not None:
+            raise SinkUnfit(
+                f"table {self.table.name!r} holds rows that no pipeline wrote, and would be emptied",
+                hint="Name another table, or set `replace = true` in the sink if they may go.",
+            )
+
     def prepare(self, engine: sa.Engine) -> None:
         """Make the table, or give the one that is there the columns it lacks."""
         if not self._keys:
