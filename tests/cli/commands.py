@@ -20,7 +20,7 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def run(
-    *args: str, env: Mapping[str, str] = {}, cwd: Path | None = None, stdin: str = ""
+    *args: str, env: Mapping[str, str] = {}, cwd: Path | None = None, stdin: str = "", timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
     """One command to its end."""
     return subprocess.run(
@@ -30,7 +30,7 @@ def run(
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT,
+        timeout=timeout,
         check=False,
     )
 

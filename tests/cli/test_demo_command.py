@@ -17,8 +17,10 @@ from headwater.cli.feed import Frame
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("spark")
 def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = run("demo", env={"TMPDIR": str(tmp_path), "HEADWATER_DATA": str(tmp_path / "mine")})
+    own = {"TMPDIR": str(tmp_path), "HEADWATER_DATA": str(tmp_path / "mine")}
+    done = run("demo", env=own, timeout=400)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert "\x1b" not in done.stdout, "no colours outside a terminal"
     assert list(tmp_path.iterdir()) == []
@@ -31,6 +33,8 @@ def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> No
         "order 3 is large no more: delete; order 1 has become large: insert",
         "no gap, no repeat",
         "the feed brought these .* changes, in order, each once, over 3 connections",
+        "orders: .* rows in 1 ranges equal at offset",
+        "visits: 59,400 rows in 4 ranges equal at offset",
     ):
         assert f"✓ {proof}" in done.stdout or re.search(rf"✓ .*{proof}", done.stdout), proof
     assert len(re.findall(r"^ *\+\d+\.\d ms +\d+ ", done.stdout, re.MULTILINE)) == 8 + 3, "changes as they arrived"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -28,7 +29,9 @@ class LocalFrame:
         return LocalFrame([part.select(plain) for part in self.partitions])
 
     def toDF(self, *names: str) -> LocalFrame:
-        return LocalFrame([part.rename_columns(list(names)) for part in self.partitions])
+        made = copy.copy(self)
+        made.partitions = [part.rename_columns(list(names)) for part in self.partitions]
+        return made
 
     def where(self, condition: str) -> LocalFrame:
         found = re.fullmatch(r"`(\w+)` > (\d+)", condition)

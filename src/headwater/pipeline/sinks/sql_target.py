@@ -12,6 +12,7 @@ from sqlalchemy.schema import CreateColumn
 
 from headwater.errors import PipelineError, SinkUnfit
 from headwater.model.key import Span
+from headwater.pipeline.compaction import quoted
 from headwater.pipeline.sinks.sink import Plan, State
 from headwater.pipeline.sinks.sql_dialects import MYSQL, POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql_engine import reading, writing
@@ -172,7 +173,7 @@ class Target:
         )
         others = [name for name in names if name not in self._keys]
         if self._dialect.backend == MYSQL:
-            connection.execute(insert.on_duplicate_key_update({name: insert.inserted[name] for name in others}))
+            connection.execute(insert.on_duplicate_key_update({name: _inserted(insert, name) for name in others}))
         else:
             new = {name: insert.excluded[name] for name in others}
             connection.execute(insert.on_conflict_do_update(index_elements=self._keys, set_=new))
@@ -180,6 +181,11 @@ class Target:
     def _select(self, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]) -> sa.Select[Any]:
         columns = [stage.c[f"c{place}"] for place in range(len(names))]
         return sa.select(*columns).where(stage.c[ATTEMPT].in_(attempts), stage.c[GONE].is_(sa.false()))
+
+
+def _inserted(insert: Any, name: str) -> Any:
+    """The value that comes in. Of a name with a percent sign SQLAlchemy makes one that MySQL does not know."""
+    return sa.literal_column(f"VALUES({quoted(name)})") if "%" in name else insert.inserted[name]
 
 
 def _plain(name: str, dialect: Dialect) -> str:
