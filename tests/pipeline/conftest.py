@@ -22,12 +22,15 @@ CONF = {
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,  # a tenth of a second less for each batch
 }
+SERVED = {"test_sql_sink.py", "test_progress.py"}  # they start database servers
 ROOT = Path(__file__).parent.parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses Spark is slow and runs in one process, so that there is one JVM on the machine."""
     for item in items:
+        if item.path.name in SERVED:
+            item.add_marker(pytest.mark.slow)
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.xdist_group("spark"))
