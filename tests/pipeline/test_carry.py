@@ -215,6 +215,7 @@ def test_a_table_rebuilt_by_others_is_read_again_and_a_dropped_one_has_failed(
     server.sql(T)
     fill(server, 20)
     lake.carry()
+    shape = server.ok("pull.describe", table="t")["table"]["version"]
     foreign_process.open(Path(server.config.data) / "main.db")
     triggers = foreign_process.run("SELECT sql FROM sqlite_schema WHERE type = 'trigger' ORDER BY rowid")
     foreign_process.script(
@@ -227,6 +228,7 @@ def test_a_table_rebuilt_by_others_is_read_again_and_a_dropped_one_has_failed(
         "COMMIT",
     )
     foreign_process.close()
+    server.until(lambda: server.ok("pull.describe", table="t")["table"]["version"] != shape)  # the server saw it
     watcher = Watching()
     lake.carry(watcher=watcher)
     assert watcher.reasons == ["schema_changed"] and lake.is_equal() and len(lake.rows()) == 9

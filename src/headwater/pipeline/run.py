@@ -81,24 +81,6 @@ def _carry(
     stop: threading.Event,
     once: bool,
 ) -> Carried:
-    """One table until the end; a lease that was lost is taken again when it is free."""
-    while True:
-        done = _carry_leased(spark, spec, table, task, meta, watcher, stop, once)
-        if once or stop.is_set() or not isinstance(done.error, NotOwner):
-            return done
-        watcher.retrying(task, done.error, 1)
-
-
-def _carry_leased(
-    spark: SparkSession,
-    spec: PipelineSpec,
-    table: TableSpec,
-    task: Task,
-    meta: MetaStore,
-    watcher: Watcher,
-    stop: threading.Event,
-    once: bool,
-) -> Carried:
     """One table, from taking its lease to giving it back. Its failure is its own."""
     fence: int | None = None
     try:
@@ -115,8 +97,7 @@ def _carry_leased(
                 return done
     except Exception as error:
         cause = cause_of(error)
-        if once or not isinstance(cause, NotOwner):
-            watcher.failed(task, cause)
+        watcher.failed(task, cause)
         if fence is not None:
             with suppress(HeadwaterError):  # another server's by now, or a store that does not answer
                 meta.fail(task, f"{cause.code}: {cause.message}", fence)
