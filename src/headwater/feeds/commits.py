@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import apsw
 
 from headwater.errors import Unavailable
-from headwater.feeds.storage import ours, storage_errors
+from headwater.feeds.storage import FILE
 
 T = TypeVar("T")
 Apply = Callable[[], T]  # brings memory up to what was committed, and says what the caller gets
@@ -56,7 +56,7 @@ class Commits:
 
     def close(self) -> None:
         """Release the file."""
-        with self._leading, storage_errors(self._path):
+        with self._leading, FILE.errors(self._path):
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
@@ -66,7 +66,7 @@ class Commits:
             self._commit(batch)
         except apsw.Error as error:
             for job in batch:
-                job.error = ours(self._path, error)
+                job.error = FILE.error(self._path, error)
         except BaseException as error:
             for job in batch:
                 job.error = error

@@ -48,8 +48,8 @@ class Registry:
     ) -> Registry:
         """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
         place = Path(path)
-        with storage.storage_errors(place):
-            connection = storage.connect(place, vfs=vfs)
+        with storage.FILE.errors(place):
+            connection = storage.FILE.connect(place, vfs=vfs)
             try:
                 return cls(place, connection, most, clock_ms)
             except BaseException:

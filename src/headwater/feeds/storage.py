@@ -1,24 +1,20 @@
-"""The SQLite file under the registry: how it is opened, recognised, read and written, and what its errors mean."""
+"""The SQLite file under the registry: what is in it, how it is read and written."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 import msgspec
 from msgspec.structs import replace
 
-from headwater.errors import Busy, HeadwaterError, LogDamaged, StorageFull, Unavailable
+from headwater.errors import LogDamaged
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotState, Stretch, Subscription
+from headwater.log.own_file import OwnFile
 
-APPLICATION_ID = 0x48575342  # "HWSB"
-FORMAT = 1  # user_version
-ASIDE = "Move the file aside and start again: there are no subscriptions then, and clients subscribe anew."
-
-SCHEMA = """
+_SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES ('next_id', 0);
 CREATE TABLE subscription (
@@ -45,71 +41,15 @@ CREATE TABLE chunk (
   PRIMARY KEY (id, run, number)
 ) STRICT, WITHOUT ROWID;
 """
+FILE = OwnFile(
+    "subscriptions",
+    application_id=0x48575342,  # "HWSB"
+    format=1,
+    schema=_SCHEMA,
+    aside="Move the file aside and start again: there are no subscriptions then, and clients subscribe anew.",
+)
 _ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
 _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
-
-
-# --- opening ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ours, naming the file."""
-    try:
-        yield
-    except apsw.Error as error:
-        raise ours(path, error) from error
-
-
-def ours(path: Path, error: apsw.Error) -> HeadwaterError:
-    """What SQLite's `error` means."""
-    match error:
-        case apsw.FullError():
-            return StorageFull(f"no space left for the subscriptions in {path}")
-        case apsw.NotADBError() | apsw.CorruptError() | apsw.SQLError():  # the last: a table is missing
-            return LogDamaged(f"the subscriptions in {path} are damaged: {error}", hint=ASIDE)
-        case apsw.BusyError() | apsw.LockedError():
-            return Busy(f"the subscriptions in {path} are locked by another process")
-        case apsw.CantOpenError() | apsw.PermissionsError() | apsw.ReadOnlyError():
-            hint = "Check that the folder exists and that this user may read and write it."
-            return Unavailable(f"the subscriptions in {path} cannot be opened: {error}", hint=hint)
-    hint = "Nothing was changed. Check the disk and the system log; work goes on once the disk answers."
-    return Unavailable(f"the subscriptions in {path} cannot be used: {error}", hint=hint)
-
-
-def connect(path: Path, *, vfs: str | None) -> apsw.Connection:
-    """The one connection to the file, which is created if it is not there."""
-    connection = apsw.Connection(str(path), vfs=vfs)
-    try:
-        connection.set_busy_timeout(5000)
-        is_new = _check_header(path, connection)  # before anything is written to a file that may not be ours
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        if is_new:
-            with connection:
-                connection.execute(SCHEMA)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_header(path: Path, connection: apsw.Connection) -> bool:
-    """Whether the file is new; LogDamaged when it is another's."""
-    application, version = connection.pragma("application_id"), connection.pragma("user_version")
-    if application == version == 0 and not connection.execute("SELECT count(*) FROM sqlite_schema").get:
-        return True
-    if application != APPLICATION_ID:
-        hint = "Move it out of the data folder; it was left untouched."
-        raise LogDamaged(f"{path} is an SQLite file, but does not hold subscriptions", hint=hint)
-    if version > FORMAT:
-        raise LogDamaged(
-            f"the subscriptions in {path} have format {version}; this Headwater reads up to {FORMAT}",
-            hint="Start the newer Headwater again, or move the file aside and let clients subscribe anew.",
-        )
-    return False
 
 
 def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
@@ -129,7 +69,9 @@ def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
                     snapshot=None if snapshot is None else _snapshot(connection, id, snapshot),
                 )
             except msgspec.MsgspecError as error:
-                raise LogDamaged(f"the subscriptions in {path} are damaged: {id}: {error}", hint=ASIDE) from error
+                raise LogDamaged(
+                    f"the file of subscriptions {path} is damaged: {id}: {error}", hint=FILE.aside
+                ) from error
 
 
 def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:

@@ -10,8 +10,9 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from headwater.errors import Busy, HeadwaterError, LogDamaged, NotFound, StorageFull, Unavailable
+from headwater.errors import LogDamaged, NotFound
 from headwater.log import shapes
+from headwater.log.own_file import file_error
 
 APPLICATION_ID = 0x48574C47  # "HWLG"
 FORMAT = 1  # user_version
@@ -64,22 +65,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except apsw.Error as error:
-        raise _ours(path, error) from error
-
-
-def _ours(path: Path, error: apsw.Error) -> HeadwaterError:
-    match error:
-        case apsw.FullError():
-            return StorageFull(f"no space left for the log {path}")
-        case apsw.NotADBError() | apsw.CorruptError() | apsw.SQLError():  # the last: a table is missing
-            return LogDamaged(f"the log {path} is damaged: {error}")
-        case apsw.BusyError() | apsw.LockedError():
-            return Busy(f"the log {path} is locked by another process")
-        case apsw.CantOpenError() | apsw.PermissionsError() | apsw.ReadOnlyError():
-            hint = "Check that the folder exists and that this user may read and write it."
-            return Unavailable(f"the log {path} cannot be opened: {error}", hint=hint)
-    hint = "Nothing was written. Check the disk and the system log; work goes on once the disk answers."
-    return Unavailable(f"the log {path} cannot be used: {error}", hint=hint)
+        raise file_error(f"the log {path}", error) from error
 
 
 def connect(path: Path, *, write: bool, vfs: str | None) -> apsw.Connection:

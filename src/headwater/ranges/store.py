@@ -12,13 +12,9 @@ from typing import Any
 import apsw
 import msgspec
 
-from headwater.errors import Busy, HeadwaterError, LogDamaged, StorageFull, Unavailable
+from headwater.log.own_file import OwnFile
 from headwater.model.key import Span
 from headwater.ranges.range import Range
-
-APPLICATION_ID = 0x48575247  # "HWRG"
-FORMAT = 1  # user_version
-ASIDE = "Move the file aside and start again: tables are cut anew, and pipelines register anew."
 
 _SCHEMA = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -57,6 +53,13 @@ CREATE TABLE lease (
   PRIMARY KEY (db, subscriber, tab, range)
 ) STRICT, WITHOUT ROWID;
 """
+FILE = OwnFile(
+    "ranges",
+    application_id=0x48575247,  # "HWRG"
+    format=1,
+    schema=_SCHEMA,
+    aside="Move the file aside and start again: tables are cut anew, and pipelines register anew.",
+)
 _RANGE = "id, epoch, start, end, rows, bytes"
 _LIVE = f"SELECT {_RANGE} FROM range WHERE db = ? AND tab = ? AND live ORDER BY start"
 
@@ -103,17 +106,17 @@ class Store:
     def open(cls, path: str | PathLike[str], *, vfs: str | None = None) -> Store:
         """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
         place = Path(path)
-        with _errors(place):
-            return cls(place, _connect(place, vfs))
+        with FILE.errors(place):
+            return cls(place, FILE.connect(place, vfs=vfs))
 
     def close(self) -> None:
         """Release the file."""
-        with self._lock, _errors(self._path):
+        with self._lock, FILE.errors(self._path):
             self._db.close()
 
     @contextmanager
     def _step(self) -> Iterator[apsw.Connection]:
-        with self._lock, _errors(self._path), self._db:
+        with self._lock, FILE.errors(self._path), self._db:
             yield self._db
 
     # --- ranges ----------------------------------------------------------------------------------------------
@@ -233,62 +236,3 @@ def _put_cut(file: apsw.Connection, db: str, table: str, cut: Cut) -> None:
         "INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?, ?, ?)",
         (db, table, cut.generation, cut.version, cut.target, cut.at),
     )
-
-
-# --- the file --------------------------------------------------------------------------------------------
-
-
-def _connect(path: Path, vfs: str | None) -> apsw.Connection:
-    connection = apsw.Connection(str(path), vfs=vfs)
-    try:
-        connection.set_busy_timeout(5000)
-        is_new = _check_header(path, connection)  # before anything is written to a file that may not be ours
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = FULL")
-        if is_new:
-            with connection:
-                connection.execute(_SCHEMA)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {FORMAT}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _check_header(path: Path, connection: apsw.Connection) -> bool:
-    """Whether the file is new; LogDamaged when it is another's."""
-    application, version = connection.pragma("application_id"), connection.pragma("user_version")
-    if application == version == 0 and not connection.execute("SELECT count(*) FROM sqlite_schema").get:
-        return True
-    if application != APPLICATION_ID:
-        hint = "Move it out of the data folder; it was left untouched."
-        raise LogDamaged(f"{path} is an SQLite file, but does not hold ranges", hint=hint)
-    if version > FORMAT:
-        raise LogDamaged(
-            f"the ranges in {path} have format {version}; this Headwater reads up to {FORMAT}",
-            hint="Start the newer Headwater again, or move the file aside.",
-        )
-    return False
-
-
-@contextmanager
-def _errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except apsw.Error as error:
-        raise _ours(path, error) from error
-
-
-def _ours(path: Path, error: apsw.Error) -> HeadwaterError:
-    match error:
-        case apsw.FullError():
-            return StorageFull(f"no space left for the ranges in {path}")
-        case apsw.NotADBError() | apsw.CorruptError() | apsw.SQLError():  # the last: a table is missing
-            return LogDamaged(f"the ranges in {path} are damaged: {error}", hint=ASIDE)
-        case apsw.BusyError() | apsw.LockedError():
-            return Busy(f"the ranges in {path} are locked by another process")
-        case apsw.CantOpenError() | apsw.PermissionsError() | apsw.ReadOnlyError():
-            hint = "Check that the folder exists and that this user may read and write it."
-            return Unavailable(f"the ranges in {path} cannot be opened: {error}", hint=hint)
-    return Unavailable(f"the ranges in {path} cannot be used: {error}", hint="Check the disk and the system log.")
