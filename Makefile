@@ -64,14 +64,15 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(PYTEST) -m "not slow and not soak" -n 2
+	$(PYTEST) -m "not slow and not spark and not soak" -n 2
 
-# By groups: whatever needs Spark stays in one process, so that there is one JVM for all of it.
+# Whatever needs Spark comes after the rest and in one process: there is one session for all of it.
 test: setup browser services jars lint types
-	$(PYTEST) -m "not soak" -n 2 --dist loadgroup -rs
+	$(PYTEST) -m "not soak and not spark" -n 2 -rs
+	$(PYTEST) -m "spark and not soak" -rs
 
 soak: setup
-	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s
+	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s --timeout 7200
 
 bench: setup
 	$(BIN)/python -m bench

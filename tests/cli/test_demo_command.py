@@ -17,7 +17,7 @@ from headwater.cli.feed import Frame
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
     own = {"TMPDIR": str(tmp_path), "HEADWATER_DATA": str(tmp_path / "mine")}
     done = run("demo", env=own, timeout=400)

@@ -193,8 +193,9 @@ def test_a_slice_of_the_log_goes_on_after_what_it_covered(faulty: Faulty, ask: A
     found = ask(faulty.url, lambda client: client.log("main", "t", generation="g", after=10, upto=90, where="id > 0"))
     assert ids_of(found) == [1, 2, 3]
     assert faulty.asked[0].path == "/api/v1/pull/main/t/log"
-    assert faulty.asked[0].query == {"after": "10", "upto": "90", "generation": "g", "where": "id > 0"}
-    assert faulty.asked[2].query == {"after": "50", "upto": "90", "generation": "g", "where": "id > 0", "shape": "2"}
+    always = {"upto": "90", "generation": "g", "where": "id > 0", "compression": "lz4"}
+    assert faulty.asked[0].query == {"after": "10", **always}
+    assert faulty.asked[2].query == {"after": "50", "shape": "2", **always}
 
 
 def test_the_log_of_several_tables_has_a_route_of_its_own(faulty: Faulty, ask: Any) -> None:

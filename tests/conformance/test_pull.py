@@ -239,6 +239,7 @@ NONSENSE = [
     "snapshot?version={version}&where=(SELECT%201)",
     "snapshot?version={version}&where=" + "1" * 20_000,
     "snapshot?version={version}&columns=" + "a," * 5_000,
+    "log?after=0&upto=0&compression=brotli",
 ]
 
 

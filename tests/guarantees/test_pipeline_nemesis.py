@@ -13,7 +13,7 @@ from pipeline_process import Cluster
 
 from headwater.pipeline.java import find_java
 
-pytestmark = pytest.mark.xdist_group("spark")
+pytestmark = pytest.mark.spark
 
 
 def fresh_seed() -> str:

@@ -90,7 +90,7 @@ close_session(session)
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_a_session_a_batch_and_a_stream_run_on_the_java_from_pypi(tmp_path: Path, twin) -> None:
     twin.insert((1, "a", None), (2, "b", None))
     home = find_java({}, usual=(), cache=tmp_path).home

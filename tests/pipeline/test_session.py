@@ -158,21 +158,21 @@ def run(program: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_sessions_come_and_go_in_one_process_without_a_word(tmp_path: Path) -> None:
     done = run(TWICE, tmp_path, "-W", "error")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_settings_reach_spark_and_are_not_on_the_command_line_of_java(tmp_path: Path) -> None:
     done = run(SECRET, tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_a_spark_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> None:
     done = run(BAD, tmp_path)
     assert done.stderr == "" and done.stdout.count("\n") == 1

@@ -58,7 +58,7 @@ def test_every_example_of_the_spark_page_prints_what_is_shown(
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
+@pytest.mark.spark
 def test_a_newcomer_who_follows_the_pipeline_page_has_a_verified_lake(server: Live, tmp_path: Path) -> None:
     """The commands as they stand there, in processes of their own; then the ten lines of Python."""
     ((_, shown),) = blocks(first_minutes(), "text")

@@ -53,8 +53,10 @@ class Side:
         return rows_of(snapshot_pieces(self.reader, self.log, job, lambda: False))
 
     def changes(self, after: int, upto: int, shape: int | None = None, table: str = "t", **pick: Any) -> Rows:
-        job = LogJob(self.place, table, after, upto, shape, Pick(**pick))
-        return rows_of(log_pieces(self.reader, self.log.disk, self.cache, job, lambda: False))
+        return rows_in(self.body(LogJob(self.place, table, after, upto, shape, Pick(**pick))))
+
+    def body(self, job: LogJob) -> bytes:
+        return bytes_of(log_pieces(self.reader, self.log.disk, self.cache, job, lambda: False))
 
     def tables(self, after: int, upto: int, *names: str) -> Rows:
         return rows_of(

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.capture.capturing import Running, foreign, running
-from tests.ranges.reading import ABOUT, Rows, Side, bytes_of, folded, place_of, reading, told
+from tests.ranges.reading import ABOUT, Rows, Side, bytes_of, folded, place_of, reading, rows_in, told
 from tests.ranges.test_asof import TABLES, Writes
 
 from headwater.errors import (
@@ -126,10 +126,22 @@ def test_every_stretch_of_the_log_is_the_same_from_the_cache_and_without(
         high = chooser.randint(low, upto)
         expected = [row for row in whole if low < row["_offset"] <= high]
         assert side.changes(low, high) == expected, (low, high)
+        small = side.body(LogJob(side.place, "t", low, high, compression="lz4"))
+        assert rows_in(small) == expected, (low, high)
         narrow = side.changes(low, high, columns=("k",))
         kept = ("k", "_misfit", *ABOUT)
         assert narrow == [{name: row[name] for name in kept} for row in expected], (low, high)
     assert side.cache.hits > side.cache.misses > 0
+
+
+def test_a_reader_that_takes_it_gets_compressed_slices_kept_or_not(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE", 64)
+    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300)"
+    side.one.run(f"{numbers} INSERT INTO t(k, v) SELECT i, 'the same words again and again' FROM n")
+    upto = side.durable()
+    for after in (0, 1):  # of the second the first and the last slice are cut
+        plain, small = (side.body(LogJob(side.place, "t", after, upto, compression=how)) for how in (None, "lz4"))
+        assert rows_in(plain) == rows_in(small) and len(small) < 0.7 * len(plain)
 
 
 def test_batches_tell_how_far_they_go_and_a_reader_goes_on_from_there(
@@ -141,7 +153,7 @@ def test_batches_tell_how_far_they_go_and_a_reader_goes_on_from_there(
     upto = side.durable()
     whole = side.changes(3, upto)
     job = LogJob(side.place, "t", 3, upto)
-    batches = told(bytes_of(log_pieces(side.reader, side.log.disk, side.cache, job, lambda: False)), b"upto")
+    batches = told(side.body(job), b"upto")
     assert int(batches[-1][1]) == upto and len(batches) > 3
     seen = 0
     for count, reached in batches:

@@ -66,7 +66,7 @@ class Asking:
         """Changes of one table in (after, upto]."""
         bounds: dict[str, Any] = {} if span is None else {"start": span.start or None, "end": span.end}
         query: dict[str, Any] = {"after": after, "upto": upto, "generation": generation, "shape": shape, **bounds}
-        query |= {"columns": list(columns) or None, "where": where}
+        query |= {"columns": list(columns) or None, "where": where, "compression": "lz4"}
         return LogPull(["pull", db, table, "log"], query, self.patience())
 
     def log_tables(self, db: str, tables: Sequence[str], generation: str, after: int, upto: int) -> LogPull:

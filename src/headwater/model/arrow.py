@@ -140,11 +140,17 @@ def about_columns(images: Images) -> list[pa.Array]:
 
 
 class ArrowStream:
-    """The bytes of an IPC stream, piece by piece: `start`, any number of `batch`, `end`."""
+    """The bytes of an IPC stream, piece by piece: `start`, any number of `batch`, `end`.
 
-    def __init__(self, schema: pa.Schema) -> None:
+    `compression` (lz4) is that of the format itself, buffer by buffer.
+    """
+
+    def __init__(self, schema: pa.Schema, compression: str | None = None) -> None:
+        import pyarrow as pa
+
         self.schema = schema
-        self._start = _bytes(schema)
+        self._options = pa.ipc.IpcWriteOptions(compression=compression)
+        self._start: bytes = schema.serialize().to_pybytes()
 
     def start(self) -> bytes:
         """What comes first: the schema."""
@@ -152,23 +158,16 @@ class ArrowStream:
 
     def batch(self, batch: pa.RecordBatch, metadata: Mapping[str, str] | None = None) -> bytes:
         """One batch of that schema, and what is said with it."""
-        if metadata is None:
-            return _bytes(batch)
         import pyarrow as pa
 
         sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.schema) as stream:
-            stream.write_batch(batch, custom_metadata=dict(metadata))
+        with pa.ipc.new_stream(sink, self.schema, options=self._options) as stream:
+            stream.write_batch(batch, custom_metadata=None if metadata is None else dict(metadata))
         return bytes(memoryview(sink.getvalue())[len(self.start()) : -len(END_OF_STREAM)])
 
     def end(self) -> bytes:
         """What says that nothing is missing."""
         return END_OF_STREAM
-
-
-def _bytes(message: pa.Schema | pa.RecordBatch) -> bytes:
-    written: bytes = message.serialize().to_pybytes()
-    return written
 
 
 def _images(change: Change, op: Op) -> list[tuple[str, Row]]:

@@ -24,7 +24,7 @@ import msgspec
 from headwater.model.table import Table
 
 _HEAD = struct.Struct(">8sQQII")  # mark, bytes of the body, rows, bytes of the notes, checksum
-_MARK = b"HWSLICE1"
+_MARK = b"HWSLICE2"
 SUFFIX = ".slice"
 BLOCK = 1 << 20
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
+from typing import TypeVar
 
 from headwater.errors import Unavailable
 from headwater.log.log import Log
@@ -26,10 +28,15 @@ MANY = 8  # changes of one part from which on it pays to look at them together
 # A source says that a table went by what was run: nothing else tells it from a change of shape.
 _WENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
 
+T = TypeVar("T")
 Fit = Callable[[Row], Row]
 
-_table_of, _op_of = attrgetter("table"), attrgetter("op")
-_ALIKE = {Op.INSERT: ("insert", attrgetter("after")), Op.DELETE: ("delete", attrgetter("before"))}
+_table_of, _op_of, _before_of, _after_of = map(attrgetter, ("table", "op", "before", "after"))
+_ALIKE = {
+    Op.INSERT: (("insert",), (_after_of,)),
+    Op.UPDATE: (("update_preimage", "update_postimage"), (_before_of, _after_of)),
+    Op.DELETE: (("delete",), (_before_of,)),
+}
 
 
 def same(row: Row) -> Row:
@@ -125,18 +132,21 @@ class Gatherer:
             images.transactions += [part.id] * added
 
     def _take_alike(self, part: Transaction, images: Images) -> bool:
-        """Changes that are all inserts, or all deletes, of rows that fit as they are; False if they are not."""
+        """Changes of one op whose rows are all there and fit as they are; False if they are not like that."""
         changes = part.changes
         table, op, count = changes[0].table, changes[0].op, len(changes)
         if list(map(_table_of, changes)).count(table) < count:
             return False
-        fit = self._fit(table)
-        if fit is not same or op not in _ALIKE or list(map(_op_of, changes)).count(op) < count:
+        if self._fit(table) is not same or op not in _ALIKE or list(map(_op_of, changes)).count(op) < count:
             return False
-        word, row_of = _ALIKE[op]
-        images.rows += map(row_of, changes)
-        images.words += [word] * count
-        images.offsets += range(part.first, part.first + count)
+        words, sides = _ALIKE[op]
+        rows = _in_turn([map(side, changes) for side in sides])
+        if None in rows:
+            return False  # an update of which only one image is known
+        images.rows += rows
+        images.words += words * count
+        places = range(part.first, part.first + count)
+        images.offsets += _in_turn([places] * len(sides))
         return True
 
     def _take_each(self, part: Transaction, images: Images) -> None:
@@ -172,6 +182,11 @@ class Gatherer:
         if self._condition is not None:
             images.narrow(self._condition.holds(images.rows))
         return images
+
+
+def _in_turn(lists: Sequence[Iterable[T]]) -> list[T]:
+    """The first of each, then the second of each, and so on."""
+    return list(lists[0] if len(lists) == 1 else chain.from_iterable(zip(*lists, strict=True)))
 
 
 def _weight(row: Row) -> int:

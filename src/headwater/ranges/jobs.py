@@ -12,6 +12,7 @@ from headwater.errors import HeadwaterError, NotFound, OffsetExpired
 from headwater.model.key import Span
 
 SCHEMA_CHANGED, TRUNCATED, TABLE_DROPPED = "schema_changed", "truncated", "table_dropped"
+LZ4 = "lz4"  # how slices are kept: a third of the bytes, and nothing to do here for readers that take it so
 WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED = "wal_horizon_exceeded", "log_generation_changed"
 
 HEAD = struct.Struct(">BII")  # of an answer's frame: kind, rows in it, length
@@ -63,6 +64,7 @@ class LogJob(msgspec.Struct, frozen=True, tag="log"):
     upto: int
     shape: int | None = None
     pick: Pick = Pick()
+    compression: str | None = None
 
 
 class TablesJob(msgspec.Struct, frozen=True, tag="tables"):

@@ -12,7 +12,7 @@ from headwater.model import arrow
 from headwater.model.table import Table
 from headwater.ranges.cache import Cache, Name, Slice, Stop
 from headwater.ranges.gather import Gatherer
-from headwater.ranges.jobs import TABLE_DROPPED, TRUNCATED, LogJob, gone
+from headwater.ranges.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, gone
 from headwater.ranges.pieces import Gone, Piece, check_kept, columns_of
 from headwater.sources.source import SideReader
 
@@ -38,8 +38,9 @@ class _LogAnswer:
         self._reader, self._log, self._cache, self._job = reader, log, cache, job
         self._target, self._left = target, left
         self._columns = columns_of(target, job.pick.columns)
-        self._stream = arrow.ArrowStream(arrow.changes_schema(target, self._columns))
-        self._whole = arrow.ArrowStream(arrow.changes_schema(target))
+        self._stream = arrow.ArrowStream(arrow.changes_schema(target, self._columns), job.compression)
+        self._whole = arrow.ArrowStream(arrow.changes_schema(target), LZ4)
+        self._as_kept = self._columns is None and job.compression == LZ4
         self._gatherer = Gatherer(reader, log, target, job.pick, left)
         self._horizon, self._latest = log.horizon, log.latest
         self._held: dict[int, Slice] = {}  # by the offset it begins after: looked at, not yet sent
@@ -85,7 +86,7 @@ class _LogAnswer:
             yield from self._fresh(*self._bounds(low))
             return
         self._check(found.stops)
-        if self._columns is None and self._bounds(low) == (low, low + SLICE):
+        if self._as_kept and self._bounds(low) == (low, low + SLICE):
             yield Piece(found, found.rows)
             return
         try:

@@ -6,7 +6,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.key import Span, prefix_end
-from headwater.ranges.jobs import Pick
+from headwater.ranges.jobs import LZ4, Pick
 from headwater.serve.asked import digits, number
 
 MAX_KEY = 16 << 10  # bytes
@@ -71,6 +71,14 @@ def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
         return msgspec.json.decode(text, type=tuple[str, ...])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         raise InvalidRequest(f"{name} cannot be read", hint='Send a,b or, percent-encoded, ["a","b"].') from None
+
+
+def compression_in(query: dict[str, str]) -> str | None:
+    """How buffers are to be compressed."""
+    found = query.get("compression")
+    if found not in (None, LZ4):
+        raise InvalidRequest(f"compression {found[:60]!r} is not known", hint="Send compression=lz4, or leave it out.")
+    return found
 
 
 def _key(query: dict[str, str], name: str) -> bytes | None:

@@ -20,7 +20,16 @@ from headwater.ranges.process import Answer, Bulk, Numbers
 from headwater.serve.asked import number
 from headwater.serve.bulk import FOREVER
 from headwater.serve.call import ARROW_KIND, Call, Headers, gone
-from headwater.serve.pull_query import names_in, offset_in, pick_in, range_in, rest_of, span_in, version_in
+from headwater.serve.pull_query import (
+    compression_in,
+    names_in,
+    offset_in,
+    pick_in,
+    range_in,
+    rest_of,
+    span_in,
+    version_in,
+)
 
 AT_ONCE = 64  # each holds a thread of the worker and a piece of its answer
 
@@ -74,8 +83,8 @@ class Pulls:
         db, table = real_name(call.values["db"]), call.values["table"]
         after, upto = self._stretch(call, self._databases.database(db))
         shape, pick = number(call.query, "shape"), pick_in(call.query, span_in(call.query))
-        place = await self._run(self._bulk.place, db)
-        return await self._pour(call, LogJob(place, table, after, upto, shape, pick), _of_stretch(upto))
+        compression, place = compression_in(call.query), await self._run(self._bulk.place, db)
+        return await self._pour(call, LogJob(place, table, after, upto, shape, pick, compression), _of_stretch(upto))
 
     async def tables(self, call: Call) -> int:
         """Changes of several tables in (after, upto]."""

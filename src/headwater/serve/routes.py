@@ -88,7 +88,7 @@ ROUTES = (
         "pull_log",
         "Changes of a table in a stretch of the log: Arrow.",
         stream=True,
-        query=("after", "upto", "generation", "shape", "start", "end", "columns", "where", "ticket"),
+        query=("after", "upto", "generation", "shape", "start", "end", "columns", "where", "compression", "ticket"),
     ),
     Route(
         "GET",
