@@ -12,7 +12,8 @@ from tests.sources.rig import MemoryNotes, Rig
 
 from headwater.config import SqliteConfig
 from headwater.errors import SourceMismatch, SourceUnfit
-from headwater.sources.sqlite.source import SqliteSource, detach
+from headwater.sources.sqlite.detach import detach
+from headwater.sources.sqlite.source import SqliteSource
 
 Attach = Callable[..., Rig]
 SHOP = (

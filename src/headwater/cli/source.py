@@ -150,7 +150,7 @@ def _detach(args: argparse.Namespace) -> int:
     kept = _log_of(generation, Path(load_config(args).data)) if generation else None
     if changed:
         from headwater.config import SqliteConfig
-        from headwater.sources.sqlite.source import detach
+        from headwater.sources.sqlite.detach import detach
 
         detach(path, config=SqliteConfig(wal=True))
     if args.output == "json":

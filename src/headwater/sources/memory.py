@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 from headwater.errors import NotFound, NotSupported, SourceMismatch
 from headwater.model.change import Change, Op, Transaction
+from headwater.model.dependency import Analysis
 from headwater.model.key import Span, encode_key
 from headwater.model.literal import Value
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Condition, Point, Read, Sample, Tx, Work, Written
+from headwater.sources.source import Chunk, Condition, Look, Point, Read, Sample, Tx, Work, Written
 from headwater.sources.sqlite.order import column_of
 from headwater.sources.sqlite.where import Predicates
 
@@ -159,6 +160,18 @@ class MemorySource:
 
     def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """See Source. There is no SQL here."""
+        raise NotSupported("a source in memory runs no SQL")
+
+    def look(self) -> Look:
+        """See Source."""
+        return Look(self.head(), 0)
+
+    def analyse(self, sql: str) -> Analysis:
+        """See Source."""
+        raise NotSupported("a source in memory runs no SQL")
+
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+        """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
     def is_read_only(self, sql: str) -> bool:

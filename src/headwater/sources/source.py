@@ -9,6 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 
 from headwater.model.change import Transaction
+from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
@@ -34,6 +35,13 @@ class Read(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     offset: int
     truncated: bool = False
+
+
+class Look(msgspec.Struct, frozen=True):
+    """Where a database stands: the newest offset, and a number that moves with its schema, both of one moment."""
+
+    head: int
+    schema: int
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -268,6 +276,22 @@ class Source(Protocol):
 
     def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """Run one read-only statement."""
+        ...
+
+    def look(self) -> Look:
+        """Where the database stands now. Cheap: one small read."""
+        ...
+
+    def analyse(self, sql: str) -> Analysis:
+        """What one read-only statement depends on.
+
+        InvalidRequest for what writes, is several statements, or cannot be prepared. Whatever is not understood
+        makes the answer wider (whole tables) or uncacheable, never an error.
+        """
+        ...
+
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+        """Run `analysis.sql` with its parameters by name; None where the epoch is another by now."""
         ...
 
     def is_read_only(self, sql: str) -> bool:

@@ -88,3 +88,16 @@ def sqlite_errors(what: str = "") -> Iterator[None]:
         raise to_error(error, what) from error
     except UnicodeDecodeError as error:
         raise InvalidRequest("the database holds text that is not UTF-8 here", hint="Read it AS BLOB.") from error
+
+
+@contextmanager
+def immediate(db: apsw.Connection) -> Iterator[None]:
+    """A write transaction of our own."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise

@@ -61,6 +61,15 @@ def _marked(sql: str) -> str:
 _ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # what apsw.ext.query_info passes
 
 
+class Access(msgspec.Struct, frozen=True):
+    """What the authorizer is asked: the action, its two names, and the view or trigger it happens in."""
+
+    op: int
+    a: str | None
+    b: str | None
+    by: str | None
+
+
 class Answer(msgspec.Struct, frozen=True):
     """A column of a statement's answer, and the table's column it comes from, if it does."""
 
@@ -77,6 +86,7 @@ class Statement(msgspec.Struct, frozen=True):
     schema: bool  # changes the schema
     alters: str | None = None  # the table of an ALTER TABLE
     columns: tuple[Answer, ...] = ()
+    parameters: tuple[str | None, ...] = ()  # by place; their names with the mark, None for a bare ?
 
 
 class Guard:
@@ -91,6 +101,7 @@ class Guard:
         self._dropping: str | None = None  # the table the statement drops: our triggers go with it
         self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes the current statement makes
         self._known: dict[str, Statement] = {}
+        self._noted: list[Access] | None = None  # what a statement that is being looked at asks for
         db.authorizer = self._authorize
 
     def run(self, sql: str, bindings: apsw.Bindings = ()) -> apsw.Cursor:
@@ -138,6 +149,14 @@ class Guard:
             self._known[sql] = found
         return found
 
+    def accesses(self, sql: str) -> tuple[Statement, list[Access]]:
+        """What the engine says of `sql`, and everything it asks leave for while it is prepared."""
+        self._noted = []
+        try:
+            return self._prepare(sql), self._noted
+        finally:
+            self._noted = None
+
     def forget_statement(self) -> None:
         """A new statement begins: what the last one did counts no more."""
         self._seen, self._dropping = [], None
@@ -149,12 +168,12 @@ class Guard:
     def _prepare(self, sql: str) -> Statement:
         _refuse_trigger_names(sql)
         cursor = self._db.cursor()
-        seen: list[tuple[str, bool, tuple[Answer, ...]]] = []
+        seen: list[tuple[str, bool, tuple[Answer, ...], tuple[str | None, ...]]] = []
 
         def trace(found: apsw.Cursor, text: str, bindings: object) -> bool:
             if found.has_vdbe:
                 columns = tuple(Answer(n, kind, table, column) for n, kind, _, table, column in found.description_full)
-                seen.append((text, found.is_readonly, columns))
+                seen.append((text, found.is_readonly, columns, tuple(found.bindings_names)))
             return False
 
         cursor.exec_trace = trace
@@ -166,13 +185,15 @@ class Guard:
             cursor.close()
         if not seen:
             raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
-        text, read_only, columns = seen[0]
+        text, read_only, columns, parameters = seen[0]
         if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
-        return Statement(read_only, bool(self._seen), alters, columns)
+        return Statement(read_only, bool(self._seen), alters, columns, parameters)
 
     def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
+        if self._noted is not None:
+            self._noted.append(Access(op, a, b, by))
         if self._ours or (by and OUR_TRIGGER.fullmatch(by)):
             return apsw.SQLITE_OK
         if op in _SCHEMA:

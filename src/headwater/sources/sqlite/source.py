@@ -7,7 +7,6 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import apsw
@@ -15,13 +14,15 @@ import apsw
 from headwater.config import SqliteConfig
 from headwater.errors import SourceMismatch, Unavailable
 from headwater.model.change import Transaction
+from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import key_is
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Notes, Read, Sample, Work, Written
+from headwater.sources.source import Chunk, Look, Notes, Read, Sample, Work, Written
+from headwater.sources.sqlite.analysis.analyse import Analyses
 from headwater.sources.sqlite.chunk import read_chunk
-from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.connection import immediate, sqlite_errors
 from headwater.sources.sqlite.continuity import Facts, compare, judge
 from headwater.sources.sqlite.follow import PAGE, Follower
 from headwater.sources.sqlite.install import (
@@ -63,6 +64,7 @@ class SqliteSource:
         self._is_open = False
         self._witness = Witness(notes)
         self._predicates = Predicates()
+        self._analyses = Analyses()
         try:
             self._open()
         except BaseException:
@@ -165,7 +167,7 @@ class SqliteSource:
         self._notes.set_notes(nonce=nonce, pending_nonce="", path=os.path.realpath(self.path))
 
         def work(_: object) -> None:
-            with self._guard.own() as db, sqlite_errors(self.path), _immediate(db):
+            with self._guard.own() as db, sqlite_errors(self.path), immediate(db):
                 kept = {n: meta(db, n) for n in ("kinds", "journal_mode_before")} if is_installed(db) else {}
                 uninstall(db)
                 install(db, seq=seq)
@@ -260,6 +262,21 @@ class SqliteSource:
             reader.catalog.look()
             result = run_statement(reader.db, reader.guard, reader.catalog, sql, args)
             return Read(result.columns, result.rows, reader.offset(), result.truncated)
+
+    def look(self) -> Look:
+        """Where the file stands."""
+        with self._pool.read() as reader:
+            return self._analyses.look(reader)
+
+    def analyse(self, sql: str) -> Analysis:
+        """What one read-only statement depends on."""
+        with self._pool.read() as reader:
+            return self._analyses.analyse(reader, sql)
+
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+        """Run it, unless it means something else by now."""
+        with self._pool.read() as reader:
+            return self._analyses.answer(reader, analysis, args)
 
     def is_read_only(self, sql: str) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
@@ -367,33 +384,3 @@ class SqliteSource:
         self._pool.close()
         self._waker.close()
         self._file.close()
-
-
-@contextmanager
-def _immediate(db: apsw.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-        raise
-
-
-def detach(path: str, *, config: SqliteConfig) -> None:
-    """Remove every trace of Headwater from the file at `path`; no server may be attached."""
-    lock = FileLock(path)
-    try:
-        file = open_database(path, vfs=None, config=config)
-        own = file.connect()
-        with sqlite_errors(path):
-            with own.guard.own() as db:
-                before = meta(db, "journal_mode_before") if is_installed(db) else ""
-            with own.guard.own() as db, _immediate(db):
-                uninstall(db)
-            if before and before != "wal":
-                own.guard.run(f"PRAGMA journal_mode = {before}")
-        file.close()
-    finally:
-        lock.release()
