@@ -1,5 +1,6 @@
 """For all rooms: property tests try the same examples on every run, and a slow machine does not fail them."""
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,10 @@ import pytest
 from hypothesis import settings
 from tests.sources.foreign import Foreign
 from tests.sources.rig import Rig
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Run in the background of a shell: what we start would not hear Ctrl-C either.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("headwater", deadline=None, derandomize=True)
 settings.load_profile("headwater")

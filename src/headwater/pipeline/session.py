@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,14 @@ def log_file() -> Path:
     return _folder() / f"{os.getpid()}.log"
 
 
+def forget_log() -> None:
+    """Remove what was written there by this process, after all went well."""
+    for path in (log_file(), _log4j_file()):
+        path.unlink(missing_ok=True)
+    with suppress(OSError):  # others write there too
+        _folder().rmdir()
+
+
 def _settings(
     master: str, name: str, jars: Iterable[str], conf: Mapping[str, str], folder: Path, short_lived: bool
 ) -> dict[str, str]:
@@ -197,8 +205,12 @@ def _folder() -> Path:
     return folder
 
 
+def _log4j_file() -> Path:
+    return _folder() / f"{os.getpid()}.log4j2.properties"
+
+
 def _log4j() -> Path:
-    path = _folder() / f"{os.getpid()}.log4j2.properties"
+    path = _log4j_file()
     path.write_text(_LOG4J)
     return path
 

@@ -96,11 +96,12 @@ class Lake:
 
     def close(self) -> None:
         """Stop Spark."""
-        from headwater.pipeline.session import close_session
+        from headwater.pipeline.session import close_session, forget_log
 
         self._stop.set()
         self._threads.shutdown()
         close_session(self._spark)
+        forget_log()
 
 
 def _show() -> Any:
