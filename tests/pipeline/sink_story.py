@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import select
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -125,6 +129,33 @@ class Story:
         return frame_of(spark, changes_schema(self.table), [told[::2], told[1::2]], gate)
 
 
+PATIENCE = 120.0
+
+
+class Slow:
+    """Something that is done in a thread. Call it: that waits for its end, and gives what it raised."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._raised: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run, args=(act,))
+        self._thread.start()
+
+    def _run(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except BaseException as error:
+            self._raised.append(error)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def __call__(self) -> BaseException | None:
+        self._thread.join(PATIENCE)
+        assert self.is_over
+        return self._raised[0] if self._raised else None
+
+
 class Gate:
     """A place in a task where it waits, once, until the test has done something."""
 
@@ -135,10 +166,24 @@ class Gate:
 
     def reached(self) -> None:
         """Wait until the task is there."""
-        Path(self.paths[1]).read_bytes()
+        place = os.open(self.paths[1], os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            ready, _, _ = select.select([place], [], [], PATIENCE)
+            assert ready, "no task came to the gate"
+        finally:
+            os.close(place)
 
-    def go(self) -> None:
-        Path(self.paths[2]).write_bytes(b"go")
+    def go(self, slow: Slow) -> None:
+        """Let the task go on, unless `slow` has ended: another task of it may have failed, and it with that."""
+        while not slow.is_over:
+            try:
+                place = os.open(self.paths[2], os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                assert error.errno == errno.ENXIO
+                time.sleep(0.01)  # nobody waits there: not yet, or not any more
+            else:
+                os.close(place)
+                return
 
 
 def frame_of(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.sink_story import MIDDLE, SPANS, TABLE, Gate, Story, canon, frame_of, row
+from tests.pipeline.sink_story import MIDDLE, SPANS, TABLE, Gate, Slow, Story, canon, frame_of, row
 from tests.pipeline.sink_targets import FACTORIES, Factory, Target
 
 from headwater.errors import HeadwaterError, SinkFenced, SinkGap, SinkUnfit
@@ -258,7 +257,7 @@ def test_a_load_is_fenced_in_mid_write(
     gate.reached()
     new = story.plan("p2")
     other.begin(new)
-    gate.go()
+    gate.go(slow)
     assert isinstance(slow(), SinkFenced)
     load(spark, other, story, new, *parts)
     assert_holds(target, factory, story.rows)
@@ -279,7 +278,7 @@ def test_a_step_is_fenced_in_mid_write(
     new = msgspec.structs.replace(new, offset=5)
     other.begin(new)
     load(spark, other, story, new, *(Part(span, 5) for span in SPANS))
-    gate.go()
+    gate.go(slow)
     assert isinstance(slow(), SinkFenced)
     assert state_of(other) == State(new, 5, dict.fromkeys(SPANS, 5))
     assert_holds(target, factory, rows)
@@ -297,7 +296,7 @@ def test_of_two_drivers_with_overlapping_steps_both_together_do_each_change_once
     slow = started(lambda: sink.apply(frame, story.step(plan, 5, story.offset), TABLE))
     gate.reached()
     apply(spark, other, story, plan, 5, 9)
-    gate.go()
+    gate.go(slow)
     assert slow() is None
     assert state_of(sink) == State(plan, story.offset)
     assert_holds(target, factory, story.rows)
@@ -313,30 +312,14 @@ def test_a_part_written_by_two_attempts_at_the_same_time_is_in_once(
     slow = started(lambda: sink.load(story.loading(spark, parts, gate), plan, parts))
     gate.reached()
     load(spark, other, story, plan, *parts)
-    gate.go()
+    gate.go(slow)
     assert slow() is None
     assert_holds(target, factory, story.rows)
 
 
-def started(act: Callable[[], None]) -> Callable[[], BaseException | None]:
-    """Run `act` in a thread; what is returned waits for it and gives what it raised."""
-    raised: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            act()
-        except BaseException as error:
-            raised.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-
-    def wait() -> BaseException | None:
-        thread.join(120)
-        assert not thread.is_alive()
-        return raised[0] if raised else None
-
-    return wait
+def started(act: Callable[[], None]) -> Slow:
+    """Run `act` in a thread."""
+    return Slow(act)
 
 
 # Keys
