@@ -62,6 +62,7 @@ class PipelineProcess:
         self._errors = (spec.parent / "pipeline.err").open("ab")
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str | None] = queue.Queue()
+        self._spoke = threading.Event()
         self._below: list[int] = []
 
     def start(self, *flags: str) -> None:
@@ -75,14 +76,16 @@ class PipelineProcess:
             env=environment,
             cwd=self._foreign,
         )
-        self._lines = queue.Queue()
-        threading.Thread(target=self._read, args=(self._process, self._lines), daemon=True).start()
+        self._lines, self._spoke = queue.Queue(), threading.Event()
+        threading.Thread(target=self._read, args=(self._process, self._lines, self._spoke), daemon=True).start()
 
-    def _read(self, process: subprocess.Popen[str], lines: queue.Queue[str | None]) -> None:
+    def _read(self, process: subprocess.Popen[str], lines: queue.Queue[str | None], spoke: threading.Event) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             lines.put(line)
+            spoke.set()
         lines.put(None)
+        spoke.set()
 
     def heard(self, count: int) -> bool:
         """Wait for so many lines of progress; False when it ended before."""
@@ -119,8 +122,8 @@ class PipelineProcess:
         return code
 
     def stop(self) -> int:
-        """SIGTERM; its exit code."""
-        assert self._process is not None
+        """SIGTERM; its exit code. Not before its first word: until then SIGTERM ends it as it ends any process."""
+        assert self._process is not None and self._spoke.wait(WORD_SECONDS)
         os.kill(self._process.pid, signal.SIGTERM)
         return self.finish()
 
