@@ -18,6 +18,17 @@ settings.register_profile("headwater", deadline=None, derandomize=True)
 settings.load_profile("headwater")
 
 
+# Whole servers, processes and browsers: left out of `make check`.
+WHOLE = {"browser", "caches", "cli", "conformance", "guarantees", "soundness"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """By the folder a test lies in."""
+    for item in items:
+        if WHOLE.intersection(item.path.parts):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def foreign_process() -> Iterator[Foreign]:
     """One second process for the whole run."""

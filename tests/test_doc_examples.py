@@ -143,6 +143,8 @@ def test_the_examples_of_a_page_are_answered_as_shown(tmp_path: Path, name: str)
                     path = path.removeprefix("request").strip() or "/api/v1/rpc"
                     answer = client.post(path, json=remembered.fill(json.loads(body))).json()
                     remembered.note(answer.get("result"))
+                case "json", "get":
+                    same(json.loads(body), client.get(path.removeprefix("get ")).json(), body[:60])
                 case "json", "response":
                     same(json.loads(body), answer, body[:60])
                     answer = None

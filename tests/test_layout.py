@@ -27,7 +27,7 @@ LEVEL = {
 ONLY = {"client": {"model", "errors"}, "pipeline": {"client", "model", "config", "errors"}}
 RIGHT_OF_THE_LOG = {"feeds", "queries", "ranges"}
 HOME = {  # library -> the folders (or files) that may import it
-    "apsw": {"log", "sources/sqlite", "feeds", "ranges"},
+    "apsw": {"log", "sources/sqlite", "feeds", "ranges", "queries"},
     "inotify_simple": {"sources/sqlite"},
     "psycopg": {"sources/postgres", "pipeline/sinks"},
     "pymysql": {"pipeline/sinks"},

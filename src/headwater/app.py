@@ -19,6 +19,9 @@ from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.queries.databases import DatabaseStatus
+from headwater.queries.looks import Run
+from headwater.queries.prepared import PreparedQueries
+from headwater.queries.queries import Queries
 from headwater.ranges.jobs import Place
 from headwater.ranges.process import WorkerProcess
 from headwater.ranges.ranges import Ranges, hold_again
@@ -44,6 +47,10 @@ class Database(msgspec.Struct, frozen=True):
         """Wait until the log holds everything committed before this call; whether it does."""
         return self.capture.catch_up(timeout)
 
+    def reach(self, offset: int, timeout: float) -> bool:
+        """Wait until the log holds `offset`; whether it does."""
+        return self.capture.reach(offset, timeout)
+
     def close(self) -> None:
         """Stop in the order that loses nothing: writers first, then capture, then the log."""
         with contextlib.suppress(HeadwaterError):
@@ -67,6 +74,7 @@ class App:
         self._folder: FileLock | None = None
         self._registry: Registry | None = None
         self._store: Store | None = None
+        self._prepared: PreparedQueries | None = None
         self.ranges: Ranges | None = None  # once started
         self._building = threading.Lock()  # one database is made or dropped at a time; taken before _lock
 
@@ -81,6 +89,7 @@ class App:
         try:
             self._registry = Registry.open(self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions)
             self._store = Store.open(self._data / "ranges.db")
+            self._prepared = PreparedQueries.open(self._data / "queries.db", most=self._config.queries.max_prepared)
             self.ranges = Ranges(self, self._store, self._config.pull, self._config.feeds)
             for database in self._configured().values():
                 self._add(database)
@@ -110,6 +119,9 @@ class App:
         if self._store is not None:
             self._store.close()
             self._store = self.ranges = None
+        if self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
         if self._folder is not None:
             self._folder.release()
             self._folder = None
@@ -125,6 +137,12 @@ class App:
         """The feeds of these databases, in the running loop."""
         assert self._registry is not None
         return Feeds(self, self._registry, self._config.feeds, max_streams=self._config.serve.max_streams)
+
+    def open_queries(self, run: Run) -> Queries:
+        """The queries of these databases, in the running loop; `run` runs what blocks in a thread."""
+        assert self._prepared is not None
+        settings = self._config.queries
+        return Queries(self, self._prepared, run, sample=settings.sample, public=settings.public)
 
     def open_worker(self) -> WorkerProcess:
         """The process that reads these databases in bulk, not yet started."""

@@ -19,10 +19,10 @@ from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.filters import Filter
 from headwater.feeds.options import Options, Shard
 from headwater.feeds.router import Router
-from headwater.feeds.spanindex import SpanIndex
 from headwater.model.change import Change, Op
 from headwater.model.key import Span
 from headwater.model.literal import UNAVAILABLE, to_lit
+from headwater.model.spanindex import SpanIndex
 from headwater.model.table import Column, Row, Table
 
 

@@ -17,7 +17,8 @@ from headwater.errors import InvalidRequest
 from headwater.feeds import snapshot as snapshot_module
 from headwater.feeds import stream as stream_module
 from headwater.feeds.database import Database
-from headwater.feeds.feeds import Feeds, From, Opening
+from headwater.feeds.feeds import Feeds
+from headwater.feeds.opening import From, Opening
 from headwater.feeds.options import Options
 from headwater.feeds.reader import View, read_page
 from headwater.feeds.registry import Registry

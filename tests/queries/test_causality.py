@@ -7,8 +7,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.errors import InvalidRequest
-from headwater.queries.causality import from_header, parse, to_header, token
+from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.queries.causality import (
+    MAX_DEPS,
+    Dep,
+    Token,
+    demand,
+    dominates,
+    floor_of,
+    from_header,
+    from_json,
+    lacking,
+    merge,
+    parse,
+    to_header,
+    token,
+)
 
 
 def test_a_token_names_each_table_with_its_offset() -> None:
@@ -44,15 +58,108 @@ def test_the_older_format_is_read_too() -> None:
         '{"format":"vector_clock_v2","deps":[{"table":"main.a","v":"1"}]}',
         '{"format":"vector_clock_v2","deps":[{"table":"a","v":1}]}',
         '{"format":"vector_clock_v2","deps":[],"x":1}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.","v":1}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.a","v":null}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.a","v":true}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.a","v":1.5}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.a","change_seq":1}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.a","v":1,"stale":false}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.v","view":true}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.v","view":true,"v":1}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.v","view":true,"change_seq":-1}]}',
+        '{"format":"vector_clock_v2","deps":[{"table":"main.v","view":true,"change_seq":1,"stale":0}]}',
+        json.dumps({"format": "vector_clock_v2", "deps": [{"table": "main.a", "v": 1}] * (MAX_DEPS + 1)}),
         "[" * 5000,
     ],
 )
 def test_a_malformed_token_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(InvalidRequest, match="malformed min_causality|unsupported causality format") as caught:
         parse(text)
+    assert caught.value.code == "invalid_request" and caught.value.hint
+
+
+@pytest.mark.parametrize("body", [None, 5, [], {}, {"format": 5}, {"format": "vector_clock_v2", "deps": {}}])
+def test_a_malformed_token_inside_a_request_is_refused(body: object) -> None:
+    with pytest.raises(InvalidRequest, match="malformed min_causality"):
+        from_json(body)
 
 
 @pytest.mark.parametrize("text", ["!!!", "a", "ä", "e30=e30=", "////"])
 def test_an_unreadable_header_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         from_header(text)
+
+
+VIEW = {"table": "main.v", "view": True, "change_seq": 17, "stale": False}
+
+
+def test_a_view_is_read_and_written_back_as_it_came() -> None:
+    body = {"format": "vector_clock_v2", "deps": [VIEW, {"table": "main.a", "v": 3}]}
+    found = from_json(body)
+    assert json.loads(base64.urlsafe_b64decode(to_header(found) + "==")) == body
+    assert from_json({"format": "etag_chain_v1", "deps": [{"table": "x.v", "view": True, "change_seq": 0}]}).deps
+
+
+names = st.sampled_from(["main.a", "default.a", ".a", "main.b", "other.a", "main.a.b"])
+tables = st.builds(Dep, names, st.integers(0, 5))
+views = st.builds(Dep, names, st.none(), st.just(True), st.integers(0, 5), st.one_of(st.none(), st.booleans()))
+tokens = st.builds(Token, st.sampled_from(["vector_clock_v2", "etag_chain_v1"]), st.lists(tables | views).map(tuple))
+
+
+@given(tokens, tokens, tokens)
+def test_merging_takes_the_most_in_any_order(a: Token, b: Token, c: Token) -> None:
+    both = merge(a, b)
+    assert both == merge(b, a) == merge(a, a, b) == merge(both)
+    assert merge(a, merge(b, c)) == merge(both, c)
+    assert dominates(both, a) and dominates(both, b)
+    assert from_header(to_header(both)) == both
+    most = {dep.key: dep.seen for dep in both.deps}
+    every = [*a.deps, *b.deps]
+    assert most == {key: max(dep.seen for dep in every if dep.key == key) for key in {dep.key for dep in every}}
+
+
+@given(tokens, tokens)
+def test_who_dominates_has_nothing_to_learn(a: Token, b: Token) -> None:
+    seen = [(dep.key, dep.seen) for dep in merge(a).deps]
+    assert dominates(a, b) == ([(dep.key, dep.seen) for dep in merge(a, b).deps] == seen)
+
+
+def test_dominating_needs_every_table() -> None:
+    assert dominates(token("main", {"a": 3, "b": 0}), token("default", {"a": 3}))
+    assert not dominates(token("main", {"a": 3}), token("main", {"a": 3, "b": 0}))
+    assert not dominates(token("main", {"a": 3}), token("main", {"a": 4}))
+    assert dominates(token("main", {}), token("main", {}))
+
+
+def test_only_tables_of_the_query_make_a_floor() -> None:
+    deps = [
+        {"table": "main.a", "v": 3},
+        {"table": "default.a", "v": 5},
+        {"table": "other.a", "v": 9},
+        {"table": "main.far", "v": 9},
+        {"table": "main.b", "view": True, "change_seq": 9},
+        {"table": "main.dotted.name", "v": 2},
+    ]
+    found = from_json({"format": "vector_clock_v2", "deps": deps})
+    assert floor_of(found, "main", ["a", "b", "dotted.name", "more"]) == {"a": 5, "dotted.name": 2}
+    assert floor_of(found, "default", {"a"}) == {"a": 5}
+    assert floor_of(Token(found.format, found.deps[::-1]), "main", {"a"}) == {"a": 5}
+    assert floor_of(found, "other", {"a", "far"}) == {"a": 9}
+    assert floor_of(found, "main", []) == {}
+
+
+def test_a_floor_holds_or_is_refused() -> None:
+    demand({}, {})
+    demand({"a": 3, "b": 0}, {"a": 3})
+    assert lacking({"a": 3, "b": 4}, {"a": 3, "b": 3}) == {"b": 4}
+    with pytest.raises(PreconditionFailed, match="'b' is at 3 here, below the floor 4") as caught:
+        demand({"a": 3, "b": 4}, {"a": 3, "b": 3})
+    assert caught.value.code == "precondition_failed" and caught.value.hint
+    with pytest.raises(PreconditionFailed):
+        demand({"c": 1}, {"a": 9})
+
+
+def test_a_floor_of_an_earlier_generation_never_holds() -> None:
+    demand({"a": 9, "b": 0}, {"a": 9, "b": 9}, began=10)  # 9 is what this generation itself says of a quiet table
+    with pytest.raises(PreconditionFailed, match="before the log began anew"):
+        demand({"a": 8}, {"a": 9}, began=10)

@@ -35,9 +35,12 @@ LOCKED = {  # route -> who comes in when a token is set
     "GET /api/v1/changes/{db}/{table}": HOLDERS,
     "GET /api/v1/changes/{db}": HOLDERS,
     "GET /api/v1/snapshot/{db}/{table}": HOLDERS,
+    "GET /api/v1/q/{query_id}": HOLDERS,
+    "GET /api/v1/q/{query_id}/events": HOLDERS,
     "GET /api/v1/pull/{db}/{table}/snapshot": HOLDERS,
     "GET /api/v1/pull/{db}/{table}/log": HOLDERS,
     "GET /api/v1/pull/{db}/log": HOLDERS,
+    **{f"{method} /api/v1/t/{{db}}/{{table}}/{{key}}": HOLDERS for method in ("GET", "PUT", "PATCH", "DELETE")},
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
 }

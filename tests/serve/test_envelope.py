@@ -141,7 +141,7 @@ def test_a_query_string_on_rpc_is_refused(client: Client) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    ["query.select", "cdc.subscribe_query", "merge.apply", "vector.search", "view.create", "security.token.create"],
+    ["merge.apply", "vector.search", "view.create", "security.token.create"],
 )
 def test_a_method_of_the_contract_that_is_not_built_says_so(client: Client, method: str) -> None:
     error = client.error(method, anything=1)

@@ -39,6 +39,7 @@ def families(text: str) -> dict[str, str]:
 def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> None:
     with Whole(tmp_path) as whole, serving(whole) as client:
         client.ok("sql.exec", sql="CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        client.ok("query.select", sql="SELECT id FROM t")
         text = client.http.get("/metrics").text
         assert families(text) == {name: kind for name, (kind, _, _) in METRICS.items()}
 

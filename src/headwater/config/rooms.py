@@ -84,6 +84,17 @@ class PullConfig:
 
 
 @dataclass(frozen=True)
+class QueriesConfig:
+    """Prepared queries and their answers."""
+
+    max_prepared: int = setting(100_000, integer(1), "prepared queries that are kept")
+    public: bool = setting(False, FLAG, "let shared caches keep answers of queries, to be asked about each time")
+    sample: int = setting(
+        100, integer(0), "of so many instances one is compared with its next answer when it went stale; 0: none"
+    )
+
+
+@dataclass(frozen=True)
 class SqliteConfig:
     """The SQLite source."""
 
@@ -150,6 +161,7 @@ class Config:
     log: LogConfig = LogConfig()
     feeds: FeedsConfig = FeedsConfig()
     pull: PullConfig = PullConfig()
+    queries: QueriesConfig = QueriesConfig()
     sqlite: SqliteConfig = SqliteConfig()
 
     def log_of(self, database: DatabaseConfig) -> LogConfig:
@@ -162,5 +174,6 @@ ROOMS: dict[str, type] = {
     "log": LogConfig,
     "feeds": FeedsConfig,
     "pull": PullConfig,
+    "queries": QueriesConfig,
     "sqlite": SqliteConfig,
 }

@@ -21,10 +21,12 @@ class Batch:
     """The changes of `parts`, by place."""
 
     def __init__(self, parts: list[Transaction]) -> None:
-        self._placed = [
+        self.placed = [
             (part, offset, change) for part in parts for offset, change in enumerate(part.changes, part.first)
         ]
-        self.changes: list[Change] = [change for _, _, change in self._placed]
+        self.changes: list[Change] = [change for _, _, change in self.placed]
+        last = parts[-1]
+        self.unfinished = None if last.last else last.first - last.start  # the first offset of the one that goes on
         self._framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
 
     def is_cheap(self, group: Group, places: list[int]) -> bool:
@@ -65,7 +67,7 @@ class Batch:
         return [self._frame(group, place, op) for place, op in found]
 
     def _frame(self, group: Group, place: int, op: Op) -> tuple[int, bytes]:
-        part, offset, change = self._placed[place]
+        part, offset, change = self.placed[place]
         key = (group.view.encoder, group.frame, offset, op)
         frame = self._framed.get(key)
         if frame is None:

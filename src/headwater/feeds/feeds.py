@@ -8,25 +8,30 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
-
 from headwater.config import FeedsConfig
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.database import Database, Databases
-from headwater.feeds.group import Frame
+from headwater.feeds.formats.invalidation import BRIEF
 from headwater.feeds.heads import Heads
 from headwater.feeds.hub import Hub
+from headwater.feeds.opening import From, Opening
+from headwater.feeds.options import Options
 from headwater.feeds.polling import Asked, Poll
+from headwater.feeds.query_view import QueryView
+from headwater.feeds.questions import Args, Questions
+from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
 from headwater.feeds.starting import check_cursor, check_reached, cursor_of
 from headwater.feeds.stream import Stream
 from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
+from headwater.feeds.subscribing_query import SubscribeQuery, lits_of
 from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
 from headwater.feeds.subscriptions import Subscriptions, tables_of
 from headwater.feeds.waiting import silent
+from headwater.feeds.watching import Watching
 from headwater.model.database import real_name
 from headwater.model.principal import Principal
 
@@ -34,34 +39,6 @@ THREADS = 4  # reading back, snapshots and backtests; more would only share the 
 TICK_SECONDS = 0.25
 TRANSPORTS = ("sse", "websocket", "ndjson", "arrow")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
-
-
-class Opening(msgspec.Struct, frozen=True):
-    """How a transport wants its stream: its name, the frame, a sign of life, and the last words."""
-
-    transport: str
-    frame: Frame
-    ping: bytes = b""
-    farewell: bytes = b""
-
-
-class From(msgspec.Struct, frozen=True):
-    """Where a reader says it was: an offset by parameter, else the id of the last frame it saw."""
-
-    offset: int | None = None
-    last_id: str = ""
-
-    @property
-    def cursor(self) -> int | None:
-        """The offset asked for."""
-        if self.offset is not None or not self.last_id or self.place:
-            return self.offset
-        return int(self.last_id)
-
-    @property
-    def place(self) -> str:
-        """The place in a snapshot asked for."""
-        return self.last_id[2:] if self.offset is None and self.last_id.startswith("s:") else ""
 
 
 class Feeds:
@@ -79,10 +56,20 @@ class Feeds:
         self._numbered = 0  # streams without a subscription, for the names of their leases
         self._delivered = dict.fromkeys(TRANSPORTS, 0)  # changes of streams that are over
         self._heads = Heads(self.run)
+        self._watching: Watching | None = None
         self.subscriptions = Subscriptions(databases, registry, self._tell)
         self._ticking = self._loop.create_task(self._tick())
 
     # --- life --------------------------------------------------------------------------------------------------------
+
+    def ask(self, questions: Questions) -> None:
+        """Serve feeds of queries too, which come from `questions`. Before the first reader."""
+        self._watching = Watching(questions, self._registry, self.run)
+
+    def _asking(self) -> Watching:
+        if self._watching is None:
+            raise Unavailable("no queries are served here")
+        return self._watching
 
     def drain(self) -> None:
         """Let every reader say good-bye; new ones are refused."""
@@ -98,8 +85,9 @@ class Feeds:
         """After the last reader."""
         self._ticking.cancel()
         await asyncio.gather(self._ticking, return_exceptions=True)
-        for hub in self._hubs.values():
-            await hub.close()
+        await self._flush()
+        for each in [*self._hubs.values(), *([self._watching] if self._watching else ())]:
+            await each.close()
         self._hubs = {}
         self._threads.shutdown(wait=True, cancel_futures=True)
 
@@ -112,8 +100,13 @@ class Feeds:
                 stream.tick(now)
             if now - flushed >= FLUSH_SECONDS:
                 flushed = now
-                with contextlib.suppress(HeadwaterError):
-                    await self.run(self._registry.flush_quiet)
+                await self._flush()
+
+    async def _flush(self) -> None:
+        with contextlib.suppress(HeadwaterError):
+            await self.run(self._registry.flush_quiet)
+            if self._watching is not None:
+                await self._watching.flush()
 
     async def run(self, call: Any, *args: Any) -> Any:
         """The value of `call(*args)`, which may block."""
@@ -125,6 +118,8 @@ class Feeds:
             self._loop.call_soon_threadsafe(self._changed, id, closed)
 
     def _changed(self, id: str, closed: bool) -> None:
+        if closed and self._watching is not None:
+            self._watching.remove(id)
         for reader in list(self._readers.get(id, ())):
             reader.seat.closed = reader.seat.closed or closed
             reader.changed()
@@ -140,6 +135,8 @@ class Feeds:
             stream.changed()
         if (hub := self._hubs.pop(db, None)) is not None:
             await hub.close()
+        if self._watching is not None:
+            self._watching.forget(db)
 
     def open_streams(self) -> dict[str, int]:
         """How many, by transport."""
@@ -159,6 +156,53 @@ class Feeds:
             found[opening.transport] += stream.deliveries
         return found
 
+    # --- queries -----------------------------------------------------------------------------------------------------
+
+    async def subscribe_query(self, who: Principal, params: SubscribeQuery) -> dict[str, Any]:
+        """cdc.subscribe_query."""
+        watching, args = self._asking(), lits_of(params.args)
+        question = await watching.ask(params.query_id, args)
+        held, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, question)
+        await watching.add(held.id, held.options, question)
+        view = self._hub(question.db, self.databases.database(question.db)).view(held.options, question)
+        if isinstance(view, QueryView) and view.confirming is not None:
+            await self.run(view.confirming.prime, question)
+        return {**answer}
+
+    async def open_query(self, who: Principal, query_id: str, args: Args, opening: Opening, begin: From) -> Stream:
+        """The invalidations of a query, without a stored subscription."""
+        self._check_room()
+        question = await self._asking().ask(query_id, args)
+        options = Options(db=question.db, query_id=query_id, args=args or None, format=BRIEF)
+        database = self.databases.database(question.db)
+        caught_up = await self._heads.caught_up(question.db, database)
+        hub = self._hub(question.db, database)
+        seat = Seat(database, hub, hub.view(options, question), self.run, self._registry, refresh=self._refresh)
+        asked = begin.cursor
+        if asked is not None:
+            check_reached(database.log, asked, "from_offset", caught_up)
+        stream = self._opened(seat, opening, database.log.latest if asked is None else asked, None)
+        try:
+            await self._asking().add(stream, options, question)
+        except BaseException:
+            self.left(stream)
+            raise
+        return stream
+
+    async def _view(self, name: str, database: Database, options: Options) -> View:
+        hub = self._hub(name, database)
+        if not options.query_id:
+            return hub.view(options)
+        return hub.view(options, await self._asking().find(options))
+
+    async def _refresh(self, view: View) -> None:
+        """The schema moved: what `view` shows is understood anew."""
+        name = view.options.db
+        if isinstance(view, QueryView):
+            question = await self._asking().find(view.options)
+            self._hub(name, self.databases.database(name)).view(view.options, question)
+            view.understood(question)
+
     # --- reading -----------------------------------------------------------------------------------------------------
 
     async def poll(self, who: Principal, id: str, asked: Asked) -> dict[str, Any]:
@@ -166,7 +210,7 @@ class Feeds:
         held = self._registry.get(who, id)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
-        poll = Poll(self._seat(database, held, caught_up), asked, caught_up=caught_up)
+        poll = Poll(await self._seat(database, held, caught_up), asked, caught_up=caught_up)
         self._enrol(who, id, poll)
         try:
             if asked.wait_ms:
@@ -193,7 +237,7 @@ class Feeds:
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "offset", caught_up)
-        seat = self._seat(database, held, caught_up)
+        seat = await self._seat(database, held, caught_up)
         await self.run(seat.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
@@ -274,6 +318,8 @@ class Feeds:
     def left(self, stream: Stream | Batches) -> None:
         """The reader of `stream` is gone."""
         stream.close()
+        if self._watching is not None:
+            self._watching.remove(stream)
         opening = self._streams.pop(stream)
         self._delivered[opening.transport] += stream.deliveries
         if isinstance(stream, Stream) and stream.seat.subscription is not None:
@@ -300,13 +346,14 @@ class Feeds:
     def _hub(self, name: str, database: Database) -> Hub:
         hub = self._hubs.get(name)
         if hub is None:
-            hub = self._hubs[name] = Hub(database.log, database.source, self.run)
+            asked = None if self._watching is None else self._watching.groups(name)
+            hub = self._hubs[name] = Hub(database.log, database.source, self.run, asked)
         return hub
 
-    def _seat(self, database: Database, held: Subscription, caught_up: bool) -> Seat:
-        hub = self._hub(held.db, database)
-        forecast = self.subscriptions.forecast(held.id)
-        seat = Seat(database, hub, hub.view(held.options), self.run, self._registry, held, forecast)
+    async def _seat(self, database: Database, held: Subscription, caught_up: bool) -> Seat:
+        view = await self._view(held.db, database, held.options)
+        hub, forecast = self._hub(held.db, database), self.subscriptions.forecast(held.id)
+        seat = Seat(database, hub, view, self.run, self._registry, held, forecast, self._refresh)
         seat.is_current = caught_up
         return seat
 

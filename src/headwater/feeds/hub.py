@@ -16,12 +16,17 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.feeds.batch import Batch, Decided, bounded
+from headwater.feeds.batch import Batch, Decided, Found, bounded
 from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
+from headwater.feeds.formats.invalidation import Invalidations, invalidations
 from headwater.feeds.formats.make import encoder
+from headwater.feeds.gathering import schema_changes, transaction_of
 from headwater.feeds.group import Frame, Group, Sleeper
 from headwater.feeds.options import Options, Shape
+from headwater.feeds.query_view import QueryView
+from headwater.feeds.question_groups import QuestionGroups
+from headwater.feeds.questions import Question
 from headwater.feeds.reader import View, signature_of
 from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
@@ -43,13 +48,14 @@ Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
 class Hub:
     """The live side of one database. Everything here runs in the loop but where it says otherwise."""
 
-    def __init__(self, log: LiveLog, source: Source, run: Run) -> None:
-        self._log, self._source, self._run = log, source, run
+    def __init__(self, log: LiveLog, source: Source, run: Run, questions: QuestionGroups | None = None) -> None:
+        self._log, self._source, self._run, self._questions = log, source, run, questions
         self._loop = asyncio.get_running_loop()
         self._groups: dict[Hashable, Group] = {}
         self._waiting: set[Sleeper] = set()  # for the next batch, whatever is in it
         self._router: Router[Group] = Router()
         self._encoders: OrderedDict[Shape, Encoder] = OrderedDict()
+        self._invalidations: dict[Shape, Invalidations] = {}
         self._views: OrderedDict[bytes, View] = OrderedDict()
         self._shapes: dict[str, Table] = {}  # of tables as they were published last
         self._kept: deque[Group] = deque()  # one entry per frame held, oldest first
@@ -57,6 +63,7 @@ class Hub:
         self._asked = False  # a wake-up is on its way to the loop; touched by both sides, at worst once too often
         self._news = asyncio.Event()
         self.upto = self._routed = log.latest  # everything at or below was published; is being published
+        self._whole = self.upto  # where the last whole transaction ends that was published
         self.ts = 0  # of the transaction that ends at `upto`; 0 in the midst of one
         self._promised = 0  # the time of the newest checkpoint: none goes back
         self.epoch = 0  # raised when continuity broke: every stream reads the log again
@@ -77,17 +84,37 @@ class Hub:
 
     # --- groups ----------------------------------------------------------------------------------------------
 
-    def view(self, options: Options) -> View:
-        """The view of `options`: compiled once, and its encoder shared with all others of the same shape."""
+    def reached(self, view: View) -> int:
+        """How far was published what `view` shows."""
+        return self._whole if view.is_whole else self.upto
+
+    def view(self, options: Options, question: Question | None = None) -> View:
+        """The view of `options`: compiled once, and its encoder shared with all others of the same shape.
+
+        Options that name a query come with the question as it is understood now.
+        """
         signature = signature_of(options)
         found = self._views.get(signature)
         if found is None:
-            found = self._views[signature] = View(options, self._source, self._encoder(options.shape))
+            made = self._view(options) if question is None else self._query_view(options, question)
+            found = self._views[signature] = made
             if len(self._views) > VIEWS:
                 self._views.popitem(last=False)
         else:
             self._views.move_to_end(signature)
+        if question is not None and isinstance(found, QueryView) and self._questions is not None:
+            found.understood(question)
+            self._questions.understood(question)
         return found
+
+    def _view(self, options: Options) -> View:
+        return View(options, self._source, self._encoder(options.shape))
+
+    def _query_view(self, options: Options, question: Question) -> View:
+        assert self._questions is not None
+        made = self._invalidations.setdefault(options.shape, invalidations(options.shape))
+        confirming = self._questions.confirming(question.key) if options.confirm else None
+        return QueryView(options, self._source, question, made, confirming)
 
     def _encoder(self, shape: Shape) -> Encoder:
         made = self._encoders.get(shape)
@@ -102,13 +129,17 @@ class Hub:
         if not self._groups:
             # Nobody listened: what was committed meanwhile need not be published.
             self.upto, self.ts = self._log.latest, 0
-            self._routed = self.upto
+            self._routed = self._whole = self.upto
         key = (view.signature, frame)
         group = self._groups.get(key)
         if group is None:
-            group = self._groups[key] = Group(view, frame, max(self.upto, self._routed))
+            # What is published is a whole transaction there: such a group begins where one ends, at the log's head.
+            since = self._log.latest if view.is_whole else 0
+            group = self._groups[key] = Group(view, frame, max(self.upto, self._routed, since))
             if view.is_slow:
                 self._eject(group)
+            elif isinstance(view, QueryView) and self._questions is not None:
+                self._questions.add(group, view)
             else:
                 self._router.add(group, view.filter)
         group.members += 1
@@ -124,8 +155,13 @@ class Hub:
         """Publish nothing to it any more. One that failed was forgotten then, and another may have its place."""
         key = (group.view.signature, group.frame)
         if self._groups.get(key) is group:
-            self._router.remove(group)
+            self._unroute(group)
             del self._groups[key]
+
+    def _unroute(self, group: Group) -> None:
+        self._router.remove(group)
+        if self._questions is not None:
+            self._questions.remove(group)
 
     def sleep(self, sleeper: Sleeper) -> None:
         """Wake `sleeper` when the next batch was published."""
@@ -172,6 +208,9 @@ class Hub:
                 if known != table:
                     filters = [group.view.filter for group in self._groups.values()]
                     await self._run(_warm, table, [each for each in filters if each.wants(table.name)])
+        if self._questions:
+            for group, error in (await self._questions.refresh(max(map(schema_changes, parts), default=-1))).items():
+                self._fail(group, error)
 
     def _read(self, after: int, upto: int) -> list[Transaction]:
         return self._log.read(after=after, upto=upto)
@@ -180,7 +219,9 @@ class Hub:
         """Continuity with what was published is lost: every stream goes back to the log and finds out."""
         self.epoch += 1
         self.upto, self.ts = self._log.latest, 0
-        self._routed = self.upto
+        self._routed = self._whole = self.upto
+        if self._questions is not None:
+            self._questions.begin_anew()
         for group in self._groups.values():
             group.since = self.upto if group.is_live else NEVER
             group.wake()
@@ -192,7 +233,7 @@ class Hub:
         before, self._routed = self.upto, parts[-1].upto  # a group that joins from now on begins behind this
         decided: dict[Group, Decided] = {}
         costly: list[tuple[Group, list[int]]] = []
-        for group, places in self._router.route(batch.changes).items():
+        for group, places in self._routed_to(batch).items():
             if batch.is_cheap(group, places):
                 decided[group] = batch.decide(group, places)
             else:
@@ -202,23 +243,38 @@ class Hub:
             if self.upto != before:
                 return  # all left and others came meanwhile, or continuity broke
         self.upto, self.ts = parts[-1].upto, parts[-1].ts if parts[-1].last else 0
+        self._whole = self.upto if parts[-1].last else max(self._whole, transaction_of(parts[-1]) - 1)
+        passing: dict[Group, Found] = {}  # of questions
         for group, found in decided.items():
             if isinstance(found, HeadwaterError):
-                self._forget(group)  # before it is told: whoever comes from now on begins afresh
-                group.fail(found)
+                self._fail(group, found)
             elif found is None:
                 self._eject(group)
+            elif group.view.is_whole:
+                passing[group] = found
             elif found:
-                frames = batch.frames(group, found)
-                self._keep(group, frames)
-                group.publish(frames)
-                self._bound()
+                self._hand(group, batch.frames(group, found))
+        for group, frames in {} if self._questions is None else self._questions.frames(batch, passing).items():
+            self._hand(group, frames)
         self._wake_waiting()
+
+    def _routed_to(self, batch: Batch) -> dict[Group, list[int]]:
+        found = self._router.route(batch.changes)
+        return found | self._questions.route(batch) if self._questions else found
+
+    def _hand(self, group: Group, frames: list[tuple[int, bytes]]) -> None:
+        self._keep(group, frames)
+        group.publish(frames)
+        self._bound()
+
+    def _fail(self, group: Group, error: HeadwaterError) -> None:
+        self._forget(group)  # before it is told: whoever comes from now on begins afresh
+        group.fail(error)
 
     def _eject(self, group: Group) -> None:
         """Its filter takes too long for a place among the others: each of its streams reads the log by itself."""
         group.view.is_slow = True
-        self._router.remove(group)
+        self._unroute(group)
         group.is_live, group.since = False, NEVER
         group.wake()
 

@@ -44,6 +44,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     after: bool = False
     format: str = "objects_json"
     txn: str = ""  # "", "atomic" or "atomic_strict"
+    query_id: str = ""  # not "": invalidations of this query are wanted, and the filter is for what triggers them
+    args: list[Any] | dict[str, Any] | None = None  # of the query, as Lits
+    confirm: bool = False  # an invalidation is held back where the answer is found to be the same
 
     @property
     def shape(self) -> Shape:

@@ -68,7 +68,7 @@ class Poll:
             if seat.paused or seat.why_lost(self._cursor):
                 return self._without_changes()
             try:
-                page = await seat.run(self._page)
+                page = await seat.read(self._page)
             except OffsetExpired:
                 return self._without_changes()
             self._cursor = page.upto

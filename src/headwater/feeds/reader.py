@@ -13,6 +13,7 @@ from headwater.feeds.filters import Cut, Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.make import encoder
 from headwater.feeds.options import ATOMIC_STRICT, Options
+from headwater.feeds.questions import Invalidate
 from headwater.log.live import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.source import Source
@@ -30,6 +31,9 @@ def signature_of(options: Options) -> bytes:
 class View:
     """What one subscriber sees: a filter and an encoder. Views with one `signature` see the same."""
 
+    is_whole = False  # only whole transactions tell anything: its readers never stand in the midst of one
+    is_outdated = False  # the schema moved, and what is seen from here on must be understood anew
+
     def __init__(self, options: Options, source: Source, made: Encoder | None = None) -> None:
         self.options = options
         self.filter = Filter(options, source)
@@ -44,12 +48,30 @@ class View:
                 if self.filter.wants(name):
                     self.filter.interest(table)
 
+    def page(
+        self,
+        log: LiveLog,
+        *,
+        after: int,
+        upto: int | None = None,
+        limit: int,
+        most: int,
+        scan: int = SCAN,
+        cut: Cut | None = None,
+    ) -> Page:
+        """See `read_page`."""
+        collector = _Collector(self, after, limit, most, cut)
+        for part in parts_of(log, after, upto):
+            if not collector.take(part, split=True) or collector.is_full or collector.upto - after >= scan:
+                break
+        return collector.page()
+
 
 class Delivery(NamedTuple):
     """One change as it goes out."""
 
     offset: int
-    op: Op
+    op: Op | Invalidate
     data: bytes
 
 
@@ -138,11 +160,7 @@ def read_page(
 
     `upto` of the answer moves also over what does not match. Raises OffsetExpired past the horizon.
     """
-    collector = _Collector(view, after, limit, most, cut)
-    for part in _parts(log, after, upto):
-        if not collector.take(part, split=True) or collector.is_full or collector.upto - after >= scan:
-            break
-    return collector.page()
+    return view.page(log, after=after, upto=upto, limit=limit, most=most, scan=scan, cut=cut)
 
 
 def read_whole(
@@ -161,7 +179,7 @@ def read_whole(
     Such a one comes in parts, or raises TransactionTooLarge for who asked for `atomic_strict`.
     """
     collector = _Collector(view, after, limit, most, cut)
-    for part in _parts(log, after, None):
+    for part in parts_of(log, after, None):
         in_first = collector.in_first
         if not collector.take(part, split=False):
             break
@@ -214,7 +232,8 @@ def _quoted(text: str) -> str:
     return quote(text, safe="", errors="surrogateescape")
 
 
-def _parts(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction]:
+def parts_of(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction]:
+    """What lies in (after, upto], up to now where `upto` is not given."""
     end = log.latest if upto is None else min(upto, log.latest)
     at = after
     while at < end:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class Registry:
         self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
         self._all = {found.id: found for found in storage.load(path, connection)}
         self._names = {(found.db, found.name): found.id for found in self._all.values() if found.name is not None}
+        self._stands = {(one.db, one.instance): one for one in storage.load_stands(connection)}
         self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
         self._commits = Commits(path, connection, self._lock)
 
@@ -96,6 +97,10 @@ class Registry:
     def for_db(self, db: str) -> list[Subscription]:
         """Those of one database, oldest first."""
         return [one for one in self._everything() if one.db == db]
+
+    def with_queries(self) -> list[Subscription]:
+        """Those on queries, oldest first."""
+        return [one for one in self._everything() if one.options.query_id]
 
     def _everything(self) -> list[Subscription]:
         with self._lock:
@@ -266,6 +271,27 @@ class Registry:
         for id, _, quiet in places:
             if id not in self._all or self._all[id].quiet <= quiet:
                 self._unwritten.discard(id)
+
+    # Instances of queries
+
+    def stand(self, db: str, instance: str) -> storage.Stand | None:
+        """How far a subscribed instance was looked at when that was last written."""
+        with self._lock:
+            return self._stands.get((db, instance))
+
+    def keep_stands(self, stands: Sequence[storage.Stand]) -> None:
+        """Write how far subscribed instances were looked at; all others are forgotten."""
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            with self._lock:
+                kept = [one for one in stands if self._stands.get((one.db, one.instance)) != one]
+                new = {(one.db, one.instance): one for one in stands}
+                gone = [one for place, one in self._stands.items() if place not in new]
+            storage.keep_stands(connection, kept, gone)
+            return lambda: setattr(self, "_stands", new)
+
+        if stands or self._stands:
+            self._commits.run(work)
 
     def _find(self, connection: apsw.Connection, id: str) -> Subscription:
         """The subscription, about to be written to: what is known of its quiet goes with it."""

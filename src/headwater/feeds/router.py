@@ -14,9 +14,9 @@ import msgspec
 from headwater.errors import HeadwaterError
 from headwater.feeds.filters import ROW_OPS, Filter
 from headwater.feeds.rule import Interest, share
-from headwater.feeds.spanindex import SpanIndex
 from headwater.model.change import Change, Op
 from headwater.model.key import Span
+from headwater.model.spanindex import SpanIndex
 from headwater.model.table import Key, Row, Table
 
 T = TypeVar("T", bound=Hashable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -17,6 +18,7 @@ from headwater.feeds.backpressure import (
 from headwater.feeds.database import Database
 from headwater.feeds.filters import Cut
 from headwater.feeds.hub import Hub, Run
+from headwater.feeds.query_view import QueryView
 from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, cut_of, highest
@@ -25,6 +27,7 @@ from headwater.log.live import LiveLog
 from headwater.model.clock import wall_ms
 
 NEVER = 2**63 - 1
+Refresh = Callable[[View], Awaitable[None]]  # understands a view anew, after the schema moved
 
 
 class Seat:
@@ -39,6 +42,7 @@ class Seat:
         registry: Registry,
         subscription: Subscription | None = None,
         forecast: Forecast | None = None,
+        refresh: Refresh | None = None,
     ) -> None:
         self.database, self.hub, self.view, self.run = database, hub, view, run
         self.log: LiveLog = database.log
@@ -46,6 +50,7 @@ class Seat:
         self.closed = False  # the subscription is gone
         self.is_current = False  # the log was seen to hold everything that was committed
         self._registry, self._forecast = registry, forecast or Forecast()
+        self._refresh = refresh
         self._limits = Limits.of(database.retention.changes)
         self._finished: SnapshotState | None = None
         self._cut: Cut | None = None
@@ -62,6 +67,23 @@ class Seat:
         """Whether its rows are not all read: changes that are gone are in those to come."""
         state = None if self.subscription is None else self.subscription.snapshot
         return state is not None and not state.done
+
+    @property
+    def published(self) -> int:
+        """How far the hub has come, for who sees what this reader sees."""
+        return self.hub.reached(self.view)
+
+    @property
+    def readable(self) -> int:
+        """How far a reader may read the log by itself: whole transactions end at its head, and not where the hub is."""
+        return self.log.latest if self.view.is_whole else self.hub.upto
+
+    async def read(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A page by `call`, which blocks. Where it ends at a change of the schema, what follows is understood first."""
+        found = await self.run(call, *args)
+        if self.view.is_outdated and self._refresh is not None:
+            await self._refresh(self.view)
+        return found
 
     # --- after a snapshot --------------------------------------------------------------------------------------------
 
@@ -154,6 +176,8 @@ class Seat:
     def snapshot_urls(self) -> dict[str, Any]:
         """Where the rows are to be had as of now: one address, or one for each table."""
         options = self.view.options
+        if isinstance(self.view, QueryView):
+            return {"snapshot_url": self.view.question.url}
         tables = options.tables or tuple(sorted(self.database.source.describe()))
         version = f"{self.log.generation}.{self.log.latest}"
         found = {table: snapshot_url(options.db, table, version) for table in tables}

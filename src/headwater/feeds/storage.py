@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import apsw
@@ -48,8 +48,42 @@ FILE = OwnFile(
     schema=_SCHEMA,
     aside="Move the file aside and start again: there are no subscriptions then, and clients subscribe anew.",
 )
+# Files of an earlier Headwater do not have it: it is made when it is missing.
+_STANDS = """
+CREATE TABLE IF NOT EXISTS stand (
+  db TEXT NOT NULL,
+  instance TEXT NOT NULL,
+  prefix TEXT NOT NULL,
+  last INTEGER NOT NULL,
+  through INTEGER NOT NULL,
+  PRIMARY KEY (db, instance)
+) STRICT, WITHOUT ROWID;
+"""
 _ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
 _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
+
+
+class Stand(msgspec.Struct, frozen=True):
+    """How far a subscribed instance was looked at: `last` mattered to it, and nothing else up to `through`."""
+
+    instance: str
+    db: str
+    prefix: str  # of its tags: as it was understood then
+    last: int
+    through: int
+
+
+def load_stands(connection: apsw.Connection) -> list[Stand]:
+    """Every stand in the file."""
+    connection.execute(_STANDS)
+    return [Stand(*row) for row in connection.execute("SELECT instance, db, prefix, last, through FROM stand")]
+
+
+def keep_stands(connection: apsw.Connection, kept: Sequence[Stand], gone: Sequence[Stand]) -> None:
+    """Write those that moved, forget those that are gone."""
+    rows = [(one.db, one.instance, one.prefix, one.last, one.through) for one in kept]
+    connection.executemany("INSERT OR REPLACE INTO stand VALUES (?, ?, ?, ?, ?)", rows)
+    connection.executemany("DELETE FROM stand WHERE db = ? AND instance = ?", [(one.db, one.instance) for one in gone])
 
 
 def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:

@@ -147,12 +147,12 @@ class Stream:
         if taken is None:
             return None
         if not taken.piece:
-            self.cursor = hub.upto
+            self.cursor = hub.reached(group.view)
             return b""
         self.deliveries += taken.seen - self._seen
         self._delivered = taken.offset
         self._seen = taken.seen
-        self.cursor = hub.upto if taken.seen == group.published else taken.offset
+        self.cursor = hub.reached(group.view) if taken.seen == group.published else taken.offset
         self._sent = True
         return taken.piece
 
@@ -216,7 +216,7 @@ class Stream:
             piece = await self._next_live() + self._caught_up() + self._due_checkpoint()
             self._calm = self._calm and self._target is None
             return piece
-        self.cursor = hub.upto
+        self.cursor = hub.reached(group.view)
         due = self._caught_up() or self._due_checkpoint() or self._due_ping()
         self._calm = not due
         return due
@@ -225,7 +225,7 @@ class Stream:
         """Over what was published while it slept: it would have been woken if any of that passed."""
         group, hub = self._group, self.seat.hub
         if group is not None and group.is_live and self._epoch == hub.epoch and self._seen == group.published:
-            self.cursor = max(self.cursor, hub.upto)
+            self.cursor = max(self.cursor, hub.reached(group.view))
 
     def _fall_back(self) -> bytes:
         """Too slow for what is held in memory, or the group failed: from here on the log is read."""
@@ -240,16 +240,17 @@ class Stream:
         if self._group is None:
             self._group = seat.hub.join(seat.view, self._frame)
         failed = self._group.failed
-        if failed is not None and self.cursor >= seat.hub.upto:  # what came before it was delivered
+        if failed is not None and self.cursor >= seat.published:  # what came before it was delivered
             return self._fail(failed)
         if self._group.is_live and not seat.must_cut(self.cursor) and self._upto is None:
-            if self.cursor > seat.hub.upto:
+            if self.cursor > seat.published:
                 seat.hub.sleep(self)  # the hub has not come that far
                 return await self._sleep()
             self._seen, self._epoch = self._group.seek(self.cursor), seat.hub.epoch
             if self._seen is not None:
                 return b""
-        return await self._read(min(seat.hub.upto, self._upto or seat.hub.upto))
+        upto = seat.readable
+        return await self._read(min(upto, self._upto or upto))
 
     async def _read(self, upto: int) -> bytes:
         seat = self.seat
@@ -257,7 +258,7 @@ class Stream:
             seat.hub.sleep(self)
             return self._caught_up() or self._due_checkpoint() or await self._sleep()
         try:
-            page = await seat.run(self._page, upto)
+            page = await seat.read(self._page, upto)
         except OffsetExpired:
             self._dirty = True
             return b""

@@ -64,29 +64,29 @@ class Request(msgspec.Struct, frozen=True):
 
 def check(params: SubscribeTable, source: Source) -> Request:
     """`params` against the tables as they are now; InvalidRequest or NotFound names the field at fault."""
-    start = _start(params.start)
+    start = checked_start(params.start)
     tables = _tables(params, source)
     form = _format(params.format)
-    before, after = _include(params.include, form, start)
+    before, after = checked_images(params.include, form, start)
     options = Options(
         db=real_name(params.db),
         tables=tuple(sorted(tables)) if _names_tables(params) else (),
-        ops=_ops(params.ops),
+        ops=checked_ops(params.ops),
         pk=params.pk,
-        pk_range=_pk_range(params.pk_range),
-        spans=_spans(params.spans),
-        shard=_shard(params.shard),
-        where=_where(params.where),
+        pk_range=checked_range(params.pk_range),
+        spans=checked_spans(params.spans),
+        shard=checked_shard(params.shard),
+        where=checked_where(params.where),
         columns=_columns(params.columns, *tables.values()),
         before=before,
         after=after,
         format=form,
         txn=_txn(params.txn),
     )
-    _check_size(options)
+    check_size(options)
     for table in tables.values():
         _check_rules(options, table, source)
-    return Request(options, start, _name(params.name), params.include is not None)
+    return Request(options, start, checked_name(params.name), params.include is not None)
 
 
 # --- which tables ----------------------------------------------------------------------------------------
@@ -129,7 +129,8 @@ def _captured(name: str, known: dict[str, Table], source: Source) -> Table:
 # --- which changes ---------------------------------------------------------------------------------------
 
 
-def _ops(given: list[str] | None) -> tuple[str, ...]:
+def checked_ops(given: list[str] | None) -> tuple[str, ...]:
+    """The ops that are named, sorted; none means all."""
     if given is None:
         return ()
     words = {word.strip().lower() for word in given}
@@ -155,11 +156,13 @@ def _columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
-def _pk_range(given: dict[str, Any] | None) -> dict[str, Any] | None:
+def checked_range(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The bounds of a range of keys."""
     return None if given is None else _bounds("pk_range", given)
 
 
-def _spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+def checked_spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Spans of keys."""
     if given is None:
         return None
     if not given:
@@ -190,7 +193,8 @@ def _bounds(field: str, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _shard(given: dict[str, Any] | None) -> Shard | None:
+def checked_shard(given: dict[str, Any] | None) -> Shard | None:
+    """One share of several."""
     if given is None:
         return None
     index, of = given.get("index"), given.get("of")
@@ -201,7 +205,8 @@ def _shard(given: dict[str, Any] | None) -> Shard | None:
     return Shard(index, of)
 
 
-def _where(given: str | None) -> str | None:
+def checked_where(given: str | None) -> str | None:
+    """A predicate, not yet read."""
     if given is not None and not given.strip():
         raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
     if given is not None:
@@ -209,7 +214,8 @@ def _where(given: str | None) -> str | None:
     return given
 
 
-def _check_size(options: Options) -> None:
+def check_size(options: Options) -> None:
+    """Refuse options that are too large to be kept."""
     try:
         size = len(msgspec.json.encode(options))
     except UnicodeEncodeError:
@@ -243,7 +249,7 @@ def _format(given: str | None) -> str:
     return form
 
 
-def _include(given: dict[str, Any] | None, form: str, start: Start) -> tuple[bool, bool]:
+def checked_images(given: dict[str, Any] | None, form: str, start: Start) -> tuple[bool, bool]:
     """Whether before and after images are wanted."""
     if given is None:
         both = form in ENVELOPES
@@ -257,7 +263,8 @@ def _include(given: dict[str, Any] | None, form: str, start: Start) -> tuple[boo
     return given.get("before", False), given.get("after", False)
 
 
-def _start(given: str | dict[str, Any] | None) -> Start:
+def checked_start(given: str | dict[str, Any] | None) -> Start:
+    """Where to begin."""
     match given:
         case None:
             return Start()
@@ -280,7 +287,8 @@ def _ts(given: int | str) -> int:
         raise InvalidRequest(f"`start.ts`: {error.message}", hint=error.hint) from None
 
 
-def _name(given: str | None) -> str | None:
+def checked_name(given: str | None) -> str | None:
+    """The name of a subscription."""
     if given is not None and not (0 < len(given) <= LONGEST_NAME and given.isprintable()):
         raise InvalidRequest(
             f"`name` is not 1 to {LONGEST_NAME} printable characters",

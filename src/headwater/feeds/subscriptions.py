@@ -15,11 +15,13 @@ from headwater.feeds.backpressure import Forecast, Limits, Pressure, counters, f
 from headwater.feeds.backtest import backtest
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.options import Options
+from headwater.feeds.questions import Args, Question
 from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
 from headwater.feeds.snapshot import Position, highest, lowest
 from headwater.feeds.starting import at_time, check_cursor, check_reached, cursor_of
 from headwater.feeds.subscribing import EARLIEST, SNAPSHOT, Request, Start, SubscribeTable, check
+from headwater.feeds.subscribing_query import SubscribeQuery, check_query
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.model.clock import parse_ts, ts_of_ms, wall_ms
 from headwater.model.database import real_name
@@ -45,14 +47,16 @@ class Subscriptions:
         name = real_name(params.db)
         database = self._databases.database(name)
         request = check(params, database.source)
+        return _subscribed(*self._found_or_made(who, database, request))
+
+    def subscribe_query(
+        self, who: Principal, params: SubscribeQuery, args: Args, question: Question
+    ) -> tuple[Subscription, dict[str, Any]]:
+        """cdc.subscribe_query, whose question was found."""
+        database = self._databases.database(question.db)
+        request = check_query(params, args, question, question.db, database.source)
         held, created = self._found_or_made(who, database, request)
-        return {
-            "sub_id": held.id,
-            "offset": held.acked,
-            "sse_url": f"/api/v1/cdc/sse/{held.id}",
-            "ws_url": f"/api/v1/cdc/ws/{held.id}",
-            "created": created,
-        }
+        return held, _subscribed(held, created)
 
     def _found_or_made(self, who: Principal, database: Database, request: Request) -> tuple[Subscription, bool]:
         """By its name first: where it began may be long gone when it is asked for again."""
@@ -214,6 +218,8 @@ class Subscriptions:
         }
         if found.will_expire_at_ms is not None:
             body["will_expire_at_ms"] = found.will_expire_at_ms
+        if options.query_id:
+            body |= {"query_id": options.query_id, "args": options.args or []}
         if held.snapshot is not None:
             body["snapshot"] = {"done": held.snapshot.done, "tables": list(held.snapshot.tables)}
         return body
@@ -259,8 +265,10 @@ class Subscriptions:
         """The numbers of one database for stats.snapshot."""
         database = self._databases.database(db)
         log = database.log
-        found = [self._pressure(held) for held in self._registry.for_db(db)]
-        return counters(found, horizon=log.horizon, latest=log.latest, limits=Limits.of(database.retention.changes))
+        every = self._registry.for_db(db)
+        found, queries = [self._pressure(held) for held in every], sum(bool(held.options.query_id) for held in every)
+        limits = Limits.of(database.retention.changes)
+        return counters(found, horizon=log.horizon, latest=log.latest, limits=limits, queries=queries)
 
     def forecast(self, id: str) -> Forecast:
         """When the log will outrun a subscription."""
@@ -272,6 +280,16 @@ class Subscriptions:
         self._registry.close_db(db)
         for id in ids:
             self._changed(id, True)
+
+
+def _subscribed(held: Subscription, created: bool) -> dict[str, Any]:
+    return {
+        "sub_id": held.id,
+        "offset": held.acked,
+        "sse_url": f"/api/v1/cdc/sse/{held.id}",
+        "ws_url": f"/api/v1/cdc/ws/{held.id}",
+        "created": created,
+    }
 
 
 def _check_page(limit: int, after: str | None) -> None:

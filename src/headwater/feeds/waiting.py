@@ -35,7 +35,7 @@ class Waiting:
                 return cursor  # something came meanwhile; the log tells what
             if group.is_live:
                 group.waiting.add(self)
-            elif cursor < self._hub.upto:
+            elif cursor < self._hub.reached(self._view):
                 return cursor
             else:
                 self._hub.sleep(self)  # for whatever comes next: nobody decides for it here
@@ -53,4 +53,4 @@ class Waiting:
         seen = group.seek(cursor)
         if seen is None or not group.is_live:
             return cursor
-        return self._hub.upto if seen == group.published else group.offset_after(seen) - 1
+        return self._hub.reached(self._view) if seen == group.published else group.offset_after(seen) - 1

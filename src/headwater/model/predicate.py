@@ -64,7 +64,11 @@ class Case(msgspec.Struct, frozen=True):
     otherwise: Expr
 
 
-Expr = Col | Literal | Call | Function | Cast | Case
+class Queried(msgspec.Struct, frozen=True):
+    """What only a query holds and no condition on one row: see `query_form`."""
+
+
+Expr = Col | Literal | Call | Function | Cast | Case | Queried
 
 _AB = ("a", "b")
 OPS: dict[str, tuple[str, ...]] = {  # op -> its operand fields
@@ -87,7 +91,7 @@ FUNCTIONS: dict[str, tuple[int, int]] = {  # name -> fewest and most arguments
     "char": (1, MANY),
 }
 CASTS = {"i64": "i64", "f64": "f64", "str": "str", "varchar": "str", "bytes": "bytes"}
-_LATER = "Queries come later; for now a condition looks at one row."
+_LATER = "A condition looks at one row. Subqueries and aggregates belong to queries."
 
 
 # --- making ----------------------------------------------------------------------------------------------
@@ -146,31 +150,34 @@ def parse_expr(body: Any, *, args: Sequence[Value] = (), path: str = "where") ->
 
     Raises InvalidRequest or NotSupported, naming the place of the fault: `where.a.b[2]: unknown op 'foo'`.
     """
-    return _Reader(args).read(body, path, 1)
+    return ExprReader(args).read(body, path, 1)
 
 
-def _bad(path: str, why: str, hint: str = "") -> InvalidRequest:
+def bad(path: str, why: str, hint: str = "") -> InvalidRequest:
+    """What is wrong at `path`."""
     return InvalidRequest(f"{path}: {why}", hint=hint)
 
 
-def _field(body: dict[str, Any], name: str, wanted: type, path: str) -> Any:
+def field(body: dict[str, Any], name: str, wanted: type, path: str) -> Any:
+    """The field `name`, if it is exactly of the `wanted` type."""
     value = body[name]
     if type(value) is not wanted:
         words = {str: "a string", list: "a list", dict: "an object", int: "an integer", bool: "true or false"}
-        raise _bad(f"{path}.{name}", f"{words[wanted]} was expected")
+        raise bad(f"{path}.{name}", f"{words[wanted]} was expected")
     return value
 
 
-def _fields(body: dict[str, Any], path: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
+def check_fields(body: dict[str, Any], path: str, required: Sequence[str], optional: Sequence[str] = ()) -> None:
+    """Refuse unknown fields, and demand the `required` ones."""
     for name in body:
         if name not in required and name not in optional:
-            raise _bad(path, f"unknown field {name[:40]!r}")
+            raise bad(path, f"unknown field {name[:40]!r}")
     for name in required:
         if name not in body:
-            raise _bad(path, f"field {name!r} is missing")
+            raise bad(path, f"field {name!r} is missing")
 
 
-class _Reader:
+class ExprReader:
     """One pass over one body: it holds the arguments and counts the nodes, so hostile JSON stays small."""
 
     def __init__(self, args: Sequence[Value]) -> None:
@@ -188,49 +195,59 @@ class _Reader:
             "exists": self.later,
         }
 
-    def read(self, body: Any, path: str, depth: int) -> Expr:
+    def enter(self, path: str, depth: int) -> None:
+        """Count one more node, so many levels down."""
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            raise _bad(path, f"more than {MAX_NODES} parts in one expression")
+            raise bad(path, f"more than {MAX_NODES} parts in one expression")
         if depth > MAX_DEPTH:
-            raise _bad(path, f"nested deeper than {MAX_DEPTH}")
+            raise bad(path, f"nested deeper than {MAX_DEPTH}")
+
+    def read(self, body: Any, path: str, depth: int) -> Expr:
+        """The expression at `path`."""
+        self.enter(path, depth)
         forms = [form for form in self.forms if form in body] if isinstance(body, dict) else []
         if len(forms) != 1:
-            raise _bad(path, f"an object with one of {', '.join(self.forms)} was expected")
+            raise bad(path, f"an object with one of {', '.join(self.forms)} was expected")
         return self.forms[forms[0]](body, path, depth)
 
     def many(self, body: dict[str, Any], name: str, path: str, depth: int) -> tuple[Expr, ...]:
-        items = enumerate(_field(body, name, list, path))
+        """The list of expressions in the field `name`."""
+        items = enumerate(field(body, name, list, path))
         return tuple([self.read(item, f"{path}.{name}[{place}]", depth + 1) for place, item in items])
 
     def col(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        _fields(body, path, ["col"], ["table"])
-        table = _field(body, "table", str, path) if body.get("table") is not None else None
-        return Col(_field(body, "col", str, path), table)
+        """A column."""
+        check_fields(body, path, ["col"], ["table"])
+        table = field(body, "table", str, path) if body.get("table") is not None else None
+        return Col(field(body, "col", str, path), table)
 
     def lit(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        _fields(body, path, ["lit"])
+        """A value."""
+        check_fields(body, path, ["lit"])
         try:
             value = from_json(body["lit"])
         except InvalidRequest as error:
-            raise _bad(f"{path}.lit", error.message, error.hint) from None
-        return _literal(value, path)
+            raise bad(f"{path}.lit", error.message, error.hint) from None
+        return known_literal(value, path)
 
     def param(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        _fields(body, path, ["param"])
-        place = _field(body, "param", int, path)
+        """The argument in its place."""
+        check_fields(body, path, ["param"])
+        place = field(body, "param", int, path)
         if not 0 <= place < len(self.args):
-            raise _bad(path, f"param {place} has no argument; {len(self.args)} given")
-        return _literal(self.args[place], path)
+            raise bad(path, f"param {place} has no argument; {len(self.args)} given")
+        return known_literal(self.args[place], path)
 
     def op(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        name = _field(body, "op", str, path)
+        """An operator with its operands."""
+        name = field(body, "op", str, path)
         operands = OPS.get(name)
         if operands is None:
-            raise _bad(path, f"unknown op {name[:40]!r}", f"Known ops are {', '.join(OPS)}.")
+            raise bad(path, f"unknown op {name[:40]!r}", f"Known ops are {', '.join(OPS)}.")
         if operands == ("args",) and "args" not in body:
             operands = _AB  # two operands may be written as a and b
-        _fields(body, path, ["op", *operands])
+        check_fields(body, path, ["op", *operands])
         args: list[Expr] = []
         for operand in operands:
             if operand in ("args", "list"):
@@ -238,62 +255,72 @@ class _Reader:
             else:
                 args.append(self.read(body[operand], f"{path}.{operand}", depth + 1))
         if not args:
-            raise _bad(f"{path}.args", "at least one operand was expected")
+            raise bad(f"{path}.args", "at least one operand was expected")
         return Call(name, tuple(args))
 
     def function(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        _fields(body, path, ["fn", "args"], ["distinct"])
-        name = _field(body, "fn", str, path).lower()
+        """A function of the list."""
+        check_fields(body, path, ["fn", "args"], ["distinct"])
+        name = field(body, "fn", str, path).lower()
         if name not in FUNCTIONS:
             known = ", ".join(sorted(FUNCTIONS))
             raise NotSupported(f"{path}: function {name[:40]!r} is not served", hint=f"Served are {known}.")
-        if "distinct" in body and _field(body, "distinct", bool, path):
+        if "distinct" in body and field(body, "distinct", bool, path):
             raise NotSupported(f"{path}: distinct belongs to aggregates", hint=_LATER)
         args = self.many(body, "args", path, depth)
-        fewest, most = FUNCTIONS[name]
-        if not fewest <= len(args) <= most:
-            wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
-            raise _bad(path, f"{name} takes {wanted} arguments, {len(args)} given")
+        check_count(name, FUNCTIONS[name], len(args), path)
         return Function(name, args)
 
     def cast(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        _fields(body, path, ["cast"])
-        inner, path = _field(body, "cast", dict, path), f"{path}.cast"
-        _fields(inner, path, ["expr", "to"])
+        """A cast that is exact."""
+        check_fields(body, path, ["cast"])
+        inner, path = field(body, "cast", dict, path), f"{path}.cast"
+        check_fields(inner, path, ["expr", "to"])
         return Cast(self.read(inner["expr"], f"{path}.expr", depth + 1), _cast_kind(inner, path))
 
     def case(self, body: dict[str, Any], path: str, depth: int) -> Expr:
-        _fields(body, path, ["case"])
-        inner, path = _field(body, "case", dict, path), f"{path}.case"
-        _fields(inner, path, ["when"], ["else"])
+        """The branches of a case."""
+        check_fields(body, path, ["case"])
+        inner, path = field(body, "case", dict, path), f"{path}.case"
+        check_fields(inner, path, ["when"], ["else"])
         branches = []
-        for place, branch in enumerate(_field(inner, "when", list, path)):
+        for place, branch in enumerate(field(inner, "when", list, path)):
             at = f"{path}.when[{place}]"
             if not isinstance(branch, dict):
-                raise _bad(at, "an object was expected")
-            _fields(branch, at, ["if", "then"])
+                raise bad(at, "an object was expected")
+            check_fields(branch, at, ["if", "then"])
             condition = self.read(branch["if"], f"{at}.if", depth + 1)
             branches.append((condition, self.read(branch["then"], f"{at}.then", depth + 1)))
         if not branches:
-            raise _bad(f"{path}.when", "at least one branch was expected")
+            raise bad(f"{path}.when", "at least one branch was expected")
         otherwise = inner.get("else")
         last = Literal(None) if otherwise is None else self.read(otherwise, f"{path}.else", depth + 1)
         return Case(tuple(branches), last)
 
     def later(self, body: dict[str, Any], path: str, depth: int) -> Expr:
+        """What a condition on one row cannot hold."""
         raise NotSupported(f"{path}: subqueries are not served here", hint=_LATER)
 
 
-def _literal(value: Value, path: str) -> Literal:
+def check_count(name: str, takes: tuple[int, int], given: int, path: str) -> None:
+    """Refuse a call of `name` with too few or too many arguments."""
+    fewest, most = takes
+    if not fewest <= given <= most:
+        wanted = str(fewest) if fewest == most else f"{fewest} to {most}"
+        raise bad(path, f"{name} takes {wanted} arguments, {given} given")
+
+
+def known_literal(value: Value, path: str) -> Literal:
+    """`value`, unless it is not known."""
     if value is UNAVAILABLE:
-        raise _bad(path, "an unavailable value cannot be compared with")
+        raise bad(path, "an unavailable value cannot be compared with")
     return Literal(value)
 
 
 def _cast_kind(body: dict[str, Any], path: str) -> str:
-    to = _field(body, "to", dict, path)
-    _fields(to, f"{path}.to", ["kind"], ["max", "precision", "scale", "charset", "collation", "unsigned"])
-    kind = CASTS.get(_field(to, "kind", str, f"{path}.to"))
+    to = field(body, "to", dict, path)
+    check_fields(to, f"{path}.to", ["kind"], ["max", "precision", "scale", "charset", "collation", "unsigned"])
+    kind = CASTS.get(field(to, "kind", str, f"{path}.to"))
     if kind is None or any(value is not None for name, value in to.items() if name != "kind"):
         raise NotSupported(
             f"{path}.to: no exact cast to this type",

@@ -1,25 +1,50 @@
-"""Causality tokens: which change of each table a writer has seen, in JSON and as a header."""
+"""Causality tokens (`vector_clock_v2`): what a reader has seen of each table, and the floors they make for answers.
+
+A token names offsets: its holder has seen every change of that table up to there. Sent back as `min_causality` it is
+a floor: an answer must have seen as much. Tables that a query does not read are not compared.
+"""
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from headwater.errors import InvalidRequest
+from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.model.database import real_name
 
 FORMAT = "vector_clock_v2"
 FORMATS = (FORMAT, "etag_chain_v1")  # read alike; the first is written
+MAX_DEPS = 1_000
 HINT = 'A token looks like {"format": "vector_clock_v2", "deps": [{"table": "main.users", "v": 3}]}.'
+_MALFORMED = "malformed min_causality"
 
 
-class Dep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The offset of the last change of one table."""
+class Dep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The offset of the last change of one table; or, of a view that is kept, how far its changes were seen.
+
+    We write tables only: a view of the database is seen through to its tables.
+    """
 
     table: str
-    v: int
+    v: int | None = None
+    view: bool | None = None
+    change_seq: int | None = None
+    stale: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What it tells of: a name without aliases, of a table or a view."""
+        db, _, name = self.table.partition(".")
+        return f"{real_name(db)}.{name}", bool(self.view)
+
+    @property
+    def seen(self) -> int:
+        """How far."""
+        return (self.change_seq if self.view else self.v) or 0
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,19 +56,39 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 _decoder = msgspec.json.Decoder(Token)
 
+# --- making, reading, writing ----------------------------------------------------------------------------
+
 
 def token(db: str, tables: Mapping[str, int]) -> Token:
-    """The token of a write that changed `tables`, each to the offset of its last change."""
+    """The token of a read or write that saw `tables`, each up to the offset of its last change."""
     return Token(FORMAT, tuple(Dep(f"{db}.{name}", offset) for name, offset in sorted(tables.items())))
 
 
 def check(found: Token) -> Token:
     """`found` if we can read it."""
     if found.format not in FORMATS:
-        raise InvalidRequest(f"unsupported causality format {found.format!r}", hint=HINT)
-    if any("." not in dep.table or dep.v < 0 for dep in found.deps):
-        raise InvalidRequest("malformed causality token", hint=HINT)
+        raise InvalidRequest(f"unsupported causality format {found.format[:40]!r}", hint=HINT)
+    if len(found.deps) > MAX_DEPS or not all(map(_is_whole, found.deps)):
+        raise InvalidRequest(_MALFORMED, hint=HINT)
     return found
+
+
+def _is_whole(dep: Dep) -> bool:
+    """Whether it says how far, in the one way its kind has."""
+    _, dot, name = dep.table.partition(".")
+    if dep.view:
+        fits = dep.v is None and dep.change_seq is not None and dep.change_seq >= 0
+    else:
+        fits = dep.v is not None and dep.v >= 0 and dep.change_seq is None and dep.stale is None
+    return fits and bool(dot and name)
+
+
+def from_json(body: Any) -> Token:
+    """The token that a request holds as JSON."""
+    try:
+        return check(msgspec.convert(body, Token))
+    except (msgspec.ValidationError, RecursionError):
+        raise InvalidRequest(_MALFORMED, hint=HINT) from None
 
 
 def parse(text: bytes | str) -> Token:
@@ -51,7 +96,7 @@ def parse(text: bytes | str) -> Token:
     try:
         return check(_decoder.decode(text))
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        raise InvalidRequest("malformed causality token", hint=HINT) from None
+        raise InvalidRequest(_MALFORMED, hint=HINT) from None
 
 
 def to_header(found: Token) -> str:
@@ -66,3 +111,70 @@ def from_header(text: str) -> Token:
     except (binascii.Error, ValueError):
         raise InvalidRequest("the causality header is not base64url", hint=HINT) from None
     return parse(data)
+
+
+# --- comparing -------------------------------------------------------------------------------------------
+
+
+def merge(*tokens: Token) -> Token:
+    """What one who holds all of them has seen: of each table the most."""
+    most: dict[tuple[str, bool], Dep] = {}
+    for dep in _each(tokens):
+        known = most.get(dep.key)
+        if known is None or _newer(dep, known):
+            most[dep.key] = msgspec.structs.replace(dep, table=dep.key[0])
+    return Token(FORMAT, tuple(most[key] for key in sorted(most)))
+
+
+def _each(tokens: Iterable[Token]) -> Iterable[Dep]:
+    return (dep for found in tokens for dep in found.deps)
+
+
+def _newer(dep: Dep, known: Dep) -> bool:
+    """Of two views seen equally far one that says it is stale is believed, so that no order of merging matters."""
+    return (dep.seen, bool(dep.stale), dep.stale is None) > (known.seen, bool(known.stale), known.stale is None)
+
+
+def dominates(a: Token, b: Token) -> bool:
+    """Whether who holds `a` has seen all that `b` tells of."""
+    seen: dict[tuple[str, bool], int] = {}
+    for dep in a.deps:
+        seen[dep.key] = max(dep.seen, seen.get(dep.key, 0))
+    return all(dep.key in seen and seen[dep.key] >= dep.seen for dep in b.deps)
+
+
+def floor_of(found: Token, db: str, tables: Collection[str]) -> dict[str, int]:
+    """How far an answer over `tables` of `db` must have seen each of them; those it does not name are left out."""
+    names = {(f"{real_name(db)}.{name}", False): name for name in tables}
+    floor: dict[str, int] = {}
+    for dep in found.deps:
+        name = names.get(dep.key)
+        if name is not None:
+            floor[name] = max(dep.seen, floor.get(name, 0))
+    return floor
+
+
+def lacking(floor: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
+    """The part of `floor` that lies beyond what was `reached`; empty when it holds. More of it may hold in a moment."""
+    return {name: offset for name, offset in floor.items() if offset > reached.get(name, 0)}
+
+
+def demand(floor: Mapping[str, int], reached: Mapping[str, int], *, began: int = 1) -> None:
+    """PreconditionFailed unless `floor` holds. `began` is the first offset of the log's generation.
+
+    A floor of an earlier generation never holds: whether what its holder saw is still there cannot be told. A floor
+    of 0 asks for nothing.
+    """
+    old = sorted(name for name, offset in floor.items() if 0 < offset < began - 1)
+    if old:
+        raise PreconditionFailed(
+            f"what was seen of {old[0]!r} is from before the log began anew",
+            hint="Forget the token and read again without min_causality.",
+        )
+    ahead = lacking(floor, reached)
+    if ahead:
+        name, offset = min(ahead.items())
+        raise PreconditionFailed(
+            f"{name!r} is at {reached.get(name, 0)} here, below the floor {offset}",
+            hint="Ask again in a moment; the change is not here yet, or the token is from another database.",
+        )

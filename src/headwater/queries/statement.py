@@ -51,8 +51,10 @@ class Statement:
         db: str | None = None,
         tx: str | None = None,
         named: bool = False,
+        reads: bool = False,
     ) -> Outcome | Pending[Outcome]:
-        """Run one statement. `named` demands that no two columns of its rows share a name."""
+        """Run one statement. `named` demands that no two columns of its rows share a name, `reads` that it only
+        reads."""
         _check_text(sql)
         _check_args(args)
         if tx is None:
@@ -62,6 +64,8 @@ class Statement:
                 return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
 
         def work(_: str, session: Session) -> Result:
+            if reads and not session.is_read_only(sql):
+                raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec to write.")
             result = session.execute(sql, args)
             _check(result, named)
             return result

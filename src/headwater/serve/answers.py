@@ -9,14 +9,15 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.clock import ts_text
-from headwater.model.literal import Value, to_lit, to_plain
-from headwater.model.table import Column, Table
+from headwater.model.literal import UNAVAILABLE, Value, to_lit, to_plain
+from headwater.model.table import Column, Row, Table
 from headwater.queries.rows import Found, Stored
 from headwater.queries.schema import Done
 from headwater.queries.statement import Outcome
 from headwater.queries.transactions import Begun, Finished
 from headwater.ranges.ranges import Described, Listed, Registered
 
+OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s
 ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}
 
 
@@ -35,6 +36,14 @@ def found(result: Found, format: str | None) -> dict[str, Any]:
     write, index = ROW_FORMATS[format], result.table.index
     row = {column.name: write(result.row[index[column.name]]) for column in result.table.visible}
     return {"row": row} if result.etag is None else {"row": row, "etag": result.etag}
+
+
+def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
+    """The row routes: the object of columns. Plain JSON leaves out what the source did not send."""
+    pairs = [(column.name, row[table.index[column.name]]) for column in table.visible]
+    if lits:
+        return msgspec.json.encode({name: to_lit(value) for name, value in pairs})
+    return msgspec.json.encode({name: to_plain(value) for name, value in pairs if value is not UNAVAILABLE})
 
 
 def stored(result: Stored) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from headwater.errors import Unavailable
 from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import Databases
+from headwater.queries.queries import Queries
 from headwater.queries.rows import Rows
 from headwater.queries.schema import Schema
 from headwater.queries.statement import Statement
@@ -27,6 +28,7 @@ class Api:
     transactions: Transactions
     stats: Stats
     feeds: Feeds | None = None
+    queries: Queries | None = None
     tickets: Tickets | None = None
 
     @classmethod
@@ -52,6 +54,12 @@ class Api:
         if self.feeds is None:
             raise Unavailable("no feeds are served here")
         return self.feeds
+
+    def asking(self) -> Queries:
+        """The queries; Unavailable on a server without."""
+        if self.queries is None:
+            raise Unavailable("no queries are served here")
+        return self.queries
 
     @property
     def ranges(self) -> Ranges | None:

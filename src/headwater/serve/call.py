@@ -64,3 +64,18 @@ def wanted_kind(accept: bytes, offered: tuple[bytes, ...]) -> bytes:
     """The first of `offered` that the reader names, else the first of all."""
     named = [part.split(b";")[0].strip().lower() for part in accept.split(b",")]
     return next((kind for kind in offered if kind in named), offered[0])
+
+
+def prefers(accept: bytes, kind: bytes, other: bytes) -> bool:
+    """Whether the reader names `kind`, and does not weigh it below `other`."""
+    weights = dict(map(_weight, accept.lower().split(b",")))
+    return weights.get(kind, 0.0) > 0 and weights[kind] >= weights.get(other, 0.0)
+
+
+def _weight(part: bytes) -> tuple[bytes, float]:
+    """A media type and its `q`, which is 1 unless it is given."""
+    kind, *more = (word.strip() for word in part.split(b";"))
+    try:
+        return kind, next((float(word[2:]) for word in more if word.startswith(b"q=")), 1.0)
+    except ValueError:
+        return kind, 1.0

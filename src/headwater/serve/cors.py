@@ -6,9 +6,12 @@ from headwater.serve.auth import names_loopback
 
 Headers = list[tuple[bytes, bytes]]
 
-METHODS = b"GET, HEAD, POST, OPTIONS"
-ALLOWED = b"authorization, x-api-key, content-type, last-event-id, if-none-match, if-match, accept"
-EXPOSED = b"etag, retry-after, x-headwater-offset, x-headwater-causality, location"
+METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+ALLOWED = (
+    b"authorization, x-api-key, content-type, last-event-id, if-none-match, if-match, accept, a-im,"
+    b" x-headwater-causality"
+)
+EXPOSED = b"etag, im, retry-after, x-headwater-offset, x-headwater-causality, location"
 MAX_AGE = b"600"
 
 

@@ -17,7 +17,6 @@ from headwater.errors import (
     HeadwaterError,
     InvalidRequest,
     NotFound,
-    RequestTooLarge,
     Unauthorized,
     Unavailable,
 )
@@ -26,36 +25,22 @@ from headwater.serve import openapi
 from headwater.serve.api import Api
 from headwater.serve.asked import parse_query
 from headwater.serve.auth import Access, Gate
+from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_body
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.cors import Cors
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places, client_of
+from headwater.serve.query_pages import QueryPages
 from headwater.serve.routes import ROUTES, Route, find
+from headwater.serve.row_pages import RowPages
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, clean, error_body, unexpected
 from headwater.serve.streams import Streams
 
 Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
 Page = Callable[[Principal, Request], Awaitable[Response]]
 
-JSON = b"application/json"
 PROBLEM = b"application/problem+json"
-
-
-class Refusal(Exception):
-    """A request that goes no further, with the status and headers to say so."""
-
-    def __init__(self, error: HeadwaterError, *, status: int = 0, headers: Headers | None = None) -> None:
-        super().__init__(error.message)
-        self.error = error
-        self.status = status or error.status
-        self.headers = headers or []
-        if self.status in (429, 503):
-            self.headers.append((b"retry-after", b"1"))
-
-
-class Gone(Exception):
-    """The client left: there is nobody to answer."""
 
 
 class Application:
@@ -72,6 +57,7 @@ class Application:
         places: Places,
         cors: Cors | None = None,
         streams: Streams | None = None,
+        public: bool = False,
     ) -> None:
         self._api = api
         self._gate = gate
@@ -82,16 +68,18 @@ class Application:
         self._streams = streams
         rpc = Rpc(api, bridge, metrics, places)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
+        self._calls = {"query": QueryPages(api, public=public).query}
         self._pages: dict[str, Page] = {
             "index": self._index,
             "healthz": self._healthz,
             "readyz": self._readyz,
             "metrics": self._text,
             "openapi": self._openapi,
-        }
+        } | RowPages(api, bridge, max_body=max_body).pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route, values = find(scope["path"], scope.get("raw_path") or scope["path"].encode())
+        raw_path = scope.get("raw_path") or scope["path"].encode()
+        route, values = find(scope["path"], raw_path, scope.get("method", "GET"))
         scope[RAW] = send
         send = self._to_page(scope, send)
         if scope["type"] == "websocket":
@@ -112,7 +100,7 @@ class Application:
 
     def _to_page(self, scope: Scope, send: Send) -> Send:
         """`send`, which tells a browser that the page may read the answer."""
-        origin = _header(scope["headers"], b"origin")
+        origin = header(scope["headers"], b"origin")
         if not origin:
             return send
         extra = self._cors.headers(origin)
@@ -128,7 +116,7 @@ class Application:
         self, scope: Scope, receive: Receive, send: Send, route: Route | None, values: dict[str, str]
     ) -> int:
         headers: Headers = scope["headers"]
-        if scope["type"] == "http" and scope["method"] == "OPTIONS" and _header(headers, b"origin"):
+        if scope["type"] == "http" and scope["method"] == "OPTIONS" and header(headers, b"origin"):
             return await self._preflight(scope, send)
         known = () if route is None else route.query
         query = parse_query(scope["query_string"], known, route.path) if route is not None and known else {}
@@ -136,7 +124,7 @@ class Application:
         principal = self._admit(headers, access, query.get("ticket"))
         if route is None:
             raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
-        if scope["type"] == "websocket" or route.websocket:
+        if scope["type"] == "websocket" or (route.websocket and not route.stream):
             return await self._websocket(route, Call(scope, receive, send, principal, values, query))
         if not route.takes(scope["method"]):
             allow = [(b"allow", route.allow.encode())]
@@ -146,14 +134,17 @@ class Application:
             raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
         if route.rpc:
             return await self._rpc(scope, receive, send, principal, self._answers[route.handler])
+        if route.handler in self._calls:
+            return await self._calls[route.handler](Call(scope, receive, send, principal, values, query))
         if route.stream:
             return await self._stream(route, Call(scope, receive, send, principal, values, query))
+        scope["path_params"] = values  # where Starlette keeps them
         response = await self._pages[route.handler](principal, Request(scope, receive))
         await response(scope, receive, send)
         return response.status_code
 
     async def _preflight(self, scope: Scope, send: Send) -> int:
-        headers = self._cors.preflight(_header(scope["headers"], b"origin"))
+        headers = self._cors.preflight(header(scope["headers"], b"origin"))
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
         return 204
@@ -183,10 +174,10 @@ class Application:
             raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
         if self._streams is None:
             raise Unavailable("no feeds are served here")
-        origin = _header(scope["headers"], b"origin")
+        origin = header(scope["headers"], b"origin")
         if origin and not self._cors.admits(origin):
             raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
-        return await self._streams.websocket(call)
+        return await self._streams.websocket(route.handler, call)
 
     def _admit(self, headers: Headers, access: Access, ticket: str | None) -> Principal:
         try:
@@ -197,7 +188,7 @@ class Application:
     # --- the busy routes, without Starlette --------------------------------------------------------------
 
     async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
-        _check_json(scope["headers"])
+        check_type(scope["headers"], JSON)
         asked = await read_body(scope, receive, self._max_body)
         answering = answer(principal, asked, client_of(scope))
         if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
@@ -248,49 +239,6 @@ async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> 
         leaving.cancel()
         if working.cancel():
             await asyncio.gather(working, return_exceptions=True)
-
-
-async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
-    """The whole body; RequestTooLarge as soon as it is known to be larger than `most` bytes."""
-    if int(_header(scope["headers"], b"content-length") or 0) > most:
-        raise await _too_large(scope, receive, most, 0)
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise await _too_large(scope, receive, most, size)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-async def _too_large(scope: Scope, receive: Receive, most: int, seen: int) -> Refusal:
-    """The refusal, after reading a little more: a client that is still sending would see a reset instead."""
-    more = not _header(scope["headers"], b"expect")
-    while more and seen <= 2 * most:
-        message = await receive()
-        seen += len(message.get("body", b""))
-        more = message.get("more_body", False)
-    error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Send less, in several requests.")
-    return Refusal(error, headers=[(b"connection", b"close")])
-
-
-def _header(headers: Headers, wanted: bytes) -> bytes:
-    for name, value in headers:
-        if name == wanted:
-            return value
-    return b""
-
-
-def _check_json(headers: Headers) -> None:
-    found = _header(headers, b"content-type")
-    if found != JSON and found.split(b";")[0].strip().lower() != JSON:
-        error = InvalidRequest("the body is not application/json", hint="Send content-type: application/json.")
-        raise Refusal(error, status=415)
 
 
 def _as_http(send: Send) -> Send:

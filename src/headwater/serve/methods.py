@@ -12,6 +12,7 @@ from headwater import __version__
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.backpressure import Limits, counters
 from headwater.feeds.polling import Asked
+from headwater.feeds.subscribing_query import lits_of
 from headwater.model.database import real_name
 from headwater.model.literal import Value, from_json
 from headwater.model.predicate import Expr, parse_expr
@@ -20,9 +21,10 @@ from headwater.queries.etag import one_tag
 from headwater.queries.pending import Pending
 from headwater.queries.rows import Place
 from headwater.queries.statement import check_format
+from headwater.queries.subscribed import Subscribed
 from headwater.queries.transactions import one_tx
 from headwater.ranges.ranges import Step
-from headwater.serve import answers, params
+from headwater.serve import answers, params, query_methods, query_params, query_patches
 from headwater.serve.api import Api
 from headwater.serve.tables import table_of
 
@@ -163,6 +165,8 @@ def _drop_database(api: Api, who: Principal, p: params.Database) -> Any:
     done = api.schema.drop_database(who, p.db)
     if api.feeds is not None:
         api.feeds.dropped(real_name(p.db))
+    if api.queries is not None:
+        api.queries.dropped(real_name(p.db))
     return answers.done(done)
 
 
@@ -192,6 +196,18 @@ def _drop_table(api: Api, who: Principal, p: params.DropTable) -> Any:
 
 def _subscribe_table(api: Api, who: Principal, p: params.Subscribe) -> Any:
     return api.feeding().subscriptions.subscribe(who, p)
+
+
+async def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery) -> Any:
+    return await api.feeding().subscribe_query(who, p)
+
+
+async def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
+    question = await Subscribed(api.asking()).find(None, p.query_id, lits_of(p.args))
+    path, mark, args = question.url.partition("?")
+    url = f"{path}/events{mark}{args}"
+    keys = [f"{question.db}.{name}" for name in question.tables]
+    return {"query_id": p.query_id, "sse_url": url, "ws_url": url, "table_keys": keys}
 
 
 def _backtest(api: Api, who: Principal, p: params.Subscribe) -> Any:
@@ -300,6 +316,16 @@ METHODS: dict[str, Method] = {
         Method("schema.create_table", params.CreateTable, _create_table, OWN, "Create a table.", True),
         Method("schema.drop_table", params.DropTable, _drop_table, OWN, "Drop a table."),
         Method("cdc.subscribe_table", params.Subscribe, _subscribe_table, READ, "Make a durable subscription.", True),
+        Method(
+            "cdc.subscribe_query", params.SubscribeToQuery, _subscribe_query, READ, "Be told when an answer is stale."
+        ),
+        Method(
+            "query.subscribe",
+            query_params.QuerySubscribe,
+            _query_subscribe,
+            READ,
+            "Where a query tells that it is stale.",
+        ),
         Method("cdc.poll", params.Poll, _poll, READ, "The next changes, at once or when there are some."),
         Method("cdc.ack", params.Ack, _ack, READ, "Move the cursor: this was dealt with.", True),
         Method("cdc.pause", params.Subscription, _pause, READ, "Deliver nothing for now.", True),
@@ -308,6 +334,19 @@ METHODS: dict[str, Method] = {
         Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions, and how they stand.", True),
         Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
         Method("cdc.backtest", params.Subscribe, _backtest, READ, "What a subscription would have seen.", True),
+        Method(
+            "query.prepare", query_params.Prepare, query_methods.prepare, READ, "Keep a query; its id is its content's."
+        ),
+        Method(
+            "query.execute_prepared", query_params.Execute, query_methods.execute, READ, "Ask a query that is kept."
+        ),
+        Method("query.select", query_params.Select, query_methods.select, READ, "Ask a query."),
+        Method(
+            "query.explain", query_params.Explain, query_methods.explain, READ, "What a query depends on, in words."
+        ),
+        Method(
+            "query.patch", query_params.Patch, query_patches.patch_method, READ, "How an answer changed since its tag."
+        ),
         Method("pull.describe", params.PullDescribe, _pull_describe, READ, "A table, and how far its log goes."),
         Method("pull.ranges", params.PullRanges, _pull_ranges, READ, "The key ranges of a table.", True),
         Method("pull.register", params.PullRegister, _pull_register, READ, "Keep the log for a snapshot.", True),
@@ -318,16 +357,12 @@ METHODS: dict[str, Method] = {
     )
 }
 
-LATER = frozenset(
-    {f"query.{name}" for name in ("select", "prepare", "execute_prepared", "explain", "patch", "subscribe")}
-    | {"cdc.subscribe_query"}
-)
 LATER_GROUPS = ("merge.", "vector.", "view.", "security.token.")
 
 
 def refusal(name: str) -> HeadwaterError:
     """Why `name`, which is not in METHODS, is not served."""
-    if name in LATER or name.startswith(LATER_GROUPS):
+    if name.startswith(LATER_GROUPS):
         return NotSupported(f"Method '{name}' is not supported in this build", hint="It comes later.")
     if name.startswith("cluster."):
         return NotSupported(f"Method '{name}' is not supported", hint="A server stands alone for now.")

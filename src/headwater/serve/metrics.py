@@ -12,9 +12,11 @@ from prometheus_client.registry import Collector
 from headwater import __version__
 from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import DatabaseStatus
+from headwater.queries.queries import Queries
 from headwater.ranges.process import Numbers
 from headwater.serve.methods import METHODS
 from headwater.serve.pulls import Pulls
+from headwater.serve.query_metrics import QUERY_METRICS, asked
 
 Status = Callable[[], dict[str, DatabaseStatus]]
 
@@ -50,6 +52,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
     "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
     "headwater_subscription_lag_changes_sum": ("gauge", "Lag of all subscriptions together.", ("db",)),
+    **QUERY_METRICS,
 }
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 _PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
@@ -94,11 +97,12 @@ class Metrics:
         status: Status,
         feeds: Feeds | None = None,
         pulls: Pulls | None = None,
+        queries: Queries | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Pulled(status, feeds, pulls, clock))
+        self._registry.register(_Pulled(status, feeds, pulls, queries, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         name = "headwater_rpc_request_seconds"
@@ -142,8 +146,16 @@ class Metrics:
 class _Pulled(Collector):
     """What is read from the databases when Prometheus asks. What is not known is absent."""
 
-    def __init__(self, status: Status, feeds: Feeds | None, pulls: Pulls | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        status: Status,
+        feeds: Feeds | None,
+        pulls: Pulls | None,
+        queries: Queries | None,
+        clock: Callable[[], float],
+    ) -> None:
         self._status = status
+        self._queries = queries
         self._pulls = pulls
         self._feeds = feeds
         self._clock = clock
@@ -166,6 +178,9 @@ class _Pulled(Collector):
         if self._pulls is not None:
             for name, of in _WORKED.items():
                 yield _family(name, [((), float(of(self._pulls.numbers)))])
+        if self._queries is not None:
+            for name, samples in asked(self._queries):
+                yield _family(name, samples)
 
 
 def _fed(feeds: Feeds) -> Iterator[Metric]:

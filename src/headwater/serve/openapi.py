@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 
 from headwater import __version__
+from headwater.serve.answers import OBJECTS
 from headwater.serve.auth import Access
 from headwater.serve.methods import METHODS
-from headwater.serve.routes import ROUTES, Route
+from headwater.serve.routes import ROUTES, ROW, Route
 
 _REF = "#/components/schemas/{name}"
 
@@ -44,13 +45,15 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": "_".join([route.handler, *route.placeholders]),
         "summary": route.summary,
         "security": [] if route.access is Access.OPEN else [{}, {"bearer": []}, {"apiKey": []}],
-        "responses": _RPC_RESPONSES if route.rpc else _RESPONSES,
+        "responses": _RPC_RESPONSES if route.rpc else _ROW_RESPONSES if route.path == ROW else _RESPONSES,
     }
     if parameters := _parameters(route):
         found["parameters"] = parameters
     if route.rpc:
         schema = _ref("Request" if route.handler == "rpc" else "SqlExec")
         found["requestBody"] = {"required": True, "content": _json(schema)}
+    elif route.method in ("PUT", "PATCH"):
+        found["requestBody"] = {"required": True, "content": _ROW_CONTENT}
     return found
 
 
@@ -128,4 +131,13 @@ _RPC_RESPONSES = {
     "200": {"description": "The answer, or why there is none.", "content": _json(_ref("Answer"))},
     "204": {"description": "The request had no id."},
     "default": {"description": "The request was not read.", "content": _json(_ref("Answer"))},
+}
+_ROW_CONTENT = {kind: {"schema": {"type": "object"}} for kind in ("application/json", OBJECTS)}
+_ROW_RESPONSES = {
+    "200": {"description": "The row as it is now.", "content": _ROW_CONTENT},
+    "201": {"description": "The row was created.", "content": _ROW_CONTENT},
+    "204": {"description": "The row was deleted."},
+    "304": {"description": "The row still has the tag of If-None-Match."},
+    "412": {"description": "If-Match or If-None-Match forbids it.", "content": _PROBLEM_CONTENT},
+    "default": {"description": "An error.", "content": _PROBLEM_CONTENT},
 }

@@ -11,6 +11,7 @@ from msgspec import inspect
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.feeds.subscribing import SubscribeTable
+from headwater.feeds.subscribing_query import SubscribeQuery
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _AT = re.compile(r"(.*) - at `(?:key in )?\$(.*)`\Z", re.DOTALL)
@@ -161,6 +162,10 @@ class DropTable(Params):
 
 class Subscribe(SubscribeTable, Params, kw_only=True, forbid_unknown_fields=True):
     """cdc.subscribe_table, cdc.backtest"""
+
+
+class SubscribeToQuery(SubscribeQuery, Params, kw_only=True, forbid_unknown_fields=True):
+    """cdc.subscribe_query"""
 
 
 class Subscription(Params):

@@ -8,6 +8,8 @@ from urllib.parse import unquote
 from headwater.serve.auth import Access
 
 STREAM = ("from_offset", "ticket")
+QUERY = "/api/v1/q/{query_id}"
+ROW = "/api/v1/t/{db}/{table}/{key}"
 FILTERS = ("pk", "pk_range", "spans", "ops", "columns", "include", "format", "where", "shard", "start", "ts", "txn")
 
 
@@ -27,8 +29,9 @@ class Route:
 
     @property
     def allow(self) -> str:
-        """The Allow header."""
-        return "GET, HEAD" if self.method == "GET" else self.method
+        """The Allow header: every method that is served at its path."""
+        here = [route.method for route in ROUTES if route.path == self.path]
+        return ", ".join("GET, HEAD" if method == "GET" else method for method in here)
 
     @property
     def placeholders(self) -> list[str]:
@@ -98,23 +101,49 @@ ROUTES = (
         stream=True,
         query=("tables", "after", "upto", "generation", "ticket"),
     ),
+    Route("GET", QUERY, "query", "The answer of a prepared query, with its ETag.", query=("args", "ticket")),
+    Route(
+        "GET",
+        f"{QUERY}/events",
+        "query_events",
+        "When a prepared query is stale: server-sent events, or a WebSocket by upgrade.",
+        stream=True,
+        websocket=True,
+        query=("args", *STREAM),
+    ),
+    Route("GET", ROW, "get_row", "One row by its key, with its ETag."),
+    Route("PUT", ROW, "put_row", "Make a row exactly this: create it or replace it."),
+    Route("PATCH", ROW, "patch_row", "Set columns of one row."),
+    Route("DELETE", ROW, "delete_row", "Delete one row."),
 )
 BY_PATH = {route.path: route for route in ROUTES if "{" not in route.path}
 PATTERNS = [(route.path.split("/"), route) for route in ROUTES if "{" in route.path]
 
 
-def find(path: str, raw_path: bytes) -> tuple[Route | None, dict[str, str]]:
-    """The route of a request and the values of its placeholders; a slash inside a value is sent as %2F."""
+def find(path: str, raw_path: bytes, method: str = "GET") -> tuple[Route | None, dict[str, str]]:
+    """The route of a request and the values of its placeholders; a slash inside a value is sent as %2F.
+
+    Where nothing at the path takes `method`, the first route there: it can say what is allowed.
+    """
     route = BY_PATH.get(path)
     if route is not None:
         return route, {}
     parts = raw_path.decode("ascii", "replace").split("/")
+    first: tuple[Route | None, dict[str, str]] = (None, {})
     for pattern, route in PATTERNS:
         if len(pattern) == len(parts):
             pairs = list(zip(pattern, parts, strict=True))
             if all(want == part or (want[:1] == "{" and part) for want, part in pairs):
-                return route, {want[1:-1]: _unquoted(part) for want, part in pairs if want[:1] == "{"}
-    return None, {}
+                found = route, {want[1:-1]: _unquoted(part) for want, part in pairs if want[:1] == "{"}
+                if route.takes(method):
+                    return found
+                first = found if first[0] is None else first
+    return first
+
+
+def key_parts(raw_path: bytes) -> tuple[str, ...]:
+    """The values with commas between them at the end of a path; a comma inside a value is sent as %2C."""
+    return tuple(map(_unquoted, raw_path.decode("ascii", "replace").rpartition("/")[2].split(",")))
 
 
 def _unquoted(part: str) -> str:

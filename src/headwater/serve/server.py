@@ -15,6 +15,8 @@ import uvicorn
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 from headwater.feeds.feeds import Feeds
+from headwater.queries.queries import Prepares
+from headwater.queries.subscribed import Subscribed
 from headwater.ranges.process import Bulk
 from headwater.serve.api import Api
 from headwater.serve.auth import Gate, split_address
@@ -76,6 +78,10 @@ class Server:
         self._bridge = Bridge(threads=READ_THREADS)
         self._api.tickets = self._gate.tickets
         self._api.feeds = None if self._open_feeds is None else self._open_feeds()
+        databases = self._api.databases
+        self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
+        if self._api.feeds is not None and self._api.queries is not None:
+            self._api.feeds.ask(Subscribed(self._api.queries))
         application = self._application(self._bridge, self._api.feeds)
         self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds))
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
@@ -96,11 +102,12 @@ class Server:
             self._api,
             self._gate,
             bridge,
-            Metrics(self._api.databases.status, feeds, self._pulls),
+            Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries),
             max_body=config.max_body_bytes,
             places=places,
             cors=Cors(config.cors_origins, locked=self._gate.locked),
             streams=streams,
+            public=self._api.queries is not None and self._api.queries.public,
         )
 
     def _open_pulls(self, feeds: Feeds) -> Pulls | None:

@@ -12,15 +12,19 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.ending import Ending
-from headwater.feeds.feeds import Feeds, From, Opening
+from headwater.feeds.feeds import Feeds
+from headwater.feeds.opening import From, Opening
+from headwater.feeds.questions import Args
 from headwater.feeds.snapshot import Position
 from headwater.feeds.stream import Stream
+from headwater.model.literal import to_lit
 from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
 from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
 from headwater.serve.places import Places, client_of
 from headwater.serve.pulls import Pulls
+from headwater.serve.query_pages import args_in
 
 SSE = Opening("sse", frames.sse, ping=frames.SSE_PING, farewell=frames.SSE_FAREWELL)
 WS = Opening("websocket", frames.websocket)
@@ -53,6 +57,8 @@ class Streams:
         with self._places.take(client_of(call.scope)):
             if handler == "sse":
                 return await self._sse(call)
+            if handler == "query_events":
+                return await self._query_events(call)
             if handler == "changes":
                 return await self._changes(call)
             if handler == "snapshot":
@@ -74,6 +80,16 @@ class Streams:
     async def _sse(self, call: Call) -> int:
         stream = await self._feeds.open(call.who, call.values["sub_id"], SSE, begin(call))
         return await self._pour(call, stream, EVENT_STREAM, frames.SSE_OPENING)
+
+    async def _query_events(self, call: Call) -> int:
+        stream = await self._open_query(call, SSE)
+        return await self._pour(call, stream, EVENT_STREAM, frames.sse_opening(stream.place))
+
+    async def _open_query(self, call: Call, opening: Opening) -> Stream:
+        given = args_in(call.query.get("args"))
+        named = {name: to_lit(value) for name, value in sorted(given.items())} if isinstance(given, dict) else None
+        args: Args = [to_lit(value) for value in given] if named is None else named
+        return await self._feeds.open_query(call.who, call.values["query_id"], args, opening, begin(call))
 
     async def _changes(self, call: Call) -> int:
         params, upto = changes_asked(call.values, call.query)
@@ -107,11 +123,14 @@ class Streams:
 
     # --- WebSocket ---------------------------------------------------------------------------------------------------
 
-    async def websocket(self, call: Call) -> int:
+    async def websocket(self, handler: str, call: Call) -> int:
         """Answer one WebSocket; an error before it is accepted leaves as it came."""
         await call.receive()
         with self._places.take(client_of(call.scope)):
-            stream = await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call))
+            if handler == "query_events":
+                stream = await self._open_query(call, WS)
+            else:
+                stream = await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call))
             try:
                 await call.send({"type": "websocket.accept"})
                 listening = asyncio.ensure_future(self._listen(call, stream))
@@ -147,6 +166,8 @@ class Streams:
         if text is None:
             raise InvalidRequest('frames are JSON text, such as {"ack": 17}')
         frame = _frames.decode(text)
+        if "sub_id" not in call.values:
+            raise InvalidRequest("nothing is kept of this stream: there is nothing to ack or to pause")
         if frame == Frame():
             raise InvalidRequest('a frame says something, such as {"ack": 17} or {"pause": true}')
         id, subscriptions = call.values["sub_id"], self._feeds.subscriptions

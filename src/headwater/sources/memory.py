@@ -12,6 +12,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.dependency import Analysis
 from headwater.model.key import Span, encode_key
 from headwater.model.literal import Value
+from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Chunk, Condition, Look, Point, Read, Sample, Tx, Work, Written
 from headwater.sources.sqlite.order import column_of
@@ -165,6 +166,10 @@ class MemorySource:
     def look(self) -> Look:
         """See Source."""
         return Look(self.head(), 0)
+
+    def text(self, query: Query) -> str:
+        """See Source."""
+        raise NotSupported("a source in memory runs no SQL")
 
     def analyse(self, sql: str) -> Analysis:
         """See Source."""

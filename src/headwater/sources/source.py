@@ -13,6 +13,7 @@ from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
+from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class Read(msgspec.Struct, frozen=True):
     rows: tuple[Row, ...]
     offset: int
     truncated: bool = False
+    settled: bool = True  # rows cannot have changed without an offset
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -42,6 +44,7 @@ class Look(msgspec.Struct, frozen=True):
 
     head: int
     schema: int
+    settled: bool = True  # as in Read
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -108,6 +111,10 @@ class Session(Protocol):
 
     def execute(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Result:
         """One statement, data or schema; transaction control and our own tables are refused."""
+        ...
+
+    def is_read_only(self, sql: str) -> bool:
+        """Whether the engine itself says that `sql` writes nothing."""
         ...
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
@@ -280,6 +287,10 @@ class Source(Protocol):
 
     def look(self) -> Look:
         """Where the database stands now. Cheap: one small read."""
+        ...
+
+    def text(self, query: Query) -> str:
+        """A query of the JSON form as SQL of this database; the same for the same query."""
         ...
 
     def analyse(self, sql: str) -> Analysis:

@@ -58,7 +58,7 @@ def _marked(sql: str) -> str:
     return sql + _MARK
 
 
-_ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # what apsw.ext.query_info passes
+ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # what apsw.ext.query_info passes
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -180,7 +180,7 @@ class Guard:
         self.forget_statement()
         try:
             with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
-                cursor.execute(sql, _ANY_BINDINGS, can_cache=False)
+                cursor.execute(sql, ANY_BINDINGS, can_cache=False)
         finally:
             cursor.close()
         if not seen:

@@ -12,6 +12,7 @@ import msgspec
 
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
+from headwater.sources.sqlite import views
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, nests, plan
 from headwater.sources.sqlite.shape import Shape, key_compares_as_columns_do, read_shape, table_names, virtual_names
@@ -152,7 +153,21 @@ def reconcile(
             if layout.active and not layout.table.primary_key:
                 _announce(db, layout.id, ddl or "VACUUM", resnapshot=True)
         db.execute(f"UPDATE {CANARY} SET rowid = 2")
+    _reconcile_views(db, ddl)
     return steps
+
+
+def _reconcile_views(db: apsw.Connection, ddl: str) -> None:
+    """Readers of the tables of a view that is not what it was are told: their queries may mean something else."""
+    rows = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'view' AND name <> ?", (END,))
+    before, now = views.parse(meta(db, "views")), dict(rows)
+    layouts = {layout.table.name: layout.id for layout in read_layouts(db).values() if layout.active}
+    for name in views.moved(before, now):
+        for table in sorted(views.read_by(name, before, layouts) | views.read_by(name, now, layouts)):
+            _announce(db, layouts[table], ddl or now.get(name) or f"DROP VIEW {ident(name)}", resnapshot=False)
+    kept = views.remembered(before, now)
+    if kept != before:
+        set_meta(db, "views", msgspec.json.encode(kept).decode())
 
 
 def _note_places(db: apsw.Connection) -> None:

@@ -138,6 +138,11 @@ class SqliteSession:
     def _execute(self, sql: str, args: Args) -> Result:
         return run_statement(self._db, self._guard, self._catalog, sql, args)
 
+    def is_read_only(self, sql: str) -> bool:
+        """See Session."""
+        self._catalog.look()
+        return self._guard.examine(sql).read_only
+
     def _run(self, sql: str, bindings: Any) -> apsw.Cursor:
         return self._db.execute(sql, bindings)
 

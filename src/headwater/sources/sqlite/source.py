@@ -18,6 +18,7 @@ from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import key_is
+from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Chunk, Look, Notes, Read, Sample, Work, Written
 from headwater.sources.sqlite.analysis.analyse import Analyses
@@ -40,6 +41,7 @@ from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.opening import Connected, open_database
 from headwater.sources.sqlite.order import order
 from headwater.sources.sqlite.pool import Pool
+from headwater.sources.sqlite.query_sql import query_sql
 from headwater.sources.sqlite.sample import read_sample
 from headwater.sources.sqlite.session import SqliteSession, run_statement
 from headwater.sources.sqlite.triggers import CAPTURE
@@ -64,7 +66,8 @@ class SqliteSource:
         self._is_open = False
         self._witness = Witness(notes)
         self._predicates = Predicates()
-        self._analyses = Analyses()
+        self._vouched = -1  # the schema_version that capture was last made to fit
+        self._analyses = Analyses(lambda: self._vouched)
         try:
             self._open()
         except BaseException:
@@ -72,6 +75,7 @@ class SqliteSource:
             raise
 
     def _open(self) -> None:
+        self._vouched = -1
         self._file = open_database(self.path, vfs=self._vfs, config=self._config)
         self.inode = os.stat(self.path).st_ino  # another file may come to lie at the path
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
@@ -241,11 +245,12 @@ class SqliteSource:
             raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
 
     def _reconcile(self, known_good: int) -> None:
-        def work(_: object) -> None:
+        def work(_: object) -> int:
             with self._guard.own() as db:
                 reconcile(db, self._config.tables, known_good=known_good)
+                return int(str(db.pragma("schema_version")))
 
-        self._writer.submit(work, ours=True).result()
+        self._vouched = self._writer.submit(work, ours=True).result().value
 
     def _demand_resnapshot(self, tables: set[str]) -> None:
         def work(_: object) -> None:
@@ -267,6 +272,10 @@ class SqliteSource:
         """Where the file stands."""
         with self._pool.read() as reader:
             return self._analyses.look(reader)
+
+    def text(self, query: Query) -> str:
+        """A query of the JSON form as SQL."""
+        return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
         """What one read-only statement depends on."""

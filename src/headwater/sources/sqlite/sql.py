@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from headwater.errors import InvalidRequest
-from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal
+from headwater.model.literal import Value
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
 from headwater.model.table import Table
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.values import DECLARED, Stored, to_stored
@@ -27,17 +28,77 @@ _BINARY = {
 _CASTS = {"i64": "INTEGER", "f64": "REAL", "str": "TEXT", "bytes": "BLOB"}
 
 
-class Renderer:
+class Expressions:
+    """Writes expressions. What a column, a value and a part of a query become is said by who writes for what."""
+
+    def col(self, col: Col) -> str:
+        """A column."""
+        raise NotImplementedError
+
+    def value(self, value: Value) -> str:
+        """A value that stands in the expression."""
+        raise NotImplementedError
+
+    def queried(self, expr: Queried) -> str:
+        """What only queries hold."""
+        raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
+
+    def expr(self, expr: Expr) -> str:
+        """The expression as SQL text, closed in itself."""
+        match expr:
+            case Col():
+                return self.col(expr)
+            case Literal(value):
+                return self.value(value)
+            case Call(op, args):
+                return _call(op, [self.expr(arg) for arg in args])
+            case Function(name, args):
+                return f"{name}({', '.join(self.expr(arg) for arg in args)})"
+            case Cast(inner, kind):
+                return f"CAST({self.expr(inner)} AS {_CASTS[kind]})"
+            case Case(branches, otherwise):
+                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
+                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
+            case Queried():
+                return self.queried(expr)
+
+
+def _call(op: str, args: list[str]) -> str:
+    match op, args:
+        case (("and" | "or"), _):
+            return "(" + f" {op.upper()} ".join(args) + ")"
+        case "not", [a]:
+            return f"(NOT {a})"
+        case "is_null", [a]:
+            return f"({a} IS NULL)"
+        case "in", [a, *options]:
+            return f"({a} IN ({', '.join(options)}))"
+        case "between", [a, low, high]:
+            return f"({a} BETWEEN {low} AND {high})"
+        case _, [a, b] if op in _BINARY:
+            return f"({a} {_BINARY[op]} {b})"
+    raise InvalidRequest(f"operator {op!r} is not known to SQLite", hint="Write the condition in another way.")
+
+
+class Renderer(Expressions):
     """Collects bindings while it writes text. One per statement."""
 
     def __init__(self, table: Table) -> None:
         self.table = table
         self.bindings: list[Stored] = []
 
-    def bind(self, value: object) -> str:
+    def value(self, value: Value) -> str:
         """A placeholder for `value`."""
-        self.bindings.append(to_stored(value))  # type: ignore[arg-type]
+        return self.bind(value)
+
+    def bind(self, value: Value) -> str:
+        """A placeholder for `value`."""
+        self.bindings.append(to_stored(value))
         return "?"
+
+    def col(self, col: Col) -> str:
+        """A column of the table."""
+        return self.column(col.name)
 
     def column(self, name: str) -> str:
         """A quoted column of the table."""
@@ -48,39 +109,6 @@ class Renderer:
                 hint=f"Its columns are {', '.join(c.name for c in self.table.visible)}.",
             )
         return ident(name)
-
-    def expr(self, expr: Expr) -> str:
-        """The condition as SQL text."""
-        match expr:
-            case Col(name, _):
-                return self.column(name)
-            case Literal(value):
-                return self.bind(value)
-            case Call(op, args):
-                return self._call(op, [self.expr(arg) for arg in args])
-            case Function(name, args):
-                return f"{name}({', '.join(self.expr(arg) for arg in args)})"
-            case Cast(inner, kind):
-                return f"CAST({self.expr(inner)} AS {_CASTS[kind]})"
-            case Case(branches, otherwise):
-                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
-                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
-
-    def _call(self, op: str, args: list[str]) -> str:
-        match op, args:
-            case (("and" | "or"), _):
-                return "(" + f" {op.upper()} ".join(args) + ")"
-            case "not", [a]:
-                return f"(NOT {a})"
-            case "is_null", [a]:
-                return f"({a} IS NULL)"
-            case "in", [a, *options]:
-                return f"({a} IN ({', '.join(options)}))"
-            case "between", [a, low, high]:
-                return f"({a} BETWEEN {low} AND {high})"
-            case _, [a, b] if op in _BINARY:
-                return f"({a} {_BINARY[op]} {b})"
-        raise InvalidRequest(f"operator {op!r} is not known to SQLite", hint="Write the condition in another way.")
 
     def where(self, expr: Expr | None) -> str:
         """` WHERE …`, or nothing."""

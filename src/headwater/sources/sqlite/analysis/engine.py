@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import apsw
 import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.analysis.functions import is_deterministic
-from headwater.sources.sqlite.guard import Access, Statement
+from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.guard import ANY_BINDINGS, Access, Statement
 from headwater.sources.sqlite.opening import Connected
 
 MAX_PARAMETERS = 999
+Program = list[tuple[Any, ...]]
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -25,6 +28,7 @@ class Facts(msgspec.Struct, frozen=True):
     functions: frozenset[str]
     is_recursive: bool
     foreign: tuple[str, ...]  # other things that are read: virtual tables, the schema itself, table-valued functions
+    program: Program  # what SQLite would run
 
     @property
     def objects(self) -> tuple[str, ...]:
@@ -39,6 +43,8 @@ class Facts(msgspec.Struct, frozen=True):
 
 def facts_of(reader: Connected, sql: str) -> Facts:
     """Ask the engine; InvalidRequest for what is no single read-only statement."""
+    if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
+        raise InvalidRequest("the statement holds a NUL or half a character", hint="Send it as UTF-8 text.")
     reader.catalog.look()
     statement, accesses = reader.guard.accesses(sql)
     if not statement.read_only:
@@ -47,12 +53,17 @@ def facts_of(reader: Connected, sql: str) -> Facts:
         raise InvalidRequest("the statement has no answer", hint="Send a SELECT.")
     if len(statement.parameters) > MAX_PARAMETERS:
         raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Number them from ?1, or bind a JSON list.")
-    return _facts(reader, statement, accesses)
+    try:
+        program = program_of(reader, sql.lstrip("; \t\r\n"))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"only a SELECT can be a query ({error.message})", hint="Send one SELECT.") from None
+    return _facts(reader, statement, accesses, program)
 
 
-def _facts(reader: Connected, statement: Statement, accesses: list[Access]) -> Facts:
+def _facts(reader: Connected, statement: Statement, accesses: list[Access], program: Program) -> Facts:
     known = {name.lower(): name for name in reader.catalog.tables()}
     views = {name.lower(): name for name in _views(reader)}
+    others = _other_names(reader)
     columns, tables, seen, foreign = set(), set(), set(), set()
     for access in accesses:
         if access.op != apsw.SQLITE_READ or access.a is None:
@@ -63,10 +74,16 @@ def _facts(reader: Connected, statement: Statement, accesses: list[Access]) -> F
             columns.add((known[name], access.b or ""))
         elif name in views:
             seen.add(views[name])
-        else:
+        elif access.b or name in others or name.startswith(("pragma_", "sqlite_")):
             foreign.add(access.a)
+        # else it is a name of WITH of which no column is asked: SQLite asks leave for it like for a table
     seen |= {views[access.by.lower()] for access in accesses if access.by and access.by.lower() in views}
     functions = {(access.b or "").lower() for access in accesses if access.op == apsw.SQLITE_FUNCTION}
+    for name in _opened(reader, program):
+        if name.lower() in known:
+            tables.add(known[name.lower()])
+        else:
+            foreign.add(name)
     return Facts(
         statement,
         frozenset(columns),
@@ -75,12 +92,44 @@ def _facts(reader: Connected, statement: Statement, accesses: list[Access]) -> F
         frozenset(functions),
         any(access.op == apsw.SQLITE_RECURSIVE for access in accesses),
         tuple(sorted(foreign)),
+        program,
     )
 
 
+def program_of(reader: Connected, sql: str) -> Program:
+    """What SQLite would run for `sql`, without the comments and the steps that only name things."""
+    with reader.guard.own() as db, sqlite_errors():
+        found = db.cursor().execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
+        return [(row[1], *row[2:5], None if row[1] == "Explain" else row[5], row[6]) for row in found]
+
+
+def _opened(reader: Connected, program: Program) -> set[str]:
+    """The tables whose rows or indexes the program opens: no leave is asked for what only USING names."""
+    roots = {step[2] for step in program if step[0] in ("OpenRead", "ReopenIdx") and step[3] == 0}
+    found = reader.guard.run(
+        "SELECT tbl_name FROM sqlite_schema WHERE rootpage IN (SELECT value FROM json_each(?))"
+        " UNION ALL SELECT 'sqlite_schema' WHERE 1 IN (SELECT value FROM json_each(?))",
+        (roots_text := msgspec.json.encode(sorted(roots)).decode(), roots_text),
+    )
+    return {str(name) for (name,) in found.fetchall()}
+
+
+def _other_names(reader: Connected) -> set[str]:
+    """Everything that could stand in FROM and is neither a table of the user nor a view."""
+    found = reader.guard.run(
+        "SELECT lower(name) FROM sqlite_schema WHERE type = 'table' UNION SELECT lower(name) FROM pragma_module_list"
+    )
+    return {str(name) for (name,) in found.fetchall()}
+
+
 def _views(reader: Connected) -> list[str]:
-    found = reader.guard.run("SELECT name FROM sqlite_schema WHERE type = 'view'")
-    return [str(name) for (name,) in found.fetchall()]
+    return list(view_texts(reader))
+
+
+def view_texts(reader: Connected) -> dict[str, str]:
+    """The views of the file by name, with their definitions."""
+    found = reader.guard.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'")
+    return {str(name): str(sql) for name, sql in found.fetchall()}
 
 
 def volatility(reader: Connected, facts: Facts) -> tuple[str, ...]:
@@ -88,8 +137,21 @@ def volatility(reader: Connected, facts: Facts) -> tuple[str, ...]:
     captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
     reasons += [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
-    reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign]
+    reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign if not _is_function(name)]
     return tuple(sorted(reasons))
+
+
+def _is_function(name: str) -> bool:
+    """What stands in FROM like a table and depends on its arguments alone."""
+    return name.lower() in ("json_each", "json_tree")
+
+
+def bare_rowids(reader: Connected, facts: Facts) -> tuple[str, ...]:
+    """The same for rowids that are read, but are neither a key nor told by any change."""
+    tables = reader.catalog.tables()
+    asked = {table for table, column in facts.columns if column == "ROWID" and column not in tables[table].index}
+    found = {name for name in asked if not any(c.auto or c.hidden for c in tables[name].columns)}
+    return tuple(f"the rowid of {name!r} is not captured" for name in sorted(found))
 
 
 def epoch_of(reader: Connected, objects: tuple[str, ...]) -> str:

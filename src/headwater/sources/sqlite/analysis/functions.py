@@ -20,8 +20,6 @@ _AGGREGATE = "avg count group_concat max min string_agg sum total median percent
 _JSON_AGGREGATE = "json_group_array json_group_object jsonb_group_array jsonb_group_object"
 _WINDOW = "row_number rank dense_rank percent_rank cume_dist ntile lag lead first_value last_value nth_value"
 
-# Of these the order in which rows come decides, unless the query fixes it.
-IN_ORDER = frozenset(f"group_concat string_agg sum total avg {_JSON_AGGREGATE}".split())
 DETERMINISTIC = frozenset(f"{_SCALAR} {_AGGREGATE} {_JSON_AGGREGATE} {_WINDOW}".split())
 
 

@@ -1,0 +1,150 @@
+"""Invalidations on the wire: a question may answer differently from this offset on, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from headwater.feeds.formats.images import Image, Key, Unknown, delivered, shown, unavailable
+from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
+from headwater.feeds.gathering import Gathering
+from headwater.feeds.options import Shape
+from headwater.feeds.questions import Question
+from headwater.model.change import Op
+from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
+from headwater.model.pertable import PerTable
+from headwater.model.table import Table
+
+BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name
+FORMATS = ("objects_json", "plain_json", "cloudevents_json")
+
+
+class Invalidations(Protocol):
+    """Writes invalidations of one database in one shape. Use from any thread."""
+
+    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+        """One compact JSON object. `op` tells the images of the last change: none of them when it is None."""
+        ...
+
+
+class _Plan:
+    """What is the same in all invalidations by one shape of a table."""
+
+    def __init__(self, table: Table, shape: Shape, form: Form) -> None:
+        self.head = b',"db":' + name(shape.db) + b',"table":' + name(table.name) + b',"op":"invalidate"'
+        self.image = Image(table, shown(table, shape), form)
+        self.pk = Key(table, form) if table.primary_key else None
+        self.schema = b',"schema":%d' % table.version
+
+
+class Native:
+    """objects_json and plain_json: the fields of a change in their order, then those we added."""
+
+    def __init__(self, shape: Shape, form: Form) -> None:
+        self._before, self._after = shape.before, shape.after
+        self._plans = PerTable(lambda table: _Plan(table, shape, form))
+        self._keys = PerTable(lambda table: Key(table, form))
+
+    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+        """See Invalidations."""
+        part, offset, change, place = found.last
+        plan = self._plans(change.table)
+        before, after = (None, None) if op is None else delivered(change, op)
+        unknown: Unknown = set()
+        number, at = encode(offset), offset - part.first
+        tag = encode(question.tag(offset))
+        pk = b"" if plan.pk is None or change.row is None else plan.pk(change.row)
+        parts = (
+            b'{"seq":',
+            number,
+            plan.head,
+            b',"pk":' + pk if pk else b"",
+            b',"before":' + plan.image(before, unknown) if self._before and before is not None else b"",
+            b',"after":' + plan.image(after, unknown) if self._after and after is not None else b"",
+            b',"query_id":' + name(question.query_id) + b',"etag":' + tag,
+            b',"commit_ts_ms":%d,"lsn":%b' % (part.commit_ts_ms, number),
+            _pk_before(plan, found, pk),
+            b',"offset":%b,"ts":"%d.%d"' % (number, part.ts >> COUNTER_BITS, part.ts & MAX_COUNTER),
+            b',"txn":{"id":' + name(part.id) + b',"seq":%d,"last":' % (part.start + at),
+            b"true}" if part.last and at + 1 == len(part.changes) else b"false}",
+            plan.schema,
+            b',"new_etag":' + tag,
+            self._changed_keys(found),
+            b',"reason":' + _reason(question, found),
+            b',"ddl":' + name(change.ddl or "") if change.op is Op.SCHEMA_CHANGE else b"",
+            unavailable(unknown) if unknown else b"",
+            b"}",
+        )
+        return b"".join(parts)
+
+    def _changed_keys(self, found: Gathering) -> bytes:
+        tables = (
+            name(table) + b":[" + b",".join(self._keys(shape)(key) for shape, key in keys.values()) + b"]"
+            for table, keys in found.keys.items()
+        )
+        cut = b',"changed_keys_cut":true' if found.is_cut else b""
+        return b',"changed_keys":{' + b",".join(tables) + b"}" + cut
+
+
+class _Brief:
+    """What query.subscribe tells."""
+
+    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+        """See Invalidations."""
+        offset, tag = found.last.offset, question.tag(found.last.offset)
+        table = clean(found.last.change.table.name)
+        return encode({"query_id": question.query_id, "etag": tag, "new_etag": tag, "table": table, "offset": offset})
+
+
+class CloudEvents:
+    """cloudevents_json: CloudEvents 1.0 in structured mode, with the invalidation as plain_json in `data`."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._db = shape.db
+        self._data = Native(shape, PLAIN)
+
+    def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
+        """See Invalidations."""
+        part, offset, _, _ = found.last
+        head = {
+            "specversion": "1.0",
+            "id": f"{self._db}/{question.query_id}/{question.tag(offset)}",
+            "source": f"/headwater/{self._db}/q/{question.query_id}",
+            "type": "headwater.invalidate",
+            "time": _time(part.commit_ts_ms),
+            "datacontenttype": "application/json",
+            "sequence": f"{offset:020d}",
+            "hwoffset": str(offset),
+            "hwtxn": clean(part.id),
+        }
+        return encode(head)[:-1] + b',"data":' + self._data.write(question, found, op) + b"}"
+
+
+def _time(ms: int) -> str:
+    return f"{datetime.fromtimestamp(ms // 1000, UTC):%Y-%m-%dT%H:%M:%S}.{ms % 1000:03d}Z"
+
+
+def _pk_before(plan: _Plan, found: Gathering, now: bytes) -> bytes:
+    change = found.last.change
+    moved = b"" if plan.pk is None or not now or change.after is None else plan.pk.moved(change.before, now)
+    return b',"pk_before":' + moved if moved else b""
+
+
+def _reason(question: Question, found: Gathering) -> bytes:
+    why = question.reason(found.last.change, found.last.place)
+    columns = None if why.columns is None else [clean(column) for column in why.columns]
+    return encode({"table": clean(why.table), "columns": columns, "condition": clean(why.condition)})
+
+
+MAKERS: dict[str, Callable[[Shape], Invalidations]] = {
+    "objects_json": lambda shape: Native(shape, LIT),
+    "plain_json": lambda shape: Native(shape, PLAIN),
+    "cloudevents_json": CloudEvents,
+    BRIEF: lambda shape: _Brief(),
+}
+
+
+def invalidations(shape: Shape) -> Invalidations:
+    """Writes invalidations in `shape`, whose format was checked when it was asked for."""
+    return MAKERS[shape.format](shape)

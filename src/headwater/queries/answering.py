@@ -1,0 +1,309 @@
+"""Answers to prepared queries: executed, or found to be what the asker has. Never the latter when it would differ."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import msgspec
+
+from headwater.errors import Busy, HeadwaterError
+from headwater.model.dependency import ALWAYS, Analysis
+from headwater.model.literal import Value
+from headwater.model.pack import encode_row
+from headwater.queries.binding import bind
+from headwater.queries.causality import Token, demand, floor_of, lacking
+from headwater.queries.database import Database
+from headwater.queries.instances import Args, Instance, Instances, instance_key, named_args
+from headwater.queries.looks import Looks, Run, Seen
+from headwater.queries.prepared import Prepared
+from headwater.queries.table_versions import TableVersions
+from headwater.queries.tags import QueryTag, read_tag
+from headwater.queries.versions import Versions
+from headwater.sources.source import Look, Read
+
+FLOOR_SECONDS = 2.0  # longest wait for a change that somebody has seen
+ATTEMPTS = 5  # at a schema that is being changed all the time
+WATCH_AFTER = 2  # requests for one instance, from which on its changes are tracked
+MAX_WATCHED = 10_000  # instances that are tracked because they are asked for
+
+
+PRECISIONS = ("row", "column", "table", "none")  # down to which dependencies are known; of none nothing is kept
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a query said, at `offset`; without rows where the asker has them already."""
+
+    instance: Instance
+    offset: int
+    etag: str | None = None  # none of a query whose answers cannot be kept
+    read: Read | None = None
+    matched: str = ""  # of the asker's tags the one that is current, as it stands in its quotes
+    seen: dict[str, int] = {}  # of each table the offset of its last change
+
+    @property
+    def not_modified(self) -> bool:
+        """Whether what the asker has is current."""
+        return self.read is None
+
+
+class Numbers(msgspec.Struct):
+    """What was answered, for metrics."""
+
+    asked: int = 0
+    conditional: int = 0  # askers that had an answer already
+    not_modified: int = 0
+    executed: int = 0
+    shared: int = 0  # answers that came of another request's execution
+    uncacheable: int = 0
+    tags: int = 0  # that were made or looked at
+    tag_seconds: float = 0.0  # it took
+    analysed: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(PRECISIONS, 0))
+    places: int = 0  # of tables in the queries analysed
+    compared: int = 0  # answers that went stale and were compared with the next
+    unchanged: int = 0  # of those were the same all the same
+
+    def analysis(self, found: Analysis) -> None:
+        """One more query was understood."""
+        self.analysed[_precision(found)] += 1
+        self.places += len(found.dependencies)
+
+
+def _precision(found: Analysis) -> str:
+    if not found.is_cacheable:
+        return "none"
+    if any(place.condition != ALWAYS for place in found.dependencies):
+        return "row"
+    return "column" if any(place.columns is not None for place in found.dependencies) else "table"
+
+
+class Answering:
+    """The queries of one database. In one loop; what blocks is run in threads."""
+
+    def __init__(self, database: Database, run: Run, numbers: Numbers, *, sample: int = 0) -> None:
+        self.database, self._run, self.numbers, self._sample = database, run, numbers, sample
+        self._looks = Looks(database, run)
+        self._instances = Instances()
+        self._analyses: dict[str, tuple[Analysis, int]] = {}  # by query: and the state of the schema it holds in
+        self._generation = database.log.generation  # in another one the schema may be any
+        self._flights: dict[Hashable, asyncio.Task[Read | None]] = {}
+        self._watched: dict[Hashable, None] = {}  # because they are asked for, the oldest first
+        self._held: set[Hashable] = set()  # subscribed
+        self.versions = Versions(database.source, database.log)
+        self.tables = TableVersions(database.log)
+
+    # --- asking ----------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        prepared: Prepared,
+        args: Args,
+        *,
+        format: str,
+        tags: Sequence[str] = (),
+        floor: Token | None = None,
+    ) -> Answer:
+        """The answer, or that one of `tags` (as they stand inside their quotes) is current.
+
+        PreconditionFailed where `floor` is not reached within two seconds.
+        """
+        self.numbers.asked += 1
+        for _ in range(ATTEMPTS):
+            seen = await self._looks.look()
+            instance = await self.instance(prepared, args, seen.look)
+            if floor is not None:
+                await self._rise(floor, instance.analysis.tables)
+            if not instance.analysis.is_cacheable:
+                self.numbers.uncacheable += 1
+                tags = ()
+            if tags and (known := self._known(instance, format, tags, seen)) is not None:
+                return known
+            read = await self._executed(instance, seen)
+            if read is not None:
+                return self._answer(instance, format, read, seen)
+            self._analyses.pop(prepared.id, None)  # the schema moved between the look and the read
+        raise Busy("the schema is being changed", hint="Try again in a moment.")
+
+    def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
+        self.numbers.conditional += 1
+        with self._timed():
+            return self._found(instance, format, tags, seen)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.numbers.tags += 1
+        self.numbers.tag_seconds += time.perf_counter() - started
+
+    def _found(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
+        if not (seen.is_caught_up and seen.look.settled):
+            return None
+        reached = self.versions.advance()
+        prefix = instance.prefix(format)
+        for opaque in tags:
+            tag = read_tag(opaque)
+            if tag is None or tag.prefix != prefix or tag.offset > reached:
+                continue
+            if self.versions.is_current(instance.key, instance.bound, tag.offset):
+                self.numbers.not_modified += 1
+                etag = tag.write(weak=not instance.analysis.is_total)
+                return Answer(instance, tag.offset, etag, matched=opaque, seen=self._seen(instance, reached))
+        return None
+
+    async def _executed(self, instance: Instance, seen: Seen) -> Read | None:
+        """Run it, once for all who ask the same after the same look."""
+        key = (instance.key, seen.number)
+        flight = self._flights.get(key)
+        if flight is not None:
+            self.numbers.shared += 1
+        else:
+            flight = self._flights[key] = asyncio.create_task(self._execute(instance))
+            flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        return await asyncio.shield(flight)
+
+    async def _execute(self, instance: Instance) -> Read | None:
+        self.numbers.executed += 1
+        found: Read | None = await self._run(self._read, instance)
+        return found
+
+    def _read(self, instance: Instance) -> Read | None:
+        found = self.database.source.answer(instance.analysis, instance.args)
+        with suppress(HeadwaterError):  # a full disk does not keep answers from anybody
+            self.tables.save()
+        return found
+
+    def _answer(self, instance: Instance, format: str, read: Read, seen: Seen) -> Answer:
+        known = self._seen(instance, read.offset)
+        if not instance.analysis.is_cacheable or not read.settled:
+            return Answer(instance, read.offset, None, read, seen=known)
+        with self._timed():
+            tag = QueryTag(instance.prefix(format), self._position(instance, read.offset))
+        if self._sample and hash(instance.key) % self._sample == 0:
+            self._compare(instance, tag.offset, read)
+        return Answer(instance, read.offset, tag.write(weak=not instance.analysis.is_total), read, seen=known)
+
+    def _compare(self, instance: Instance, position: int, read: Read) -> None:
+        """Whether what made the last answer stale made it another one: that tells how precise we are."""
+        rows = list(map(encode_row, read.rows))
+        digest = hashlib.blake2b(b"".join(rows if instance.analysis.is_total else sorted(rows))).digest()
+        if instance.digest is not None and instance.digest[0] != position:
+            self.numbers.compared += 1
+            self.numbers.unchanged += instance.digest[1] == digest
+        instance.digest = position, digest
+
+    def _seen(self, instance: Instance, offset: int) -> dict[str, int]:
+        self.tables.advance()
+        return self.tables.at(instance.analysis.tables, offset)
+
+    async def _rise(self, floor: Token, tables: Sequence[str]) -> None:
+        """Wait, for a while, until the log has what a writer or an earlier reader has seen."""
+        wanted = floor_of(floor, self.database.source.name, tables)
+        self.tables.advance()
+        ahead = lacking(wanted, self.tables.reached(tables))
+        if ahead:
+            await self._run(self.database.reach, max(ahead.values()), FLOOR_SECONDS)
+            self.tables.advance()
+        demand(wanted, self.tables.reached(tables), began=self.database.log.generation_first)
+
+    def _position(self, instance: Instance, offset: int) -> int:
+        """Where the last change that mattered stands, if that is known; else where the answer was read."""
+        if self.database.log.generation != instance.generation:
+            return offset
+        self.versions.advance()
+        if instance.asked >= WATCH_AFTER:
+            self._watch(instance)
+        known = self.versions.last(instance.key)
+        return known[0] if known is not None and known[0] <= offset <= known[1] else offset
+
+    def _watch(self, instance: Instance) -> None:
+        if self.versions.last(instance.key) is None:
+            self.versions.watch(instance.key, instance.bound)
+            self._watched[instance.key] = None
+            if len(self._watched) > MAX_WATCHED:
+                self._unwatch(next(iter(self._watched)))
+
+    def _unwatch(self, key: Hashable) -> None:
+        if self._watched.pop(key, self) is None and key not in self._held:
+            self.versions.forget(key)
+
+    # --- subscribed ------------------------------------------------------------------------------------------
+
+    def hold(self, instance: Instance, *, last: int | None = None, since: int | None = None) -> None:
+        """It is subscribed: its tag is canonical until `release`. See `Versions.watch`. From any thread."""
+        self._held.add(instance.key)
+        if last is not None or self.versions.last(instance.key) is None:
+            self.versions.watch(instance.key, instance.bound, last=last, since=since)
+
+    def release(self, key: Hashable) -> None:
+        """Nobody subscribes to it any more."""
+        self._held.discard(key)
+        if key not in self._watched:
+            self.versions.forget(key)
+
+    async def understood(self, prepared: Prepared, args: Args) -> tuple[Instance, int]:
+        """The query with these arguments as it is understood now, and an offset that was reached by then."""
+        seen = await self._looks.look()
+        return await self.instance(prepared, args, seen.look), seen.look.head
+
+    async def head(self) -> int:
+        """The offset that is reached now."""
+        return (await self._looks.look()).look.head
+
+    # --- understanding ---------------------------------------------------------------------------------------
+
+    async def instance(self, prepared: Prepared, args: Args, look: Look) -> Instance:
+        """The query with these arguments, understood as of `look` or later."""
+        analysis, schema = await self.analysis(prepared, look)
+        named = named_args(analysis.parameters, args)
+        key, generation = instance_key(prepared.id, named), self.database.log.generation
+        known = self._instances.get(key)
+        if known is not None and known.analysis is analysis and known.generation == generation:
+            known.schema = schema
+            return known
+        if known is not None:
+            self._unwatch(key)
+        made: Instance = await self._run(self._bound, prepared, analysis, named, generation, schema)
+        forgotten = self._instances.put(made)
+        if forgotten is not None:
+            self._unwatch(forgotten)
+        return made
+
+    def _bound(
+        self, prepared: Prepared, analysis: Analysis, args: dict[str, Value], generation: str, schema: int
+    ) -> Instance:
+        source = self.database.source
+        bound = bind(source, source.describe(), analysis, args)
+        made = Instance(prepared, analysis, args, bound, generation=generation, schema=schema)
+        if made.key in self._held:  # what mattered to it before may not be what matters now
+            self.versions.advance()
+            known = self.versions.last(made.key)
+            last = None if known is None else known[0]
+            self.versions.watch(made.key, bound, last=last, since=last)
+        return made
+
+    async def analysis(self, prepared: Prepared, look: Look) -> tuple[Analysis, int]:
+        """What the query depends on, and a state of the schema in which that holds, not before `look`."""
+        if self._generation != self.database.log.generation:
+            self._generation, self._analyses = self.database.log.generation, {}
+        known = self._analyses.get(prepared.id)
+        if known is not None and known[1] == look.schema:
+            return known
+        found: tuple[Analysis, int] = await self._run(self._analysed, prepared)
+        if known is not None and known[0].epoch == found[0].epoch:
+            found = known[0], found[1]  # what moved was something else
+        self._analyses[prepared.id] = found
+        self.numbers.analysis(found[0])
+        return found
+
+    def _analysed(self, prepared: Prepared) -> tuple[Analysis, int]:
+        source = self.database.source
+        for _ in range(ATTEMPTS):
+            before = source.look().schema
+            analysis = source.analyse(prepared.sql)
+            if source.look().schema == before:
+                return analysis, before
+        raise Busy("the schema is being changed", hint="Try again in a moment.")

@@ -1,0 +1,56 @@
+"""Looks: where a database stands, asked once for all who ask at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+from headwater.queries.database import Database
+from headwater.sources.source import Look
+
+CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
+
+Run = Callable[..., Awaitable[Any]]
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A look that began after all who share it had asked."""
+
+    number: int
+    look: Look
+    is_caught_up: bool  # the log holds everything that was committed then
+
+
+class Looks:
+    """Of one database, in the loop."""
+
+    def __init__(self, database: Database, run: Run) -> None:
+        self._database, self._run = database, run
+        self._next: asyncio.Task[Seen] | None = None  # has not begun
+        self._running: asyncio.Task[Seen] | None = None
+        self._number = 0
+
+    async def look(self) -> Seen:
+        """Where the database stands, at a moment after this call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._look())
+        return await asyncio.shield(self._next)
+
+    async def _look(self) -> Seen:
+        if self._running is not None:
+            await asyncio.wait({self._running})
+        look, self._next = self._next, None  # who comes from now on needs another
+        self._running = look
+        self._number += 1
+        try:
+            return Seen(self._number, *await self._run(self._see))
+        finally:
+            if self._running is look:
+                self._running = None
+
+    def _see(self) -> tuple[Look, bool]:
+        found = self._database.source.look()
+        return found, self._database.reach(found.head, CATCH_UP_SECONDS)

@@ -1,0 +1,126 @@
+"""Queries: everything that can be asked of prepared queries, over every database of this server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.model.database import real_name
+from headwater.model.dependency import Analysis
+from headwater.model.principal import Principal
+from headwater.queries.answering import Answer, Answering, Numbers
+from headwater.queries.causality import Token
+from headwater.queries.database import Databases
+from headwater.queries.instances import Args
+from headwater.queries.looks import Run
+from headwater.queries.patch_results import Results
+from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id
+from headwater.queries.versions import Versions
+
+
+class Explained(msgspec.Struct, frozen=True):
+    """A query, and all that is known of it."""
+
+    prepared: Prepared
+    analysis: Analysis
+
+
+@runtime_checkable
+class Prepares(Protocol):
+    """Databases whose queries are kept."""
+
+    def open_queries(self, run: Run) -> Queries:
+        """The queries, in the running loop."""
+        ...
+
+
+class Queries:
+    """Make it in the loop that serves. `run` runs what blocks in a thread."""
+
+    def __init__(
+        self, databases: Databases, prepared: PreparedQueries, run: Run, *, sample: int = 0, public: bool = False
+    ) -> None:
+        self._databases, self._prepared, self.run, self._sample = databases, prepared, run, sample
+        self.public = public  # whether shared caches may keep answers
+        self._answering: dict[str, Answering] = {}
+        self.numbers = Numbers()
+        self.results = Results()
+
+    async def prepare(
+        self,
+        principal: Principal,
+        sql: str,
+        *,
+        db: str | None = None,
+        form: bytes | None = None,
+        name: str | None = None,
+    ) -> Explained:
+        """Keep a query; its id is its content's. InvalidRequest for what is no query."""
+        found = await self.explain(principal, sql, db=db)
+        kept = await self.run(lambda: self._prepared.add(found.prepared.db, sql, form=form, name=name))
+        return Explained(kept, found.analysis)
+
+    async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explained:
+        """What a query depends on, without keeping it."""
+        made = unkept(sql, db)
+        return Explained(made, await self.run(self._databases.database(made.db).source.analyse, sql))
+
+    async def explain_prepared(self, principal: Principal, id: str) -> Explained:
+        """What a query that was kept depends on, today."""
+        return await self.explain(principal, self._prepared.get(id).sql, db=self._prepared.get(id).db)
+
+    def get(self, principal: Principal, id: str) -> Prepared:
+        """The query with this id; NotFound."""
+        return self._prepared.get(id)
+
+    async def ask(
+        self,
+        principal: Principal,
+        prepared: Prepared,
+        args: Args,
+        *,
+        format: str,
+        tags: Sequence[str] = (),
+        floor: Token | None = None,
+    ) -> Answer:
+        """The answer of a query, or that what the asker has is current."""
+        return await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+
+    def answering(self, db: str) -> Answering:
+        """The queries of one database; NotFound."""
+        database = self._databases.database(db)
+        found = self._answering.get(db)
+        if found is None or found.database is not database:  # dropped, and made again
+            found = self._answering[db] = Answering(database, self.run, self.numbers, sample=self._sample)
+        return found
+
+    def dropped(self, db: str) -> None:
+        """A database is no more, and neither are its queries."""
+        self._answering.pop(db, None)
+        self._prepared.drop_database(db)
+
+    @property
+    def kept(self) -> int:
+        """How many queries are prepared."""
+        return self._prepared.count
+
+    def versions(self) -> Mapping[str, Versions]:
+        """What is tracked, by database."""
+        return {db: found.versions for db, found in list(self._answering.items())}
+
+
+def unkept(sql: str, db: str | None) -> Prepared:
+    """A query that is asked without being kept; it has an id all the same."""
+    if len(sql) > MAX_TEXT:
+        raise InvalidRequest(f"a query has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the query is not valid Unicode") from None
+    if "\0" in sql:
+        raise InvalidRequest("the query holds a NUL character", hint="Bind it as an argument.")
+    name = real_name(db)
+    return Prepared(query_id(name, sql), name, sql)

@@ -1,0 +1,251 @@
+"""Subscribed instances: what feeds ask of queries. Fulfils `headwater.feeds.questions`, without knowing it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.change import Change, Op
+from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Param, Test
+from headwater.model.dependency_words import of_condition
+from headwater.model.literal import Value, from_lit
+from headwater.model.pack import encode_row
+from headwater.model.principal import ADMIN
+from headwater.queries.answering import Answering
+from headwater.queries.etag import opaque
+from headwater.queries.instances import Instance
+from headwater.queries.prepared import Prepared
+from headwater.queries.queries import Queries
+from headwater.queries.router import Router
+from headwater.queries.tags import QueryTag, read_tag
+from headwater.sources.source import Source
+
+FORMATS = ("rows_json", "objects_json", "plain_json", "csv", "arrow")  # of answers; the first is what events tell
+Args = list[Any] | dict[str, Any]  # Lits
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a change matters."""
+
+    table: str
+    columns: list[str] | None
+    condition: str
+
+
+class Answered(msgspec.Struct, frozen=True):
+    """A hash of an answer, and where it was read."""
+
+    offset: int
+    digest: bytes
+
+
+class Asked:
+    """An instance as it is understood at `head` or later."""
+
+    def __init__(self, instance: Instance, key: Hashable, url: str, head: int, source: Source) -> None:
+        self.instance, self.key, self.url, self.head = instance, key, url, head
+        self._source = source
+        self.query_id, self.db = instance.prepared.id, instance.prepared.db
+        self.tables = instance.analysis.tables
+        self.prefix = instance.prefix(FORMATS[0])
+        self._conditions: dict[int, str] = {}
+
+    def matters(self, change: Change) -> int | None:
+        """The first place to which `change` matters."""
+        return self.instance.bound.matters(change)
+
+    def reason(self, change: Change, place: int) -> Reason:
+        """Why it does."""
+        if change.op is Op.SCHEMA_CHANGE:
+            return Reason(change.table.name, None, "the definition of the table changed")
+        if change.before is None and change.after is None:
+            return Reason(change.table.name, None, "all rows of the table may be others")
+        return Reason(change.table.name, self._columns(change, place), self._condition(place))
+
+    def _columns(self, change: Change, place: int) -> list[str] | None:
+        seen = self.instance.analysis.dependencies[place].columns
+        before, after = change.before, change.after
+        if before is None or after is None:
+            return None if seen is None else sorted(seen)
+        pairs = zip(change.table.columns, before, after, strict=True)
+        differ = [column.name for column, old, new in pairs if encode_row((old,)) != encode_row((new,))]
+        return sorted(name for name in differ if seen is None or name in seen)
+
+    def _condition(self, place: int) -> str:
+        found = self._conditions.get(place)
+        if found is None:
+            condition = self.instance.analysis.dependencies[place].condition
+            found = of_condition(_bound(condition, self.instance.args)) or "any row"
+            self._conditions[place] = found
+        return found
+
+    def tag(self, offset: int) -> str:
+        """The canonical tag."""
+        return QueryTag(self.prefix, offset).write(weak=not self.instance.analysis.is_total)
+
+    def offset_of(self, etag: str) -> int | None:
+        """Where a tag of this instance stands."""
+        tag = read_tag(opaque(etag))
+        if tag is None or all(tag.prefix != self.instance.prefix(format) for format in FORMATS):
+            return None
+        return tag.offset
+
+    def answer(self) -> Answered | None:
+        """Ask now; blocks."""
+        read = self._source.answer(self.instance.analysis, self.instance.args)
+        if read is None or read.truncated or not read.settled:
+            return None
+        digest = hashlib.blake2b(encode_row(read.columns), digest_size=16)
+        for row in read.rows:
+            digest.update(encode_row(row))
+        return Answered(read.offset, digest.digest())
+
+
+class Lost:
+    """An instance that cannot be asked for now, because what it reads is gone. Only a change of the schema can help."""
+
+    tables: tuple[str, ...] = ()
+
+    def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
+        self.query_id, self.db, self.key, self.url, self.head = prepared.id, prepared.db, key, url, head
+        self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # of no answer at all
+
+    def matters(self, change: Change) -> int | None:
+        """Any change of the schema."""
+        return 0 if change.op is Op.SCHEMA_CHANGE else None
+
+    def reason(self, change: Change, place: int) -> Reason:
+        """Why it does."""
+        return Reason(change.table.name, None, "the query could not be asked before")
+
+    def tag(self, offset: int) -> str:
+        """A tag that no answer has."""
+        return QueryTag(self.prefix, offset).write()
+
+    def offset_of(self, etag: str) -> int | None:
+        """No tag is its own."""
+        return None
+
+    def answer(self) -> Answered | None:
+        """There is none."""
+        return None
+
+
+class Routing:
+    """A router of questions. For one thread."""
+
+    def __init__(self, source: Source) -> None:
+        self._router = Router(source)
+        self._lost: set[Hashable] = set()
+
+    def add(self, question: Any) -> None:
+        """Route to it."""
+        self.remove(question.key)
+        if isinstance(question, Asked):
+            self._router.add(question.key, question.instance.bound)
+        else:
+            self._lost.add(question.key)
+
+    def remove(self, key: Hashable) -> None:
+        """Route nothing to it."""
+        self._router.remove(key)
+        self._lost.discard(key)
+
+    def route(self, change: Change) -> list[tuple[Hashable, int]]:
+        """The keys to which `change` matters."""
+        found = self._router.route(change)
+        return [*found, *((key, 0) for key in self._lost)] if change.op is Op.SCHEMA_CHANGE else found
+
+
+class Subscribed:
+    """The instances that feeds ask for. In the loop, but for `hold`."""
+
+    def __init__(self, queries: Queries) -> None:
+        self._queries = queries
+        self._held: dict[tuple[str, Hashable], Asked] = {}  # as it was understood last
+        self._names: dict[tuple[str, Hashable], set[Hashable]] = {}  # of one instance: arguments by place, and by name
+
+    async def find(self, db: str | None, query_id: str, args: Args, *, strict: bool = True) -> Any:
+        """The instance as it is understood now."""
+        prepared = self._queries.get(ADMIN, query_id)
+        answering = self._queries.answering(prepared.db)
+        key, url = (query_id, msgspec.json.encode(args)), _url(query_id, args)
+        try:
+            instance, head = await answering.understood(prepared, _values(args))
+            if not instance.analysis.is_cacheable:
+                reasons = "; ".join(instance.analysis.volatile)
+                raise NotSupported(f"no feed can tell when this query is stale: {reasons}", hint="Poll it.")
+        except InvalidRequest:
+            if strict:
+                raise
+            return Lost(prepared, key, url, await answering.head())
+        found = Asked(instance, key, url, head, answering.database.source)
+        if (prepared.db, key) in self._held:
+            self._held[prepared.db, key] = found
+        return found
+
+    def routes(self, db: str) -> Routing:
+        """An empty router."""
+        return Routing(self._queries.answering(db).database.source)
+
+    def hold(self, db: str, question: Any, *, last: int | None = None, since: int | None = None) -> None:
+        """Make its tag canonical until `release`. From any thread."""
+        if isinstance(question, Asked):
+            self._held[db, question.key] = question
+            self._names.setdefault((db, question.instance.key), set()).add(question.key)
+            self._answering(question).hold(question.instance, last=last, since=since)
+
+    def release(self, db: str, key: Hashable) -> None:
+        """It need not be any more, unless it is held by another name."""
+        gone = self._held.pop((db, key), None)
+        if gone is None:
+            return
+        names = self._names.get((db, gone.instance.key), set())
+        names.discard(key)
+        if not names:
+            self._names.pop((db, gone.instance.key), None)
+            self._answering(gone).release(gone.instance.key)
+
+    def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
+        """Of one that is held: its prefix, the last change that mattered to it, and how far was looked."""
+        held = self._held.get((db, key))
+        if held is None:
+            return None
+        versions = self._answering(held).versions
+        versions.advance()
+        found = versions.last(held.instance.key)
+        return None if found is None else (held.prefix, *found)
+
+    def _answering(self, question: Asked) -> Answering:
+        return self._queries.answering(question.db)
+
+
+def _values(args: Args) -> list[Value] | dict[str, Value]:
+    if isinstance(args, dict):
+        return {name: from_lit(lit) for name, lit in args.items()}
+    return [from_lit(lit) for lit in args]
+
+
+def _url(query_id: str, args: Args) -> str:
+    """Where the answer is to be had."""
+    if not args:
+        return f"/api/v1/q/{query_id}"
+    return f"/api/v1/q/{query_id}?args={quote(msgspec.json.encode(args).decode(), safe='')}"
+
+
+def _bound(condition: Condition, args: Mapping[str, Value]) -> Condition:
+    """`condition` with its arguments put in."""
+    match condition:
+        case Test(column, op, operands):
+            return Test(
+                column, op, tuple(Const(args[each.name]) if isinstance(each, Param) else each for each in operands)
+            )
+        case AllOf(parts):
+            return AllOf(tuple(_bound(part, args) for part in parts))
+        case AnyOf(parts):
+            return AnyOf(tuple(_bound(part, args) for part in parts))

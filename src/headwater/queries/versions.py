@@ -1,0 +1,134 @@
+"""Versions: how far the log was looked at on behalf of queries, and what of it mattered to which.
+
+Nothing here runs by itself: whoever asks advances first. Instances that are watched know the last change that
+mattered to them; for all others a sketch of bounded size, or a look into the log, tells whether one can have.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Hashable
+
+from headwater.errors import OffsetExpired
+from headwater.log.log import Log
+from headwater.queries.binding import Bound
+from headwater.queries.router import Router
+from headwater.queries.sketch import Sketch
+from headwater.sources.source import Source
+
+MAX_SCAN = 10_000  # changes that are looked at for one question; beyond that an answer costs less
+
+
+class Watched:
+    """An instance whose last relevant change is known, if it came after `since`."""
+
+    __slots__ = ("bound", "last", "since")
+
+    def __init__(self, bound: Bound, last: int, since: int) -> None:
+        self.bound, self.last, self.since = bound, last, since
+
+
+class Versions:
+    """Of one database. From any thread."""
+
+    def __init__(self, source: Source, log: Log) -> None:
+        self._source, self._log = source, log
+        self._lock = threading.RLock()  # guards what follows
+        self.looked_at = 0  # changes that were routed
+        self.seconds = 0.0  # it took
+        self._begin()
+
+    def _begin(self) -> None:
+        self._generation, self._applied = self._log.generation, self._log.latest
+        self._router: Router = Router(self._source)
+        self._sketch = Sketch(self._applied)
+        self._watched: dict[Hashable, Watched] = {}
+
+    def advance(self) -> int:
+        """Look at all that is in the log by now; the offset that was reached."""
+        if self._log.latest == self._applied and self._log.generation == self._generation:
+            return self._applied
+        with self._lock:
+            if self._log.generation != self._generation:
+                self._begin()
+            started = time.perf_counter()
+            try:
+                self._apply(self._log.latest)
+            except OffsetExpired:
+                self._restart()
+            self.seconds += time.perf_counter() - started
+            return self._applied
+
+    def _apply(self, upto: int) -> None:
+        for part in self._log.scan(after=self._applied, upto=upto) if upto > self._applied else ():
+            for offset, change in enumerate(part.changes, part.first):
+                for key, _ in self._router.route(change):
+                    self._watched[key].last = offset
+                self._sketch.apply(offset, change)
+            self._applied = part.upto
+            self.looked_at += len(part.changes)
+
+    def _restart(self) -> None:
+        """The log was trimmed faster than we looked: everything may have mattered."""
+        self._applied = self._log.latest
+        self._sketch = Sketch(self._applied)
+        for watched in self._watched.values():
+            watched.last = watched.since = self._applied
+
+    def watch(self, key: Hashable, bound: Bound, *, last: int | None = None, since: int | None = None) -> None:
+        """Keep track of an instance from now on. `last` mattered to it, and nothing else after `since`."""
+        with self._lock:
+            self.advance()
+            self.forget(key)
+            start = self._applied if since is None else since
+            self._watched[key] = watched = Watched(bound, start if last is None else last, start)
+            self._router.add(key, bound)
+            if start < self._applied:
+                self._recall(watched)
+
+    def _recall(self, watched: Watched) -> None:
+        """What mattered between `since` and now, from the log."""
+        try:
+            for part in self._log.scan(after=watched.since, upto=self._applied):
+                for offset, change in enumerate(part.changes, part.first):
+                    if watched.bound.matters(change) is not None:
+                        watched.last = offset
+        except OffsetExpired:
+            watched.last = watched.since = self._applied
+
+    def forget(self, key: Hashable) -> None:
+        """Keep track no more."""
+        with self._lock:
+            if self._watched.pop(key, None) is not None:
+                self._router.remove(key)
+
+    def last(self, key: Hashable) -> tuple[int, int] | None:
+        """Of a watched instance: the offset of the last change that mattered, and how far was looked."""
+        with self._lock:
+            watched = self._watched.get(key)
+            return None if watched is None else (watched.last, self._applied)
+
+    def is_current(self, key: Hashable, bound: Bound, offset: int) -> bool:
+        """Whether nothing after `offset` matters, as far as was looked; False where that is not known."""
+        with self._lock:
+            if offset > self._applied:
+                return False
+            watched = self._watched.get(key)
+            if watched is not None and offset >= watched.since:
+                return watched.last <= offset
+            if self._sketch.version(bound) <= offset:
+                return True
+            applied = self._applied
+        if applied - offset > MAX_SCAN:
+            return False
+        try:
+            parts = self._log.scan(after=offset, upto=applied) if offset < applied else ()
+            return all(bound.matters(change) is None for part in parts for change in part.changes)
+        except OffsetExpired:
+            return False
+
+    @property
+    def watching(self) -> int:
+        """How many instances are watched."""
+        return len(self._watched)

@@ -1,0 +1,71 @@
+"""The body of a request: of a type that is taken, and read whole within bounds; and how a request is refused."""
+
+from __future__ import annotations
+
+from headwater.errors import HeadwaterError, InvalidRequest, RequestTooLarge
+from headwater.serve.call import Headers, Receive, Scope
+
+JSON = b"application/json"
+
+
+class Refusal(Exception):
+    """A request that goes no further, with the status and headers to say so."""
+
+    def __init__(self, error: HeadwaterError, *, status: int = 0, headers: Headers | None = None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.status = status or error.status
+        self.headers = headers or []
+        if self.status in (429, 503):
+            self.headers.append((b"retry-after", b"1"))
+
+
+class Gone(Exception):
+    """The client left: there is nobody to answer."""
+
+
+async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
+    """The whole body; RequestTooLarge as soon as it is known to be larger than `most` bytes."""
+    if int(header(scope["headers"], b"content-length") or 0) > most:
+        raise await _too_large(scope, receive, most, 0)
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise await _too_large(scope, receive, most, size)
+        if not message.get("more_body"):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def _too_large(scope: Scope, receive: Receive, most: int, seen: int) -> Refusal:
+    """The refusal, after reading a little more: a client that is still sending would see a reset instead."""
+    more = not header(scope["headers"], b"expect")
+    while more and seen <= 2 * most:
+        message = await receive()
+        seen += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Send less, in several requests.")
+    return Refusal(error, headers=[(b"connection", b"close")])
+
+
+def header(headers: Headers, wanted: bytes) -> bytes:
+    """The first header of that name."""
+    for name, value in headers:
+        if name == wanted:
+            return value
+    return b""
+
+
+def check_type(headers: Headers, *kinds: bytes) -> bytes:
+    """The type of the body, which is one of `kinds`; a refusal with 415."""
+    found = header(headers, b"content-type").split(b";")[0].strip().lower()
+    if found not in kinds:
+        first = kinds[0].decode()
+        named = " or ".join(kind.decode() for kind in kinds)
+        raise Refusal(InvalidRequest(f"the body is not {named}", hint=f"Send content-type: {first}."), status=415)
+    return found

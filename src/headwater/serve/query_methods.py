@@ -1,0 +1,107 @@
+"""The methods of queries: prepare, execute, select, explain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.model.database import real_name
+from headwater.model.principal import Principal
+from headwater.model.query_canonical import canonical_bytes
+from headwater.model.query_form import parse_query
+from headwater.queries.answering import Answer
+from headwater.queries.causality import from_json
+from headwater.queries.etag import opaque
+from headwater.queries.pending import Pending
+from headwater.queries.prepared import Prepared
+from headwater.queries.queries import Explained, unkept
+from headwater.serve import query_answers
+from headwater.serve.api import Api
+from headwater.serve.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
+from headwater.sources.source import Read
+
+MANY = 100  # rows, from which on an answer is encoded in a thread
+
+
+def text_of(api: Api, p: Text) -> tuple[str, bytes | None]:
+    """The SQL of a query, and the form it was sent in; InvalidRequest unless there is exactly one."""
+    if (p.sql is None) == (p.query is None):
+        raise InvalidRequest("a query is either `sql` or `query`", hint="Send one of them.")
+    if p.sql is not None:
+        return p.sql, None
+    db = real_name(p.db)
+    query = parse_query(p.query, db=db)
+    return api.databases.get(db).text(query), canonical_bytes(query)
+
+
+async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
+    """query.prepare"""
+    sql, form = text_of(api, p)
+    return query_answers.prepared(await api.asking().prepare(who, sql, db=p.db, form=form, name=p.name))
+
+
+async def explain(api: Api, who: Principal, p: Explain) -> Any:
+    """query.explain"""
+    if p.query_id is not None:
+        if p.sql is not None or p.query is not None or p.db is not None:
+            raise InvalidRequest("`query_id` names a query already", hint="Send it alone.")
+        found = await api.asking().explain_prepared(who, p.query_id)
+    else:
+        found = await api.asking().explain(who, text_of(api, p)[0], db=p.db)
+    return query_answers.explained(found, _words(found))
+
+
+async def execute(api: Api, who: Principal, p: Execute) -> Any:
+    """query.execute_prepared"""
+    kept = api.asking().get(who, p.query_id)
+    return await _asked(api, who, kept, p, p.if_none_match, p.min_causality)
+
+
+async def select(api: Api, who: Principal, p: Select) -> Any:
+    """query.select"""
+    check_cache(p.cache)
+    sql, _ = text_of(api, p)
+    if p.tx is not None:
+        return await _in_transaction(api, who, p, sql)
+    tag = p.cache.if_none_match if p.cache.want_etag else None
+    result = await _asked(api, who, unkept(sql, p.db), p, tag, p.cache.min_causality)
+    return result if p.cache.want_etag else {**result, "etag": None}
+
+
+async def _asked(
+    api: Api, who: Principal, query: Prepared, p: Execute | Select, if_none_match: str | None, min_causality: Any
+) -> dict[str, Any]:
+    format = query_answers.rpc_format(p.result_format)
+    tags = () if if_none_match is None else (opaque(if_none_match),)
+    floor = None if min_causality is None else from_json(min_causality)
+    answer = await api.asking().ask(who, query, values_of(p.args), format=format, tags=tags, floor=floor)
+    return await _written(api, answer, format)
+
+
+async def _written(api: Api, answer: Answer, format: str) -> dict[str, Any]:
+    read, about = answer.read, query_answers.about(answer)
+    if read is None:
+        return about
+    if len(read.rows) < MANY:
+        return about | {"data": query_answers.data_of(read, format)}
+    data: bytes = await api.asking().run(lambda: msgspec.json.encode(query_answers.data_of(read, format)))
+    return about | {"data": msgspec.Raw(data)}
+
+
+async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict[str, Any]:
+    """A tag is a promise about committed rows: inside a transaction there is none."""
+    format = query_answers.rpc_format(p.result_format)
+    is_object = format == query_answers.OBJECTS
+    found = api.statement.execute(who, sql, values_of(p.args), db=p.db, tx=p.tx, named=is_object, reads=True)
+    outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, Pending) else found
+    read = Read(outcome.columns, outcome.rows, 0, outcome.truncated)
+    return {"etag": None, "not_modified": False, "data": query_answers.data_of(read, format)}
+
+
+def _words(found: Explained) -> list[str]:
+    from headwater.model.dependency_words import words
+
+    return list(words(found.analysis))

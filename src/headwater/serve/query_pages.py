@@ -1,0 +1,148 @@
+"""GET of a prepared query: an answer with a tag that any HTTP cache can hold, or 304. Bare ASGI: it is asked often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from headwater.errors import Forbidden, InvalidRequest, PreconditionFailed
+from headwater.model.literal import Value
+from headwater.queries.answering import Answer
+from headwater.queries.causality import Token, from_header, to_header, token
+from headwater.queries.preconditions import Conditions
+from headwater.queries.prepared import Prepared
+from headwater.serve.api import Api
+from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
+from headwater.serve.methods import RANK, READ
+from headwater.serve.query_answers import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
+from headwater.serve.query_params import values_of
+from headwater.serve.query_patches import MANIPULATION, PATCHED, patched, wants_patch
+
+CAUSALITY = b"x-headwater-causality"
+MAX_ARGS = 8_192  # characters: what proxies let through of a URL
+MANY = 100  # rows, from which on an answer is encoded in a thread
+KINDS = {
+    b"application/json": ROWS,
+    b"application/vnd.headwater.objects+json": OBJECTS,
+    b"application/vnd.headwater.plain+json": PLAIN,
+    b"text/csv": CSV,
+    ARROW_KIND: ARROW,
+}
+NO_STORE = (b"cache-control", b"no-store")
+VARY = (b"vary", b"Accept, A-IM")
+
+
+class QueryPages:
+    """Answers GET and HEAD of /api/v1/q/{query_id}."""
+
+    def __init__(self, api: Api, *, public: bool = False) -> None:
+        self._api = api
+        self._kept = (b"cache-control", b"public, no-cache" if public else b"private, no-cache")
+
+    async def query(self, call: Call) -> int:
+        """One request."""
+        if RANK.get(call.who.role, 0) < RANK[READ]:
+            raise Forbidden(f"a query needs the role {READ}", hint="Ask for another role.")
+        kept = self._api.asking().get(call.who, call.values["query_id"])
+        kind = wanted_kind(call.header(b"accept"), tuple(KINDS))
+        conditions = Conditions.of(call.scope["method"], call.scope["headers"])
+        args, floor = args_in(call.query.get("args")), _floor(call)
+        answer = await self._asked(call, kept, args, KINDS[kind], conditions, floor)
+        headers = self._headers(kept, answer, is_kept=floor is None)
+        if answer.read is None:
+            return await _not_modified(call, headers, conditions, answer)
+        if conditions.if_none_match is not None and conditions.if_none_match.any and answer.etag is not None:
+            return await _empty(call, 304, [*headers, (b"etag", answer.etag.encode())])
+        if wants_patch(call.header(b"a-im"), KINDS[kind]) and answer.etag is not None and not answer.read.truncated:
+            return await self._patched(call, headers, kind, answer, conditions)
+        return await self._full(call, headers, kind, answer)
+
+    async def _patched(self, call: Call, headers: Headers, kind: bytes, answer: Answer, conditions: Conditions) -> int:
+        asking, known = self._api.asking(), conditions.if_none_match
+        tags = [] if known is None else known.opaque
+        status, body = await asking.run(patched, asking.results, answer, KINDS[kind], tags)
+        if status == PATCHED:  # a cache that does not know what it is must not keep it
+            headers = [NO_STORE, *headers[1:], (b"im", MANIPULATION)]
+        return await self._sent(call, status, headers, kind, answer, body)
+
+    async def _asked(
+        self,
+        call: Call,
+        kept: Prepared,
+        args: list[Value] | dict[str, Value],
+        format: str,
+        conditions: Conditions,
+        floor: Token | None,
+    ) -> Answer:
+        asking = self._api.asking()
+        wanted, known = conditions.if_match, conditions.if_none_match
+        if wanted is not None and not wanted.any:
+            strong = [tag.opaque for tag in wanted.tags if not tag.weak]
+            now = await asking.ask(call.who, kept, args, format=format, tags=strong, floor=floor)
+            if not now.not_modified or (now.etag or "W/").startswith("W/"):
+                raise PreconditionFailed("the answer is not the one If-Match demands", hint="Ask without it.")
+        tags = () if known is None else known.opaque
+        return await asking.ask(call.who, kept, args, format=format, tags=tags, floor=floor)
+
+    async def _full(self, call: Call, headers: Headers, kind: bytes, answer: Answer) -> int:
+        assert answer.read is not None
+        if len(answer.read.rows) < MANY:
+            body = body_of(answer, KINDS[kind])
+        else:
+            body = await self._api.asking().run(body_of, answer, KINDS[kind])
+        return await self._sent(call, 200, headers, kind, answer, body)
+
+    async def _sent(self, call: Call, status: int, headers: Headers, kind: bytes, answer: Answer, body: bytes) -> int:
+        if answer.etag is not None:
+            headers.append((b"etag", answer.etag.encode()))
+        headers += [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
+        await call.start(status, headers)
+        await call.send({"type": "http.response.body", "body": b"" if call.scope["method"] == "HEAD" else body})
+        return status
+
+    def _headers(self, kept: Prepared, answer: Answer, *, is_kept: bool) -> Headers:
+        seen = token(kept.db, answer.seen)
+        headers = [VARY, (CAUSALITY, to_header(seen).encode())]
+        if not is_kept or (answer.etag is None and answer.read is not None):
+            return [NO_STORE, *headers]
+        return [self._kept, *headers, (b"cache-groups", groups(kept.db, answer.instance.analysis.tables))]
+
+
+def args_in(text: str | None) -> list[Value] | dict[str, Value]:
+    """The arguments behind the question mark; plain JSON values or Lits."""
+    if text is None:
+        return []
+    if len(text) > MAX_ARGS:
+        raise InvalidRequest(f"args has more than {MAX_ARGS} characters", hint="Use query.execute_prepared.")
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, (list, dict)):
+        raise InvalidRequest("args cannot be read", hint='Send a JSON array, percent-encoded, such as [1,"a"].')
+    return values_of(found)
+
+
+def groups(db: str, tables: Sequence[str]) -> bytes:
+    """Cache-Groups (RFC 9875): the tables an answer depends on, as a list of strings that structured fields allow."""
+    names = (f"{db}.{name}".encode("unicode_escape").decode() for name in tables)
+    return ", ".join('"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names).encode()
+
+
+def _floor(call: Call) -> Token | None:
+    text = call.header(CAUSALITY)
+    return from_header(text.decode("latin-1")) if text else None
+
+
+async def _not_modified(call: Call, headers: Headers, conditions: Conditions, answer: Answer) -> int:
+    """With the asker's own tag: a cache may freshen only what carries the same one."""
+    assert conditions.if_none_match is not None
+    tag = next(tag for tag in conditions.if_none_match.tags if tag.opaque == answer.matched)
+    return await _empty(call, 304, [*headers, (b"etag", str(tag).encode("latin-1"))])
+
+
+async def _empty(call: Call, status: int, headers: Headers) -> int:
+    await call.start(status, headers)
+    await call.send({"type": "http.response.body", "body": b""})
+    return status

@@ -1,0 +1,101 @@
+"""Patches on the wire: 226 of a GET that says what it has, and query.patch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.principal import Principal
+from headwater.queries import patch
+from headwater.queries.answering import Answer
+from headwater.queries.etag import opaque
+from headwater.queries.patch_results import Results
+from headwater.queries.patch_state import ClientState, diff_state
+from headwater.queries.queries import unkept
+from headwater.serve.api import Api
+from headwater.serve.query_answers import ARROW, CSV, about, columns_of, rpc_format
+from headwater.serve.query_methods import text_of
+from headwater.serve.query_params import Patch, values_of
+
+MANIPULATION = b"headwater-rows"
+PATCHED = 226  # IM Used, RFC 3229
+
+
+def wants_patch(a_im: bytes, format: str) -> bool:
+    """Whether a request takes patches, and its format has any."""
+    named = [part.split(b";")[0].strip().lower() for part in a_im.split(b",")]
+    return MANIPULATION in named and format not in (CSV, ARROW)
+
+
+def patched(results: Results, answer: Answer, format: str, tags: Sequence[str]) -> tuple[int, bytes]:
+    """The status and body of an answer to one who takes patches, and may hold what one of `tags` names."""
+    assert answer.read is not None
+    place = answer.instance.prefix(format)
+    base = next((found for tag in tags if (found := results.find(place, tag)) is not None), None)
+    fresh = _kept(results, answer, format, base)
+    if base is not None:
+        made = patch.diff(base, fresh, include_full=False)
+        if not made["reset"]:
+            return PATCHED, msgspec.json.encode(made)
+    data = {"columns": columns_of(answer.read), "rows": msgspec.Raw(fresh.rows_text)}
+    return 200, msgspec.json.encode({"etag": answer.etag, "data": data})
+
+
+def _kept(results: Results, answer: Answer, format: str, base: patch.Answer | None) -> patch.Answer:
+    """The answer as it is sent, remembered for the next patch."""
+    assert answer.read is not None and answer.etag is not None
+    place, analysis = answer.instance.prefix(format), answer.instance.analysis
+    fresh = patch.Answer.of(
+        answer.etag,
+        columns_of(answer.read),
+        answer.read.rows,
+        key=analysis.key,
+        ordered=analysis.is_total,
+        form=patch.FORMS[format],
+        like=base or results.latest(place),
+    )
+    results.keep(place, fresh)
+    return fresh
+
+
+async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
+    """query.patch"""
+    format = rpc_format(p.result_format)
+    asking = api.asking()
+    if p.query_id is not None:
+        if p.sql is not None or p.query is not None or p.db is not None:
+            raise InvalidRequest("`query_id` names a query already", hint="Send it without `sql`, `query` and `db`.")
+        query = asking.get(who, p.query_id)
+    else:
+        query = unkept(text_of(api, p)[0], p.db)
+    tags = () if p.base_etag is None else (opaque(p.base_etag),)
+    answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
+    if answer.read is None:
+        return about(answer)
+    if answer.etag is None or answer.read.truncated:
+        reason = "is cut off" if answer.read.truncated else "cannot be kept"
+        raise NotSupported(f"there are no patches: the answer {reason}", hint="Ask for the answer itself.")
+    made: bytes = await asking.run(_diff, asking.results, answer, format, p)
+    return about(answer) | {"data": msgspec.Raw(made)}
+
+
+def _diff(results: Results, answer: Answer, format: str, p: Patch) -> bytes:
+    base = None if p.base_etag is None else results.find(answer.instance.prefix(format), opaque(p.base_etag))
+    fresh = _kept(results, answer, format, base)
+    if base is not None:
+        made = patch.diff(base, fresh, include_full=p.include_full)
+    elif p.client_state is not None:
+        made = diff_state(_state(p.client_state), fresh, p.base_etag, include_full=p.include_full)
+    else:
+        made = patch.reset(fresh, p.base_etag, "base_unknown", include_full=p.include_full)
+    return msgspec.json.encode(made)
+
+
+def _state(body: Any) -> ClientState:
+    try:
+        return msgspec.convert(body, ClientState)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidRequest(f"client_state: {error}", hint="Send mode and rows, as docs/js-client.md says.") from None

@@ -1,0 +1,138 @@
+"""The row routes: a row at its own address, with an ETag, changed under the conditions of RFC 9110."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headwater.errors import Forbidden, InvalidRequest, PreconditionFailed
+from headwater.model.principal import Principal
+from headwater.queries.causality import demand, floor_of, from_header, to_header
+from headwater.queries.pending import Pending
+from headwater.queries.preconditions import Conditions, Verdict
+from headwater.queries.resource import Address, Body, Resources, Shown, lits_etag
+from headwater.serve.answers import OBJECTS, row_body
+from headwater.serve.api import Api
+from headwater.serve.body import JSON, check_type, read_body
+from headwater.serve.bridge import Bridge
+from headwater.serve.call import prefers
+from headwater.serve.methods import RANK, READ, WRITE
+from headwater.serve.routes import key_parts
+
+CAUSALITY = "x-headwater-causality"
+CACHED = {"cache-control": "private, no-cache", "vary": "Accept"}
+KEPT_BY_NOBODY = {"cache-control": "no-store", "vary": "Accept"}
+HINT = 'Send the columns as an object, such as {"name": "Ada"}.'
+
+Page = Callable[[Principal, Request], Awaitable[Response]]
+
+
+class RowPages:
+    """Answers the row routes."""
+
+    def __init__(self, api: Api, bridge: Bridge, *, max_body: int) -> None:
+        self._rows = Resources(api.databases, api.transactions)
+        self._bridge, self._max_body = bridge, max_body
+
+    def pages(self) -> dict[str, Page]:
+        """By the names that the routes have for them."""
+        return {"get_row": self._get, "put_row": self._put, "patch_row": self._patch, "delete_row": self._delete}
+
+    async def _get(self, who: Principal, request: Request) -> Response:
+        _check_role(who, READ, request)
+        conditions = Conditions.of(request.method, request.scope["headers"])
+        address = _address(request)
+        shown = await self._bridge.call(self._rows.get, who, address)
+        headers = KEPT_BY_NOBODY if _has_floor(request, address, shown) else CACHED
+        lits = _wants_lits(request)
+        etag = lits_etag(shown.etag) if lits else shown.etag
+        outcome = conditions.decide(request.method, etag)
+        if outcome.verdict is Verdict.FAILED:
+            raise PreconditionFailed("the row is not as If-Match demands", hint="Read it without, then decide.")
+        if outcome.verdict is Verdict.NOT_MODIFIED:
+            return Response(status_code=304, headers={**headers, "etag": outcome.tag or etag})
+        return _row(shown, lits, 200, headers)
+
+    async def _put(self, who: Principal, request: Request) -> Response:
+        _check_role(who, WRITE, request)
+        if "content-range" in request.headers:
+            raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
+        conditions = Conditions.of("PUT", request.scope["headers"])
+        pending = self._rows.put(who, _address(request), await self._body(request), conditions)
+        return await self._written(request, pending)
+
+    async def _patch(self, who: Principal, request: Request) -> Response:
+        _check_role(who, WRITE, request)
+        conditions = Conditions.of("PATCH", request.scope["headers"])
+        pending = self._rows.patch(who, _address(request), await self._body(request), conditions)
+        return await self._written(request, pending)
+
+    async def _delete(self, who: Principal, request: Request) -> Response:
+        _check_role(who, WRITE, request)
+        conditions = Conditions.of("DELETE", request.scope["headers"])
+        if await read_body(request.scope, request.receive, self._max_body):
+            raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
+        pending = self._rows.delete(who, _address(request), conditions)
+        deleted = pending.finish(await self._bridge.wait(pending.future))
+        seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
+        return Response(status_code=204, headers={"cache-control": "no-store", **seen})
+
+    async def _written(self, request: Request, pending: Pending[Shown]) -> Response:
+        shown = pending.finish(await self._bridge.wait(pending.future))
+        here = request.scope["raw_path"].decode("latin-1")
+        # The tag belongs to the row in this answer, which need not be, letter for letter, what was sent.
+        headers = KEPT_BY_NOBODY | {"content-location": here}
+        if shown.created:
+            headers["location"] = here
+        if shown.causality is not None:
+            headers[CAUSALITY] = to_header(shown.causality)
+        return _row(shown, _wants_lits(request), 201 if shown.created else 200, headers)
+
+    async def _body(self, request: Request) -> Body:
+        kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
+        return Body(_columns(await read_body(request.scope, request.receive, self._max_body)), kind != JSON)
+
+
+def _row(shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:
+    body = row_body(shown.table, shown.row, lits=lits)
+    kind, etag = (OBJECTS, lits_etag(shown.etag)) if lits else (JSON.decode(), shown.etag)
+    return Response(body, status, {**headers, "etag": etag, "content-type": kind})
+
+
+def _address(request: Request) -> Address:
+    values = request.path_params
+    return Address(values["db"], values["table"], key_parts(request.scope["raw_path"]))
+
+
+def _wants_lits(request: Request) -> bool:
+    return prefers(",".join(request.headers.getlist("accept")).encode("latin-1"), OBJECTS.encode(), JSON)
+
+
+def _check_role(who: Principal, role: str, request: Request) -> None:
+    if RANK.get(who.role, 0) < RANK[role]:
+        raise Forbidden(f"{request.method} of a row needs the role {role}", hint="Ask for another role.")
+
+
+def _columns(body: bytes) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequest(f"the body is not JSON: {reason}", hint=HINT) from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("the body is not a JSON object", hint=HINT)
+    return found
+
+
+def _has_floor(request: Request, address: Address, shown: Shown) -> bool:
+    """Whether the request asks for an answer that has seen as much as its token; PreconditionFailed if it has not."""
+    given = request.headers.get(CAUSALITY)
+    if given is None:
+        return False
+    # Rows are read from the database itself: there is nothing to wait for.
+    demand(floor_of(from_header(given), address.db, [address.table]), {address.table: shown.offset})
+    return True

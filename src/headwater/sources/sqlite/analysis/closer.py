@@ -1,0 +1,73 @@
+"""A closer look at one statement: its tree, the places of tables in it with columns and conditions, its order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.model.dependency import AllOf, AnyOf, Condition, Dependency, Guard, Test
+from headwater.sources.sqlite.analysis.engine import Facts, facts_of, view_texts
+from headwater.sources.sqlite.analysis.facts import Instance, condition_of
+from headwater.sources.sqlite.analysis.guards import guards_of
+from headwater.sources.sqlite.analysis.lexer import Unsupported
+from headwater.sources.sqlite.analysis.names import Names
+from headwater.sources.sqlite.analysis.order import Ordered, in_order
+from headwater.sources.sqlite.analysis.parser import parse
+from headwater.sources.sqlite.analysis.push import Asked, Push
+from headwater.sources.sqlite.analysis.verify import real, verify
+from headwater.sources.sqlite.opening import Connected
+
+
+class Closer(msgspec.Struct, frozen=True):
+    """What was found, see Analysis."""
+
+    sql: str
+    dependencies: tuple[Dependency, ...]
+    is_total: bool
+    key: tuple[int, ...] | None
+    guards: tuple[Guard, ...]
+    doubts: tuple[str, ...]
+
+
+def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
+    """Read `sql`; Unsupported, or another error, where that cannot be done or the engine disagrees."""
+    query = parse(sql)
+    names = Names(reader.catalog.tables(), view_texts(reader))
+    names.query(query)
+    verify(reader, query, names, facts)
+    ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})
+    query.order.extend(ordered.added)  # the answer depends on these columns, too
+    push = Push(facts.parameters, lambda text: real(reader, text))
+    push.query(query, Asked())
+    found = tuple(_dependency(place, ordered.is_total) for place in push.places)
+    guards = guards_of(push, query, ordered, found, facts.parameters)
+    return Closer(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
+
+
+def _checked(reader: Connected, ordered: Ordered, sql: str, facts: Facts, tables: set[str]) -> Ordered:
+    """`ordered`, if the engine takes its text for the same question."""
+    if ordered.sql == sql:
+        return ordered
+    try:
+        again = facts_of(reader, ordered.sql)
+    except HeadwaterError:
+        return Ordered(sql, False, None, doubts=("every column counts: its order could not be made total",))
+    old, new = facts.statement, again.statement
+    if (old.columns, old.parameters) != (new.columns, new.parameters) or set(again.tables) - tables:
+        raise Unsupported("an order of its own makes it another statement")
+    return ordered
+
+
+def _dependency(place: Instance, is_total: bool) -> Dependency:
+    assert place.table is not None
+    condition = condition_of(place.table, place.formulas)
+    columns = frozenset(map(str, place.used)) | frozenset(_columns(condition))
+    return Dependency(place.table.name, columns if is_total else None, condition)
+
+
+def _columns(condition: Condition) -> set[str]:
+    match condition:
+        case Test():
+            return {condition.column}
+        case AllOf() | AnyOf():
+            return set().union(*map(_columns, condition.parts))

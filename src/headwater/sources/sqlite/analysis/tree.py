@@ -1,0 +1,356 @@
+"""A SELECT as a tree, as SQLite's own grammar has it. Nodes are told apart by identity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(eq=False, slots=True)
+class Literal:
+    """A value in the text; `text` is how it is written."""
+
+    text: str
+
+
+@dataclass(eq=False, slots=True)
+class Bind:
+    """A parameter by its number, and as it is written."""
+
+    slot: int
+    text: str
+
+
+@dataclass(eq=False, slots=True)
+class Ref:
+    """A name of a column, and after `names.resolve` what it stands for."""
+
+    table: str | None
+    name: str
+    is_quoted: bool = False
+    source: Source | None = None
+    column: str | int = ""  # of a table by its name, of a query by its place
+    stands_for: Any = None  # an expression: the name is an alias of it
+    boolean: int | None = None  # TRUE and FALSE, where no column has that name
+
+
+@dataclass(eq=False, slots=True)
+class Unary:
+    """-x, +x, ~x, NOT x."""
+
+    op: str
+    of: Any
+
+
+@dataclass(eq=False, slots=True)
+class Binary:
+    """x op y: arithmetic, comparison, IS, LIKE and their like. `op` is as SQLite writes it, NOT inside."""
+
+    op: str
+    left: Any
+    right: Any
+    escape: Any = None
+
+
+@dataclass(eq=False, slots=True)
+class Chain:
+    """x AND y AND z, or with OR: flat, so that long ones are not deep."""
+
+    op: str
+    parts: list[Any]
+
+
+@dataclass(eq=False, slots=True)
+class Between:
+    """x [NOT] BETWEEN y AND z."""
+
+    of: Any
+    low: Any
+    high: Any
+    negated: bool
+
+
+@dataclass(eq=False, slots=True)
+class In:
+    """x [NOT] IN (…): a list, a query, or a table by its name."""
+
+    of: Any
+    negated: bool
+    items: list[Any] | None = None
+    query: Query | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Null:
+    """x ISNULL, x NOTNULL, x NOT NULL."""
+
+    of: Any
+    negated: bool
+    word: str
+
+
+@dataclass(eq=False, slots=True)
+class Collate:
+    """x COLLATE name."""
+
+    of: Any
+    name: str
+
+
+@dataclass(eq=False, slots=True)
+class Cast:
+    """CAST(x AS type)."""
+
+    of: Any
+    type: str
+
+
+@dataclass(eq=False, slots=True)
+class Case:
+    """CASE [x] WHEN … THEN … ELSE … END."""
+
+    base: Any
+    whens: list[tuple[Any, Any]]
+    otherwise: Any
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A function. `args` is None for f(*); `bare` for CURRENT_TIMESTAMP and its like."""
+
+    name: str
+    args: list[Any] | None
+    distinct: bool = False
+    order: list[Term] = field(default_factory=list)
+    where: Any = None
+    over: Window | str | None = None
+    bare: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """(x, y): several values."""
+
+    items: list[Any]
+
+
+@dataclass(eq=False, slots=True)
+class Subquery:
+    """(SELECT …) as a value, or EXISTS (SELECT …)."""
+
+    query: Query
+    exists: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Term:
+    """One of ORDER BY."""
+
+    of: Any
+    descends: bool = False
+    nulls: str = ""
+    start: int = 0
+    end: int = 0
+    output: int | None = None  # which column of the answer it is, where it says so by number or alias
+
+
+@dataclass(eq=False, slots=True)
+class Window:
+    """What stands in OVER (…); the frame is kept as a list of words and expressions."""
+
+    base: str | None
+    partition: list[Any]
+    order: list[Term]
+    frame: list[Any]
+
+
+@dataclass(eq=False, slots=True)
+class Output:
+    """A column of the answer; `of` is None for * and t.*, until they are expanded."""
+
+    of: Any
+    name: str | None
+    star: str | None = None  # the table of t.*
+
+
+@dataclass(eq=False, slots=True)
+class Source:
+    """What stands in FROM: a table, a view, a name of WITH, a function or a query."""
+
+    name: str | None
+    alias: str | None
+    query: Query | None = None  # its own text; for views and WITH names the shared one
+    args: list[Any] | None = None
+    hint: str = ""  # INDEXED BY …
+    is_main: bool = False  # written with its schema: no name of WITH hides it
+    # After resolving:
+    kind: str = ""  # table, view, with, query, values, recursive
+    table: Any = None  # model Table of a base table
+    label: str = ""  # its unique name in the text written again
+    columns: list[str | None] = field(default_factory=list)  # names of a query's columns
+
+
+@dataclass(eq=False, slots=True)
+class Join:
+    """left KIND JOIN right ON …; kind is "", "LEFT", "RIGHT", "FULL", with the words as written."""
+
+    left: From
+    right: From
+    kind: str
+    words: str
+    natural: bool = False
+    on: Any = None
+    using: list[str] | None = None
+    shared: list[tuple[Ref, Ref]] = field(default_factory=list)  # what USING makes equal
+    is_group: bool = False  # in parentheses
+
+
+From = Source | Join
+
+
+@dataclass(eq=False, slots=True)
+class Select:
+    """One SELECT without ORDER BY and LIMIT; or VALUES, whose rows are all in `values`."""
+
+    outputs: list[Output]
+    distinct: bool = False
+    source: From | None = None
+    where: Any = None
+    group: list[Any] = field(default_factory=list)
+    having: Any = None
+    windows: list[tuple[str, Window]] = field(default_factory=list)
+    values: list[list[Any]] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Cte:
+    """name(columns) AS (query)."""
+
+    name: str
+    columns: list[str] | None
+    query: Query
+    hint: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Query:
+    """[WITH …] SELECT … UNION SELECT … ORDER BY … LIMIT …"""
+
+    selects: list[Select]
+    ops: list[str]  # between them
+    ctes: list[Cte] = field(default_factory=list)
+    recursive: bool = False
+    order: list[Term] = field(default_factory=list)
+    limit: Any = None
+    offset: Any = None
+    is_recursive: bool = False  # the body of a WITH name that reads itself
+    body_end: int = 0  # where in the text an ORDER BY would stand, if there is none
+
+
+def children(node: Any) -> Iterator[Any]:
+    """The expressions and queries directly below an expression."""
+    match node:
+        case Ref():
+            if node.stands_for is not None:
+                yield node.stands_for
+        case Unary() | Collate() | Cast() | Null():
+            yield node.of
+        case Binary():
+            yield from (node.left, node.right)
+            if node.escape is not None:
+                yield node.escape
+        case Chain():
+            yield from node.parts
+        case Between():
+            yield from (node.of, node.low, node.high)
+        case In():
+            yield node.of
+            yield from node.items or ()
+            if node.query is not None:
+                yield node.query
+        case Case():
+            yield from (part for part in (node.base, node.otherwise) if part is not None)
+            for when, then in node.whens:
+                yield from (when, then)
+        case Call():
+            yield from node.args or ()
+            yield from (term.of for term in node.order)
+            if node.where is not None:
+                yield node.where
+            if isinstance(node.over, Window):
+                yield from inside(node.over)
+        case Row():
+            yield from node.items
+        case Subquery():
+            yield node.query
+
+
+def inside(window: Window) -> Iterator[Any]:
+    """The expressions of a window."""
+    yield from window.partition
+    yield from (term.of for term in window.order)
+    yield from (part for part in window.frame if not isinstance(part, str))
+
+
+def below(node: Any) -> Iterator[Any]:
+    """`node` and every expression below it, not entering queries; those are yielded."""
+    stack = [node]
+    while stack:
+        found = stack.pop()
+        yield found
+        if not isinstance(found, Query):
+            stack.extend(children(found))
+
+
+def sources(tree: From | None) -> Iterator[Source]:
+    """What is joined, from left to right."""
+    if isinstance(tree, Join):
+        yield from sources(tree.left)
+        yield from sources(tree.right)
+    elif tree is not None:
+        yield tree
+
+
+def joins(tree: From | None) -> Iterator[Join]:
+    """The joins of a FROM, inner ones first."""
+    if isinstance(tree, Join):
+        yield from joins(tree.left)
+        yield from joins(tree.right)
+        yield tree
+
+
+def names_in(node: Any) -> Iterator[Ref]:
+    """Every name of a column in an expression or query, those in queries inside included."""
+    stack = [node]
+    while stack:
+        found = stack.pop()
+        if isinstance(found, Ref):
+            yield found
+        stack.extend(parts_of(found) if isinstance(found, Query) else children(found))
+
+
+def parts_of(query: Query) -> Iterator[Any]:
+    """The expressions and queries directly inside a query; bodies of WITH see nothing outside and are left out."""
+    for select in query.selects:
+        yield from of_select(select)
+    yield from (term.of for term in query.order if term.output is None)
+    yield from (part for part in (query.limit, query.offset) if part is not None)
+
+
+def of_select(select: Select) -> Iterator[Any]:
+    """The expressions and queries directly inside a SELECT."""
+    for row in select.values or ():
+        yield from row
+    if select.values is None:
+        yield from (output.of for output in select.outputs)
+    yield from (part for part in (select.where, select.having, *select.group) if part is not None)
+    for _, window in select.windows:
+        yield from inside(window)
+    for join in joins(select.source):
+        if join.on is not None:
+            yield join.on
+    for source in sources(select.source):
+        yield from source.args or ()
+        if source.kind == "query" and source.query is not None:
+            yield source.query

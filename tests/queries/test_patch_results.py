@@ -1,0 +1,69 @@
+"""Kept answers: bounded, found by their very tag, and never where a tag stands for two contents."""
+
+from typing import Any
+
+from headwater.queries.patch import Answer
+from headwater.queries.patch_results import Results
+
+
+def answer(tag: str, *values: Any) -> Answer:
+    return Answer.of(tag, ({"name": "v"},), [(value,) for value in values], key=(0,))
+
+
+def test_an_answer_is_found_by_its_tag_in_every_form_and_by_no_other() -> None:
+    results, kept = Results(), answer('"p.1"', 1)
+    results.keep("q", kept)
+    assert results.find("q", '"p.1"') is kept and results.find("q", 'W/"p.1"') is kept
+    assert results.find("q", '"p.2"') is None and results.find("r", '"p.1"') is None
+    assert results.find("q", '"p.1"', kept.hash) is kept
+    assert results.find("q", '"p.1"', answer('"p.1"', 2).hash) is None
+
+
+def test_a_tag_over_two_contents_names_neither_for_ever() -> None:
+    results, first = Results(), answer('W/"p.1"', 1)
+    results.keep("q", first)
+    results.keep("q", answer('W/"p.1"', 1))
+    assert results.find("q", '"p.1"') is first
+    results.keep("q", answer('W/"p.1"', 2))
+    assert results.find("q", '"p.1"') is None
+    results.keep("q", first)
+    assert results.find("q", '"p.1"') is None and results.latest("q") is None and results.bytes == 0
+
+
+def test_of_one_instance_the_last_few_are_kept() -> None:
+    results = Results(per_instance=2)
+    for number in range(4):
+        results.keep("q", answer(f'"p.{number}"', number))
+    results.keep("r", answer('"p.0"', 0))
+    assert [results.find("q", f'"p.{number}"') is not None for number in range(4)] == [False, False, True, True]
+    assert results.find("r", '"p.0"') is not None
+    newest = results.latest("q")
+    assert newest is not None and newest.tag == '"p.3"'
+
+
+def test_bytes_are_bounded_and_what_was_used_last_stays() -> None:
+    one = answer('"p.0"', "x" * 1000)
+    results = Results(max_bytes=3 * one.size)
+    for name in "abc":
+        results.keep(name, one)
+    assert results.find("a", one.tag) is one
+    results.keep("d", one)
+    assert [results.find(name, one.tag) is one for name in "abcd"] == [True, False, True, True]
+    assert results.bytes == 3 * one.size and len(results) == 3
+
+
+def test_an_answer_larger_than_the_bound_is_not_kept_and_pushes_nothing_out() -> None:
+    small = answer('"p.1"', 1)
+    results = Results(max_bytes=small.size)
+    results.keep("q", small)
+    results.keep("r", answer('"p.1"', "x" * 1000))
+    assert results.find("q", '"p.1"') is small and len(results) == 1
+
+
+def test_a_forgotten_instance_takes_no_memory() -> None:
+    results = Results()
+    results.keep("q", answer('"p.1"', 1))
+    results.keep("q", answer('"p.2"', 2))
+    results.forget("q")
+    results.forget("never seen")
+    assert len(results) == 0 and results.bytes == 0 and results.latest("q") is None

@@ -1,0 +1,196 @@
+"""If-Match and If-None-Match: what the headers say, and every verdict of RFC 9110 §13.2.2."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.errors import InvalidRequest
+from headwater.queries.preconditions import Conditions, Outcome, Tag, Tags, Verdict, decide
+
+GO_ON, FAILED = Outcome(Verdict.GO_ON), Outcome(Verdict.FAILED)
+ETAGC = st.text(
+    st.characters(codec="latin-1", exclude_characters='" \x7f', min_codepoint=0x21).filter(
+        lambda char: not "\x7f" <= char < "\x80"
+    )
+)
+TAGS = st.builds(Tag, ETAGC, st.booleans())
+
+
+def same(tag: str | None) -> Outcome:
+    return Outcome(Verdict.NOT_MODIFIED, tag)
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "tags"),
+    [
+        ('"a"', [Tag("a")]),
+        (b'"a"', [Tag("a")]),
+        ('W/"a"', [Tag("a", True)]),
+        ('"a", W/"b" ,"c"', [Tag("a"), Tag("b", True), Tag("c")]),
+        ('"a","b"', [Tag("a"), Tag("b")]),
+        (' \t"a"\t ', [Tag("a")]),
+        (',, "a" ,\t, "b",', [Tag("a"), Tag("b")]),  # empty elements are allowed (RFC 9110 §5.6.1.2)
+        ('""', [Tag("")]),
+        ('"a,b", "*"', [Tag("a,b"), Tag("*")]),
+        ('"W/"', [Tag("W/")]),
+        (b'"\xe9"', [Tag("\xe9")]),
+        ("", []),
+        (" , ", []),
+    ],
+)
+def test_lists_are_read_as_the_grammar_says(header: str | bytes, tags: list[Tag]) -> None:
+    found = Tags.parse(header)
+    assert found is not None and not found.any
+    assert list(found.tags) == tags
+    assert found.opaque == [tag.opaque for tag in tags]
+
+
+@pytest.mark.parametrize("header", ["*", " * ", b"*", "\t*"])
+def test_a_star_alone_is_any(header: str | bytes) -> None:
+    assert Tags.parse(header) == Tags(any=True)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["a", '"a', 'a"', "'a'", '"a" "b"', '"a""b"', '"a"W/"b"', 'w/"a"', 'W /"a"', '*, "a"', '"a", *', "*,*", "**"]
+    + ['"a b"', '"a\x00"', '"a\x7f"', '"a"; x', "W/", "W/*", '"', '"a", b', '"\\"a"'],
+)
+def test_what_the_grammar_does_not_allow_is_nothing(header: str) -> None:
+    assert Tags.parse(header) is None
+
+
+@given(st.lists(TAGS), st.sampled_from([",", ", ", " ,\t", ",,"]))
+def test_whatever_is_written_is_read_back(tags: list[Tag], comma: str) -> None:
+    assert Tags.parse(comma.join(map(str, tags))) == Tags(tags=tuple(tags))
+
+
+@given(st.text(alphabet='"W/, \ta*\\\x7f', max_size=12))
+def test_any_text_is_read_or_refused_and_never_breaks(text: str) -> None:
+    found = Tags.parse(text)
+    assert found is None or found.any or Tags.parse(", ".join(map(str, found.tags))) == found
+
+
+def test_a_long_list_is_read_in_one_pass() -> None:
+    found = Tags.parse('"a"' + "," * 30_000 + '"b"' + ' "c"')
+    assert found is None
+    assert Tags.parse(",".join(['"x"'] * 20_000)) == Tags(tags=(Tag("x"),) * 20_000)
+
+
+# --- comparing -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("listed", "tag", "strong", "weak"),  # the table of RFC 9110 §8.8.3.2
+    [
+        ('W/"1"', 'W/"1"', False, True),
+        ('W/"1"', 'W/"2"', False, False),
+        ('W/"1"', '"1"', False, True),
+        ('"1"', 'W/"1"', False, True),
+        ('"1"', '"1"', True, True),
+        ('"1"', '"2"', False, False),
+        ('"1-gzip"', '"1"', False, True),
+        ('W/"1-gzip"', '"1"', False, True),
+        ('"1-br"', '"1"', False, True),
+        ('"1"', '"1-gzip"', False, False),
+        ('"1-gzip-gzip"', '"1"', False, False),
+        ("*", '"1"', False, False),
+    ],
+)
+def test_strong_and_weak_comparison(listed: str, tag: str, strong: bool, weak: bool) -> None:
+    tags = Tags.parse(listed)
+    assert tags is not None
+    assert (tags.matches_strong(tag), tags.matches_weak(tag)) == (strong, weak)
+
+
+# --- deciding --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "etag", "if_match", "if_none_match", "outcome"),
+    [
+        ("GET", '"a"', None, None, GO_ON),
+        ("GET", '"a"', None, '"a"', same('"a"')),
+        ("HEAD", '"a"', None, '"b", "a"', same('"a"')),
+        ("GET", '"a"', None, 'W/"a"', same('W/"a"')),  # the client's own tag comes back
+        ("GET", '"a"', None, '"a-gzip"', same('"a-gzip"')),
+        ("GET", '"a"', None, "*", same('"a"')),
+        ("GET", '"a"', None, '"b"', GO_ON),
+        ("GET", '"a"', None, "", GO_ON),
+        ("GET", None, None, "*", GO_ON),
+        ("GET", '"a"', '"a"', None, GO_ON),
+        ("GET", '"a"', '"b"', None, FAILED),
+        ("GET", '"a"', '"b"', '"a"', FAILED),  # If-Match comes first
+        ("GET", '"a"', '"a"', '"a"', same('"a"')),
+        ("PUT", '"a"', None, None, GO_ON),
+        ("PUT", None, None, "*", GO_ON),
+        ("PUT", '"a"', None, "*", FAILED),
+        ("PUT", '"a"', None, '"a"', FAILED),
+        ("PUT", '"a"', None, 'W/"a"', FAILED),
+        ("PUT", '"a"', None, '"b"', GO_ON),
+        ("PUT", '"a"', "*", None, GO_ON),
+        ("PUT", None, "*", None, FAILED),
+        ("PUT", None, '"a"', None, FAILED),
+        ("PUT", '"a"', '"b", "a"', None, GO_ON),
+        ("PUT", '"a"', 'W/"a"', None, FAILED),
+        ("PUT", '"a"', '"a-gzip"', None, FAILED),
+        ("PUT", '"a"', "", None, FAILED),
+        ("PUT", '"a"', '"a"', '"a"', FAILED),
+        ("PATCH", '"a"', '"a"', '"b"', GO_ON),
+        ("DELETE", '"a"', '"b"', None, FAILED),
+        ("DELETE", '"a"', "*", None, GO_ON),
+    ],
+)
+def test_every_verdict(
+    method: str, etag: str | None, if_match: str | None, if_none_match: str | None, outcome: Outcome
+) -> None:
+    one, two = (None if text is None else Tags.parse(text) for text in (if_match, if_none_match))
+    assert decide(method, etag, one, two) == outcome
+
+
+def test_tags_of_other_forms_count_for_a_write_and_not_for_a_304() -> None:
+    lits = Tags.parse('"a.lits"')
+    assert decide("PUT", '"a"', lits, None, also=('"a.lits"',)) == GO_ON
+    assert decide("PUT", '"a"', None, lits, also=('"a.lits"',)) == FAILED
+    assert decide("GET", '"a"', None, lits, also=('"a.lits"',)) == GO_ON
+
+
+def test_a_read_never_fails_by_if_none_match_and_a_write_is_never_not_modified() -> None:
+    texts = (None, "", "*", '"a"', 'W/"a"', '"b"', '"b", "a"')
+    for method, etag, text in itertools.product(("GET", "HEAD", "PUT", "PATCH", "DELETE"), ('"a"', None), texts):
+        tags = None if text is None else Tags.parse(text)
+        verdict = decide(method, etag, None, tags).verdict
+        assert verdict != (Verdict.FAILED if method in ("GET", "HEAD") else Verdict.NOT_MODIFIED)
+
+
+# --- the headers of a request ----------------------------------------------------------------------------
+
+
+def test_lines_of_one_name_are_one_list() -> None:
+    lines = [(b"if-match", b'"a"'), (b"host", b"x"), (b"if-match", b'"b"'), (b"if-none-match", b"*")]
+    assert Conditions.of("PUT", lines) == Conditions(Tags(tags=(Tag("a"), Tag("b"))), Tags(any=True))
+
+
+def test_headers_that_were_not_sent_demand_nothing() -> None:
+    assert Conditions.of("PUT", [(b"host", b"x")]) == Conditions()
+    assert Conditions().decide("DELETE", None) == GO_ON
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("PUT", b"if-match"), ("PUT", b"if-none-match"), ("DELETE", b"if-none-match"), ("GET", b"if-match")],
+)
+@pytest.mark.parametrize("value", [b"row:abc", b'*, "a"', b'"a'])
+def test_a_condition_nobody_can_read_is_refused(method: str, name: bytes, value: bytes) -> None:
+    with pytest.raises(InvalidRequest) as found:
+        Conditions.of(method, [(name, value)])
+    assert name.decode() in found.value.message and found.value.hint
+
+
+def test_a_read_with_an_unreadable_if_none_match_gets_the_whole_answer() -> None:
+    for value in (b"row:abc", b'*, "a"', b'"a'):
+        assert Conditions.of("GET", [(b"if-none-match", value)]).decide("GET", '"a"') == GO_ON

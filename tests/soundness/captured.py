@@ -1,0 +1,128 @@
+"""What the kit over HTTP works on: databases of random schemas, queries on them, and what a client holds of each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pyarrow
+from tests.soundness.grammar import Queries, Query
+from tests.soundness.schemas import Step, World
+
+from headwater.model.literal import to_lit
+
+JSON = "application/json"
+
+
+class Asked:
+    """A query with its arguments on one database, and what a client holds of its answers in each format."""
+
+    def __init__(self, query: Query, prepared: dict[str, Any], other: str) -> None:
+        self.query, self.id = query, prepared["query_id"]
+        self.path = f"/api/v1/q/{self.id}"
+        args = {name: to_lit(query.args.get(name)) for name in prepared["parameters"]}  # ?9 makes nine of them
+        self.args = {"args": json.dumps(args)}
+        self.held: dict[str, dict[str, bytes]] = {JSON: {}, other: {}}  # tag to body, the oldest first
+        self.explained: dict[str, Any] | None = None
+
+    def any_format(self, dice: random.Random) -> str:
+        """JSON mostly: that is compared with the file."""
+        return dice.choice([JSON, JSON, *self.held])
+
+
+class Captured:
+    """One database: its file, our own connection to it, which is the second process, and the world in it."""
+
+    def __init__(self, name: str, folder: Path, seed: int) -> None:
+        self.name, self.path = name, folder / f"{name}.db"
+        self.world, self.asked = World(seed), list[Asked]()
+        self.grammar = Queries(self.world)
+        if self.world.chance(0.6):
+            self.world.add_view(*self.grammar.view())
+        self.backup: Path | None = None
+        self.open()
+        with self.db:
+            self.attempt(*self.world.setup)
+
+    def open(self) -> None:
+        self.db = apsw.Connection(str(self.path))
+        self.db.set_busy_timeout(10_000)
+        self.db.execute("PRAGMA journal_mode = WAL; PRAGMA synchronous = OFF")
+
+    def attempt(self, *statements: str) -> None:
+        """Run them; those that fail leave nothing behind."""
+        for sql in statements:
+            with contextlib.suppress(apsw.Error):
+                self.db.execute(sql)
+
+    def write(self, step: Step) -> None:
+        """By this process: one transaction, or one for each statement."""
+        if "VACUUM" in step.statements or self.world.chance(0.4):
+            self.attempt(*step.statements)
+        else:
+            with self.db:
+                self.attempt(*step.statements)
+
+    def keep(self) -> None:
+        """Put a copy aside."""
+        self.backup = self.path.with_suffix(".kept")
+        self.backup.unlink(missing_ok=True)
+        copy = apsw.Connection(str(self.backup))
+        with copy.backup("main", self.db, "main") as all_of_it:
+            all_of_it.step()
+        copy.close()
+
+    def restore(self) -> None:
+        """Put the copy back; nobody has the file open."""
+        if self.backup is None:
+            return
+        self.db.close()
+        for end in ("-wal", "-shm"):
+            Path(f"{self.path}{end}").unlink(missing_ok=True)
+        shutil.copy(self.backup, self.path)
+        self.open()
+
+    def rows(self, sql: str, args: list[Any]) -> list[Any] | None:
+        """What the file holds; None where SQLite refuses."""
+        try:
+            return self.db.execute(sql, args).fetchall()
+        except apsw.Error:
+            return None
+
+    def schema_step(self) -> Step:
+        """DDL; now and then a table is made anew as it was in the beginning."""
+        for asked in self.asked:
+            asked.explained = None
+        if self.world.chance(0.75):
+            return self.world._schema_step()
+        table = self.world.pick(self.world.tables)
+        rows = [sql for sql in self.world.rows if f" {table.name}(" in sql]
+        return Step([f"DROP TABLE {table.name}", table.sql, *rows[:3]])
+
+
+# --- tags and bodies ------------------------------------------------------------------------------------------
+
+
+def opaque_of(tag: str) -> str:
+    """What stands between the quotes, without what a proxy adds."""
+    return tag.removeprefix("W/").strip('"').removesuffix("-gzip")
+
+
+def data_of(body: bytes, accept: str) -> bytes:
+    """The answer without its tag, which may be another one for the same rows."""
+    return body.partition(b',"data":')[2] if accept.endswith("json") else body
+
+
+def rows_of(body: bytes, accept: str) -> list[Any]:
+    """The rows in no order."""
+    if accept.endswith("json"):
+        return sorted(json.dumps(row) for row in json.loads(body)["data"]["rows"])
+    if accept == "text/csv":
+        return sorted(body.splitlines())
+    return sorted(map(repr, pyarrow.ipc.open_stream(io.BytesIO(body)).read_all().to_pylist()))

@@ -1,0 +1,237 @@
+"""Bugs put in on purpose, each by one patch of the real implementation: the kit must find those that are unsound.
+
+The fourteen are those of reference/queries.md §5. Some only make us more careful than needed, or are masked by a
+second check: those are listed too, and must not be found, so that the list stays honest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.model.change import Change, Op
+from headwater.model.dependency import AllOf, Analysis, AnyOf, Condition, Const, Test
+from headwater.model.table import Table
+from headwater.queries.binding import Bound
+from headwater.sources.sqlite.analysis import facts, joins, push, tree
+from headwater.sources.sqlite.analysis.facts import Fact, Kind, kind_of
+from headwater.sources.sqlite.source import SqliteSource
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+class Mutant(msgspec.Struct, frozen=True):
+    """A bug; `schemas` is how many the kit may need, `why_not` says why it cannot be found."""
+
+    name: str
+    patch: Patch
+    schemas: int
+    why_not: str = ""
+
+
+# --- of the matcher --------------------------------------------------------------------------------------------
+
+
+def _matching(judge: Callable[[Callable[..., int | None], Bound, Change], int | None]) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Bound.matters
+        monkeypatch.setattr(Bound, "matters", lambda bound, change: judge(real, bound, change))
+
+    return patch
+
+
+def _after_only(real: Any, bound: Bound, change: Change) -> int | None:
+    found: int | None = real(bound, change)
+    if found is None or change.op is not Op.UPDATE:
+        return found
+    return real(bound, msgspec.structs.replace(change, op=Op.INSERT, before=None))  # type: ignore[no-any-return]
+
+
+def _plain_equality(real: Any, bound: Bound, change: Change) -> int | None:
+    if change.op is Op.UPDATE and change.before is not None and change.after is not None:
+        pairs = zip(change.before, change.after, strict=True)
+        change = msgspec.structs.replace(change, after=tuple(b if b == a else a for b, a in pairs))
+    return real(bound, change)  # type: ignore[no-any-return]
+
+
+def _no_deletes(real: Any, bound: Bound, change: Change) -> int | None:
+    return None if change.op is Op.DELETE else real(bound, change)
+
+
+def _first_place_only(real: Any, bound: Bound, change: Change) -> int | None:
+    found = real(bound, change)
+    return found if found == 0 else None
+
+
+def _no_coercion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqliteSource, "stored", lambda source, table, columns, values: values)
+
+
+def _binary_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SqliteSource.order
+
+    def order(source: SqliteSource, table: Table, columns: Any) -> Any:
+        plain = tuple(msgspec.structs.replace(column, collation="BINARY") for column in table.columns)
+        return real(source, msgspec.structs.replace(table, columns=plain), columns)
+
+    monkeypatch.setattr(SqliteSource, "order", order)
+
+
+# --- of what the extractor says --------------------------------------------------------------------------------
+
+
+def _conditions(change: Callable[[Test], Condition]) -> Patch:
+    """Every test in every condition, changed."""
+
+    def walk(condition: Condition) -> Condition:
+        if isinstance(condition, Test):
+            return change(condition)
+        return type(condition)(tuple(map(walk, condition.parts)))
+
+    return _analyses(
+        lambda analysis: msgspec.structs.replace(
+            analysis,
+            dependencies=tuple(
+                msgspec.structs.replace(one, condition=walk(one.condition)) for one in analysis.dependencies
+            ),
+        )
+    )
+
+
+def _analyses(change: Callable[[Analysis], Analysis]) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = SqliteSource.analyse
+        monkeypatch.setattr(SqliteSource, "analyse", lambda source, sql: change(real(source, sql)))
+
+    return patch
+
+
+def _positive(test: Test) -> Condition:
+    ops = {"not_in": "in", "not_between": "between", "ne": "eq"}
+    return msgspec.structs.replace(test, op=ops.get(test.op, test.op))
+
+
+def _python_not(test: Test) -> Condition:
+    """NOT of something unknown taken for true: NULL then passes every negated test."""
+    if test.op not in ("ne", "not_in", "not_between"):
+        return test
+    return AnyOf((test, Test(test.column, "is", (Const(None),))))
+
+
+def _not_in_without_null(test: Test) -> Condition:
+    if test.op != "not_in":
+        return test
+    kept = tuple(one for one in test.operands if not (isinstance(one, Const) and one.value is None))
+    return msgspec.structs.replace(test, operands=kept) if kept else AllOf()
+
+
+def _strict_bounds(test: Test) -> Condition:
+    return msgspec.structs.replace(test, op={"le": "lt", "ge": "gt"}.get(test.op, test.op))
+
+
+def _total(analysis: Analysis) -> Analysis:
+    return msgspec.structs.replace(analysis, is_total=True)
+
+
+# --- of the extractor ------------------------------------------------------------------------------------------
+
+
+def _on_restricts_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def outer(self: Any, kept: Any, made_up: Any, theirs: Any, others: Any, facts: list[Fact], on: list[Fact]) -> None:
+        known = self._closed([fact for fact in facts if fact.about.isdisjoint(others)] + on)
+        self.restrict(kept, joins._without(known, others))
+        self.restrict(made_up, joins._without(known, theirs))
+
+    monkeypatch.setattr(joins._Join, "_outer", outer)
+
+
+def _where_unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = push.Push._mark
+
+    def mark(self: Any, select: Any, *rest: Any) -> None:
+        where, select.where = select.where, None
+        try:
+            real(self, select, *rest)
+        finally:
+            select.where = where
+
+    monkeypatch.setattr(push.Push, "_mark", mark)
+
+
+def _simplified(change: Callable[[str, list[Fact]], tuple[str, list[Fact]]]) -> Patch:
+    def patch(monkeypatch: pytest.MonkeyPatch) -> None:
+        real = joins._simplified
+        monkeypatch.setattr(
+            joins, "_simplified", lambda kind, facts, left, right: real(*change(kind, facts), left, right)
+        )
+
+    return patch
+
+
+def _full_as_left(kind: str, facts: list[Fact]) -> tuple[str, list[Fact]]:
+    return ("LEFT" if kind == "FULL" else kind), facts
+
+
+def _all_reject_null(kind: str, facts: list[Fact]) -> tuple[str, list[Fact]]:
+    return kind, [Fact(fact.formula, fact.equal, fact.rejects | frozenset(fact.about)) for fact in facts]
+
+
+def _all_of_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Kind, "rule", ("", ""))
+
+
+def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = push.Push.query
+
+    def query(self: Any, query: Any, asked: Any) -> None:
+        limit, query.limit = query.limit, None
+        try:
+            real(self, query, asked)
+        finally:
+            query.limit = limit
+
+    monkeypatch.setattr(push.Push, "query", query)
+
+
+def _through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push.Nature, "lets_through", lambda nature, ref: kind_of(ref) is not None)
+
+
+def _through_any_set_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first_branch(query: Any, place: int) -> Kind | None:
+        select = query.selects[0]
+        of = select.outputs[place].of
+        return kind_of(of) if select.values is None and isinstance(of, tree.Ref) else None
+
+    monkeypatch.setattr(facts, "output_kind", first_branch)
+    monkeypatch.setattr(push, "output_kind", first_branch)
+    monkeypatch.setattr(push, "_fits", lambda *_: True)
+
+
+MATCHER = [
+    Mutant("only the after image is tested", _matching(_after_only), 60),
+    Mutant("== for changed columns", _matching(_plain_equality), 200),
+    Mutant("deletes are overlooked", _matching(_no_deletes), 20),
+    Mutant("only the first place is tested", _matching(_first_place_only), 20),
+    Mutant("constants are not coerced", _no_coercion, 400),
+    Mutant("collations are ignored", _binary_order, 300),
+    Mutant("negated tests are read as plain ones", _conditions(_positive), 200),
+    Mutant("<= read as <", _conditions(_strict_bounds), 300),
+    Mutant("every order is called total", _analyses(_total), 20),
+    Mutant("Python's not", _conditions(_python_not), 60, "lets more rows pass: careful, not unsound"),
+    Mutant("NOT IN ignores NULL", _conditions(_not_in_without_null), 60, "lets more rows pass: careful, not unsound"),
+]
+EXTRACTOR = [
+    Mutant("ON restricts the side that is kept", _on_restricts_all, 150),
+    Mutant("columns of WHERE are not watched", _where_unmarked, 100),
+    Mutant("FULL as LEFT", _simplified(_full_as_left), 400),
+    Mutant("every condition refuses NULLs", _simplified(_all_reject_null), 300),
+    Mutant("all columns compare alike", _all_of_one_rule, 400),
+    Mutant("conditions go through LIMIT", _through_limit, 150),
+    Mutant("conditions go through windows and aggregates", _through_everything, 1_500),
+    Mutant("conditions go through any set operation", _through_any_set_operation, 1_500),
+]
+MUTANTS = [*MATCHER, *EXTRACTOR]

@@ -1,0 +1,43 @@
+"""How much less is invalidated than by whole tables: sound is not enough, or no answer would ever be kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.soundness.grammar import Query
+from tests.soundness.kit import Case, Trial, make_case
+from tests.soundness.naive import Judge
+from tests.soundness.schemas import Step
+from tests.soundness.shop import Shop
+from tests.sources.analysis import tpch
+
+
+def told(counts: Counter[str]) -> str:
+    table, ours, guarded = (counts[name] for name in ("false at table level", "false", "false past guards"))
+    return (
+        f"\n{counts['pairs']} pairs of query and write, {counts['really changed']} changed; invalidated falsely:"
+        f" table level {table}, ours {ours} ({ours / table - 1:+.0%}), guarded {guarded} ({guarded / table - 1:+.0%})"
+    )
+
+
+@pytest.mark.slow
+def test_random_queries_are_invalidated_less_than_at_table_level() -> None:
+    counts, judge = Counter[str](), Judge()
+    for seed in range(2_000_000, 2_000_080):
+        Trial(make_case(seed), counts, judge=judge).run()
+    print(told(counts))
+    assert counts["false"] < 0.9 * counts["false at table level"], counts
+    assert counts["false past guards"] <= counts["false"]
+
+
+@pytest.mark.slow
+def test_tpch_is_invalidated_less_than_at_table_level() -> None:
+    shop, counts = Shop(1), Counter[str]()
+    setup = [*tpch.SCHEMA, *shop.rows()]
+    queries = [Query(sql, {}) for sql in tpch.QUERIES.values()]
+    Trial(Case(setup, queries, [Step(shop.write()) for _ in range(60)]), counts).run()
+    print(told(counts))
+    assert counts["queries with rows"] >= 15, counts
+    assert counts["false"] < 0.8 * counts["false at table level"], counts
+    assert counts["refused by the engine"] == counts["volatile"] == 0

@@ -1,0 +1,113 @@
+"""Random schemas, queries and writes: an answer that nothing is said to have changed has not changed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections import Counter
+
+import pytest
+from tests.soundness.kit import Case, Trial, Unsound, make_case
+from tests.soundness.naive import Judge
+from tests.soundness.schemas import Step
+from tests.soundness.shrink import failure, shrink
+
+SCHEMAS = 50  # of one shard
+SHARDS = 38
+FRESH = int(os.environ.get("SOUNDNESS_SEED") or secrets.randbits(40))
+SOAK = int(os.environ.get("SOAK_SCHEMAS", "50000"))
+
+
+def run(first: int, count: int, counts: Counter[str]) -> None:
+    """Every seed from `first` on; the first failure is made small and told."""
+    judge = Judge()
+    for seed in range(first, first + count):
+        case = make_case(seed)
+        counts["schemas"] += 1
+        try:
+            Trial(case, counts, judge=judge).run()
+        except Unsound:
+            small, why = shrink(case, failure)
+            pytest.fail(f"SOUNDNESS_SEED={seed}\n{why}\n\n{small.script()}", pytrace=False)
+        except Exception as error:
+            error.add_note(f"SOUNDNESS_SEED={seed}")
+            raise
+
+
+def has_teeth(counts: Counter[str]) -> None:
+    """Random runs prove something only while answers hold rows, and change, and some do not."""
+    told = dict(sorted(counts.items()))
+    assert counts["queries with rows"] > 0.45 * counts["queries"], told
+    assert counts["queries with rows that changed"] > 0.28 * counts["queries"], told
+    assert counts["refused by the engine"] < 0.15 * counts["queries"], told  # counted again after each schema change
+    assert counts["failed at run time"] < 0.1 * counts["queries"], told
+    assert counts["wider than the judge"] <= 0.03 * counts["matched"], told
+    assert counts["sketch says valid"] > 0.2 * counts["pairs"], told
+    assert counts["guarded answers"] and counts["shaken"] and counts["volatile"], told
+
+
+def tell(counts: Counter[str]) -> None:
+    share = {name: f"{counts[name] / counts['queries']:.0%}" for name in counts if name.startswith("queries with")}
+    print(f"\n{counts['schemas']} schemas, {counts['queries']} queries, {counts['pairs']} pairs, {share}")
+    print(dict(sorted(counts.items())))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_no_answer_changes_without_a_change_that_matters(shard: int) -> None:
+    counts: Counter[str] = Counter()
+    run(shard * SCHEMAS, SCHEMAS, counts)
+    tell(counts)
+    has_teeth(counts)
+
+
+def test_a_few_schemas_in_every_check() -> None:
+    run(1_000_000, 8, Counter())
+
+
+@pytest.mark.slow
+def test_no_answer_changes_under_a_fresh_seed() -> None:
+    print(f"SOUNDNESS_SEED={FRESH}")
+    run(FRESH, 1 if "SOUNDNESS_SEED" in os.environ else SCHEMAS, Counter())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+def test_fifty_thousand_schemas() -> None:
+    start, counts = secrets.randbits(40), Counter[str]()
+    print(f"\nseeds from {start}; one of them again: SOUNDNESS_SEED=…")
+    for first in range(start, start + SOAK, 1_000):
+        run(first, min(1_000, start + SOAK - first), counts)
+        tell(counts)
+    has_teeth(counts)
+
+
+# --- the kit itself --------------------------------------------------------------------------------------------
+
+
+def test_a_seed_always_makes_the_same_case() -> None:
+    assert make_case(7).script() == make_case(7).script()
+
+
+def test_a_failing_case_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.soundness.kit.Trial._check", _blames_deletes)
+    case = next(case for case in map(make_case, range(99)) if failure(case))
+    small, why = shrink(case, failure)
+    assert "a delete" in why
+    assert (len(small.queries), len(small.steps)) == (1, 1)
+    assert len(small.setup) < len(case.setup) and len(small.steps[0].statements) == 1
+    assert small.steps[0].statements[0] in small.script()
+
+
+def _blames_deletes(trial: Trial, instance: object, changes: list, *_: object) -> None:  # type: ignore[type-arg]
+    if any(change.op.word == "delete" for _, change in changes):
+        raise Unsound("a delete")
+
+
+def test_what_is_refused_although_the_engine_accepts_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise ValueError("not understood")
+
+    monkeypatch.setattr("headwater.sources.sqlite.source.SqliteSource.analyse", refuse)
+    case = Case(["CREATE TABLE t0(k INTEGER PRIMARY KEY)"], make_case(0).queries[:1], [Step(["DELETE FROM t0"])])
+    assert "analyse raises" in failure(case)
