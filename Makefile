@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
-SERVICES := mariadb-server
+SERVICES := mariadb-server nginx varnish
 
 .PHONY: help setup browser services jars demo check lint types unit test soak bench fmt clean
 
@@ -41,15 +41,17 @@ browser:
 jars: setup
 	@$(BIN)/python -m headwater.pipeline.jars .jars
 
-# PostgreSQL comes from PyPI; MariaDB only from the system. The tests start their own server of it.
+# PostgreSQL comes from PyPI; MariaDB and the caches only from the system. The tests start their own servers of them.
 services:
-	@if command -v mariadb-install-db >/dev/null && PATH="$$PATH:/usr/sbin" command -v mariadbd >/dev/null; then exit 0; fi; \
+	@missing=; for name in mariadb-install-db mariadbd nginx varnishd; do \
+	  PATH="$$PATH:/usr/sbin" command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing $(SERVICES) for the tests of the SQL sink"; \
+	  echo "installing $(SERVICES) for the tests of the SQL sink and of caches"; \
 	  { apt-get update -qq; DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $(SERVICES); } >/dev/null && exit 0; \
 	fi; \
-	echo "The tests on MariaDB need $(SERVICES), and skip without (Debian, Ubuntu: apt-get install $(SERVICES))"
+	echo "Missing:$$missing. The tests on MariaDB, nginx and Varnish skip without (Debian, Ubuntu: apt-get install $(SERVICES))"
 
 demo: setup
 	$(BIN)/headwater demo
