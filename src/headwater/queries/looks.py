@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from headwater.queries.database import Database
 from headwater.sources.source import Look
 
 CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
+
+GLANCE_SECONDS = 0.005
 
 Run = Callable[..., Awaitable[Any]]
 
@@ -52,5 +55,11 @@ class Looks:
                 self._running = None
 
     def _see(self) -> tuple[Look, bool]:
-        found = self._database.source.look()
-        return found, self._database.reach(found.head, CATCH_UP_SECONDS)
+        deadline = time.monotonic() + CATCH_UP_SECONDS
+        while True:
+            found = self._database.source.look()
+            is_caught_up = self._database.reach(found.head, max(deadline - time.monotonic(), 0))
+            if found.settled or time.monotonic() >= deadline:
+                return found, is_caught_up
+            # A change of the schema is not looked at yet. It need not have an offset that could be waited for.
+            self._database.reach(found.head + 1, GLANCE_SECONDS)

@@ -44,8 +44,8 @@ class Prepared(msgspec.Struct, frozen=True):
 
 def query_id(db: str, sql: str) -> str:
     """The id of a query: the same for the same text on the same database, wherever and whenever."""
-    digest = hashlib.blake2b(f"{db}\0{sql}".encode(), digest_size=15).digest()
-    return f"q_{base64.b32encode(digest).decode().lower()}"
+    digest = hashlib.sha256(f"{db}\0{sql}".encode()).digest()
+    return f"q_{base64.b32encode(digest[:15]).decode().lower()}"
 
 
 class PreparedQueries:

@@ -83,10 +83,11 @@ def _version(api: Api, who: Principal, p: params.Nothing) -> Any:
 
 
 def _capabilities(api: Api, who: Principal, p: params.Nothing) -> Any:
-    absent = ("mysql_compat", "etag_queries", "causal_etags", "wasm_udf", "wasm_operators")
+    absent = ("mysql_compat", "wasm_udf", "wasm_operators")
     return {
         "name": "headwater",
         "skeinql": True,
+        **dict.fromkeys(("etag_queries", "causal_etags"), True),
         **dict.fromkeys((*absent, "column_snapshots", "audit_wal", "cluster"), False),
         "methods": sorted(METHODS),
         "hash": {"canonicalization": "RFC8785", "algorithm": "SHA-256", "encoding": "base32"},

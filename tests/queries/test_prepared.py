@@ -1,0 +1,71 @@
+"""Prepared queries: ids of content, kept over restarts and kill -9, bounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import InvalidRequest, LimitExceeded, LogDamaged, NotFound
+from headwater.queries.instances import instance_key, named_args
+from headwater.queries.prepared import MAX_TEXT, PreparedQueries, query_id
+from headwater.queries.queries import unkept
+
+
+def opened(folder: Path, most: int = 100) -> PreparedQueries:
+    return PreparedQueries.open(folder / "queries.db", most=most)
+
+
+def test_preparing_twice_is_preparing_once_here_and_anywhere(tmp_path: Path) -> None:
+    kept = opened(tmp_path)
+    one = kept.add("main", "SELECT 1", name="first")
+    assert kept.add("main", "SELECT 1", name="second") == one and kept.count == 1
+    assert one.id == query_id("main", "SELECT 1") == unkept("SELECT 1", None).id
+    assert kept.add("other", "SELECT 1").id != one.id != kept.add("main", "SELECT  1").id
+    kept.close()
+    again = opened(tmp_path)
+    assert again.get(one.id) == one and again.count == 3
+    again.drop_database("main")
+    assert again.count == 1
+    with pytest.raises(NotFound):
+        again.get(one.id)
+    again.close()
+
+
+def test_there_is_an_end_to_how_many_and_how_long(tmp_path: Path) -> None:
+    kept = opened(tmp_path, most=1)
+    kept.add("main", "SELECT 1")
+    kept.add("main", "SELECT 1")
+    with pytest.raises(LimitExceeded, match="no more are kept"):
+        kept.add("main", "SELECT 2")
+    with pytest.raises(InvalidRequest, match="characters"):
+        kept.add("main", "SELECT 1" + " " * MAX_TEXT)
+    kept.close()
+
+
+def test_a_file_of_others_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "queries.db").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
+    with pytest.raises(LogDamaged):
+        opened(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["SELECT '\0'", "SELECT '\ud800'", "SELECT 1" + " " * MAX_TEXT])
+def test_what_is_no_text_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        unkept(text, None)
+
+
+def test_arguments_by_place_and_by_name() -> None:
+    assert named_args(["1", "2"], [5, "x"]) == {"1": 5, "2": "x"}
+    assert named_args(["a", "b"], {":b": 1, "a": 2}) == {"a": 2, "b": 1}
+    assert named_args(["a", "b", "a"], [1, 2]) == {"a": 1, "b": 2}
+    for wrong in ([], [1, 2, 3], {"a": 1}, {"a": 1, "b": 2, "c": 3}):
+        with pytest.raises(InvalidRequest, match="takes|missing|no parameter"):
+            named_args(["a", "b"], wrong)
+
+
+def test_an_instance_is_its_query_and_its_typed_arguments() -> None:
+    keys = [instance_key("q", {"1": value}) for value in (1, 1.0, True, "1", None)]
+    assert len(set(keys)) == len(keys)
+    assert instance_key("q", {"a": 1, "b": 2}) == instance_key("q", {"b": 2, "a": 1})
+    assert instance_key("q", {"a": 1}) != instance_key("q", {"b": 1})
