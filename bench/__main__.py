@@ -3,6 +3,7 @@
 import sys
 
 from bench import (
+    asking,
     commit,
     drain,
     fanout,
@@ -10,8 +11,10 @@ from bench import (
     latency,
     log,
     microbatch,
+    not_modified,
     pull,
     restart,
+    routing,
     spark_log,
     stalled,
     subscriptions,
@@ -32,6 +35,9 @@ ALL = {
     "spark_log": spark_log.main,
     "lake": lake.main,
     "microbatch": microbatch.main,
+    "routing": routing.main,
+    "not_modified": not_modified.main,
+    "asking": asking.main,
 }
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def nchan(folder: Path, size: int) -> Iterator[Nchan]:
     config = folder / "nginx.conf"
     config.write_text(NCHAN.format(module=NCHAN_MODULE, folder=folder, port=port))
     command = [program, "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
-    with _running(command, port) as pid:
+    with running(command, port) as pid:
         yield Nchan(port, [pid, _worker(pid)], size)
 
 
@@ -98,12 +98,12 @@ def redis(folder: Path, size: int) -> Iterator[Redis]:
     port = free_port()
     command = [program, "--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder), "--maxclients", "15000"]
     command += ["--save", "", "--appendonly", "no", "--tcp-backlog", "4096", "--logfile", str(folder / "redis.log")]
-    with _running(command, port) as pid:
+    with running(command, port) as pid:
         yield Redis(port, [pid], size)
 
 
 @contextlib.contextmanager
-def _running(command: list[str], port: int) -> Iterator[int]:
+def running(command: list[str], port: int) -> Iterator[int]:
     child = subprocess.Popen(command)
     try:
         _wait_until_open(child, port)

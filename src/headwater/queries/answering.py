@@ -85,7 +85,6 @@ class Answering:
 
     def __init__(self, database: Database, run: Run, numbers: Numbers, *, sample: int = 0) -> None:
         self.database, self._run, self.numbers, self._sample = database, run, numbers, sample
-        self._looks = Looks(database, run)
         self._instances = Instances()
         self._analyses: dict[str, tuple[Analysis, int]] = {}  # by query: and the state of the schema it holds in
         self._generation = database.log.generation  # in another one the schema may be any
@@ -94,6 +93,17 @@ class Answering:
         self._held: set[Hashable] = set()  # subscribed
         self.versions = Versions(database.source, database.log)
         self.tables = TableVersions(database.log)
+        self._looks = Looks(database, run, self._advance)
+
+    def _advance(self) -> None:
+        self.versions.advance()
+        self.tables.advance()
+
+    def close(self) -> None:
+        """Keep what would take long to find out again. It waits for the disk."""
+        with suppress(HeadwaterError):
+            self.tables.advance()
+            self.tables.save(every=1)
 
     # --- asking ----------------------------------------------------------------------------------------------
 

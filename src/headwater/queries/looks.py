@@ -30,8 +30,9 @@ class Seen(msgspec.Struct, frozen=True):
 class Looks:
     """Of one database, in the loop."""
 
-    def __init__(self, database: Database, run: Run) -> None:
+    def __init__(self, database: Database, run: Run, advance: Callable[[], object] = lambda: None) -> None:
         self._database, self._run = database, run
+        self._advance = advance  # takes in what is new in the log: in the thread, for it may be much
         self._next: asyncio.Task[Seen] | None = None  # has not begun
         self._running: asyncio.Task[Seen] | None = None
         self._number = 0
@@ -60,6 +61,7 @@ class Looks:
             found = self._database.source.look()
             is_caught_up = self._database.reach(found.head, max(deadline - time.monotonic(), 0))
             if found.settled or time.monotonic() >= deadline:
+                self._advance()
                 return found, is_caught_up
             # A change of the schema is not looked at yet. It need not have an offset that could be waited for.
             self._database.reach(found.head + 1, GLANCE_SECONDS)

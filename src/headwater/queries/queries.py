@@ -102,6 +102,11 @@ class Queries:
         self._answering.pop(db, None)
         self._prepared.drop_database(db)
 
+    def close(self) -> None:
+        """After the last request."""
+        for answering in self._answering.values():
+            answering.close()
+
     @property
     def kept(self) -> int:
         """How many queries are prepared."""

@@ -132,6 +132,8 @@ class Server:
             await self._pulls.close()
         if self._api.feeds is not None:
             await self._api.feeds.close()
+        if self._api.queries is not None:
+            await self._bridge.call(self._api.queries.close)
         self._api.transactions.close()
         await asyncio.to_thread(self._bridge.close)
         self._uvicorn = None
