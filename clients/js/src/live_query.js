@@ -168,8 +168,8 @@ export class LiveQuery {
   /** The newest answer; null if it is the one we have. */
   async #fetched() {
     const {etag} = this.#answer ?? {};
-    if (!etag) return this.#whole({});
-    const patches = this.#options.patches ? {"a-im": PATCHES} : {};
+    const patches = this.#options.patches ? {"a-im": PATCHES} : {}; // also at first: so the server keeps the base
+    if (!etag) return this.#whole(patches);
     const response = await this.#get({"if-none-match": etag, ...patches});
     if (response.status === 304) {
       this.counts.notModified++;
