@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
+WORKERS := 4  # of the tests: most of them wait, for processes they started and for each other
 SERVICES := mariadb-server nginx varnish
 
 .PHONY: help setup browser services jars demo check lint types unit test soak bench fmt clean
@@ -66,12 +67,12 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(PYTEST) -m "not slow and not spark and not soak" -n 2
+	$(PYTEST) -m "not slow and not spark and not soak" -n $(WORKERS)
 
 # Whatever needs Spark comes after the rest and in one process: there is one session for all of it.
 test: setup browser services jars lint types
-	$(PYTEST) -m "not soak and not spark" -n 2 -rs
-	$(PYTEST) -m "spark and not soak" -rs
+	$(PYTEST) -m "not soak and not spark" -n $(WORKERS) -rs --durations 20
+	$(PYTEST) -m "spark and not soak" -rs --durations 20
 
 soak: setup
 	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s --timeout 7200
