@@ -69,10 +69,12 @@ types: setup
 unit: setup
 	$(PYTEST) -m "not slow and not spark and not soak" -n $(WORKERS)
 
-# Whatever needs Spark comes after the rest and in one process: there is one session for all of it.
+# Whatever needs Spark comes after the rest and in one process: there is one session for all of it. Both parts run.
 test: setup browser services jars lint types
-	$(PYTEST) -m "not soak and not spark" -n $(WORKERS) -rs --durations 20
-	$(PYTEST) -m "spark and not soak" -rs --durations 20
+	@failed=; \
+	$(PYTEST) -m "not soak and not spark" -n $(WORKERS) -rs --durations 20 || failed=1; \
+	$(PYTEST) -m "spark and not soak" -rs --durations 20 || failed=1; \
+	test -z "$$failed"
 
 soak: setup
 	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s --timeout 7200
