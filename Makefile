@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
-WORKERS := 4  # of the tests: most of them wait, for processes they started and for each other
+WORKERS := 2 --dist worksteal
 SERVICES := mariadb-server nginx varnish
 
 .PHONY: help setup browser services jars demo check lint types unit test soak bench fmt clean

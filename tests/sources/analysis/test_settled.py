@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.capture.capturing import foreign
 from tests.sources.analysis.analysed import SHOP, opened, run, settle, told
 
@@ -58,6 +59,27 @@ def test_our_own_schema_changes_settle_by_following(tmp_path: Path) -> None:
         run(source, "CREATE TABLE later(id INTEGER PRIMARY KEY)")
         settle(source)
         assert source.look().settled
+
+
+def test_a_schema_that_moves_again_while_it_is_looked_at_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path, SHOP) as source:
+        settle(source)
+        follower = source._follower
+        real, moved = follower._reconcile, []
+
+        def reconcile(after: int) -> int:
+            fits = real(after)
+            if not moved:
+                moved.append(True)
+                foreign(tmp_path / "app.db", "CREATE VIEW second AS SELECT 2")
+            return fits
+
+        monkeypatch.setattr(follower, "_reconcile", reconcile)
+        foreign(tmp_path / "app.db", "CREATE VIEW first AS SELECT 1")
+        settle(source)
+        assert moved and source.look().settled
 
 
 def test_the_epoch_is_another_where_a_definition_is(tmp_path: Path) -> None:

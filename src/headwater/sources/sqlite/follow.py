@@ -46,14 +46,17 @@ class Page(msgspec.Struct, frozen=True):
 
 
 class Follower:
-    """Follows one file from the capture thread. `reconcile` and `demand_resnapshot` go through the writer."""
+    """Follows one file from the capture thread. `reconcile` and `demand_resnapshot` go through the writer.
+
+    `reconcile` makes capture fit the schema, and returns the version of the schema that it fits.
+    """
 
     def __init__(
         self,
         db: apsw.Connection,
         *,
         nonces: Callable[[], tuple[str, ...]],
-        reconcile: Callable[[int], None],
+        reconcile: Callable[[int], int],
         demand_resnapshot: Callable[[set[str]], None],
         saw_foreign: Callable[[], None],
     ) -> None:
@@ -180,9 +183,12 @@ class Follower:
 
     def _adopt(self, page: Page, after: int) -> None:
         """The schema moved: make capture fit it, then read with the new layouts."""
-        if page.nonce in self._nonces():
-            self._reconcile(after if self._schema_version == -1 else max(after, 0))
+        if page.nonce not in self._nonces():
+            self._load()
+            return
+        fits = self._reconcile(after if self._schema_version == -1 else max(after, 0))
         self._load()
+        self._schema_version = fits  # if it moved again before it was loaded, the next look finds that out
 
     def _load(self) -> None:
         with sqlite_errors():

@@ -244,13 +244,14 @@ class SqliteSource:
         if not self._is_same_file():
             raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
 
-    def _reconcile(self, known_good: int) -> None:
+    def _reconcile(self, known_good: int) -> int:
         def work(_: object) -> int:
             with self._guard.own() as db:
                 reconcile(db, self._config.tables, known_good=known_good)
                 return int(str(db.pragma("schema_version")))
 
         self._vouched = self._writer.submit(work, ours=True).result().value
+        return self._vouched
 
     def _demand_resnapshot(self, tables: set[str]) -> None:
         def work(_: object) -> None:
