@@ -134,8 +134,9 @@ class SqlSink:
             merge = staging.target.merge if self.mode == UPSERT else staging.target.add
             merge(connection, staging.table, staging.names, attempts)
             staging.forget(connection, attempts)
-            loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
-            self._states.write(connection, State(state.plan, step.upto, loaded))
+            if not step.repair:  # which leaves the sink where it stands
+                loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
+                self._states.write(connection, State(state.plan, step.upto, loaded))
         return True
 
     def evolve(self, table: Table) -> None:
