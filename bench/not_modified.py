@@ -22,6 +22,7 @@ BAR, KEY_BAR = 0.2, 0.15  # of nginx, without and with a credential
 ROWS = 100
 CONNECTIONS = 16
 NGINX = """
+{user}
 daemon off;
 worker_processes 1;
 pid {folder}/nginx.pid;
@@ -49,10 +50,11 @@ def nginx(place: Path, body: bytes) -> Iterator[str]:
     if not program:
         raise Missing("no nginx (apt-get install nginx)")
     www, port = place / "www", free_port()
+    user = "user root;" if os.geteuid() == 0 else ""  # else its worker could not enter our folder
     www.mkdir()
     (www / "answer.json").write_bytes(body)
     config = place / "nginx.conf"
-    config.write_text(NGINX.format(folder=place, port=port))
+    config.write_text(NGINX.format(folder=place, port=port, user=user))
     with running([program, "-p", str(place), "-c", str(config), "-e", str(place / "error.log")], port):
         yield f"http://127.0.0.1:{port}/answer.json"
 
