@@ -26,6 +26,7 @@ from headwater.ranges.jobs import Place
 from headwater.ranges.process import WorkerProcess
 from headwater.ranges.ranges import Ranges, hold_again
 from headwater.ranges.store import Store
+from headwater.sources.source import Look
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -46,6 +47,10 @@ class Database(msgspec.Struct, frozen=True):
     def catch_up(self, timeout: float) -> bool:
         """Wait until the log holds everything committed before this call; whether it does."""
         return self.capture.catch_up(timeout)
+
+    def look(self, timeout: float) -> tuple[Look, bool]:
+        """Where the source stands, and whether the log came that far; waits for it to."""
+        return self.capture.look(timeout)
 
     def reach(self, offset: int, timeout: float) -> bool:
         """Wait until the log holds `offset`; whether it does."""

@@ -174,7 +174,7 @@ def big(server: Live) -> tuple[str, int]:
     """A table whose name needs quoting, with one transaction over 16 MiB; the offset before it."""
     name = f"größe & {time.monotonic_ns()}/?"
     server.sql(f'CREATE TABLE "{name}"(id INTEGER PRIMARY KEY, v TEXT)')
-    base = server.subscribe(name)["offset"]
+    base = server.caught_up(server.subscribe(name))
     rows = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {BIG})"
     server.sql(f"INSERT INTO \"{name}\" {rows} SELECT i, printf('%.*c', 1000000, 'x') FROM n")
     return name, base

@@ -27,6 +27,7 @@ def one(tmp_path: Path) -> Iterator[Running]:
     with running(tmp_path) as made:
         made.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v INTEGER)")
         made.run("CREATE TABLE u(k INTEGER PRIMARY KEY, w INTEGER)")
+        made.caught_up()
         yield made
 
 

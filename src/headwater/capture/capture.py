@@ -21,7 +21,7 @@ from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
-from headwater.sources.source import Source
+from headwater.sources.source import Look, Source
 
 logger = logging.getLogger("headwater.capture")
 
@@ -30,6 +30,7 @@ FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
 PASS_SECONDS = 0.002  # between two passes under load: commits that come together go out together
 CLOSE_SECONDS = 0.1  # between two closed times
+GLANCE_SECONDS = 0.005  # between two looks at a schema that is being taken in
 HOUSEKEEPING_SECONDS = 1.0  # between two steps of retention or merging
 
 
@@ -71,9 +72,21 @@ class Capture:
         self._source.wake()
         return self._log.wait_beyond(offset - 1, timeout)
 
+    def look(self, timeout: float) -> tuple[Look, bool]:
+        """Where the source stands, and whether the log came that far; tries to make it so."""
+        deadline = time.monotonic() + timeout
+        while True:
+            found = self._source.look()
+            is_reached = self.reach(found.head, max(deadline - time.monotonic(), 0))
+            if found.settled or time.monotonic() >= deadline:
+                return found, is_reached
+            # A change of the schema is not taken in yet. It need not have an offset that could be waited for.
+            self.reach(found.head + 1, GLANCE_SECONDS)
+
     def catch_up(self, timeout: float) -> bool:
         """Wait until the log holds everything committed before this call."""
-        return self.reach(self._source.head(), timeout)
+        found, is_reached = self.look(timeout)
+        return found.settled and is_reached
 
     def lag_seconds(self) -> float | None:
         """How long the log has been behind the source; None until it is known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from headwater.log.live import LiveLog
-from headwater.sources.source import Source
+from headwater.sources.source import Look, Source
 
 
 class Database(Protocol):
@@ -23,6 +23,10 @@ class Database(Protocol):
 
     def reach(self, offset: int, timeout: float) -> bool:
         """Wait until the log holds `offset`; whether it does."""
+        ...
+
+    def look(self, timeout: float) -> tuple[Look, bool]:
+        """Where the source stands, and whether the log came that far; waits for it to."""
         ...
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,8 +12,6 @@ from headwater.queries.database import Database
 from headwater.sources.source import Look
 
 CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
-
-GLANCE_SECONDS = 0.005
 
 Run = Callable[..., Awaitable[Any]]
 
@@ -56,12 +53,6 @@ class Looks:
                 self._running = None
 
     def _see(self) -> tuple[Look, bool]:
-        deadline = time.monotonic() + CATCH_UP_SECONDS
-        while True:
-            found = self._database.source.look()
-            is_caught_up = self._database.reach(found.head, max(deadline - time.monotonic(), 0))
-            if found.settled or time.monotonic() >= deadline:
-                self._advance()
-                return found, is_caught_up
-            # A change of the schema is not looked at yet. It need not have an offset that could be waited for.
-            self._database.reach(found.head + 1, GLANCE_SECONDS)
+        found = self._database.look(CATCH_UP_SECONDS)
+        self._advance()
+        return found
