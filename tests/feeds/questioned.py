@@ -27,6 +27,7 @@ class Fake:
     ) -> None:
         self.tables, self.holds, self.key, self.head, self.prefix = (table,), holds, key, head, f"p{key}"
         self.answers: list[Answered | None] = []
+        self.steady_from: int | None = None
         self.asked = 0
 
     def matters(self, change: Change) -> int | None:
@@ -48,6 +49,13 @@ class Fake:
 
     def answer(self) -> Answered | None:
         return self.answers.pop(0)
+
+    @property
+    def is_guarded(self) -> bool:
+        return self.steady_from is not None
+
+    def steady(self, upto: int) -> int | None:
+        return self.steady_from
 
 
 class FakeRoutes:

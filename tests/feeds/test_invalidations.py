@@ -197,6 +197,8 @@ def test_live_and_from_the_log_the_same_bytes(seed: int, monkeypatch: pytest.Mon
         writer = Writer(fed, seed, largest=25)
         known = [Fake(holds=lambda row, size=size: row[1] == size, key=size) for size in range(4)]
         known.append(Fake("names", key=9))
+        if seed % 2:
+            known[0].steady_from = known[1].steady_from = 1 << 60  # it takes a while to learn that nothing is known
         hub = Hub(fed.log, fed.source, hesitant(seed), groups(*known))
         takers: list[Taker] = []
         for _ in range(120):
@@ -258,7 +260,101 @@ def test_a_reader_never_stands_behind_what_a_transaction_in_progress_may_tell(mo
     in_loop(work)
 
 
+@pytest.mark.parametrize(
+    ("steady", "told"), [(None, [2, 4, 5]), (5, [2, 4, 5]), (4, [2, 4]), (3, [2, 4]), (2, [2]), (1, [2]), (0, [])]
+)
+def test_what_left_the_answer_as_it_was_is_not_told(steady: int | None, told: list[int]) -> None:
+    """The transactions are (1, 2), (3, 4) and (5): the one in which `steady` lies is told, and those before it."""
+
+    async def work() -> None:
+        fed, question = Fed(), Fake()
+        question.steady_from = steady
+        hub = Hub(fed.log, fed.source, run, groups(question))
+        taker = Taker(fed, hub, question)
+        fed.commit(insert(1), insert(2))
+        fed.commit(insert(3), insert(4))
+        fed.commit(insert(5))
+        await settled(hub, fed)
+        taker.take()
+        assert [int(one.id) for one in taker.found] == told
+        assert hub.reached(taker.view) == 5
+        replayed = everything(fed, taker.view)  # type: ignore[arg-type]
+        assert offsets(replayed) == [2, 4, 5]
+        await hub.close()
+
+    in_loop(work)
+
+
+def test_a_large_transaction_that_left_the_answer_as_it_was_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of its last part mattered: that is where it ends all the same."""
+    monkeypatch.setattr(hub_module, "BATCH", 2)
+
+    async def work() -> None:
+        fed, question = Fed(part=2), Fake(holds=lambda row: row[0] < 3)
+        question.steady_from = 0
+        hub = Hub(fed.log, fed.source, run, groups(question))
+        taker = Taker(fed, hub, question)
+        fed.commit(*(insert(id) for id in range(20)))
+        await settled(hub, fed)
+        taker.take()
+        assert not taker.found and hub.reached(taker.view) == 20
+        await hub.close()
+
+    in_loop(work)
+
+
+def test_who_cannot_say_whether_the_answer_is_the_same_is_told() -> None:
+    class Broken(Fake):
+        is_guarded = True
+
+        def steady(self, upto: int) -> int | None:
+            raise OffsetExpired(0, 1, upto)
+
+    async def work() -> None:
+        fed, question = Fed(), Broken()
+        hub = Hub(fed.log, fed.source, run, groups(question))
+        taker = Taker(fed, hub, question)
+        fed.commit(insert(1))
+        await settled(hub, fed)
+        taker.take()
+        assert [one.id for one in taker.found] == ["1"]
+        await hub.close()
+
+    in_loop(work)
+
+
 # --- confirmed ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_known_to_be_the_same_is_not_asked_again() -> None:
+    fed, question = Fed(), Fake()
+    for id in range(1, 5):
+        fed.commit(insert(id))
+    seen = confirmed(fed, question, (1, b"a"), (4, b"a"))
+    assert seen.confirming is not None
+    seen.confirming.prime(question)
+    question.steady_from = 1
+    assert offsets(everything(fed, seen, after=1)) == []
+    assert len(question.answers) == 1, "nobody was asked"
+    question.steady_from = None
+    fed.commit(insert(5))
+    question.answers = [Answered(5, b"a")]
+    assert offsets(everything(fed, seen, after=1)) == [], "the answer before it is the one that was known"
+
+
+def test_what_is_known_of_an_earlier_answer_is_not_taken_for_this_one() -> None:
+    fed, question = Fed(), Fake()
+    for id in range(1, 4):
+        fed.commit(insert(id))
+    seen = confirmed(fed, question, (1, b"a"), (3, b"a"))
+    assert seen.confirming is not None
+    seen.confirming.prime(question)
+    question.steady_from = 2  # what came at 2 is told, and the answer may be another since
+    assert offsets(everything(fed, seen, after=2)) == []
+    question.steady_from = None
+    fed.commit(insert(4))
+    question.answers = [Answered(4, b"a")]
+    assert offsets(everything(fed, seen, after=3)) == [4]
 
 
 def confirmed(fed: Fed, question: Fake, *answers: tuple[int, bytes] | None) -> QueryView:

@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.capture.capturing import Running, flat, running
 from tests.queries.bound_tables import TABLES, analysis
@@ -13,6 +14,7 @@ from tests.queries.bound_tables import TABLES, analysis
 from headwater.model.change import Change, Op
 from headwater.model.dependency import (
     ALWAYS,
+    MAX_KEYS,
     Analysis,
     Condition,
     Const,
@@ -26,7 +28,7 @@ from headwater.model.dependency import (
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row
 from headwater.queries.binding import Bound, bind
-from headwater.queries.guards import MAX_KEYS, GuardState
+from headwater.queries.guards import GuardState
 from headwater.sources.memory import MemorySource
 from headwater.sources.source import Read
 
@@ -98,11 +100,9 @@ class Live:
         return self.app.source.read(sql, {name: self.args[name] for name in self.args if f":{name}" in sql})
 
     def execute(self) -> None:
-        self.answer = self.read(self.analysis.sql)
         keys = [self.read(each.sql).rows if isinstance(each, KeyGuard) else None for each in self.analysis.guards]
-        self.guards = GuardState.record(
-            self.app.source, self.tables, self.analysis, self.args, self.bound, self.answer, keys
-        )
+        self.answer = msgspec.structs.replace(self.read(self.analysis.sql), keys=tuple(keys))
+        self.guards = GuardState.record(self.app.source, self.tables, self.analysis, self.args, self.bound, self.answer)
 
     def hear(self, change: Change) -> None:
         place = self.bound.matters(change)
@@ -169,9 +169,8 @@ T, U = TABLES["t"], TABLES["u"]
 
 
 def recorded(found: Analysis, *keys: list[Row] | None, answer: tuple[Row, ...] = (), **args: Any) -> GuardState:
-    return GuardState.record(
-        SOURCE, TABLES, found, args, bind(SOURCE, TABLES, found, args), Read((), answer, 5), list(keys)
-    )
+    read = Read((), answer, 5, keys=tuple(None if rows is None else tuple(rows) for rows in keys))
+    return GuardState.record(SOURCE, TABLES, found, args, bind(SOURCE, TABLES, found, args), read)
 
 
 JOIN = query("", on("t", "a"), on("u", "a"), guards=(KeyGuard(0, "a", "", (1,)), KeyGuard(1, "a", "", (0,))))

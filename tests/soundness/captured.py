@@ -41,14 +41,20 @@ class Captured:
 
     def __init__(self, name: str, folder: Path, seed: int) -> None:
         self.name, self.path = name, folder / f"{name}.db"
-        self.world, self.asked = World(seed), list[Asked]()
-        self.grammar = Queries(self.world)
-        if self.world.chance(0.6):
-            self.world.add_view(*self.grammar.view())
+        self.asked = list[Asked]()
+        self.world, self.grammar = self.made(seed)
         self.backup: Path | None = None
         self.open()
         with self.db:
             self.attempt(*self.world.setup)
+
+    def made(self, seed: int) -> tuple[Any, Any]:
+        """The world, and where queries on it come from."""
+        world = World(seed)
+        grammar = Queries(world)
+        if world.chance(0.6):
+            world.add_view(*grammar.view())
+        return world, grammar
 
     def open(self) -> None:
         self.db = apsw.Connection(str(self.path))

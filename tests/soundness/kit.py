@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import re
 import shutil
 import tempfile
 from collections import Counter
@@ -20,19 +19,18 @@ import apsw
 import msgspec
 from tests.soundness.grammar import Queries, Query
 from tests.soundness.naive import Judge
+from tests.soundness.product import Product
 from tests.soundness.schemas import Step, World
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change, Op
-from headwater.model.dependency import Analysis, KeyGuard
-from headwater.model.table import Row
+from headwater.model.dependency import Analysis
 from headwater.queries.binding import bind
-from headwater.queries.guards import GuardState
 from headwater.queries.router import Router
 from headwater.queries.sketch import Sketch
-from headwater.sources.source import Read, Session
+from headwater.sources.source import Session
 from headwater.sources.sqlite.source import SqliteSource
 
 Places = dict[int, int | None]  # offset to the first place it matters to
@@ -70,8 +68,6 @@ class Instance:
         self.analysis: Analysis | None = None
         self.bound: Any = None
         self.args: dict[str, Any] = {}
-        self.guards: GuardState | None = None
-        self.read: Read | None = None
         self.now: Answer | None = None  # after the last step
         self.held: Answer | None = None  # at some earlier step
         self.seen_rows = self.seen_change = False
@@ -113,6 +109,7 @@ class Trial:
         self.judge = judge or Judge()
         self.after = 0
         self.random = random.Random(len(case.steps) * 1_000 + len(case.queries))
+        self.askers = random.Random(len(case.steps))
 
     def run(self) -> None:
         """Raise Unsound, or return."""
@@ -136,6 +133,7 @@ class Trial:
         self.source = SqliteSource("app", path, notes=MemoryNotes(), config=SqliteConfig(wal=True))
         try:
             assert self.source.prove(generation="g", latest=0, read=lambda after: iter(())) == ""
+            self.product = Product(self.source)
             yield
         finally:
             self.source.close()
@@ -151,6 +149,8 @@ class Trial:
             self._is_last = place == len(self.case.steps)
             self.step(step)
         self._shake()
+        self.counts["held back by guards"] += self.product.versions.guarded.suppressed
+        self.counts["current by guards"] += self.product.versions.allowed
         for instance in self.instances:
             self.counts["queries"] += 1
             self.counts["queries with rows"] += instance.seen_rows
@@ -169,6 +169,7 @@ class Trial:
         """Analyse, bind and answer, or find that the engine itself refuses."""
         if instance.bound is not None:
             self.router.remove(instance.number)
+        self.product.forget(instance.number)
         instance.analysis = instance.bound = instance.now = instance.held = None
         try:
             analysis = self.source.analyse(instance.query.sql)
@@ -189,40 +190,17 @@ class Trial:
         self.counts["analysed"] += 1
         instance.analysis = analysis
         instance.args = {name: instance.query.args.get(name) for name in analysis.parameters}
-        instance.bound = bind(self.source, self.source.describe(), analysis, instance.args)
+        tables = self.source.describe()
+        instance.bound = bind(self.source, tables, analysis, instance.args)
+        self.product.prepare(instance.number, instance.query.sql, analysis, instance.args, instance.bound, tables)
         self.router.add(instance.number, instance.bound)
         self.sketch.version(instance.bound)  # as a tag is made: from here on the sketch watches for it
         instance.now = instance.held = self.answer(instance)
-        self.guard(instance)
+        self.ask(instance)
 
-    def guard(self, instance: Instance) -> None:
-        """Record the guards of the answer it has now."""
-        analysis, read, instance.guards = instance.analysis, instance.read, None
-        if analysis is None or read is None or instance.now is None or not analysis.guards:
-            return
-        keys = [self._keys(instance, one) if isinstance(one, KeyGuard) else None for one in analysis.guards]
-        instance.guards = GuardState.record(
-            self.source, self.source.describe(), analysis, instance.args, instance.bound, read, keys
-        )
-        self.counts["guarded answers"] += bool(instance.guards)
-
-    def _keys(self, instance: Instance, guard: KeyGuard) -> tuple[Row, ...] | None:
-        assert instance.analysis is not None
-        used = max(map(int, re.findall(r"\?(\d+)", guard.sql)), default=0)  # the others of the query's stand behind
-        asked = msgspec.structs.replace(
-            instance.analysis, sql=guard.sql, parameters=instance.analysis.parameters[:used]
-        )
-        read = self.source.answer(asked, instance.args)
-        return None if read is None else read.rows
-
-    def _passes_guards(self, instance: Instance, changes: list[tuple[int, Change]], places: Places) -> bool:
-        """Whether something that matters is not held back. Every such change is shown to the guards, in order."""
-        passed = False
-        for offset, change in changes:
-            place = places[offset]
-            if place is not None and (instance.guards is None or not instance.guards.suppresses(change, place)):
-                passed = True
-        return passed
+    def ask(self, instance: Instance) -> None:
+        """Somebody asks the server: it may learn guards from its answer."""
+        self.counts["guarded answers"] += self.product.ask(instance.number)
 
     def answer(self, instance: Instance) -> Answer | None:
         """What it is now; None where it fails or its tables are others by now."""
@@ -236,7 +214,6 @@ class Trial:
             return None
         if read.offset != self.after:
             self.fail(instance, f"an answer says offset {read.offset} where the log ends at {self.after}")
-        instance.read = read
         instance.seen_rows |= bool(read.rows)
         rows = [repr(row) for row in read.rows]
         return Answer("\n".join(rows), sorted(rows), read.offset, instance.analysis.epoch)
@@ -247,6 +224,7 @@ class Trial:
         """Changes since the last look, with their offsets."""
         found: list[tuple[int, Change]] = []
         while new := list(self.source.follow(after=self.after)):
+            self.product.append(new)
             for part in new:
                 found += enumerate(part.changes, part.first)
                 self.after = part.upto
@@ -254,8 +232,15 @@ class Trial:
 
     def step(self, step: Step) -> None:
         """Write, then compare every answer with the one before and with one that is older still."""
+        slow, early = (self.askers.choices(self.instances, k=2) for _ in "12")
+        begun = {instance.number: self.product.begin(instance.number) for instance in slow}
         self.write(step)
+        for instance in early:
+            self.ask(instance)  # the log is behind, as it may be
         changes = self.pull()
+        self.product.versions.advance()
+        for number, read in begun.items():
+            self.product.ask(number, read)
         self.counts["changes"] += len(changes)
         for offset, change in changes:
             self.sketch.apply(offset, change)
@@ -300,7 +285,6 @@ class Trial:
         matter = {offset for offset, place in places.items() if place is not None}
         if self.agree:
             self._agree(instance, changes, places, routed)
-        passed = self._passes_guards(instance, changes, places)
         before, now = instance.now, self.answer(instance)
         in_order = analysis.is_total
         if now is None or before is None or (moves_plan and not in_order):
@@ -308,13 +292,14 @@ class Trial:
             return self._again(instance, now)
         changed = not now.same(before, in_order)
         instance.seen_change |= changed
-        self._count(changes, analysis, bool(matter), passed, changed)
-        if changed and not passed:
-            why = "the guards hold back" if matter else "nothing matters in"
+        is_current = self.product.is_current(instance.number, before.offset)
+        self._count(changes, analysis, bool(matter), not is_current, changed)
+        if changed and (is_current or not matter):
+            why = "the server passes over" if matter else "nothing matters in"
             self.fail(instance, f"{why} {_told(changes)}\nwas {before.ordered!r}\nis  {now.ordered!r}")
         instance.now = now
-        if passed:
-            self.guard(instance)
+        if not is_current or self.askers.random() < 0.1:
+            self.ask(instance)
         return self._check_held(instance, now, in_order)
 
     def _again(self, instance: Instance, now: Answer | None) -> None:
@@ -322,10 +307,10 @@ class Trial:
         if now is None and not self._is_last:
             self.prepare(instance)
         else:
-            self.guard(instance)
+            self.ask(instance)
 
     def _check_held(self, instance: Instance, now: Answer, in_order: bool) -> None:
-        """A stretch of several steps, by the sketch: what a client with an old tag would be told."""
+        """A stretch of several steps: what a client with an old tag would be told, and what the sketch alone says."""
         held, bound = instance.held, instance.bound
         assert held is not None and bound is not None
         if self.sketch.version(bound) <= held.offset:
@@ -334,6 +319,8 @@ class Trial:
                 self.fail(
                     instance, f"the sketch stands at or below {held.offset}\nwas {held.ordered!r}\nis  {now.ordered!r}"
                 )
+        if self.product.is_current(instance.number, held.offset) and not now.same(held, in_order):
+            self.fail(instance, f"a tag of {held.offset} is called current\nwas {held.ordered!r}\nis  {now.ordered!r}")
         if self.random.random() < 0.5:
             instance.held = now
 

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conformance.live import Live
@@ -16,10 +17,12 @@ from tests.soundness import http_kit
 from tests.soundness.captured import JSON, Asked, Captured
 from tests.soundness.counters import Counters
 from tests.soundness.grammar import Query
+from tests.soundness.guarded_cases import CapturedShop
 from tests.soundness.http_kit import HttpTrial
 from tests.soundness.kit import Unsound, folder
 
-from headwater.queries.versions import Versions
+from headwater.queries.guards import GuardState
+from headwater.queries.versions import Versions, Watched
 
 SCHEMAS = 25  # behind one server
 SHARDS = 4
@@ -185,14 +188,59 @@ def test_a_few_schemas_over_http_in_every_check(tmp_path: Path) -> None:
     _in_process(tmp_path, 1_000_000)
 
 
-def _in_process(place: Path, seed: int) -> None:
+def test_guards_over_http_in_every_check(tmp_path: Path) -> None:
+    assert _in_process(tmp_path, 1_000_000, CapturedShop, 400)["allowed by guards"] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_no_wrong_304_by_guards(tmp_path: Path, seed: int) -> None:
+    counts = _in_process(tmp_path, seed, CapturedShop, 1_000)
+    print(dict(sorted(counts.items())))
+    assert counts["allowed by guards"] > 5 and counts["not modified"] < 0.9 * counts["came back"], counts
+
+
+def _guards_outlive_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    suppresses = GuardState.suppresses
+
+    def told(state: GuardState, *given: Any) -> bool:
+        before = state._guards
+        is_held_back = suppresses(state, *given)
+        state._guards = state._guards or before
+        return is_held_back
+
+    monkeypatch.setattr(GuardState, "suppresses", told)
+
+
+def _tags_reach_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def matters(watched: Watched, offset: int) -> None:
+        watched.last = offset
+
+    monkeypatch.setattr(Watched, "matters", matters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [_guards_outlive_their_answer, _tags_reach_behind_the_stretch])
+def test_broken_guards_are_caught(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Unsound, match="304"):
+        for seed in range(10):
+            _in_process(tmp_path / str(seed), seed, CapturedShop, 400)
+
+
+def _in_process(place: Path, seed: int, make: type[Captured] = Captured, operations: int = 120) -> Counter[str]:
     """One schema behind a server in this process; the second connection is of the same SQLite."""
     place.mkdir(exist_ok=True)
-    database = Captured("main", place, seed)
+    database = make("main", place, seed)
     live = Live(place)
-    trial = HttpTrial(live, [database], seed, Counter())
+    counts: Counter[str] = Counter()
+    trial = HttpTrial(live, [database], seed, counts)
     try:
-        trial.run(120)
+        trial.run(operations)
+        counts["allowed by guards"] = int(live.metric("headwater_query_guard_allowed_total", db="main"))
+        return counts
     except Unsound as error:
         error.add_note(f"seed {seed}")
         raise

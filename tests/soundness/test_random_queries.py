@@ -43,7 +43,8 @@ def has_teeth(counts: Counter[str]) -> None:
     assert counts["failed at run time"] < 0.1 * counts["queries"], told
     assert counts["wider than the judge"] <= 0.03 * counts["matched"], told
     assert counts["sketch says valid"] > 0.2 * counts["pairs"], told
-    assert counts["guarded answers"] and counts["shaken"] and counts["volatile"], told
+    assert counts["guarded answers"] and counts["held back by guards"] and counts["current by guards"], told
+    assert counts["shaken"] and counts["volatile"], told
 
 
 def tell(counts: Counter[str]) -> None:

@@ -20,6 +20,7 @@ class Confirming:
 
     An invalidation is needless only where the answers read before and after it are equal and it is the only one
     between them: then nobody, whenever they asked, can hold another answer. Nothing is known after a restart.
+    Where the question itself knows that its answer is the same, it need not be read.
     """
 
     def __init__(self) -> None:
@@ -35,11 +36,15 @@ class Confirming:
             if self._known is None:
                 self._known = question.answer()
 
-    def is_needless(self, question: Question, log: LiveLog, offset: int) -> bool:
-        """Whether the invalidation of `question` at `offset` says nothing new to anybody."""
+    def is_needless(self, question: Question, log: LiveLog, first: int, offset: int) -> bool:
+        """Whether the invalidation of `question` at `offset` says nothing new to anybody. Its transaction is that
+        which begins at `first`."""
         with self._lock:
             self._turn_to(question)
             if offset in self._needless:
+                return True
+            if self._is_steady(question, first, offset):
+                self._note(offset)
                 return True
             known = self._known
             if known is not None and offset <= known.offset:
@@ -49,10 +54,21 @@ class Confirming:
                 return False
             if not _is_alone(question, log, known.offset, found.offset, offset):
                 return False
-            self._needless[offset] = None
-            if len(self._needless) > KEPT:
-                self._needless.popitem(last=False)
+            self._note(offset)
             return True
+
+    def _is_steady(self, question: Question, first: int, offset: int) -> bool:
+        steady = question.steady(offset) if question.is_guarded else None
+        if steady is None or steady >= first:
+            return False
+        if self._known is not None and steady <= self._known.offset < offset:
+            self._known = Answered(offset, self._known.digest)  # it is the answer here, too
+        return True
+
+    def _note(self, offset: int) -> None:
+        self._needless[offset] = None
+        if len(self._needless) > KEPT:
+            self._needless.popitem(last=False)
 
     def _turn_to(self, question: Question) -> None:
         if self._prefix != question.prefix:

@@ -25,7 +25,7 @@ from headwater.feeds.gathering import schema_changes, transaction_of
 from headwater.feeds.group import Frame, Group, Sleeper
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_view import QueryView
-from headwater.feeds.question_groups import QuestionGroups
+from headwater.feeds.question_groups import QuestionGroups, Steady, steady_at
 from headwater.feeds.questions import Question
 from headwater.feeds.reader import View, signature_of
 from headwater.feeds.router import Router
@@ -240,8 +240,9 @@ class Hub:
                 costly.append((group, places))
         if costly:
             decided |= await self._run(batch.decide_all, costly)
-            if self.upto != before:
-                return  # all left and others came meanwhile, or continuity broke
+        steady = await self._steady(parts[-1].upto)
+        if self.upto != before:
+            return  # all left and others came meanwhile, or continuity broke
         self.upto, self.ts = parts[-1].upto, parts[-1].ts if parts[-1].last else 0
         self._whole = self.upto if parts[-1].last else max(self._whole, transaction_of(parts[-1]) - 1)
         passing: dict[Group, Found] = {}  # of questions
@@ -254,9 +255,14 @@ class Hub:
                 passing[group] = found
             elif found:
                 self._hand(group, batch.frames(group, found))
-        for group, frames in {} if self._questions is None else self._questions.frames(batch, passing).items():
+        for group, frames in {} if self._questions is None else self._questions.frames(batch, passing, steady).items():
             self._hand(group, frames)
         self._wake_waiting()
+
+    async def _steady(self, upto: int) -> Steady:
+        """Whose answers are known to be what they were; only who has guards has to be asked, and may take a while."""
+        guarded = self._questions.guarded() if self._questions else {}
+        return await self._run(steady_at, guarded, upto) if guarded else {}
 
     def _routed_to(self, batch: Batch) -> dict[Group, list[int]]:
         found = self._router.route(batch.changes)

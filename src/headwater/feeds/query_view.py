@@ -150,5 +150,5 @@ class _Pages:
         return found
 
     def _is_needless(self, found: Gathering) -> bool:
-        confirming = self._view.confirming
-        return confirming is not None and confirming.is_needless(self._question, self._log, found.last.offset)
+        confirming, last = self._view.confirming, found.last.offset
+        return confirming is not None and confirming.is_needless(self._question, self._log, found.transaction, last)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
@@ -20,6 +21,7 @@ from headwater.model.change import Op
 CONFIRMING = 4096  # instances whose answers are remembered
 Find = Callable[[Options], Awaitable[Question]]
 Frames = list[tuple[int, bytes]]
+Steady = dict[Hashable, int]  # by instance: the offset from which on its answer is known to be the same
 
 
 class _Open:
@@ -132,13 +134,26 @@ class QuestionGroups:
                 found.setdefault(key, []).append((at, place))
         return {group: [at for at, _ in places] for key, places in found.items() for group in self._groups.get(key, ())}
 
-    def frames(self, batch: Batch, decided: dict[Group, Found]) -> dict[Group, Frames]:
-        """What the transactions that end in `batch` mean to each group. `decided` is what passes its filter."""
+    def guarded(self) -> dict[Hashable, Question]:
+        """Of the questions that something in this batch matters to, those whose answer may be the same all the same."""
+        found: dict[Hashable, Question] = {}
+        for key in {**self._open, **self._found}:
+            for view in self._groups.get(key, {}).values():
+                if view.question.is_guarded:
+                    found[key] = view.question
+                break  # they all ask the same
+        return found
+
+    def frames(self, batch: Batch, decided: dict[Group, Found], steady: Steady) -> dict[Group, Frames]:
+        """What the transactions that end in `batch` mean to each group. `decided` is what passes its filter, `steady`
+        which of them mean nothing: what left the answer as it was did so for whoever holds it."""
         made: dict[Group, Frames] = {}
         passing = {group: dict(found) for group, found in decided.items()}
         for key in {**self._open, **self._found}:
             groups = self._groups.get(key, {})
             for done in self._ended(key, batch, groups, passing):
+                if key in steady and steady[key] < done.found.transaction:
+                    continue
                 offset = done.found.last.offset
                 for group, view in groups.items():
                     if group in done.passes and offset > group.since:
@@ -167,3 +182,13 @@ class QuestionGroups:
         elif current is not None:
             done.append(current)
         return done
+
+
+def steady_at(questions: dict[Hashable, Question], upto: int) -> Steady:
+    """In a thread: from where on the answers of `questions` are known to be the same until `upto`."""
+    found: Steady = {}
+    with contextlib.suppress(HeadwaterError):  # who knows nothing tells everything
+        for key, question in questions.items():
+            if (offset := question.steady(upto)) is not None:
+                found[key] = offset
+    return found

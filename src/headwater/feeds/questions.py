@@ -88,6 +88,16 @@ class Question(Protocol):
         """Ask it now. Blocks. None when no two answers of it can be compared."""
         ...
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether `steady` may say more than what matters does. Cheap."""
+        ...
+
+    def steady(self, upto: int) -> int | None:
+        """An offset from which on the answer is known to be the same until `upto` or later, whatever mattered; None
+        where none is known. Blocks for as long as it takes to look at the log up to there."""
+        ...
+
 
 class Routes(Protocol):
     """Which of many questions a change matters to, at a cost that does not grow with their number. For one thread."""

@@ -63,6 +63,9 @@ class Dependency(msgspec.Struct, frozen=True):
     condition: Condition = ALWAYS
 
 
+MAX_KEYS = 10_000  # of one guard; where there are more there is none
+
+
 class KeyGuard(msgspec.Struct, frozen=True):
     """Rows of a place matter only where `column` holds one of the keys that `sql` selects.
 

@@ -11,12 +11,13 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from headwater.errors import Busy, HeadwaterError
-from headwater.model.dependency import ALWAYS, Analysis
+from headwater.model.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.pack import encode_row
 from headwater.queries.binding import bind
 from headwater.queries.causality import Token, demand, floor_of, lacking
 from headwater.queries.database import Database
+from headwater.queries.guards import GuardState
 from headwater.queries.instances import Args, Instance, Instances, instance_key, named_args
 from headwater.queries.looks import Looks, Run, Seen
 from headwater.queries.prepared import Prepared
@@ -29,6 +30,7 @@ FLOOR_SECONDS = 2.0  # longest wait for a change that somebody has seen
 ATTEMPTS = 5  # at a schema that is being changed all the time
 WATCH_AFTER = 2  # requests for one instance, from which on its changes are tracked
 MAX_WATCHED = 10_000  # instances that are tracked because they are asked for
+MAX_UNGUARDED = 3  # answers without guards, after which no more are asked for: there are too many keys
 
 
 PRECISIONS = ("row", "column", "table", "none")  # down to which dependencies are known; of none nothing is kept
@@ -139,6 +141,7 @@ class Answering:
 
     def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
         self.numbers.conditional += 1
+        instance.returned = True
         with self._timed():
             return self._found(instance, format, tags, seen)
 
@@ -177,11 +180,29 @@ class Answering:
 
     async def _execute(self, instance: Instance) -> Read | None:
         self.numbers.executed += 1
+        if instance.asked >= WATCH_AFTER:
+            self._watch(instance)  # before it is read, so that guards are kept
         found: Read | None = await self._run(self._read, instance)
         return found
 
+    def read(self, instance: Instance) -> Read | None:
+        """Ask now; blocks. What that tells about later changes is kept for who is watched. From any thread."""
+        source, analysis, versions = self.database.source, instance.analysis, self.versions
+        is_wanted = self._can_use_guards(instance) and versions.wants_guards(instance.key, instance.bound)
+        found = source.answer(analysis, instance.args, guards=is_wanted)
+        if is_wanted and found is not None and found.settled:
+            state = GuardState.record(source, instance.tables, analysis, instance.args, instance.bound, found)
+            is_in_vain = not state and any(isinstance(guard, KeyGuard) for guard in analysis.guards)
+            instance.unguarded = instance.unguarded + 1 if is_in_vain else 0
+            versions.guard(instance.key, instance.bound, state, found.offset)
+        return found
+
+    def _can_use_guards(self, instance: Instance) -> bool:
+        is_asked_about = instance.returned or instance.key in self._held
+        return is_asked_about and bool(instance.analysis.guards) and instance.unguarded < MAX_UNGUARDED
+
     def _read(self, instance: Instance) -> Read | None:
-        found = self.database.source.answer(instance.analysis, instance.args)
+        found = self.read(instance)
         with suppress(HeadwaterError):  # a full disk does not keep answers from anybody
             self.tables.save()
         return found
@@ -230,7 +251,7 @@ class Answering:
         return known[0] if known is not None and known[0] <= offset <= known[1] else offset
 
     def _watch(self, instance: Instance) -> None:
-        if self.versions.last(instance.key) is None:
+        if self.versions.last(instance.key) is None and self._instances.holds(instance):
             self.versions.watch(instance.key, instance.bound)
             self._watched[instance.key] = None
             if len(self._watched) > MAX_WATCHED:
@@ -286,8 +307,9 @@ class Answering:
         self, prepared: Prepared, analysis: Analysis, args: dict[str, Value], generation: str, schema: int
     ) -> Instance:
         source = self.database.source
-        bound = bind(source, source.describe(), analysis, args)
-        made = Instance(prepared, analysis, args, bound, generation=generation, schema=schema)
+        tables = source.describe()
+        bound = bind(source, tables, analysis, args)
+        made = Instance(prepared, analysis, args, bound, tables=tables, generation=generation, schema=schema)
         if made.key in self._held:  # what mattered to it before may not be what matters now
             self.versions.advance()
             known = self.versions.last(made.key)

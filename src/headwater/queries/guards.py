@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from headwater.model.change import Change
-from headwater.model.dependency import Analysis, KeyGuard, Param, TopGuard
+from headwater.model.dependency import MAX_KEYS, Analysis, KeyGuard, Param, TopGuard
 from headwater.model.literal import Value
 from headwater.model.table import Row, Table
 from headwater.queries.binding import Bound
 from headwater.queries.shapes import Shapes, View, shapes_of
 from headwater.queries.template import is_unclear
 from headwater.sources.source import Read, Source
-
-MAX_KEYS = 10_000
 
 
 class _Keys(msgspec.Struct, frozen=True):
@@ -71,9 +69,20 @@ class GuardState:
         self._shapes = shapes
         self._bound = bound
         self._guards = list(guards)
+        self._recorded = len(self._guards)
 
     def __bool__(self) -> bool:
         return bool(self._guards)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every guard that was recorded still holds."""
+        return len(self._guards) == self._recorded
+
+    @property
+    def size(self) -> int:
+        """How many keys it holds, about."""
+        return sum(len(each.what.keys) if isinstance(each.what, _Keys) else 1 for each in self._guards)
 
     @classmethod
     def record(
@@ -84,13 +93,11 @@ class GuardState:
         args: Mapping[str, Value],
         bound: Bound,
         answer: Read,
-        keys: Sequence[Sequence[Row] | None],
     ) -> GuardState:
-        """Guards of `answer`. `keys` are, per guard of the analysis, the rows of its statement, read together with
-        the answer: at most MAX_KEYS + 1 of them; None for a guard without a statement."""
+        """Guards of `answer`, which was read with its keys."""
         shapes = shapes_of(source)
         made = []
-        for guard, rows in zip(analysis.guards, keys, strict=True):
+        for guard, rows in zip(analysis.guards, answer.keys, strict=True):
             table = tables.get(analysis.dependencies[guard.place].table)
             if table is not None:
                 made += _made(guard, shapes, table, args, answer, rows)

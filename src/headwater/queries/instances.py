@@ -9,6 +9,7 @@ from headwater.errors import InvalidRequest
 from headwater.model.dependency import Analysis
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.pack import encode_row
+from headwater.model.table import Table
 from headwater.queries.binding import Bound
 from headwater.queries.prepared import Prepared
 from headwater.queries.tags import Question, sorted_args
@@ -21,7 +22,21 @@ Args = Sequence[Value] | Mapping[str, Value]
 class Instance:
     """One query with its arguments, as it is understood in one state of the schema and one history."""
 
-    __slots__ = ("analysis", "args", "asked", "bound", "digest", "generation", "key", "prefixes", "prepared", "schema")
+    __slots__ = (
+        "analysis",
+        "args",
+        "asked",
+        "bound",
+        "digest",
+        "generation",
+        "key",
+        "prefixes",
+        "prepared",
+        "returned",
+        "schema",
+        "tables",
+        "unguarded",
+    )
 
     def __init__(
         self,
@@ -30,15 +45,20 @@ class Instance:
         args: dict[str, Value],
         bound: Bound,
         *,
+        tables: Mapping[str, Table],
         generation: str,
         schema: int,
     ) -> None:
         self.prepared, self.analysis, self.args, self.bound = prepared, analysis, args, bound
+        # As they were when it was bound; only guards ask for them again.
+        self.tables = {name: tables[name] for name in analysis.tables if name in tables} if analysis.guards else {}
         self.generation = generation  # of the log
         self.schema = schema  # the newest state of the schema in which the analysis is known to hold
         self.key = instance_key(prepared.id, args)
         self.prefixes: dict[tuple[str, str], str] = {}
         self.asked = 0  # times, while it was remembered
+        self.returned = False  # somebody came back with a tag
+        self.unguarded = 0  # answers in a row that were to bring guards, and did not
         self.digest: tuple[int, bytes] | None = None  # of the last answer, where answers are compared: and its position
 
     def prefix(self, format: str, scope: str = "") -> str:
@@ -102,6 +122,10 @@ class Instances:
             self._known.move_to_end(key)
             found.asked += 1
         return found
+
+    def holds(self, instance: Instance) -> bool:
+        """Whether it is remembered, and not in another understanding."""
+        return self._known.get(instance.key) is instance
 
     def put(self, instance: Instance) -> Hashable | None:
         """Remember it; the key of the one that was forgotten for it."""

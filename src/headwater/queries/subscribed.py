@@ -47,9 +47,9 @@ class Answered(msgspec.Struct, frozen=True):
 class Asked:
     """An instance as it is understood at `head` or later."""
 
-    def __init__(self, instance: Instance, key: Hashable, url: str, head: int, source: Source) -> None:
+    def __init__(self, instance: Instance, key: Hashable, url: str, head: int, answering: Answering) -> None:
         self.instance, self.key, self.url, self.head = instance, key, url, head
-        self._source = source
+        self._answering = answering
         self.query_id, self.db = instance.prepared.id, instance.prepared.db
         self.tables = instance.analysis.tables
         self.prefix = instance.prefix(FORMATS[0])
@@ -97,7 +97,7 @@ class Asked:
 
     def answer(self) -> Answered | None:
         """Ask now; blocks."""
-        read = self._source.answer(self.instance.analysis, self.instance.args)
+        read = self._answering.read(self.instance)
         if read is None or read.truncated or not read.settled:
             return None
         digest = hashlib.blake2b(encode_row(read.columns), digest_size=16)
@@ -105,11 +105,21 @@ class Asked:
             digest.update(encode_row(row))
         return Answered(read.offset, digest.digest())
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether something may be known of changes that matter but change nothing."""
+        return self._answering.versions.is_guarded(self.instance.key)
+
+    def steady(self, upto: int) -> int | None:
+        """From where on the answer is known to be the same until `upto` or later."""
+        return self._answering.versions.steady(self.instance.key, self.instance.bound, upto)
+
 
 class Lost:
     """An instance that cannot be asked for now, because what it reads is gone. Only a change of the schema can help."""
 
     tables: tuple[str, ...] = ()
+    is_guarded = False
 
     def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
         self.query_id, self.db, self.key, self.url, self.head = prepared.id, prepared.db, key, url, head
@@ -133,6 +143,10 @@ class Lost:
 
     def answer(self) -> Answered | None:
         """There is none."""
+        return None
+
+    def steady(self, upto: int) -> int | None:
+        """Nothing is known of it."""
         return None
 
 
@@ -184,7 +198,7 @@ class Subscribed:
             if strict:
                 raise
             return Lost(prepared, key, url, await answering.head())
-        found = Asked(instance, key, url, head, answering.database.source)
+        found = Asked(instance, key, url, head, answering)
         if (prepared.db, key) in self._held:
             self._held[prepared.db, key] = found
         return found

@@ -13,6 +13,8 @@ from collections.abc import Hashable
 from headwater.errors import OffsetExpired
 from headwater.log.log import Log
 from headwater.queries.binding import Bound
+from headwater.queries.guarded import Guarded
+from headwater.queries.guards import GuardState
 from headwater.queries.router import Router
 from headwater.queries.sketch import Sketch
 from headwater.sources.source import Source
@@ -21,12 +23,21 @@ MAX_SCAN = 10_000  # changes that are looked at for one question; beyond that an
 
 
 class Watched:
-    """An instance whose last relevant change is known, if it came after `since`."""
+    """An instance whose last relevant change is known, if it came after `since`.
 
-    __slots__ = ("bound", "last", "since")
+    `steady` is where the last change stands that may have changed the answer. Of what mattered behind it, guards told
+    that the answer stayed: each change was asked about in order, of guards recorded before it, whose own rows nothing
+    had touched. So the answer is one and the same at every offset from `steady` on, and a tag is good from there.
+    """
+
+    __slots__ = ("bound", "last", "since", "steady")
 
     def __init__(self, bound: Bound, last: int, since: int) -> None:
-        self.bound, self.last, self.since = bound, last, since
+        self.bound, self.last, self.since, self.steady = bound, last, since, last
+
+    def matters(self, offset: int) -> None:
+        """What stands at `offset` mattered, and for all we know the answer is another."""
+        self.last = self.steady = offset
 
 
 class Versions:
@@ -37,6 +48,8 @@ class Versions:
         self._lock = threading.RLock()  # guards what follows
         self.looked_at = 0  # changes that were routed
         self.seconds = 0.0  # it took
+        self.guarded = Guarded()
+        self.allowed = 0  # tags that are current only by guards
         self._begin()
 
     def _begin(self) -> None:
@@ -44,6 +57,7 @@ class Versions:
         self._router: Router = Router(self._source)
         self._sketch = Sketch(self._applied)
         self._watched: dict[Hashable, Watched] = {}
+        self.guarded.clear()
 
     def advance(self) -> int:
         """Look at all that is in the log by now; the offset that was reached."""
@@ -61,10 +75,15 @@ class Versions:
             return self._applied
 
     def _apply(self, upto: int) -> None:
+        self.guarded.begin()
         for part in self._log.scan(after=self._applied, upto=upto) if upto > self._applied else ():
             for offset, change in enumerate(part.changes, part.first):
-                for key, _ in self._router.route(change):
-                    self._watched[key].last = offset
+                for key, place in self._router.route(change):
+                    watched = self._watched[key]
+                    if key in self.guarded and self.guarded.suppresses(key, offset, change, place):
+                        watched.last = offset
+                    else:
+                        watched.matters(offset)
                 self._sketch.apply(offset, change)
             self._applied = part.upto
             self.looked_at += len(part.changes)
@@ -73,8 +92,10 @@ class Versions:
         """The log was trimmed faster than we looked: everything may have mattered."""
         self._applied = self._log.latest
         self._sketch = Sketch(self._applied)
+        self.guarded.clear()
         for watched in self._watched.values():
-            watched.last = watched.since = self._applied
+            watched.since = self._applied
+            watched.matters(self._applied)
 
     def watch(self, key: Hashable, bound: Bound, *, last: int | None = None, since: int | None = None) -> None:
         """Keep track of an instance from now on. `last` mattered to it, and nothing else after `since`."""
@@ -93,15 +114,17 @@ class Versions:
             for part in self._log.scan(after=watched.since, upto=self._applied):
                 for offset, change in enumerate(part.changes, part.first):
                     if watched.bound.matters(change) is not None:
-                        watched.last = offset
+                        watched.matters(offset)
         except OffsetExpired:
-            watched.last = watched.since = self._applied
+            watched.since = self._applied
+            watched.matters(self._applied)
 
     def forget(self, key: Hashable) -> None:
         """Keep track no more."""
         with self._lock:
             if self._watched.pop(key, None) is not None:
                 self._router.remove(key)
+                self.guarded.drop(key)
 
     def last(self, key: Hashable) -> tuple[int, int] | None:
         """Of a watched instance: the offset of the last change that mattered, and how far was looked."""
@@ -110,13 +133,14 @@ class Versions:
             return None if watched is None else (watched.last, self._applied)
 
     def is_current(self, key: Hashable, bound: Bound, offset: int) -> bool:
-        """Whether nothing after `offset` matters, as far as was looked; False where that is not known."""
+        """Whether the answer at `offset` is the answer still, as far as was looked; False where that is not known."""
         with self._lock:
             if offset > self._applied:
                 return False
-            watched = self._watched.get(key)
+            watched = self._of(key, bound)
             if watched is not None and offset >= watched.since:
-                return watched.last <= offset
+                self.allowed += watched.steady <= offset < watched.last
+                return watched.steady <= offset
             if self._sketch.version(bound) <= offset:
                 return True
             applied = self._applied
@@ -127,6 +151,42 @@ class Versions:
             return all(bound.matters(change) is None for part in parts for change in part.changes)
         except OffsetExpired:
             return False
+
+    def _of(self, key: Hashable, bound: Bound) -> Watched | None:
+        """What is known of an instance, as it is understood: by another analysis other things matter."""
+        found = self._watched.get(key)
+        return found if found is not None and found.bound is bound else None
+
+    # --- guards ----------------------------------------------------------------------------------------------
+
+    def wants_guards(self, key: Hashable, bound: Bound) -> bool:
+        """Whether the next answer of an instance had better bring guards."""
+        with self._lock:
+            return self._of(key, bound) is not None and not self.guarded.is_whole(key)
+
+    def guard(self, key: Hashable, bound: Bound, state: GuardState, offset: int) -> None:
+        """Keep the guards of its answer at `offset`, unless something that they were not asked about came after."""
+        with self._lock:
+            self.advance()
+            watched = self._of(key, bound)
+            if state and watched is not None and watched.last <= offset:
+                self.guarded.put(key, state, offset)
+
+    def is_guarded(self, key: Hashable) -> bool:
+        """Whether `steady` may say more of an instance than its last relevant change. Without waiting."""
+        watched = self._watched.get(key)
+        return watched is not None and (key in self.guarded or watched.steady < watched.last)
+
+    def steady(self, key: Hashable, bound: Bound, upto: int) -> int | None:
+        """An offset from which on the answer stayed the same until `upto` or later; None where none is known, or too
+        much would have to be looked at for it."""
+        with self._lock:
+            if self._applied < upto <= self._applied + MAX_SCAN:
+                self.advance()
+            watched = self._of(key, bound)
+            if watched is None or self._applied < upto:
+                return None
+            return max(watched.steady, watched.since)
 
     @property
     def watching(self) -> int:

@@ -23,6 +23,13 @@ QUERY_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, 
     "headwater_query_watched": ("gauge", "Instances whose last relevant change is tracked.", ("db",)),
     "headwater_query_routed_changes_total": ("counter", "Changes looked at for the sake of queries.", ("db",)),
     "headwater_query_routed_seconds_total": ("counter", "Time that took.", ("db",)),
+    "headwater_query_guarded": ("gauge", "Instances that hold guards.", ("db",)),
+    "headwater_query_guard_suppressed_total": (
+        "counter",
+        "Changes that matter to a watched instance, and by its guards left its answer as it was.",
+        ("db",),
+    ),
+    "headwater_query_guard_allowed_total": ("counter", "Tags that were current only by guards.", ("db",)),
     "headwater_query_compared_total": ("counter", "Stale answers that were compared with the next.", ()),
     "headwater_query_unchanged_total": ("counter", "Of those were no other: invalidated for nothing.", ()),
     "headwater_etag_hit_rate": ("gauge", "Share of tags sent that were current.", ()),
@@ -55,6 +62,10 @@ def asked(queries: Queries) -> Iterator[tuple[str, Samples]]:
     yield "headwater_query_watched", [((db,), float(each.watching)) for db, each in versions.items()]
     yield "headwater_query_routed_changes_total", [((db,), float(each.looked_at)) for db, each in versions.items()]
     yield "headwater_query_routed_seconds_total", [((db,), each.seconds) for db, each in versions.items()]
+    yield "headwater_query_guarded", [((db,), float(len(each.guarded))) for db, each in versions.items()]
+    suppressed = {db: float(each.guarded.suppressed) for db, each in versions.items()}
+    yield "headwater_query_guard_suppressed_total", [((db,), number) for db, number in suppressed.items()]
+    yield "headwater_query_guard_allowed_total", [((db,), float(each.allowed)) for db, each in versions.items()]
     analysed = sum(numbers.analysed.values())
     yield "headwater_etag_hit_rate", _share(numbers.not_modified, numbers.conditional)
     yield "headwater_304_rate", _share(numbers.not_modified, numbers.asked)

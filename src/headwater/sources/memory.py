@@ -175,7 +175,7 @@ class MemorySource:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 

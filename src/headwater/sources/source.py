@@ -37,6 +37,7 @@ class Read(msgspec.Struct, frozen=True):
     offset: int
     truncated: bool = False
     settled: bool = True  # rows cannot have changed without an offset
+    keys: tuple[tuple[Row, ...] | None, ...] = ()  # by guard of the analysis, where they were asked for
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -301,8 +302,12 @@ class Source(Protocol):
         """
         ...
 
-    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
-        """Run `analysis.sql` with its parameters by name; None where the epoch is another by now."""
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+        """Run `analysis.sql` with its parameters by name; None where the epoch is another by now.
+
+        With `guards` also what each of them selects, of the same moment and at most MAX_KEYS rows; None for one that
+        has no statement, selects more, fails, or takes too long.
+        """
         ...
 
     def is_read_only(self, sql: str) -> bool:

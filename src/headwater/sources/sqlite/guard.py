@@ -122,9 +122,10 @@ class Guard:
             self._ours = before
 
     @contextlib.contextmanager
-    def limited(self) -> Iterator[None]:
+    def limited(self, seconds: float | None = None) -> Iterator[None]:
         """Inside runs a caller's statement: stopped if it runs too long or makes a value that is too large."""
-        self._deadline = time.monotonic() + self._seconds
+        seconds = self._seconds if seconds is None else seconds
+        self._deadline = time.monotonic() + seconds
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
         try:
             yield
@@ -132,7 +133,7 @@ class Guard:
             if time.monotonic() < self._deadline:
                 raise
             raise InvalidRequest(
-                f"the statement ran longer than {self._seconds:g} seconds and was stopped",
+                f"the statement ran longer than {seconds:g} seconds and was stopped",
                 hint="Nothing of it was kept. Do it in smaller steps, or raise sqlite.statement_seconds.",
             ) from None
         finally:

@@ -185,16 +185,25 @@ class SqliteSession:
                     remove_triggers(db, layout.id)
 
 
-def run_statement(db: apsw.Connection, guard: Guard, catalog: Catalog, sql: str, args: Args) -> Result:
-    """Run one statement and collect its answer."""
+def run_statement(
+    db: apsw.Connection,
+    guard: Guard,
+    catalog: Catalog,
+    sql: str,
+    args: Args,
+    *,
+    most: int = MAX_ROWS,
+    seconds: float | None = None,
+) -> Result:
+    """Run one statement and collect its answer: `most` rows of it, within `seconds` where they are given."""
     statement = guard.examine(sql)
     guard.forget_statement()
     before = db.total_changes()
     db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
     try:
-        with sqlite_errors(), guard.limited():
+        with sqlite_errors(), guard.limited(seconds):
             cursor = db.execute(sql, _bindings(args))
-            rows, more = take(cursor, tuple, MAX_ROWS, MAX_WEIGHT, to_end=not statement.read_only)
+            rows, more = take(cursor, tuple, most, MAX_WEIGHT, to_end=not statement.read_only)
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing", hint="Send it in `args`.") from None
     except MemoryError:

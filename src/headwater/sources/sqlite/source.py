@@ -283,10 +283,10 @@ class SqliteSource:
         with self._pool.read() as reader:
             return self._analyses.analyse(reader, sql)
 
-    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
         """Run it, unless it means something else by now."""
         with self._pool.read() as reader:
-            return self._analyses.answer(reader, analysis, args)
+            return self._analyses.answer(reader, analysis, args, guards=guards)
 
     def is_read_only(self, sql: str) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headwater.model.dependency import Analysis, Dependency
+from headwater.model.dependency import MAX_KEYS, Analysis, Dependency, KeyGuard
 from headwater.model.literal import Value
+from headwater.model.table import Row
 from headwater.sources.source import Look, Read
 from headwater.sources.sqlite.analysis.closer import Closer, look_closer
 from headwater.sources.sqlite.analysis.engine import Facts, bare_rowids, epoch_of, facts_of, schema_version, volatility
@@ -17,6 +19,7 @@ from headwater.sources.sqlite.opening import Connected
 from headwater.sources.sqlite.session import run_statement
 
 MAX_EPOCHS = 10_000
+LEAST_SECONDS = 0.005  # that guards may take, however fast the answer was
 
 
 class Analyses:
@@ -60,15 +63,21 @@ class Analyses:
                 whole, doubts=(f"the statement was not understood ({type(error).__name__})",)
             )
 
-    def answer(self, reader: Connected, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+    def answer(
+        self, reader: Connected, analysis: Analysis, args: dict[str, Value], *, guards: bool = False
+    ) -> Read | None:
         """See Source."""
         reader.catalog.look()
         if self._epoch(reader, analysis.objects) != analysis.epoch:
             return None
         bound = [args[name] for name in analysis.parameters]
+        started = time.monotonic()
         found = run_statement(reader.db, reader.guard, reader.catalog, analysis.sql, bound)
+        took = time.monotonic() - started
         settled = schema_version(reader) == self._vouched()
-        return Read(found.columns, found.rows, reader.offset(), found.truncated, settled)
+        offset = reader.offset()
+        keys = _keys(reader, analysis, bound, max(took, LEAST_SECONDS)) if guards else ()
+        return Read(found.columns, found.rows, offset, found.truncated, settled, keys)
 
     def _epoch(self, reader: Connected, objects: tuple[str, ...]) -> str:
         version = schema_version(reader)
@@ -82,6 +91,25 @@ class Analyses:
                 if version == self._version:
                     self._epochs[objects] = found
         return found
+
+
+def _keys(
+    reader: Connected, analysis: Analysis, bound: Sequence[Value], seconds: float
+) -> tuple[tuple[Row, ...] | None, ...]:
+    """What each guard selects. All of them together may double what the answer costs, no more."""
+    found: list[tuple[Row, ...] | None] = [None] * len(analysis.guards)
+    until = time.monotonic() + seconds
+    for place, guard in enumerate(analysis.guards):
+        if isinstance(guard, KeyGuard):
+            try:
+                left = until - time.monotonic()
+                rows = run_statement(
+                    reader.db, reader.guard, reader.catalog, guard.sql, bound, most=MAX_KEYS, seconds=left
+                )
+            except Exception:  # guards may be missing, the answer may not
+                break
+            found[place] = None if rows.truncated else rows.rows
+    return tuple(found)
 
 
 def _narrowed(whole: Analysis, closer: Closer, facts: Facts, volatile: tuple[str, ...]) -> Analysis:

@@ -1,0 +1,99 @@
+"""What a server would say of an instance: its own way from an answer to a 304, over a log that the kit fills."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+from headwater.errors import HeadwaterError
+from headwater.log.memory import MemoryLog
+from headwater.model.change import Transaction
+from headwater.model.dependency import Analysis
+from headwater.model.table import Table
+from headwater.queries.answering import Answering, Numbers
+from headwater.queries.binding import Bound
+from headwater.queries.instances import Instance
+from headwater.queries.prepared import Prepared, query_id
+from headwater.sources.source import Read
+from headwater.sources.sqlite.source import SqliteSource
+
+COLD = 4  # every so manieth instance is not watched
+
+
+class _Slow:
+    """The source; it may have begun an answer earlier than it gives it."""
+
+    def __init__(self, source: SqliteSource) -> None:
+        self._source = source
+        self.begun: Read | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def answer(self, analysis: Analysis, args: dict[str, Any], *, guards: bool = False) -> Read | None:
+        begun, self.begun = self.begun, None
+        return begun or self._source.answer(analysis, args, guards=guards)
+
+
+class _Database:
+    """As `headwater.queries.database` wants it; nobody waits here."""
+
+    def __init__(self, source: _Slow, log: MemoryLog) -> None:
+        self.source, self.log = source, log
+
+
+class Product:
+    """The answering of one database, without a loop."""
+
+    def __init__(self, source: SqliteSource) -> None:
+        self.log = MemoryLog()
+        self._source = _Slow(source)
+        database: Any = _Database(self._source, self.log)
+        run: Any = None
+        self._answering = Answering(database, run, Numbers())
+        self.versions = self._answering.versions
+        self._known: dict[int, Instance] = {}
+
+    def append(self, parts: list[Transaction]) -> None:
+        """What was captured. It is looked at by `advance`."""
+        self.log.append(parts)
+
+    def prepare(
+        self, number: int, sql: str, analysis: Analysis, args: dict[str, Any], bound: Bound, tables: Mapping[str, Table]
+    ) -> None:
+        """An instance as it is understood now; most are watched, as one that is asked for often."""
+        self.forget(number)
+        prepared = Prepared(f"{query_id('app', sql)}{number}", "app", sql)
+        made = Instance(prepared, analysis, args, bound, tables=tables, generation=self.log.generation, schema=0)
+        self._known[number] = made
+        if number % COLD < COLD - 1:
+            self._answering.hold(made)
+
+    def forget(self, number: int) -> None:
+        """It is understood no more, or otherwise."""
+        gone = self._known.pop(number, None)
+        if gone is not None:
+            self._answering.release(gone.key)
+
+    def ask(self, number: int, begun: Read | None = None) -> bool:
+        """Somebody asks, and is given what was begun; whether guards are held then."""
+        if (asked := self._known.get(number)) is None:
+            return False
+        self._source.begun = begun
+        with contextlib.suppress(HeadwaterError):
+            self._answering.read(asked)
+        return asked.key in self.versions.guarded
+
+    def begin(self, number: int) -> Read | None:
+        """An answer that takes a while."""
+        if (asked := self._known.get(number)) is None:
+            return None
+        with contextlib.suppress(HeadwaterError):
+            return self._source.answer(asked.analysis, asked.args, guards=True)
+        return None
+
+    def is_current(self, number: int, offset: int) -> bool:
+        """Whether a tag would be answered by 304."""
+        asked = self._known[number]
+        return self.versions.is_current(asked.key, asked.bound, offset)

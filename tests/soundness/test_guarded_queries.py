@@ -1,0 +1,123 @@
+"""Guards in use: what the server holds back or calls current by them is so, and bugs in their use are found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.soundness.guarded_cases import guarded_case
+from tests.soundness.kit import Trial, Unsound
+from tests.soundness.naive import Judge
+
+from headwater.queries.guarded import Guarded
+from headwater.queries.guards import GuardState
+from headwater.queries.versions import Versions, Watched
+
+CASES = 40  # of one shard
+SHARDS = 4
+
+
+def run(seeds: range) -> Counter[str]:
+    counts, judge = Counter[str](), Judge()
+    for seed in seeds:
+        try:
+            Trial(guarded_case(seed), counts, judge=judge).run()
+        except Unsound as error:
+            error.add_note(f"guarded_case({seed})")
+            raise
+    return counts
+
+
+def has_teeth(counts: Counter[str]) -> None:
+    told = dict(sorted(counts.items()))
+    print(f"\n{told}")
+    assert counts["really changed"] > 0.05 * counts["pairs"], told
+    assert counts["held back by guards"] > 0.05 * counts["pairs"], told
+    assert counts["current by guards"] > 0.1 * counts["pairs"], told
+    assert counts["false past guards"] < 0.8 * counts["false"], told
+
+
+def test_some_cases_in_every_check() -> None:
+    has_teeth(run(range(1_000_000, 1_000_004)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_what_guards_hold_back_left_the_answer_as_it_was(shard: int) -> None:
+    has_teeth(run(range(shard * CASES, (shard + 1) * CASES)))
+
+
+# --- mutants --------------------------------------------------------------------------------------------------
+
+
+def _outlives_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = GuardState.record.__func__  # type: ignore[attr-defined]
+
+    def record(cls: type[GuardState], *given: Any) -> Any:
+        state = real(cls, *given)
+        for guard in state._guards:
+            guard.sees = frozenset()
+        return state
+
+    monkeypatch.setattr(GuardState, "record", classmethod(record))
+
+
+def _outlives_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = GuardState.suppresses
+
+    def suppresses(state: GuardState, *given: Any) -> bool:
+        before = state._guards
+        is_held_back = real(state, *given)
+        state._guards = state._guards or before
+        return is_held_back
+
+    monkeypatch.setattr(GuardState, "suppresses", suppresses)
+    monkeypatch.setattr(Versions, "wants_guards", lambda versions, key, bound: key not in versions.guarded)
+
+
+def _reaches_behind_the_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tags from before the last change that was not held back."""
+
+    def matters(watched: Watched, offset: int) -> None:
+        watched.steady, watched.last = min(watched.steady, watched.last), offset
+
+    monkeypatch.setattr(Watched, "matters", matters)
+
+
+def _keeps_guards_of_a_stale_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def guard(versions: Versions, key: Any, bound: Any, state: GuardState, offset: int) -> None:
+        if state and key in versions._watched:
+            versions.guarded.put(key, state, offset)
+
+    monkeypatch.setattr(Versions, "guard", guard)
+
+
+def _forgets_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other change that matters is taken for held back without a question."""
+    real, asked = Guarded.suppresses, Counter[Any]()
+
+    def suppresses(guarded: Guarded, key: Any, *given: Any) -> bool:
+        asked[key] += 1
+        return asked[key] % 2 == 0 or real(guarded, key, *given)
+
+    monkeypatch.setattr(Guarded, "suppresses", suppresses)
+
+
+MUTANTS = [
+    _outlives_its_rows,
+    _outlives_its_answer,
+    _reaches_behind_the_stretch,
+    _keeps_guards_of_a_stale_answer,
+    _forgets_to_ask,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    with pytest.raises(Unsound, match="the server passes over|is called current") as found:
+        run(range(CASES))
+    print(found.value.__notes__)
