@@ -6,7 +6,8 @@ exactly what asking every instance would find.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from operator import itemgetter
 from typing import Any
 
 from headwater.model.change import Change
@@ -14,7 +15,7 @@ from headwater.model.spanindex import SpanIndex
 from headwater.model.table import Row, Table
 from headwater.queries.binding import Bound, Place
 from headwater.queries.intervals import Spans
-from headwater.queries.shapes import View, Watched, difference
+from headwater.queries.shapes import Encode, View, Watched, difference
 from headwater.queries.template import POINT, SPANS, Fit, Holds, Path, Template, Values, is_unclear
 from headwater.sources.source import Source
 
@@ -77,6 +78,9 @@ class _Entry:
 def _note(entry: _Entry, found: Found) -> None:
     if found.get(entry.key, entry.number) >= entry.number:
         found[entry.key] = entry.number
+
+
+Met = _Entry | Mapping["_Home", Iterable[_Entry]]
 
 
 class _Home:
@@ -265,19 +269,32 @@ class _Plan:
         bits = {pair for fit in self._fits.values() for pair in fit.watched}
         self._watched: Watched = tuple(sorted(bits))
         self._open = [(fit.mask, home) for home, fit in self._fits.items() if home.template.tree is True]
+        self._cells: list[tuple[int, int, Encode]] = []  # what is looked up by: a place, its bit, and how it is written
         self._exact = [self._group(columns, each) for columns, each in buckets.items()]
         self._ranges = [
-            (table.index[ranges.column], fit, ranges) for home, fit in self._fits.items() for ranges in home.ranges
+            (*self._cell(ranges.column), fit.mask, home, ranges)
+            for home, fit in self._fits.items()
+            for ranges in home.ranges
         ]
+        self._looked_at = sum(bit for _, bit, _ in self._cells)
 
-    def _group(self, columns: tuple[str, ...], buckets: _Buckets) -> tuple[tuple[int, ...], int, int, _Buckets]:
-        """Where to look, the bits of these places, all the bits that those inside watch, and what is inside."""
+    def _cell(self, name: str) -> tuple[int, int]:
+        """Which of the cells a column is, and its bit."""
+        assert self._shape is not None
+        place = self.table.index[name]
+        cell = place, 1 << place, self._shape.encoder(place)
+        if cell not in self._cells:
+            self._cells.append(cell)
+        return self._cells.index(cell), 1 << place
+
+    def _group(self, columns: tuple[str, ...], buckets: _Buckets) -> tuple[Callable[[Any], Any], int, int, _Buckets]:
+        """How to take its cells, their bits, all the bits that those inside watch, and what is inside."""
         homes = [(home, fit) for home, fit in self._fits.items() if any(own is buckets for _, own in home.buckets)]
         mask = 0
         for _, fit in homes:
             mask |= fit.mask
-        at = tuple(self.table.index[name] for name in columns) if homes else ()
-        return at, sum(1 << place for place in at), mask, buckets
+        at = [self._cell(name) for name in columns] if homes else [(0, 0)]
+        return itemgetter(*(number for number, _ in at)), sum(bit for _, bit in at), mask, buckets
 
     def find(self, before: Row | None, after: Row | None, found: Found) -> None:
         """Add those to which the change of a row matters."""
@@ -285,42 +302,50 @@ class _Plan:
             for entry in self._routes:
                 if entry.home in self._strange:
                     _note(entry, found)
-        changed = -1  # a row that came or went is seen by all
-        if before is not None and after is not None:
-            changed = difference(self._watched, before, after)
+        if before is None or after is None:
+            rows, changed = [row for row in (before, after) if row is not None], -1  # seen by all
+        else:
+            rows, changed = [before, after], difference(self._watched, before, after)
             if not changed:
                 return
         for mask, home in self._open:
             if changed & mask or changed == -1:
                 for entry in home.unbound:
                     _note(entry, found)
-        if self._shape is not None:
-            views = [View(self._shape, row) for row in (before, after) if row is not None]
-            self._look_up(views, changed, found)
+        if self._cells and (met := self._look_up(rows, changed)):
+            views = [View(self._shape, row) for row in rows]  # type: ignore[arg-type]
+            for held in met:
+                self._sift(held, views, changed, found)
 
-    def _look_up(self, views: list[View], changed: int, found: Found) -> None:
-        for at, columns, mask, buckets in self._exact:
+    def _look_up(self, rows: list[Row], changed: int) -> list[Met]:
+        """All whose condition may be true, among them some that do not see what changed."""
+        met: list[Met] = []
+        row = rows[0]
+        first = images = [[encode(row[place]) for place, _, encode in self._cells]]
+        if changed & self._looked_at and len(rows) > 1:
+            row, was = rows[1], first[0]
+            pairs = zip(self._cells, was, strict=True)
+            images = [was, [encode(row[place]) if bit & changed else cell for (place, bit, encode), cell in pairs]]
+        for cells_of, columns, mask, buckets in self._exact:
             if mask & changed:
                 # Where the columns hold what they held, one of the images tells.
-                for view in views if columns & changed else views[:1]:
-                    cells = view[at[0]] if len(at) == 1 else tuple([view[place] for place in at])
-                    held = buckets.held.get(cells)  # type: ignore[arg-type]
+                for image in images if columns & changed else first:
+                    cells = cells_of(image)
+                    held = buckets.held.get(cells)
                     if held is not None:
-                        self._sift(held, views, changed, found)
-                    elif cells is None or (len(at) > 1 and None in cells):  # not known: any of them may be meant
-                        for entry in buckets:
-                            self._sift(entry, views, changed, found)
-        for place, fit, ranges in self._ranges:
-            if fit.mask & changed:
-                for view in views if changed >> place & 1 else views[:1]:
-                    cell = view[place]
-                    for entries in [ranges] if cell is None else ranges.at(cell):
-                        _keep(entries, fit.holds, views, found)
+                        met.append(held)
+                    elif cells is None or (type(cells) is tuple and None in cells):
+                        met.extend(buckets)  # not known: any of them may be meant
+        for number, bit, mask, home, ranges in self._ranges:
+            if mask & changed:
+                for image in images if bit & changed else first:
+                    known = image[number]
+                    for entries in [ranges] if known is None else ranges.at(known):
+                        met.append({home: entries})
+        return met
 
-    def _sift(
-        self, held: _Entry | dict[_Home, dict[_Entry, None]], views: list[View], changed: int, found: Found
-    ) -> None:
-        """Add those of a bucket that see what changed, and whose condition is true."""
+    def _sift(self, held: Met, views: list[View], changed: int, found: Found) -> None:
+        """Add those of `held` that see what changed, and whose condition is true."""
         groups: Any = ((held.home, (held,)),) if isinstance(held, _Entry) else held.items()
         for home, entries in groups:
             fit = self._fits.get(home)

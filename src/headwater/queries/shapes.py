@@ -87,12 +87,13 @@ class Shape:
 
 
 def _remembering(order: Callable[[Key], bytes]) -> Encode:
-    """`order` for one column; what came lately is looked up, because rows that change once change again."""
+    """`order` for one column; short text that came lately is looked up, all else is written anew."""
     known: dict[Value, bytes] = {}
 
     def encode(value: Value) -> bytes | None:
         kind = type(value)
-        if kind is int or (kind is str and len(value) < _SHORT):  # type: ignore[arg-type]
+        is_short = kind is str and len(value) < _SHORT  # type: ignore[arg-type]
+        if is_short:
             found = known.get(value)
             if found is not None:
                 return found
@@ -102,7 +103,7 @@ def _remembering(order: Callable[[Key], bytes]) -> Encode:
             found = order((value,))
         except Exception:  # whatever it is, the value is not known
             return None
-        if kind is int or (kind is str and len(value) < _SHORT):  # type: ignore[arg-type]
+        if is_short:
             if len(known) >= _KNOWN:
                 known.clear()
             known[value] = found

@@ -19,6 +19,8 @@ _ABOVE, _BELOW, _TEXT, _END = _ONE[:1], encode_key((-1,))[:1], encode_key(("",))
 _BIAS = int.from_bytes(_ONE[1:3])
 _FLIP = bytes(range(255, -1, -1))
 _FRACTION = 2**63 - 1
+_FEW = 2**22  # below it are three times seven bits behind the leading one
+_HEADS = [_ABOVE + (exponent + _BIAS).to_bytes(2) for exponent in range(22)]
 
 
 def as_stored(value: Value) -> Stored:
@@ -66,7 +68,16 @@ def _encoder(column: Column) -> Callable[[Value], bytes]:
 
 
 def _integer(value: int) -> bytes:
-    """As `encode_key`: the exponent, then the bits below the leading one, seven to a byte."""
+    """As `encode_key`: the exponent, then the bits below the leading one, seven to a byte, the last bit of which says
+    that more follow."""
+    if 0 < value < _FEW:  # at most three bytes, and most of what is ever compared
+        exponent = value.bit_length() - 1
+        bits = value << (21 - exponent)
+        if bits & 0x7F:
+            return _HEADS[exponent] + bytes((bits >> 13 & 0xFE | 1, bits >> 6 & 0xFE | 1, bits << 1 & 0xFE))
+        if bits & 0x3F80:
+            return _HEADS[exponent] + bytes((bits >> 13 & 0xFE | 1, bits >> 6 & 0xFE))
+        return _HEADS[exponent] + bytes((bits >> 13 & 0xFE,))
     if not value:
         return _ZERO
     size = abs(value)
