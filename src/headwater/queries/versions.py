@@ -129,6 +129,11 @@ class Versions:
             return False
 
     @property
+    def behind(self) -> int:
+        """How many changes were not looked at yet."""
+        return self._log.latest - self._applied
+
+    @property
     def watching(self) -> int:
         """How many instances are watched."""
         return len(self._watched)
