@@ -52,6 +52,10 @@ class Database(msgspec.Struct, frozen=True):
         """Where the source stands, and whether the log came that far; waits for it to."""
         return self.capture.look(timeout)
 
+    def glance(self) -> Look | None:
+        """Where the source stands, if that is seen at once and the log holds all of it."""
+        return self.capture.glance()
+
     def reach(self, offset: int, timeout: float) -> bool:
         """Wait until the log holds `offset`; whether it does."""
         return self.capture.reach(offset, timeout)

@@ -21,6 +21,7 @@ from tests.soundness.guarded_cases import CapturedShop
 from tests.soundness.http_kit import HttpTrial
 from tests.soundness.kit import Unsound, folder
 
+from headwater.queries.answering import Answering
 from headwater.queries.guards import GuardState
 from headwater.queries.versions import Versions, Watched
 
@@ -173,8 +174,13 @@ def _forgets_deletes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Versions, "_apply", apply)
 
 
+def _remembers_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the same request had the same answer whatever was committed, as long as no table was changed."""
+    monkeypatch.setattr(Answering, "moment", lambda answering: (answering.database.source.look().schema,))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("mutant", [_never_stale, _overlooks_the_newest, _forgets_deletes])
+@pytest.mark.parametrize("mutant", [_never_stale, _overlooks_the_newest, _forgets_deletes, _remembers_too_long])
 def test_a_broken_server_is_caught(
     mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -69,14 +69,21 @@ class Capture:
 
     def reach(self, offset: int, timeout: float) -> bool:
         """Wait until the log holds `offset`; whether it does."""
+        if self._log.latest >= offset:
+            return True
         self._source.wake()
         return self._log.wait_beyond(offset - 1, timeout)
+
+    def glance(self) -> Look | None:
+        """Where the source stands, if that is seen at once and the log holds all of it."""
+        found = self._source.glance()
+        return found if found is not None and found.settled and self._log.latest >= found.head else None
 
     def look(self, timeout: float) -> tuple[Look, bool]:
         """Where the source stands, and whether the log came that far; tries to make it so."""
         deadline = time.monotonic() + timeout
         while True:
-            found = self._source.look()
+            found = self._source.glance() or self._source.look()
             is_reached = self.reach(found.head, max(deadline - time.monotonic(), 0))
             if found.settled or time.monotonic() >= deadline:
                 return found, is_reached

@@ -68,6 +68,12 @@ class Numbers(msgspec.Struct):
     compared: int = 0  # answers that went stale and were compared with the next
     unchanged: int = 0  # of those were the same all the same
 
+    def again(self) -> None:
+        """One more asker had what is current, as before."""
+        self.asked += 1
+        self.conditional += 1
+        self.not_modified += 1
+
     def analysis(self, found: Analysis) -> None:
         """One more query was understood."""
         self.analysed[_precision(found)] += 1
@@ -80,6 +86,12 @@ def _precision(found: Analysis) -> str:
     if any(place.condition != ALWAYS for place in found.dependencies):
         return "row"
     return "column" if any(place.columns is not None for place in found.dependencies) else "table"
+
+
+def _moment(seen: Seen) -> tuple[int, ...]:
+    """Equal for looks of which one may have what was read after the other."""
+    is_whole = seen.is_caught_up and seen.look.settled
+    return (seen.look.head, seen.look.schema) if is_whole else (seen.number,)
 
 
 class Answering:
@@ -95,7 +107,7 @@ class Answering:
         self._held: set[Hashable] = set()  # subscribed
         self.versions = Versions(database.source, database.log)
         self.tables = TableVersions(database.log)
-        self._looks = Looks(database, run, self._advance)
+        self._looks = Looks(database, self._advance, lambda: self.versions.behind)
 
     def _advance(self) -> None:
         self.versions.advance()
@@ -128,6 +140,8 @@ class Answering:
             instance = await self.instance(prepared, args, seen.look)
             if floor is not None:
                 await self._rise(floor, instance.analysis.tables)
+                seen = await self._looks.look()  # a run that began before may lack what was waited for
+                instance = await self.instance(prepared, args, seen.look)
             if not instance.analysis.is_cacheable:
                 self.numbers.uncacheable += 1
                 tags = ()
@@ -138,6 +152,11 @@ class Answering:
                 return self._answer(instance, format, read, seen)
             self._analyses.pop(prepared.id, None)  # the schema moved between the look and the read
         raise Busy("the schema is being changed", hint="Try again in a moment.")
+
+    def moment(self) -> Hashable:
+        """Where the database stands: equal as long as nothing at all was committed; None where that is not seen."""
+        seen = self._looks.glance()
+        return None if seen is None else (self.database.log.generation, seen.look.head, seen.look.schema)
 
     def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
         self.numbers.conditional += 1
@@ -168,8 +187,8 @@ class Answering:
         return None
 
     async def _executed(self, instance: Instance, seen: Seen) -> Read | None:
-        """Run it, once for all who ask the same after the same look."""
-        key = (instance.key, seen.number)
+        """Run it, once for all who ask the same at the same moment of the database."""
+        key = (instance.key, *_moment(seen))
         flight = self._flights.get(key)
         if flight is not None:
             self.numbers.shared += 1

@@ -25,6 +25,10 @@ class Database(Protocol):
         """Wait until the log holds `offset`; whether it does."""
         ...
 
+    def glance(self) -> Look | None:
+        """Where the source stands, if that is seen at once and the log holds all of it. Does not block."""
+        ...
+
     def look(self, timeout: float) -> tuple[Look, bool]:
         """Where the source stands, and whether the log came that far; waits for it to."""
         ...

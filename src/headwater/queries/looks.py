@@ -11,6 +11,7 @@ import msgspec
 from headwater.queries.database import Database
 from headwater.sources.source import Look
 
+MAX_BEHIND = 100  # changes that the loop itself may take in
 CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
 
 Run = Callable[..., Awaitable[Any]]
@@ -27,18 +28,43 @@ class Seen(msgspec.Struct, frozen=True):
 class Looks:
     """Of one database, in the loop."""
 
-    def __init__(self, database: Database, run: Run, advance: Callable[[], object] = lambda: None) -> None:
-        self._database, self._run = database, run
+    def __init__(
+        self,
+        database: Database,
+        advance: Callable[[], object] = lambda: None,
+        behind: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._database = database
         self._advance = advance  # takes in what is new in the log: in the thread, for it may be much
+        self._behind = behind  # how many changes `advance` has before it
+        self._shared: Seen | None = None  # of this pass of the loop
         self._next: asyncio.Task[Seen] | None = None  # has not begun
         self._running: asyncio.Task[Seen] | None = None
         self._number = 0
 
     async def look(self) -> Seen:
         """Where the database stands, at a moment after this call."""
+        glanced = self.glance()
+        if glanced is not None:
+            return glanced
         if self._next is None:
             self._next = asyncio.create_task(self._look())
         return await asyncio.shield(self._next)
+
+    def glance(self) -> Seen | None:
+        """Without a thread, where the log is up to date anyway. One is enough for a pass of the loop: whoever comes
+        to it in this pass had asked before."""
+        if self._shared is None:
+            found = self._database.glance()
+            if found is None or self._behind() > MAX_BEHIND:
+                return None
+            self._number += 1
+            self._shared = Seen(self._number, found, is_caught_up=True)
+            asyncio.get_running_loop().call_soon(self._forget)
+        return self._shared
+
+    def _forget(self) -> None:
+        self._shared = None
 
     async def _look(self) -> Seen:
         if self._running is not None:
@@ -47,7 +73,7 @@ class Looks:
         self._running = look
         self._number += 1
         try:
-            return Seen(self._number, *await self._run(self._see))
+            return Seen(self._number, *await asyncio.to_thread(self._see))  # not where queries run: they may be slow
         finally:
             if self._running is look:
                 self._running = None

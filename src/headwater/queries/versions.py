@@ -189,6 +189,11 @@ class Versions:
             return max(watched.steady, watched.since)
 
     @property
+    def behind(self) -> int:
+        """How many changes were not looked at yet."""
+        return self._log.latest - self._applied
+
+    @property
     def watching(self) -> int:
         """How many instances are watched."""
         return len(self._watched)

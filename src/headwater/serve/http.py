@@ -22,6 +22,7 @@ from headwater.errors import (
 )
 from headwater.model.principal import Principal
 from headwater.serve import openapi
+from headwater.serve.again import Again
 from headwater.serve.api import Api
 from headwater.serve.asked import parse_query
 from headwater.serve.auth import Access, Gate
@@ -32,7 +33,7 @@ from headwater.serve.cors import Cors
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places, client_of
 from headwater.serve.query_pages import QueryPages
-from headwater.serve.routes import ROUTES, Route, find
+from headwater.serve.routes import QUERY, ROUTES, Route, find
 from headwater.serve.row_pages import RowPages
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, clean, error_body, unexpected
 from headwater.serve.streams import Streams
@@ -68,7 +69,8 @@ class Application:
         self._streams = streams
         rpc = Rpc(api, bridge, metrics, places)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
-        self._calls = {"query": QueryPages(api, public=public).query}
+        self._again = Again(api, gate)
+        self._calls = {"query": QueryPages(api, self._again, public=public).query}
         self._pages: dict[str, Page] = {
             "index": self._index,
             "healthz": self._healthz,
@@ -78,10 +80,13 @@ class Application:
         } | RowPages(api, bridge, max_body=max_body).pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        raw_path = scope.get("raw_path") or scope["path"].encode()
-        route, values = find(scope["path"], raw_path, scope.get("method", "GET"))
         scope[RAW] = send
         send = self._to_page(scope, send)
+        if await self._again.answered(scope, send):
+            self._metrics.responded(QUERY, 304)
+            return
+        raw_path = scope.get("raw_path") or scope["path"].encode()
+        route, values = find(scope["path"], raw_path, scope.get("method", "GET"))
         if scope["type"] == "websocket":
             send = _as_http(send)
         try:

@@ -12,6 +12,7 @@ from headwater.queries.answering import Answer
 from headwater.queries.causality import Token, from_header, to_header, token
 from headwater.queries.preconditions import Conditions
 from headwater.queries.prepared import Prepared
+from headwater.serve.again import Again
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
 from headwater.serve.methods import RANK, READ
@@ -36,8 +37,8 @@ VARY = (b"vary", b"Accept, A-IM")
 class QueryPages:
     """Answers GET and HEAD of /api/v1/q/{query_id}."""
 
-    def __init__(self, api: Api, *, public: bool = False) -> None:
-        self._api = api
+    def __init__(self, api: Api, again: Again, *, public: bool = False) -> None:
+        self._api, self._again = api, again
         self._kept = (b"cache-control", b"public, no-cache" if public else b"private, no-cache")
 
     async def query(self, call: Call) -> int:
@@ -48,10 +49,14 @@ class QueryPages:
         kind = wanted_kind(call.header(b"accept"), tuple(KINDS))
         conditions = Conditions.of(call.scope["method"], call.scope["headers"])
         args, floor = args_in(call.query.get("args")), _floor(call)
+        before = self._api.asking().answering(kept.db).moment()
         answer = await self._asked(call, kept, args, KINDS[kind], conditions, floor)
         headers = self._headers(kept, answer, is_kept=floor is None)
         if answer.read is None:
-            return await _not_modified(call, headers, conditions, answer)
+            headers.append((b"etag", _echoed(conditions, answer)))
+            if self._api.asking().answering(kept.db).moment() == before:  # as it was when the answer was found
+                self._again.remember(call.scope, call.who, kept, before, headers)
+            return await _empty(call, 304, headers)
         if conditions.if_none_match is not None and conditions.if_none_match.any and answer.etag is not None:
             return await _empty(call, 304, [*headers, (b"etag", answer.etag.encode())])
         if wants_patch(call.header(b"a-im"), KINDS[kind]) and answer.etag is not None and not answer.read.truncated:
@@ -135,11 +140,11 @@ def _floor(call: Call) -> Token | None:
     return from_header(text.decode("latin-1")) if text else None
 
 
-async def _not_modified(call: Call, headers: Headers, conditions: Conditions, answer: Answer) -> int:
-    """With the asker's own tag: a cache may freshen only what carries the same one."""
+def _echoed(conditions: Conditions, answer: Answer) -> bytes:
+    """The asker's own tag: a cache may freshen only what carries the same one."""
     assert conditions.if_none_match is not None
     tag = next(tag for tag in conditions.if_none_match.tags if tag.opaque == answer.matched)
-    return await _empty(call, 304, [*headers, (b"etag", str(tag).encode("latin-1"))])
+    return str(tag).encode("latin-1")
 
 
 async def _empty(call: Call, status: int, headers: Headers) -> int:

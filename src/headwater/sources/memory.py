@@ -167,6 +167,10 @@ class MemorySource:
         """See Source."""
         return Look(self.head(), 0)
 
+    def glance(self) -> Look | None:
+        """See Source."""
+        return self.look()
+
     def text(self, query: Query) -> str:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")

@@ -290,6 +290,10 @@ class Source(Protocol):
         """Where the database stands now. Cheap: one small read."""
         ...
 
+    def glance(self) -> Look | None:
+        """The same, if it takes microseconds and waits for nobody, so that an event loop may ask; else None."""
+        ...
+
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL of this database; the same for the same query."""
         ...

@@ -26,6 +26,7 @@ from headwater.sources.sqlite.chunk import read_chunk
 from headwater.sources.sqlite.connection import immediate, sqlite_errors
 from headwater.sources.sqlite.continuity import Facts, compare, judge
 from headwater.sources.sqlite.follow import PAGE, Follower
+from headwater.sources.sqlite.glance import Glance
 from headwater.sources.sqlite.install import (
     capturable,
     check_format,
@@ -62,8 +63,7 @@ class SqliteSource:
     def __init__(self, name: str, path: str, *, notes: Notes, config: SqliteConfig, vfs: str | None = None) -> None:
         self.name, self.path = name, os.path.abspath(path)
         self._config, self._notes, self._vfs = config, notes, vfs
-        self._lock = FileLock(self.path)
-        self._is_open = False
+        self._lock, self._is_open = FileLock(self.path), False
         self._witness = Witness(notes)
         self._predicates = Predicates()
         self._vouched = -1  # the schema_version that capture was last made to fit
@@ -86,6 +86,7 @@ class SqliteSource:
         self._pool = Pool(self._file.connect, READERS)
         self._own = self._file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
+        self._glance = Glance(self._file, lambda: self._vouched)
         self._transactions: set[SqliteTx] = set()
         self._trimmer = Trimmer(
             self._notes,
@@ -194,8 +195,7 @@ class SqliteSource:
     def head(self) -> int:
         """The newest offset in the file."""
         with self._own_lock, sqlite_errors(self.path):
-            ((head,),) = self._own.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").fetchall()
-            return int(str(head))
+            return int(self._own.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").get)
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
         """Committed transactions after `after`, up to the head of this call."""
@@ -273,6 +273,10 @@ class SqliteSource:
         """Where the file stands."""
         with self._pool.read() as reader:
             return self._analyses.look(reader)
+
+    def glance(self) -> Look | None:
+        """The same at once, or not at all."""
+        return self._glance.look()
 
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL."""

@@ -1,0 +1,78 @@
+"""Again: a request that was answered by 304 is answered so again, without reading it, while nothing was committed.
+
+The database is looked at each time, and so is the credential; all the rest is as it was, since the request is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.model.principal import Principal
+from headwater.queries.prepared import Prepared
+from headwater.serve.api import Api
+from headwater.serve.auth import Access, Gate
+from headwater.serve.call import Headers, Scope, Send
+
+MAX_REQUESTS = 10_000
+PREFIX = "/api/v1/q/"
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """A request, byte by byte, and why its answer was 304."""
+
+    who: Principal
+    prepared: Prepared
+    moment: Hashable  # of the database: where it stood
+    headers: Headers
+
+
+class Again:
+    """The requests that were answered by 304 last. In the loop."""
+
+    def __init__(self, api: Api, gate: Gate) -> None:
+        self._api, self._gate = api, gate
+        self._known: dict[Hashable, Remembered] = {}
+
+    def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
+        """It was answered by 304 with these headers."""
+        if moment is None or b"ticket=" in scope["query_string"]:  # a ticket is good for a while only
+            return
+        if len(self._known) >= MAX_REQUESTS:
+            self._known.clear()
+        self._known[_key(scope)] = Remembered(who, prepared, moment, headers)
+
+    async def answered(self, scope: Scope, send: Send) -> bool:
+        """Answer, if it is known and still so."""
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            return False
+        key = _key(scope)
+        found = self._known.get(key)
+        if found is None:
+            return False
+        if not self._is_still(found, scope["headers"]):
+            self._known.pop(key, None)
+            return False
+        await send({"type": "http.response.start", "status": 304, "headers": found.headers})
+        await send({"type": "http.response.body", "body": b""})
+        return True
+
+    def _is_still(self, found: Remembered, headers: Headers) -> bool:
+        try:
+            asking = self._api.asking()
+            is_same = (
+                self._gate.admit(headers, Access.LOCKED) == found.who
+                and asking.get(found.who, found.prepared.id) is found.prepared
+                and asking.answering(found.prepared.db).moment() == found.moment
+            )
+        except HeadwaterError:
+            return False  # who reads the request will say it
+        if is_same:
+            asking.numbers.again()
+        return is_same
+
+
+def _key(scope: Scope) -> Hashable:
+    return scope.get("raw_path"), scope["query_string"], scope["method"], tuple(scope["headers"])

@@ -1,0 +1,78 @@
+"""The frames of a replication stream, around pgoutput's messages: what the server sends, and what we answer.
+
+Positions in PostgreSQL's log (LSN) are integers here and `16/B374D848` in text. Its times are microseconds since 2000.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+
+import msgspec
+
+from headwater.errors import SourceError
+
+EPOCH_MS = 946_684_800_000  # 2000-01-01, from 1970-01-01
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
+_DATA = struct.Struct(">cQQq")
+_KEEPALIVE = struct.Struct(">cQqB")
+_STATUS = struct.Struct(">cQQQqB")
+DATA_HEAD = _DATA.size  # where the message begins in a frame that starts with `w`
+
+
+class BadMessage(SourceError, ValueError):
+    """The server sent bytes that are not what the protocol says: another version, or a broken connection."""
+
+    default_hint = "Connect again. If it comes back, the server speaks a version of pgoutput that is not known here."
+
+
+class Data(msgspec.Struct, frozen=True, gc=False):
+    """A message of the stream. `end` is how far the server's log reached when it was sent."""
+
+    start: int
+    end: int
+    sent_us: int
+    message: bytes
+
+
+class Keepalive(msgspec.Struct, frozen=True, gc=False):
+    """Nothing new; where `reply` is asked for, an answer must come soon."""
+
+    end: int
+    sent_us: int
+    reply: bool
+
+
+def decode_frame(data: bytes) -> Data | Keepalive:
+    """What one CopyData of the server holds; BadMessage."""
+    kind = data[:1]
+    if kind == b"w" and len(data) >= DATA_HEAD:
+        _, start, end, sent = _DATA.unpack_from(data)
+        return Data(start, end, sent, data[DATA_HEAD:])
+    if kind == b"k" and len(data) == _KEEPALIVE.size:
+        _, end, sent, reply = _KEEPALIVE.unpack(data)
+        return Keepalive(end, sent, bool(reply))
+    raise BadMessage(f"a frame of {len(data)} bytes that starts with {kind!r}")
+
+
+def status_update(*, written: int, flushed: int, applied: int, now_ms: int, reply: bool = False) -> bytes:
+    """What we tell the server: it may forget its log up to `flushed`."""
+    return _STATUS.pack(b"r", written, flushed, applied, (now_ms - EPOCH_MS) * 1000, reply)
+
+
+def lsn_text(lsn: int) -> str:
+    """As PostgreSQL writes it."""
+    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
+
+
+def lsn_of(text: str) -> int:
+    """The way back; BadMessage."""
+    found = _LSN.match(text)
+    if found is None:
+        raise BadMessage(f"{text[:40]!r} is not a position in a PostgreSQL log")
+    return int(found[1], 16) << 32 | int(found[2], 16)
+
+
+def unix_ms(us: int) -> int:
+    """A time of PostgreSQL in milliseconds since 1970."""
+    return EPOCH_MS + us // 1000

