@@ -76,6 +76,7 @@ def test_another_process_that_commits_is_noticed(start: Start, tmp_path: Path, c
     query = prepared(live, "t")
     path = next((tmp_path / "data0").rglob("main.db"))
     other = apsw.Connection(str(path))
+    other.set_busy_timeout(10_000)
     try:
         for number in range(1, 30):
             tag = ask(live, query).headers["etag"]
@@ -161,6 +162,7 @@ def test_a_304_does_not_wait_for_slow_queries(start: Start, tmp_path: Path, monk
 
     monkeypatch.setattr(Answering, "_read", slowly)
     other = apsw.Connection(str(next((tmp_path / "data0").rglob("main.db"))))
+    other.set_busy_timeout(10_000)
     with ThreadPoolExecutor(20) as threads:
         running = [threads.submit(live.http.get, f"/api/v1/q/{slow}?args=[{n}]") for n in range(20)]
         try:

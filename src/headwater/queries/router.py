@@ -184,7 +184,7 @@ class _Ranges:
         del self._entries[entry]
         self._index.remove(entry)
 
-    def at(self, cell: bytes) -> Iterator[Iterable[_Entry]]:
+    def at(self, cell: bytes) -> Iterable[Iterable[_Entry]]:
         """Those with a span that holds this; some perhaps more than once."""
         return self._index.at(cell)
 
