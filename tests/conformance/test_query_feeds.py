@@ -64,6 +64,35 @@ def test_an_invalidation_has_the_tag_of_the_next_answer_until_the_next_one(serve
     assert server.changes(sub)[-1]["reason"]["columns"] == ["total"]
 
 
+@pytest.mark.parametrize(
+    ("definition", "key", "identity"),
+    [
+        ("(x, id INTEGER PRIMARY KEY)", [2], None),
+        ("(a, x, PRIMARY KEY(x, a))", [2, 1], None),
+        ("(a, x, PRIMARY KEY(x, a)) WITHOUT ROWID", [2, 1], None),
+        ("(x, a TEXT PRIMARY KEY)", ["2"], None),
+        ("(a, x)", {"rowid": 1}, {"rowid": 1}),
+    ],
+)
+def test_keys_are_told_wherever_they_stand_in_the_row(
+    server: Live, table: str, definition: str, key: Any, identity: Any, transport: str
+) -> None:
+    server.sql(f"CREATE TABLE {table}_k {definition}")
+    query = prepared(server, f"SELECT * FROM {table}_k")
+    sub, objects = subscribed(server, query), subscribed(server, query, format="objects_json")
+    cloud = subscribed(server, query, format="cloudevents_json")
+    live = server.stream(transport, sub)
+    server.sql(f"INSERT INTO {table}_k VALUES (1, 2)")
+    (event,) = server.changes(sub)
+    assert live.next("invalidate").data == event
+    assert event["changed_keys"] == {f"{table}_k": [key]} and "changed_keys_cut" not in event
+    assert event.get("pk") == (None if identity else key) and event.get("identity") == identity
+    assert server.changes(cloud)[0]["data"] == event
+    (tagged,) = server.changes(objects)[0]["changed_keys"][f"{table}_k"]
+    lits = tagged.values() if identity else tagged
+    assert [lit["v"] for lit in lits] == (list(key.values()) if identity else key)
+
+
 def test_every_transport_tells_the_same(server: Live, table: str, transport: str) -> None:
     query = prepared(server, open_ones(table))
     sub = subscribed(server, query, "open", include={"before": True, "after": True})
@@ -184,6 +213,20 @@ def test_bad_requests_are_refused_by_name(
     assert error["code"] == code and names in error["message"], error
 
 
+def test_a_refusal_says_what_would_do(server: Live, table: str) -> None:
+    query = prepared(server, open_ones(table))
+    hint = server.error("cdc.subscribe_query", query_id=query, args=["open"], start="nope")["details"]["hint"]
+    assert "snapshot" not in hint and all(word in hint for word in ("latest", "earliest", "offset", "ts", "etag"))
+    for text in (r'"\ud800"', r'"\ud800 and more"', r'"\udc00"'):
+        body = f'{{"id":1,"method":"cdc.subscribe_query","params":{{"query_id":"{query}","args":[{{"v":{text}}}]}}}}'
+        answer = server.http.post("/api/v1/rpc", content=body, headers={"content-type": "application/json"})
+        error = answer.json()["error"]
+        assert "half a character" in error["message"] and "bytes" in error["details"]["hint"], error
+    error = server.error("cdc.subscribe_query", query_id=prepared(server, f"SELECT ? FROM {table}"))
+    assert error["message"] == "the query takes 1 argument, 0 given"
+    assert error["details"]["hint"] == "It takes 1 argument, positional."
+
+
 def test_a_query_that_is_never_the_same_has_no_feed(server: Live, table: str) -> None:
     query = prepared(server, f"SELECT random() FROM {table}")
     assert server.error("cdc.subscribe_query", query_id=query)["code"] == "not_supported"
@@ -290,6 +333,67 @@ def test_a_view_that_is_defined_anew_is_an_invalidation(server: Live, table: str
     server.sql(f"DROP VIEW {table}_v")
     server.sql(f"CREATE VIEW {table}_v AS SELECT * FROM {table} WHERE id < 5")
     assert server.changes(sub)
+
+
+def test_a_query_whose_answer_can_be_kept_no_more_is_told_every_change_of_its_tables(
+    server: Live, table: str, transport: str
+) -> None:
+    server.sql(f"CREATE TABLE {table}_other(n)")
+    server.sql(f"CREATE VIEW {table}_v AS SELECT total FROM {table}")
+    query = prepared(server, f"SELECT total FROM {table}_v")
+    sub = subscribed(server, query)
+    live = server.stream(transport, sub)
+    server.sql(f"INSERT INTO {table} VALUES (1, 'open', 1)")
+    server.sql(f"DROP VIEW {table}_v")
+    server.sql(f"CREATE VIEW {table}_v AS SELECT total, date('now') AS d FROM {table} WHERE status = 'open'")
+    server.sql(f"UPDATE {table} SET total = 2")
+    server.sql(f"INSERT INTO {table}_other VALUES (1)")
+    server.sql(f"INSERT INTO {table} VALUES (2, 'shut', 1)")  # for all that is known
+    server.sql(f"CREATE TABLE {table}_more(n)")
+    heard = [live.next("invalidate").data for _ in range(6)]
+    assert [event.get("pk") for event in heard] == [[1], None, None, [1], [2], None]
+    for event in heard[3:5]:
+        assert "date() may answer differently each time" in event["reason"]["condition"]
+        assert event["reason"]["columns"] is None and event["reason"]["table"] == table
+    assert len({event["etag"] for event in heard}) == 6
+    for event in heard:
+        path = f"/api/v1/q/{query}"
+        answer = server.http.get(path, headers={"if-none-match": event["etag"]})
+        assert answer.status_code == 200 and "etag" not in answer.headers
+    assert [event["offset"] for event in server.changes(sub)] == [event["offset"] for event in heard]
+    server.sql(f"DROP VIEW {table}_v")
+    server.sql(f"CREATE VIEW {table}_v AS SELECT total FROM {table} WHERE status = 'open'")
+    server.sql(f"UPDATE {table} SET total = 3 WHERE id = 2")
+    server.sql(f"UPDATE {table} SET total = 3 WHERE id = 1")
+    heard = [live.next("invalidate").data for _ in range(3)]
+    assert heard[2]["pk"] == [1] and heard[2]["etag"] == asked(server, query).headers["etag"]
+
+
+def test_a_query_of_what_is_not_captured_is_told_every_change(server: Live, table: str) -> None:
+    server.sql(f"CREATE VIRTUAL TABLE {table}_words USING fts5(word)")
+    server.sql(f"CREATE VIEW {table}_v AS SELECT status AS word FROM {table}")
+    sub = subscribed(server, prepared(server, f"SELECT word FROM {table}_v"))
+    server.sql(f"DROP VIEW {table}_v")
+    server.sql(f"CREATE VIEW {table}_v AS SELECT word FROM {table}_words")
+    before = len(server.changes(sub))
+    server.sql(f"INSERT INTO {table} VALUES (1, 'open', 1)")
+    event = server.changes(sub)[before]
+    assert event["table"] == table and "is no table whose changes are seen" in event["reason"]["condition"]
+
+
+def test_a_volatile_query_is_told_of_after_a_restart(start: Start) -> None:
+    live = start()
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+    live.sql("CREATE VIEW v AS SELECT id FROM t")
+    query = prepared(live, "SELECT * FROM v")
+    sub = subscribed(live, query)
+    live.sql("DROP VIEW v")
+    live.sql("CREATE VIEW v AS SELECT id, random() FROM t")
+    live.restart()
+    live.sql("INSERT INTO t VALUES (1)")
+    event = live.changes(sub)[-1]
+    assert event["pk"] == [1] and "random()" in event["reason"]["condition"]
+    assert live.error("cdc.subscribe_query", query_id=query)["code"] == "not_supported"
 
 
 def test_a_table_that_goes_and_comes_back(start: Start) -> None:

@@ -609,6 +609,34 @@ def test_a_filter_that_fits_no_more_ends_the_stream_after_everything_before_it(s
     in_loop(work)
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_defect_of_ours_ends_the_stream_with_a_word_and_no_other(
+    slow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading, other = here.read(format="plain_json"), here.read(format="objects_json")
+            await reading.idle()
+            fed.commit(insert(1))
+            if not slow:
+                await reading.idle()
+            monkeypatch.setattr(reading.stream.seat.view.encoder, "change", broken)
+            fed.commit(insert(2))
+            await reading.end()
+            assert words(reading.frames)[-1] == "failed"
+            assert reading.frames[-1].said["code"] == "internal" and reading.frames[-1].said["details"]["hint"]
+            assert reading.stream.ending is not None and reading.stream.ending.code == "internal"
+            await other.idle()
+            assert [frame.id for frame in other.frames if frame.word == "insert"] == ["1", "2"]
+
+    def broken(*given: Any) -> bytes:
+        raise IndexError("tuple index out of range")
+
+    in_loop(work)
+    assert "tuple index" in caplog.text
+
+
 # --- what is due by the clock --------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """METRICS is the truth: what is exposed is in the table, and what is in the table is exposed."""
 
+import time
 from pathlib import Path
 
 from open_databases import Whole
@@ -42,6 +43,28 @@ def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> 
         client.ok("query.select", sql="SELECT id FROM t")
         text = client.http.get("/metrics").text
         assert families(text) == {name: kind for name, (kind, _, _) in METRICS.items()}
+
+
+def test_the_numbers_of_queries_are_what_was_asked(tmp_path: Path) -> None:
+    with Whole(tmp_path) as whole, serving(whole) as client:
+        client.ok("sql.exec", sql="CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        path = f"/api/v1/q/{client.ok('query.prepare', sql='SELECT a.id FROM t a JOIN t b')['query_id']}"
+        while "etag" not in client.http.get(path).headers:  # right after a change of the schema there is none
+            time.sleep(0.01)
+        before = numbers(client.http.get("/metrics").text)
+        tag = client.http.get(path).headers["etag"]
+        asked = [client.http.get(path, headers={"if-none-match": each}).status_code for each in (tag, tag, tag, '"no"')]
+        after = numbers(client.http.get("/metrics").text)
+    assert asked == [304, 304, 304, 200]
+    assert after["headwater_query_not_modified_total"] == 3.0
+    assert after["headwater_etag_hit_rate"] == 3 / 4
+    assert after["headwater_304_rate"] == 3 / (before["headwater_query_requests_total"] + 5)
+    assert 0 < after["headwater_avg_etag_compute_time"] < 1
+    assert after["headwater_query_dependency_size"] == 2.0  # places of a table
+
+
+def numbers(text: str) -> dict[str, float]:
+    return {sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples}
 
 
 def test_what_is_not_known_is_absent() -> None:

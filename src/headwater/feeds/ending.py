@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import uuid
+
 import msgspec
+
+from headwater.errors import HeadwaterError
+
+logger = logging.getLogger("headwater.feeds")
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -10,3 +17,12 @@ class Ending(msgspec.Struct, frozen=True):
 
     code: str  # closed, resnapshot_required, stopping, complete, or the code of an error
     message: str
+
+
+def known(error: Exception) -> HeadwaterError:
+    """`error` as its reader is told of it: of a defect of ours nothing but where to look for it."""
+    if isinstance(error, HeadwaterError):
+        return error
+    request = uuid.uuid4().hex
+    logger.error("stream %s failed", request, exc_info=error)
+    return HeadwaterError("internal error", hint="The server's log has the reason.", request_id=request)

@@ -39,8 +39,8 @@ class Gathering:
         self.last = one
         change = one.change
         found = self.keys.setdefault(change.table.name, {})
-        if change.before is None and change.after is None:
-            self.is_cut = True  # any row may be another
+        if (change.before is None and change.after is None) or not change.table.key:
+            self.is_cut = True  # any row may be another, or nothing tells which one is
         for row in (change.before, change.after):
             if row is not None and not self.is_cut:
                 self._note(found, change.table, change.table.key_of(row))

@@ -15,7 +15,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.backpressure import HEALTHY
-from headwater.feeds.ending import Ending
+from headwater.feeds.ending import Ending, known
 from headwater.feeds.group import PIECE, Frame, Group
 from headwater.feeds.reader import read_page
 from headwater.feeds.seat import Seat
@@ -166,7 +166,10 @@ class Stream:
     async def next(self) -> bytes | None:
         """The next frames; None at the end."""
         while True:
-            piece = await self._next_live() if self._calm else await self._step()
+            try:
+                piece = await self._next_live() if self._calm else await self._step()
+            except Exception as error:
+                piece = self._fail(known(error))
             if piece:
                 self._sent = True
                 return piece
@@ -262,8 +265,6 @@ class Stream:
         except OffsetExpired:
             self._dirty = True
             return b""
-        except HeadwaterError as error:
-            return self._fail(error)
         if page.upto == self.cursor:
             self._dirty = True  # the log was withdrawn under us: look whether we are lost
             await asyncio.sleep(0.05)
@@ -292,10 +293,7 @@ class Stream:
     # --- snapshot ------------------------------------------------------------------------------------------------
 
     async def _rows(self, snapshot: SnapshotReader) -> bytes:
-        try:
-            page = await self.seat.run(snapshot.page, PAGE, PIECE)
-        except HeadwaterError as error:
-            return self._fail(error)
+        page = await self.seat.run(snapshot.page, PAGE, PIECE)
         frames = []
         if page.restarted:
             body = {"reason": page.reason}

@@ -19,6 +19,7 @@ from headwater.sources.source import Source
 LATEST, EARLIEST, SNAPSHOT, OFFSET, TS = "latest", "earliest", "snapshot", "offset", "ts"
 ENVELOPES = ("debezium_json", "cloudevents_json", "cockroach_wrapped_json")  # made of both images
 OF_ONE_TABLE = ("pk", "pk_range", "spans", "columns", "where")
+STARTS = 'Send "latest", "earliest", "snapshot", {"offset": n} or {"ts": "<ms>.<counter>"}.'
 BOUNDS = ("lower_bound", "upper_bound")
 MOST_SHARDS = 1024
 LONGEST_NAME = 200
@@ -263,7 +264,7 @@ def checked_images(given: dict[str, Any] | None, form: str, start: Start) -> tup
     return given.get("before", False), given.get("after", False)
 
 
-def checked_start(given: str | dict[str, Any] | None) -> Start:
+def checked_start(given: str | dict[str, Any] | None, hint: str = STARTS) -> Start:
     """Where to begin."""
     match given:
         case None:
@@ -274,10 +275,7 @@ def checked_start(given: str | dict[str, Any] | None) -> Start:
             return Start(OFFSET, offset)
         case {"ts": (int() | str()) as ts} if len(given) == 1 and not isinstance(ts, bool):
             return Start(TS, _ts(ts))
-    raise InvalidRequest(
-        "`start` is not a place to start from",
-        hint='Send "latest", "earliest", "snapshot", {"offset": n} or {"ts": "<ms>.<counter>"}.',
-    )
+    raise InvalidRequest("`start` is not a place to start from", hint=hint)
 
 
 def _ts(given: int | str) -> int:

@@ -34,6 +34,8 @@ from headwater.sources.source import Source
 
 NARROW = ("pk", "pk_range", "spans", "shard", "where", "columns")  # what a table may not fit
 
+STARTS = 'Send "latest", "earliest", {"offset": n}, {"ts": "<ms>.<counter>"} or {"etag": tag} of an answer.'
+
 
 class SubscribeQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """cdc.subscribe_query"""
@@ -120,7 +122,7 @@ def _start(given: str | dict[str, Any] | None, question: Question) -> Start:
                 hint="Ask the query again and begin with the tag of that answer: its schema may have changed.",
             )
         return Start(OFFSET, offset)
-    start = checked_start(given)
+    start = checked_start(given, STARTS)
     if start.kind == SNAPSHOT:
         hint = 'Ask the query, then subscribe with start:{"etag": …} of that answer: nothing is missed in between.'
         raise InvalidRequest("a query feed has no snapshot of its own", hint=hint)

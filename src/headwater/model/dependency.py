@@ -104,6 +104,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     dependencies: tuple[Dependency, ...]
     epoch: str  # of the definitions of all that is named: another one is another query
     volatile: tuple[str, ...] = ()  # why no answer of it may be kept; usually none
+    unseen: tuple[str, ...] = ()  # of these reasons those that name something whose changes no log has
     doubts: tuple[str, ...] = ()  # why whole tables are depended on where that is so
     is_total: bool = False  # two runs over the same rows give the same bytes
     key: tuple[int, ...] | None = None  # places in the answer that tell its rows apart, if there are such

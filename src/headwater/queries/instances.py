@@ -94,7 +94,7 @@ def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
             raise InvalidRequest(f"the query has no parameter {strange[0][:60]!r}", hint=_takes(wanted))
     else:
         if len(args) != len(wanted):
-            raise InvalidRequest(f"the query takes {len(wanted)} arguments, {len(args)} given", hint=_takes(wanted))
+            raise InvalidRequest(f"the query takes {_count(wanted)}, {len(args)} given", hint=_takes(wanted))
         given = dict(zip(wanted, args, strict=True))
     for name in wanted:
         if name not in given:
@@ -105,7 +105,13 @@ def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
 
 
 def _takes(wanted: Sequence[str]) -> str:
-    return f"It takes {', '.join(wanted)}." if wanted else "It takes none."
+    if all(name.isdigit() for name in wanted):
+        return f"It takes {_count(wanted)}, positional." if wanted else "It takes none."
+    return f"It takes {_count(wanted)}: {', '.join(wanted)}."
+
+
+def _count(wanted: Sequence[str]) -> str:
+    return "1 argument" if len(wanted) == 1 else f"{len(wanted)} arguments"
 
 
 class Instances:

@@ -26,6 +26,7 @@ from headwater.queries.tags import QueryTag, read_tag
 from headwater.sources.source import Source
 
 FORMATS = ("rows_json", "objects_json", "plain_json", "csv", "arrow")  # of answers; the first is what events tell
+ANY = ""  # any table
 Args = list[Any] | dict[str, Any]  # Lits
 
 
@@ -124,6 +125,7 @@ class Lost:
     def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
         self.query_id, self.db, self.key, self.url, self.head = prepared.id, prepared.db, key, url, head
         self.prefix = "lost-" + prepared.id[2:13].ljust(11, "0")  # of no answer at all
+        self.wanted: tuple[str, ...] = ()  # tables of which every change matters
 
     def matters(self, change: Change) -> int | None:
         """Any change of the schema."""
@@ -150,12 +152,40 @@ class Lost:
         return None
 
 
+class Volatile(Lost):
+    """An instance whose answers cannot be kept any more: every change of its tables matters, and of the schema.
+
+    Where it reads something whose changes no log has, any change at all does: better too often than never.
+    """
+
+    def __init__(self, instance: Instance, key: Hashable, url: str, head: int) -> None:
+        super().__init__(instance.prepared, key, url, head)
+        analysis = instance.analysis
+        self.tables = analysis.tables
+        self.wanted = (ANY,) if analysis.unseen else analysis.tables
+        self.prefix = "none" + instance.prefix(FORMATS[0])[4:]  # of no answer: those have no tags
+        told = "any change" if analysis.unseen else "every change of its tables"
+        self._why = f"{told}: the answer cannot be kept, {'; '.join(analysis.volatile)}"
+
+    def matters(self, change: Change) -> int | None:
+        """Any change of its tables, or of the schema."""
+        if change.op is Op.SCHEMA_CHANGE or ANY in self.wanted or change.table.name in self.wanted:
+            return 0
+        return None
+
+    def reason(self, change: Change, place: int) -> Reason:
+        """Why it does."""
+        why = "the schema changed" if change.op is Op.SCHEMA_CHANGE else self._why
+        return Reason(change.table.name, None, why)
+
+
 class Routing:
     """A router of questions. For one thread."""
 
     def __init__(self, source: Source) -> None:
         self._router = Router(source)
-        self._lost: set[Hashable] = set()
+        self._lost: dict[Hashable, tuple[str, ...]] = {}  # the tables whose changes matter
+        self._volatile: dict[str, dict[Hashable, None]] = {}  # by table
 
     def add(self, question: Any) -> None:
         """Route to it."""
@@ -163,17 +193,27 @@ class Routing:
         if isinstance(question, Asked):
             self._router.add(question.key, question.instance.bound)
         else:
-            self._lost.add(question.key)
+            wanted = self._lost[question.key] = question.wanted
+            for table in wanted:
+                self._volatile.setdefault(table, {})[question.key] = None
 
     def remove(self, key: Hashable) -> None:
         """Route nothing to it."""
         self._router.remove(key)
-        self._lost.discard(key)
+        for table in self._lost.pop(key, ()):
+            del self._volatile[table][key]
+            if not self._volatile[table]:
+                del self._volatile[table]
 
     def route(self, change: Change) -> list[tuple[Hashable, int]]:
         """The keys to which `change` matters."""
         found = self._router.route(change)
-        return [*found, *((key, 0) for key in self._lost)] if change.op is Op.SCHEMA_CHANGE else found
+        if not self._lost:
+            return found
+        if change.op is Op.SCHEMA_CHANGE:
+            return [*found, *((key, 0) for key in self._lost)]
+        others = (*self._volatile.get(change.table.name, ()), *self._volatile.get(ANY, ()))
+        return [*found, *((key, 0) for key in others)]
 
 
 class Subscribed:
@@ -192,6 +232,8 @@ class Subscribed:
         try:
             instance, head = await answering.understood(prepared, _values(args))
             if not instance.analysis.is_cacheable:
+                if not strict:
+                    return Volatile(instance, key, url, head)
                 reasons = "; ".join(instance.analysis.volatile)
                 raise NotSupported(f"no feed can tell when this query is stale: {reasons}", hint="Poll it.")
         except InvalidRequest:

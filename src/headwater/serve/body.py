@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 from headwater.errors import HeadwaterError, InvalidRequest, RequestTooLarge
 from headwater.serve.call import Headers, Receive, Scope
 
 JSON = b"application/json"
+_PAIR = 'Send both halves of the pair, or the character itself; what is no text goes as {"t":"bytes","b64":…}.'
 
 
 class Refusal(Exception):
@@ -22,6 +26,24 @@ class Refusal(Exception):
 
 class Gone(Exception):
     """The client left: there is nobody to answer."""
+
+
+def no_json(body: bytes, fault: Exception, hint: str) -> InvalidRequest:
+    """What to say of a body of which our parser said `fault`."""
+    if isinstance(fault, RecursionError):
+        return InvalidRequest("the body is not JSON: nested too deeply", hint=hint)
+    if "surrogate" in str(fault) or ("truncated" in str(fault) and _is_whole(body)):
+        return InvalidRequest(
+            r"a text in the body holds half a character (a lone surrogate: \ud800 to \udfff)", hint=_PAIR
+        )
+    return InvalidRequest(f"the body is not JSON: {fault}", hint=hint)
+
+
+def _is_whole(body: bytes) -> bool:
+    with contextlib.suppress(ValueError, RecursionError):
+        json.loads(body)  # it lets such halves pass
+        return True
+    return False
 
 
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:

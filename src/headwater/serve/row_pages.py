@@ -17,7 +17,7 @@ from headwater.queries.preconditions import Conditions, Verdict
 from headwater.queries.resource import Address, Body, Resources, Shown, lits_etag
 from headwater.serve.answers import OBJECTS, row_body
 from headwater.serve.api import Api
-from headwater.serve.body import JSON, check_type, read_body
+from headwater.serve.body import JSON, check_type, no_json, read_body
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import prefers
 from headwater.serve.methods import RANK, READ, WRITE
@@ -121,8 +121,7 @@ def _columns(body: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequest(f"the body is not JSON: {reason}", hint=HINT) from None
+        raise no_json(body, error, HINT) from None
     if not isinstance(found, dict):
         raise InvalidRequest("the body is not a JSON object", hint=HINT)
     return found

@@ -15,6 +15,7 @@ from headwater.model.principal import Principal
 from headwater.queries.pending import Pending
 from headwater.serve import params
 from headwater.serve.api import Api
+from headwater.serve.body import no_json
 from headwater.serve.bridge import Bridge
 from headwater.serve.methods import METHODS, RANK, Method, refusal
 from headwater.serve.metrics import Metrics
@@ -83,8 +84,8 @@ class Rpc:
         """The answer to `body`, the bare parameters of sql.exec."""
         try:
             is_object = isinstance(msgspec.json.decode(body), dict)
-        except _BAD_JSON:
-            is_object = False
+        except _BAD_JSON as fault:
+            return 400, error_body(SQL_ID, no_json(body, fault, _SQL_EXAMPLE))
         if not is_object:
             return 400, error_body(SQL_ID, InvalidRequest("the body is not a JSON object", hint=_SQL_EXAMPLE))
         return await self._answer(who, Envelope("sql.exec", id=SQL_ID, params=msgspec.Raw(body)), client)
@@ -155,16 +156,12 @@ def _no_envelope(body: bytes, error: Exception) -> Reply:
     try:
         found = msgspec.json.decode(body)
     except _BAD_JSON as fault:
-        return 400, error_body(None, InvalidRequest(f"the body is not JSON: {_reason(fault)}", hint=_EXAMPLE))
+        return 400, error_body(None, no_json(body, fault, _EXAMPLE))
     if not isinstance(found, dict):
         return 400, error_body(None, InvalidRequest("the body is not a JSON object", hint=_EXAMPLE))
     id = found.get("id")
     known = id if isinstance(id, str) or (type(id) is int and -(2**63) <= id < 2**63) else None
     return 200, error_body(known, params.explain(error, "request", Envelope))
-
-
-def _reason(fault: Exception) -> str:
-    return "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
 
 
 def clean(found: Any) -> Any:

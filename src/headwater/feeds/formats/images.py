@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from headwater.feeds.formats.values import Form, clean, encode, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op
-from headwater.model.literal import UNAVAILABLE, Unavailable
+from headwater.model.literal import UNAVAILABLE, Unavailable, Value
 from headwater.model.table import Row, Table
 
 INSERT, DELETE = Op.INSERT, Op.DELETE  # a member looked up on its enum costs as much as writing a value
@@ -75,13 +75,29 @@ class Key:
         if self._place is not None:  # most keys: half the time of what follows
             value = row[self._place]
             return self._whole % form[type(value)](value)
-        return self._whole % tuple([form[type(value)](value) for value in self._key_of(row)])
+        return self.write(self._key_of(row))
+
+    def write(self, key: Sequence[Value]) -> bytes:
+        """A key that stands alone."""
+        return self._whole % tuple([self._form[type(value)](value) for value in key])
 
     def moved(self, before: Row | None, now: bytes) -> bytes:
         """The key that an update took away, if it is known and not what is written `now`; else nothing."""
         if before is None or (old := self(before)) == now or UNAVAILABLE in self._key_of(before):
             return b""
         return old
+
+
+def identity_of(table: Table, form: Form) -> Key | None:
+    """Writes what stands in place of a key where none is declared."""
+    return Key(table, form, named=True) if table.key and not table.primary_key else None
+
+
+def identity(key: Key, before: Row | None, row: Row) -> bytes:
+    """The fields that tell which row it is, and was."""
+    now = key(row)
+    moved = key.moved(before, now)
+    return b',"identity":' + now + (b',"identity_before":' + moved if moved else b"")
 
 
 def _values(places: Sequence[int]) -> Callable[[Row], Row]:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
-from headwater.feeds.formats.images import Image, Key, Unknown, delivered, shown, unavailable
+from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
 from headwater.feeds.gathering import Gathering
 from headwater.feeds.options import Shape
 from headwater.feeds.questions import Question
-from headwater.model.change import Op
+from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.pertable import PerTable
-from headwater.model.table import Table
+from headwater.model.table import Row, Table
 
 BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name
 FORMATS = ("objects_json", "plain_json", "cloudevents_json")
@@ -35,6 +35,7 @@ class _Plan:
         self.head = b',"db":' + name(shape.db) + b',"table":' + name(table.name) + b',"op":"invalidate"'
         self.image = Image(table, shown(table, shape), form)
         self.pk = Key(table, form) if table.primary_key else None
+        self.identity = identity_of(table, form)
         self.schema = b',"schema":%d' % table.version
 
 
@@ -44,7 +45,7 @@ class Native:
     def __init__(self, shape: Shape, form: Form) -> None:
         self._before, self._after = shape.before, shape.after
         self._plans = PerTable(lambda table: _Plan(table, shape, form))
-        self._keys = PerTable(lambda table: Key(table, form))
+        self._keys = PerTable(lambda table: identity_of(table, form) or Key(table, form))
 
     def write(self, question: Question, found: Gathering, op: Op | None) -> bytes:
         """See Invalidations."""
@@ -54,7 +55,8 @@ class Native:
         unknown: Unknown = set()
         number, at = encode(offset), offset - part.first
         tag = encode(question.tag(offset))
-        pk = b"" if plan.pk is None or change.row is None else plan.pk(change.row)
+        row = change.row
+        pk = b"" if plan.pk is None or row is None else plan.pk(row)
         parts = (
             b'{"seq":',
             number,
@@ -73,6 +75,7 @@ class Native:
             self._changed_keys(found),
             b',"reason":' + _reason(question, found),
             b',"ddl":' + name(change.ddl or "") if change.op is Op.SCHEMA_CHANGE else b"",
+            b"" if plan.identity is None or row is None else identity(plan.identity, _moved_from(change), row),
             unavailable(unknown) if unknown else b"",
             b"}",
         )
@@ -80,7 +83,7 @@ class Native:
 
     def _changed_keys(self, found: Gathering) -> bytes:
         tables = (
-            name(table) + b":[" + b",".join(self._keys(shape)(key) for shape, key in keys.values()) + b"]"
+            name(table) + b":[" + b",".join(self._keys(shape).write(key) for shape, key in keys.values()) + b"]"
             for table, keys in found.keys.items()
         )
         cut = b',"changed_keys_cut":true' if found.is_cut else b""
@@ -126,9 +129,13 @@ def _time(ms: int) -> str:
 
 
 def _pk_before(plan: _Plan, found: Gathering, now: bytes) -> bytes:
-    change = found.last.change
-    moved = b"" if plan.pk is None or not now or change.after is None else plan.pk.moved(change.before, now)
+    moved = b"" if plan.pk is None or not now else plan.pk.moved(_moved_from(found.last.change), now)
     return b',"pk_before":' + moved if moved else b""
+
+
+def _moved_from(change: Change) -> Row | None:
+    """The row that an update replaced."""
+    return None if change.after is None else change.before
 
 
 def _reason(question: Question, found: Gathering) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.feeds.formats.images import Image, Key, Unknown, delivered, shown, unavailable
+from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, encode, name
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
@@ -21,7 +21,7 @@ class _Plan:
         self.heads = {op: named + b',"op":"%b"' % op.word.encode() for op in Op}
         self.image = Image(table, shown(table, shape), form)
         self.pk = Key(table, form) if table.primary_key else None
-        self.identity = Key(table, form, named=True) if table.key and not table.primary_key else None
+        self.identity = identity_of(table, form)
         self.schema = b',"schema":%d' % table.version
 
 
@@ -61,7 +61,7 @@ class Native:
             b',"last":true}' if part.last and place + 1 == len(part.changes) else b',"last":false}',
             plan.schema,
             b"" if op is not SCHEMA_CHANGE else _ddl(change),
-            b"" if plan.identity is None or row is None else _identity(plan.identity, before, row),
+            b"" if plan.identity is None or row is None else identity(plan.identity, before, row),
             unavailable(unknown) if unknown else b"",
             b"}",
         )
@@ -85,7 +85,7 @@ class Native:
             b',"snapshot":true,"offset":',
             number,
             plan.schema,
-            b"" if plan.identity is None else _identity(plan.identity, None, row),
+            b"" if plan.identity is None else identity(plan.identity, None, row),
             unavailable(unknown),
             b"}",
         )
@@ -95,12 +95,6 @@ class Native:
 def _pk_before(plan: _Plan, before: Row, now: bytes) -> bytes:
     moved = b"" if plan.pk is None else plan.pk.moved(before, now)
     return b',"pk_before":' + moved if moved else b""
-
-
-def _identity(key: Key, before: Row | None, row: Row) -> bytes:
-    now = key(row)
-    moved = key.moved(before, now)
-    return b',"identity":' + now + (b',"identity_before":' + moved if moved else b"")
 
 
 def _ddl(change: Change) -> bytes:

@@ -13,7 +13,15 @@ from headwater.model.literal import Value
 from headwater.model.table import Row
 from headwater.sources.source import Look, Read
 from headwater.sources.sqlite.analysis.closer import Closer, look_closer
-from headwater.sources.sqlite.analysis.engine import Facts, bare_rowids, epoch_of, facts_of, schema_version, volatility
+from headwater.sources.sqlite.analysis.engine import (
+    Facts,
+    bare_rowids,
+    epoch_of,
+    facts_of,
+    schema_version,
+    unseen,
+    volatility,
+)
 from headwater.sources.sqlite.analysis.lexer import Unsupported
 from headwater.sources.sqlite.opening import Connected
 from headwater.sources.sqlite.session import run_statement
@@ -52,6 +60,7 @@ class Analyses:
             dependencies=tuple(Dependency(name) for name in facts.tables),
             epoch=self._epoch(reader, facts.objects),
             volatile=(*volatility(reader, facts), *bare_rowids(reader, facts)),
+            unseen=unseen(reader, facts),
         )
         try:
             return _narrowed(whole, look_closer(reader, sql, facts), facts, volatility(reader, facts))

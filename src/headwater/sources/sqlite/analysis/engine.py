@@ -134,9 +134,14 @@ def view_texts(reader: Connected) -> dict[str, str]:
 
 def volatility(reader: Connected, facts: Facts) -> tuple[str, ...]:
     """Why an answer may change without a change we see."""
-    captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
     reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
-    reasons += [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
+    return tuple(sorted([*reasons, *unseen(reader, facts)]))
+
+
+def unseen(reader: Connected, facts: Facts) -> tuple[str, ...]:
+    """What is read of which we see no change."""
+    captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
+    reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
     reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign if not _is_function(name)]
     return tuple(sorted(reasons))
 
