@@ -19,12 +19,14 @@ def opened(folder: Path, most: int = 100) -> PreparedQueries:
 def test_preparing_twice_is_preparing_once_here_and_anywhere(tmp_path: Path) -> None:
     kept = opened(tmp_path)
     one = kept.add("main", "SELECT 1", name="first")
-    assert kept.add("main", "SELECT 1", name="second") == one and kept.count == 1
+    assert kept.add("main", "SELECT 1") == one and kept.count == 1
+    renamed = kept.add("main", "SELECT 1", name="second")
+    assert (renamed.id, renamed.name, kept.get(one.id)) == (one.id, "second", renamed)
     assert one.id == query_id("main", "SELECT 1") == unkept("SELECT 1", None).id
     assert kept.add("other", "SELECT 1").id != one.id != kept.add("main", "SELECT  1").id
     kept.close()
     again = opened(tmp_path)
-    assert again.get(one.id) == one and again.count == 3
+    assert again.get(one.id) == renamed and again.count == 3
     again.drop_database("main")
     assert again.count == 1
     with pytest.raises(NotFound):

@@ -87,7 +87,7 @@ def test_versions_are_kept_past_the_horizon(log: LiveLog) -> None:
     versions.advance()
     keep(log, 2)
     assert versions.at(["old", "new", "none"]) == {"old": 1, "new": 10, "none": 0}
-    assert versions.reached(["old", "new", "none"]) == {"old": 8, "new": 10, "none": 8}
+    assert versions.reached(["old", "new", "none"]) == {"old": 8, "new": 10, "none": 8, "*": 10}
 
 
 def test_a_restart_goes_on_from_what_was_saved(path: Path) -> None:

@@ -18,7 +18,7 @@ from headwater.model.change import Op
 from headwater.model.principal import Principal
 from headwater.queries.causality import from_header, to_header, token
 from headwater.serve.answers import OBJECTS
-from headwater.serve.call import prefers
+from headwater.serve.call import wanted_kind
 
 DDL = (
     "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT NOT NULL UNIQUE, age INTEGER DEFAULT 7, extra JSON)",
@@ -498,7 +498,8 @@ def test_two_forms_of_a_row_have_two_tags_and_either_guards_a_write(rows: Rows) 
     ],
 )
 def test_which_form_a_reader_prefers(accept: str, lits: bool) -> None:
-    assert prefers(accept.encode(), OBJECTS.encode(), b"application/json") == lits
+    kinds = (OBJECTS.encode(), b"application/json")
+    assert wanted_kind(accept.encode(), kinds, default=b"application/json") == kinds[not lits]
 
 
 def test_values_that_do_not_fit_their_columns_are_shown_as_they_are(rows: Rows) -> None:

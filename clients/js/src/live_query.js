@@ -5,6 +5,7 @@ import {Stream, backoff, surroundings} from "./stream.js";
 
 const PATCHES = "headwater-rows";
 const FINAL = new Set([400, 403, 404, 405, 501]); // asking again would not help
+const PASSING = 400; // once it was answered: a view that is dropped and made again is missing in between
 
 /** The server refused, by `status`; `code` and `hint` are its own words where it gave some. */
 export class RequestFailed extends Error {
@@ -142,7 +143,7 @@ export class LiveQuery {
   }
 
   #failed(error) {
-    if (FINAL.has(error.status)) {
+    if (FINAL.has(error.status) && !(error.status === PASSING && this.#answer)) {
       this.close();
     } else {
       const ms = Math.max(backoff(this.#attempts++, this.#world.random), (error.retryAfter || 0) * 1000);

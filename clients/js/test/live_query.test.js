@@ -201,6 +201,29 @@ test("an error that asking again would not mend is the end", async () => {
   assert.ok(world.sources.every(source => source.readyState === 2));
 });
 
+test("a query that was answered once may be wrong for a while: a view is made anew", async () => {
+  const {world, query, seen, errors} = await live();
+  const missing = {status: 400, body: '{"code":"invalid_request","title":"no such table: v"}'};
+  world.answers.push(missing, missing, whole('"p.9"', C));
+  world.source.say(...told('"p.5"', 5));
+  await world.pass(20);
+  assert.ok(!query.closed && errors.length === 1);
+  await world.pass(10_000);
+  assert.deepEqual(seen.at(-1).rows, [[3, "c"]]);
+  assert.equal(errors.length, 2);
+  world.answers.push({status: 403, body: '{"code":"forbidden"}'});
+  world.source.say(...told('"p.12"', 12));
+  await world.pass(20);
+  assert.ok(query.closed);
+});
+
+test("a query that is wrong from the start stays so", async () => {
+  const {world, query} = await live({status: 400, body: '{"code":"invalid_request"}'});
+  assert.ok(query.closed);
+  await world.pass(100_000);
+  assert.equal(world.requests.length, 1);
+});
+
 test("closed, it is silent: no request, no stream, no call", async () => {
   const {world, query, seen} = await live();
   let answer;

@@ -21,6 +21,7 @@ from headwater.queries.guards import GuardState
 from headwater.queries.instances import Args, Instance, Instances, instance_key, named_args
 from headwater.queries.looks import Looks, Run, Seen
 from headwater.queries.prepared import Prepared
+from headwater.queries.reasons import Reasons
 from headwater.queries.table_versions import TableVersions
 from headwater.queries.tags import QueryTag, read_tag
 from headwater.queries.versions import Versions
@@ -45,6 +46,7 @@ class Answer(msgspec.Struct, frozen=True):
     read: Read | None = None
     matched: str = ""  # of the asker's tags the one that is current, as it stands in its quotes
     seen: dict[str, int] = {}  # of each table the offset of its last change
+    shared: bool = False  # it came of another request's execution
 
     @property
     def not_modified(self) -> bool:
@@ -67,6 +69,7 @@ class Numbers(msgspec.Struct):
     places: int = 0  # of tables in the queries analysed
     compared: int = 0  # answers that went stale and were compared with the next
     unchanged: int = 0  # of those were the same all the same
+    reasons: Reasons = msgspec.field(default_factory=Reasons)
 
     def again(self) -> None:
         """One more asker had what is current, as before."""
@@ -77,6 +80,7 @@ class Numbers(msgspec.Struct):
     def analysis(self, found: Analysis) -> None:
         """One more query was understood."""
         self.analysed[_precision(found)] += 1
+        self.reasons.analysed(found)
         self.places += len(found.dependencies)
 
 
@@ -144,12 +148,14 @@ class Answering:
                 instance = await self.instance(prepared, args, seen.look)
             if not instance.analysis.is_cacheable:
                 self.numbers.uncacheable += 1
+                self.numbers.reasons.answered(instance.analysis)
                 tags = ()
             if tags and (known := self._known(instance, format, tags, seen)) is not None:
                 return known
-            read = await self._executed(instance, seen)
+            read, shared = await self._executed(instance, seen)
             if read is not None:
-                return self._answer(instance, format, read, seen)
+                answer = self._answer(instance, format, read, seen)
+                return msgspec.structs.replace(answer, shared=True) if shared else answer
             self._analyses.pop(prepared.id, None)  # the schema moved between the look and the read
         raise Busy("the schema is being changed", hint="Try again in a moment.")
 
@@ -186,16 +192,17 @@ class Answering:
                 return Answer(instance, tag.offset, etag, matched=opaque, seen=self._seen(instance, reached))
         return None
 
-    async def _executed(self, instance: Instance, seen: Seen) -> Read | None:
+    async def _executed(self, instance: Instance, seen: Seen) -> tuple[Read | None, bool]:
         """Run it, once for all who ask the same at the same moment of the database."""
         key = (instance.key, *_moment(seen))
         flight = self._flights.get(key)
+        is_shared = flight is not None
         if flight is not None:
             self.numbers.shared += 1
         else:
             flight = self._flights[key] = asyncio.create_task(self._execute(instance))
             flight.add_done_callback(lambda _: self._flights.pop(key, None))
-        return await asyncio.shield(flight)
+        return await asyncio.shield(flight), is_shared
 
     async def _execute(self, instance: Instance) -> Read | None:
         self.numbers.executed += 1

@@ -1,7 +1,8 @@
 """Causality tokens (`vector_clock_v2`): what a reader has seen of each table, and the floors they make for answers.
 
 A token names offsets: its holder has seen every change of that table up to there. Sent back as `min_causality` it is
-a floor: an answer must have seen as much. Tables that a query does not read are not compared.
+a floor: an answer must have seen as much. Tables that a query does not read are not compared. `main.*` stands for all
+tables of a database together: a header that would be too long says that instead, and asks for a little more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from headwater.model.database import real_name
 FORMAT = "vector_clock_v2"
 FORMATS = (FORMAT, "etag_chain_v1")  # read alike; the first is written
 MAX_DEPS = 1_000
+MAX_HEADER = 2_048  # characters: proxies hold all headers of an answer in 4 or 8 KiB
+WHOLE = "*"  # in place of a table: all of its database
 HINT = 'A token looks like {"format": "vector_clock_v2", "deps": [{"table": "main.users", "v": 3}]}.'
 _MALFORMED = "malformed min_causality"
 
@@ -100,8 +103,24 @@ def parse(text: bytes | str) -> Token:
 
 
 def to_header(found: Token) -> str:
-    """The base64url form, without padding."""
+    """The base64url form, without padding; where that is too long, of each database as a whole."""
+    text = _base64(found)
+    return text if len(text) <= MAX_HEADER else _base64(whole(found))
+
+
+def _base64(found: Token) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(found)).rstrip(b"=").decode()
+
+
+def whole(found: Token) -> Token:
+    """What is said of the tables of one database, as one floor under all of them: it is met only where theirs are."""
+    most: dict[str, int] = {}
+    for dep in found.deps:
+        if not dep.view:
+            db = real_name(dep.table.partition(".")[0])
+            most[db] = max(dep.seen, most.get(db, 0))
+    views = (dep for dep in found.deps if dep.view)
+    return Token(found.format, (*(Dep(f"{db}.{WHOLE}", seen) for db, seen in sorted(most.items())), *views))
 
 
 def from_header(text: str) -> Token:
@@ -140,12 +159,19 @@ def dominates(a: Token, b: Token) -> bool:
     seen: dict[tuple[str, bool], int] = {}
     for dep in a.deps:
         seen[dep.key] = max(dep.seen, seen.get(dep.key, 0))
-    return all(dep.key in seen and seen[dep.key] >= dep.seen for dep in b.deps)
+    return all(max(seen.get(dep.key, -1), seen.get(_whole_of(dep), -1)) >= dep.seen for dep in b.deps)
+
+
+def _whole_of(dep: Dep) -> tuple[str, bool]:
+    return f"{dep.key[0].partition('.')[0]}.{WHOLE}", bool(dep.view)
 
 
 def floor_of(found: Token, db: str, tables: Collection[str]) -> dict[str, int]:
-    """How far an answer over `tables` of `db` must have seen each of them; those it does not name are left out."""
-    names = {(f"{real_name(db)}.{name}", False): name for name in tables}
+    """How far an answer over `tables` of `db` must have seen each of them; those it does not name are left out.
+
+    `WHOLE` is among them where the token speaks of the database as such.
+    """
+    names = {(f"{real_name(db)}.{name}", False): name for name in (*tables, WHOLE)}
     floor: dict[str, int] = {}
     for dep in found.deps:
         name = names.get(dep.key)

@@ -14,6 +14,7 @@ from headwater.errors import InvalidRequest, LimitExceeded, NotFound
 from headwater.log.own_file import OwnFile
 
 MAX_TEXT = 100_000  # characters
+BLANKS = " \t\n\f\r"  # as SQL knows them
 _SCHEMA = """
 CREATE TABLE prepared (
   id TEXT PRIMARY KEY,
@@ -42,6 +43,11 @@ class Prepared(msgspec.Struct, frozen=True):
     name: str | None = None
 
 
+def canonical(sql: str) -> str:
+    """A text without what stands around it: blanks, and semicolons at its end."""
+    return sql.strip(BLANKS).rstrip(BLANKS + ";")
+
+
 def query_id(db: str, sql: str) -> str:
     """The id of a query: the same for the same text on the same database, wherever and whenever."""
     digest = hashlib.sha256(f"{db}\0{sql}".encode()).digest()
@@ -65,13 +71,14 @@ class PreparedQueries:
             return cls(path, most, FILE.connect(path, vfs=vfs))
 
     def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None) -> Prepared:
-        """Keep a query that was found to be sound; the one that is there if it was kept before."""
+        """Keep a query that was found to be sound; the one that is there if it was kept before, under the last name
+        that was given."""
         if len(sql) > MAX_TEXT:
             raise InvalidRequest(f"a query has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
         made = Prepared(query_id(db, sql), db, sql, form, name)
         with self._lock:
             if (known := self._known.get(made.id)) is not None:
-                return known
+                return known if name is None or name == known.name else self._rename(known, name)
             if len(self._known) >= self._most:
                 raise LimitExceeded(
                     f"{self._most} queries are prepared, and no more are kept",
@@ -82,6 +89,13 @@ class PreparedQueries:
                 self._file.execute("INSERT INTO prepared VALUES (?, ?, ?, ?, ?)", row)
             self._known[made.id] = made
             return made
+
+    def _rename(self, known: Prepared, name: str) -> Prepared:
+        """The lock is held."""
+        with FILE.errors(self._path):
+            self._file.execute("UPDATE prepared SET name = ? WHERE id = ?", (name, known.id))
+        renamed = self._known[known.id] = msgspec.structs.replace(known, name=name)
+        return renamed
 
     def get(self, id: str) -> Prepared:
         """The query with this id; NotFound."""

@@ -17,7 +17,7 @@ from headwater.queries.database import Databases
 from headwater.queries.instances import Args
 from headwater.queries.looks import Run
 from headwater.queries.patch_results import Results
-from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id
+from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, canonical, query_id
 from headwater.queries.versions import Versions
 
 
@@ -60,13 +60,13 @@ class Queries:
     ) -> Explained:
         """Keep a query; its id is its content's. InvalidRequest for what is no query."""
         found = await self.explain(principal, sql, db=db)
-        kept = await self.run(lambda: self._prepared.add(found.prepared.db, sql, form=form, name=name))
+        kept = await self.run(lambda: self._prepared.add(found.prepared.db, found.prepared.sql, form=form, name=name))
         return Explained(kept, found.analysis)
 
     async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explained:
         """What a query depends on, without keeping it."""
         made = unkept(sql, db)
-        return Explained(made, await self.run(self._databases.database(made.db).source.analyse, sql))
+        return Explained(made, await self.run(self._databases.database(made.db).source.analyse, made.sql))
 
     async def explain_prepared(self, principal: Principal, id: str) -> Explained:
         """What a query that was kept depends on, today."""
@@ -127,5 +127,5 @@ def unkept(sql: str, db: str | None) -> Prepared:
         raise InvalidRequest("the query is not valid Unicode") from None
     if "\0" in sql:
         raise InvalidRequest("the query holds a NUL character", hint="Bind it as an argument.")
-    name = real_name(db)
-    return Prepared(query_id(name, sql), name, sql)
+    name, text = real_name(db), canonical(sql)
+    return Prepared(query_id(name, text), name, text)

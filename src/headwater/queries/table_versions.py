@@ -18,6 +18,7 @@ import msgspec
 from headwater.errors import OffsetExpired
 from headwater.log.live import LiveLog
 from headwater.log.log import Log
+from headwater.queries.causality import WHOLE
 
 NOTE = "table_versions"
 SAVE_EVERY = 10_000  # changes; what was not saved is read again after a restart, or told too high
@@ -99,10 +100,11 @@ class TableVersions:
     def reached(self, tables: Collection[str]) -> dict[str, int]:
         """How far each of `tables` is seen by whoever reads now: what a floor is held against.
 
-        Not below the horizon, which another process may have told for a table it did not know.
+        Not below the horizon, which another process may have told for a table it did not know. `WHOLE` is how far the
+        log itself was seen.
         """
         least = self._log.horizon - 1
-        return {name: max(offset, least) for name, offset in self.at(tables).items()}
+        return {name: max(offset, least) for name, offset in self.at(tables).items()} | {WHOLE: self._upto}
 
     def save(self, *, every: int = SAVE_EVERY) -> bool:
         """Keep what is known beside the log, if `every` changes came since; whether it did. Waits for the disk.

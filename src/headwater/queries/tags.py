@@ -16,7 +16,7 @@ import msgspec
 from headwater.model.literal import Value
 from headwater.model.pack import encode_row
 
-FORMAT = "1"  # raise it whenever the same question could be answered in other bytes
+FORMAT = "2"  # raise it whenever the same question could be answered in other bytes
 EXTRACTOR = "1"  # raise it whenever dependencies of the same query may come out smaller
 
 _TAG = re.compile(r"([A-Za-z0-9_-]{16})\.([0-9a-f]{1,15})(?:-gzip|-br)?\Z")  # the end is a proxy's

@@ -49,7 +49,7 @@ class Snapshots:
         """One table, or where its present version is."""
         db, table = real_name(call.values["db"]), call.values["table"]
         database = self._databases.database(db)
-        kind = wanted_kind(call.header(b"accept"), (NDJSON_KIND, ARROW_KIND))
+        kind = wanted_kind(call.joined(b"accept"), (NDJSON_KIND, ARROW_KIND))
         format = call.query.get("format", FORMATS[0])
         if format not in FORMATS or (kind == ARROW_KIND and "format" in call.query):
             raise InvalidRequest(f"format {format[:40]!r} is not served here", hint=f"NDJSON comes as {FORMATS}.")

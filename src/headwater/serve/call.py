@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -15,6 +16,7 @@ Headers = list[tuple[bytes, bytes]]
 EVENT_STREAM, NDJSON_KIND = b"text/event-stream", b"application/x-ndjson"
 ARROW_KIND = b"application/vnd.apache.arrow.stream"
 
+_WEIGHT = re.compile(rb"q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\Z")
 
 RAW = "headwater.send"  # where a scope keeps it
 
@@ -49,6 +51,10 @@ class Call:
         """The first header of that name."""
         return next((value for name, value in self.scope["headers"] if name == wanted), b"")
 
+    def joined(self, wanted: bytes) -> bytes:
+        """All headers of that name as the one list that they are."""
+        return b",".join(value for name, value in self.scope["headers"] if name == wanted)
+
     def abort(self) -> None:
         """End without an end."""
         raise Aborted
@@ -60,22 +66,40 @@ async def gone(receive: Receive) -> None:
         pass
 
 
-def wanted_kind(accept: bytes, offered: tuple[bytes, ...]) -> bytes:
-    """The first of `offered` that the reader names, else the first of all."""
-    named = [part.split(b";")[0].strip().lower() for part in accept.split(b",")]
-    return next((kind for kind in offered if kind in named), offered[0])
+def wanted_kind(accept: bytes, offered: tuple[bytes, ...], default: bytes | None = None) -> bytes:
+    """Which of `offered` an `Accept` asks for, by its weights (RFC 9110 §12.5.1).
+
+    Of equal weights: what is named before what a range (`text/*`, `*/*`) only lets in; of what is named the first of
+    `offered`, of the rest the default, which is the first of `offered` unless given. Nothing that is acceptable: the
+    default, unless that one is excluded by `q=0` and another one is not.
+    """
+    default = default or offered[0]
+    weights = _weights(accept)
+    found = {kind: _weight_of(weights, kind) for kind in offered}
+    ranked = [
+        (weight, named, not named and kind == default, -place, kind)
+        for place, (kind, (weight, named)) in enumerate(found.items())
+        if weight
+    ]
+    if ranked:
+        return max(ranked)[-1]
+    left = [kind for kind, (weight, _) in found.items() if weight is None]
+    return left[0] if left and default not in left else default
 
 
-def prefers(accept: bytes, kind: bytes, other: bytes) -> bool:
-    """Whether the reader names `kind`, and does not weigh it below `other`."""
-    weights = dict(map(_weight, accept.lower().split(b",")))
-    return weights.get(kind, 0.0) > 0 and weights[kind] >= weights.get(other, 0.0)
+def _weights(accept: bytes) -> dict[bytes, float]:
+    """The weight of each media range; of one that is there twice the larger. What cannot be read weighs 1."""
+    weights: dict[bytes, float] = {}
+    for part in filter(None, map(bytes.strip, accept.lower().split(b","))):
+        kind, *more = (word.strip() for word in part.split(b";"))
+        given = next((float(found[1]) for word in more if (found := _WEIGHT.match(word))), 1.0)
+        weights[kind] = max(given, weights.get(kind, 0.0))
+    return weights
 
 
-def _weight(part: bytes) -> tuple[bytes, float]:
-    """A media type and its `q`, which is 1 unless it is given."""
-    kind, *more = (word.strip() for word in part.split(b";"))
-    try:
-        return kind, next((float(word[2:]) for word in more if word.startswith(b"q=")), 1.0)
-    except ValueError:
-        return kind, 1.0
+def _weight_of(weights: dict[bytes, float], kind: bytes) -> tuple[float | None, bool]:
+    """By the range that fits best, and whether that is the kind's own name; None without one."""
+    for name in (kind, kind.split(b"/")[0] + b"/*", b"*/*"):
+        if name in weights:
+            return weights[name], name == kind
+    return None, False

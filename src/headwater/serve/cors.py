@@ -11,7 +11,9 @@ ALLOWED = (
     b"authorization, x-api-key, content-type, last-event-id, if-none-match, if-match, accept, a-im,"
     b" x-headwater-causality"
 )
-EXPOSED = b"etag, im, retry-after, x-headwater-offset, x-headwater-causality, location"
+EXPOSED = (
+    b"etag, im, retry-after, x-headwater-offset, x-headwater-causality, x-headwater-truncated, cache-status, location"
+)
 MAX_AGE = b"600"
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import re
 from collections import Counter
 from typing import Any
 
@@ -71,25 +70,35 @@ def body_of(answer: Answer, format: str) -> bytes:
     return msgspec.json.encode({"etag": answer.etag, "data": data_of(answer.read, format)})
 
 
+_SPECIAL = re.compile(r'[",\r\n]')
+
+
 def _csv(read: Read) -> bytes:
-    """RFC 4180, with CRLF. NULL is empty, an empty text is quoted."""
-    out = io.StringIO()
-    writer = csv.writer(out, quoting=csv.QUOTE_NOTNULL if hasattr(csv, "QUOTE_NOTNULL") else csv.QUOTE_MINIMAL)
-    writer.writerow(read.columns)
-    for row in read.rows:
-        writer.writerow([_cell(value) for value in row])
-    return out.getvalue().encode("utf-8", "backslashreplace")
+    """RFC 4180, with CRLF. NULL is empty, an empty text is quoted. Written here, for `csv` of Python is not the same
+    in every version, and one tag is one sequence of bytes."""
+    lines = [",".join(map(_quoted, read.columns))]
+    lines += [",".join(map(_cell, row)) for row in read.rows]
+    return "".join(f"{line}\r\n" for line in lines).encode("utf-8", "backslashreplace")
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: Any) -> str:
     plain = to_plain(value)
-    return msgspec.json.encode(plain).decode() if isinstance(plain, (dict, list, bool)) else plain
+    if plain is None:
+        return ""
+    return _quoted(msgspec.json.encode(plain).decode() if isinstance(plain, (dict, list, bool)) else str(plain))
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"' if not text or _SPECIAL.search(text) else text
 
 
 def _arrow(read: Read) -> bytes:
     """Columns of any kind: what a column holds is only known by looking."""
     table = Table("answer", tuple(Column(name, _kind(read, place)) for place, name in enumerate(_unique(read.columns))))
-    stream = arrow.ArrowStream(arrow.schema(table))
+    schema = arrow.schema(table)
+    if read.truncated:
+        schema = schema.with_metadata({**(schema.metadata or {}), b"truncated": b"true"})
+    stream = arrow.ArrowStream(schema)
     return stream.start() + stream.batch(arrow.rows_batch(table, read.rows)) + stream.end()
 
 

@@ -92,7 +92,12 @@ async def _written(api: Api, answer: Answer, format: str) -> dict[str, Any]:
 
 
 async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict[str, Any]:
-    """A tag is a promise about committed rows: inside a transaction there is none."""
+    """A tag is a promise about committed rows: inside a transaction there is none, nor a token."""
+    for name in ("if_none_match", "min_causality"):
+        if getattr(p.cache, name) is not None:
+            raise InvalidRequest(
+                f"cache.{name} means nothing inside a transaction", hint="Leave it out, or leave `tx`."
+            )
     format = query_answers.rpc_format(p.result_format)
     is_object = format == query_answers.OBJECTS
     found = api.statement.execute(who, sql, values_of(p.args), db=p.db, tx=p.tx, named=is_object, reads=True)

@@ -15,6 +15,8 @@ QUERY_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, 
     "headwater_query_executed_total": ("counter", "Queries run.", ()),
     "headwater_query_shared_total": ("counter", "Answers that came of another request's run.", ()),
     "headwater_query_uncacheable_total": ("counter", "Answers without a tag: of volatile queries.", ()),
+    "headwater_query_uncacheable_reasons_total": ("counter", "The same, by why.", ("reason",)),
+    "headwater_query_fallback_total": ("counter", "Queries that depend on whole tables or rows, by why.", ("reason",)),
     "headwater_query_analysed_total": (
         "counter",
         "Queries understood, and down to what: row, column, table, or none.",
@@ -58,6 +60,9 @@ def asked(queries: Queries) -> Iterator[tuple[str, Samples]]:
     }
     for name, number in plain.items():
         yield name, [((), float(number))]
+    reasons = numbers.reasons
+    yield "headwater_query_uncacheable_reasons_total", [((why,), float(n)) for why, n in reasons.uncacheable.items()]
+    yield "headwater_query_fallback_total", [((why,), float(n)) for why, n in reasons.fallback.items()]
     yield "headwater_query_analysed_total", [((name,), float(n)) for name, n in numbers.analysed.items()]
     yield "headwater_query_watched", [((db,), float(each.watching)) for db, each in versions.items()]
     yield "headwater_query_routed_changes_total", [((db,), float(each.looked_at)) for db, each in versions.items()]

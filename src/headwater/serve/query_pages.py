@@ -10,7 +10,7 @@ from headwater.errors import Forbidden, InvalidRequest, PreconditionFailed
 from headwater.model.literal import Value
 from headwater.queries.answering import Answer
 from headwater.queries.causality import Token, from_header, to_header, token
-from headwater.queries.preconditions import Conditions
+from headwater.queries.preconditions import ENCODED, Conditions
 from headwater.queries.prepared import Prepared
 from headwater.serve.again import Again
 from headwater.serve.api import Api
@@ -21,6 +21,8 @@ from headwater.serve.query_params import values_of
 from headwater.serve.query_patches import MANIPULATION, PATCHED, patched, wants_patch
 
 CAUSALITY = b"x-headwater-causality"
+TRUNCATED = (b"x-headwater-truncated", b"true")
+MAX_GROUPS = 2_048  # bytes: proxies hold all headers of an answer in 4 or 8 KiB
 MAX_ARGS = 8_192  # characters: what proxies let through of a URL
 MANY = 100  # rows, from which on an answer is encoded in a thread
 KINDS = {
@@ -46,12 +48,13 @@ class QueryPages:
         if RANK.get(call.who.role, 0) < RANK[READ]:
             raise Forbidden(f"a query needs the role {READ}", hint="Ask for another role.")
         kept = self._api.asking().get(call.who, call.values["query_id"])
-        kind = wanted_kind(call.header(b"accept"), tuple(KINDS))
+        kind = wanted_kind(call.joined(b"accept"), tuple(KINDS))
         conditions = Conditions.of(call.scope["method"], call.scope["headers"])
         args, floor = args_in(call.query.get("args")), _floor(call)
         before = self._api.asking().answering(kept.db).moment()
         answer = await self._asked(call, kept, args, KINDS[kind], conditions, floor)
         headers = self._headers(kept, answer, is_kept=floor is None)
+        headers.append((b"cache-status", cache_status(answer, conditions)))
         if answer.read is None:
             headers.append((b"etag", _echoed(conditions, answer)))
             if self._api.asking().answering(kept.db).moment() == before:  # as it was when the answer was found
@@ -59,7 +62,7 @@ class QueryPages:
             return await _empty(call, 304, headers)
         if conditions.if_none_match is not None and conditions.if_none_match.any and answer.etag is not None:
             return await _empty(call, 304, [*headers, (b"etag", answer.etag.encode())])
-        if wants_patch(call.header(b"a-im"), KINDS[kind]) and answer.etag is not None and not answer.read.truncated:
+        if wants_patch(call.joined(b"a-im"), KINDS[kind]) and answer.etag is not None and not answer.read.truncated:
             return await self._patched(call, headers, kind, answer, conditions)
         return await self._full(call, headers, kind, answer)
 
@@ -83,7 +86,7 @@ class QueryPages:
         asking = self._api.asking()
         wanted, known = conditions.if_match, conditions.if_none_match
         if wanted is not None and not wanted.any:
-            strong = [tag.opaque for tag in wanted.tags if not tag.weak]
+            strong = [tag.opaque for tag in wanted.tags if not (tag.weak or tag.opaque.endswith(ENCODED))]
             now = await asking.ask(call.who, kept, args, format=format, tags=strong, floor=floor)
             if not now.not_modified or (now.etag or "W/").startswith("W/"):
                 raise PreconditionFailed("the answer is not the one If-Match demands", hint="Ask without it.")
@@ -96,6 +99,8 @@ class QueryPages:
             body = body_of(answer, KINDS[kind])
         else:
             body = await self._api.asking().run(body_of, answer, KINDS[kind])
+        if answer.read.truncated:
+            headers = [*headers, TRUNCATED]
         return await self._sent(call, 200, headers, kind, answer, body)
 
     async def _sent(self, call: Call, status: int, headers: Headers, kind: bytes, answer: Answer, body: bytes) -> int:
@@ -130,9 +135,29 @@ def args_in(text: str | None) -> list[Value] | dict[str, Value]:
 
 
 def groups(db: str, tables: Sequence[str]) -> bytes:
-    """Cache-Groups (RFC 9875): the tables an answer depends on, as a list of strings that structured fields allow."""
-    names = (f"{db}.{name}".encode("unicode_escape").decode() for name in tables)
-    return ", ".join('"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"' for name in names).encode()
+    """Cache-Groups (RFC 9875): the tables an answer depends on, as a list of strings that structured fields allow.
+
+    Where they are too many for a header, the database alone.
+    """
+    found = ", ".join(_group(f"{db}.{name}") for name in tables)
+    return (found if len(found) <= MAX_GROUPS else _group(db)).encode()
+
+
+def _group(name: str) -> str:
+    text = name.encode("unicode_escape").decode()
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def cache_status(answer: Answer, conditions: Conditions) -> bytes:
+    """Cache-Status (RFC 9211): whether the database was asked, why, and whether for this request alone."""
+    if answer.read is None:
+        return b"headwater; hit"
+    if not answer.instance.analysis.is_cacheable:
+        why = b"bypass"
+    else:
+        known = conditions.if_none_match
+        why = b"stale" if known is not None and known.tags else b"miss"
+    return b"headwater; fwd=" + why + (b"; collapsed" if answer.shared else b"")
 
 
 def _floor(call: Call) -> Token | None:

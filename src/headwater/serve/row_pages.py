@@ -10,8 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headwater.errors import Forbidden, InvalidRequest, PreconditionFailed
+from headwater.model.database import real_name
 from headwater.model.principal import Principal
-from headwater.queries.causality import demand, floor_of, from_header, to_header
+from headwater.queries.answering import Answering
+from headwater.queries.causality import WHOLE, Token, demand, floor_of, from_header, to_header, token
 from headwater.queries.pending import Pending
 from headwater.queries.preconditions import Conditions, Verdict
 from headwater.queries.resource import Address, Body, Resources, Shown, lits_etag
@@ -19,7 +21,7 @@ from headwater.serve.answers import OBJECTS, row_body
 from headwater.serve.api import Api
 from headwater.serve.body import JSON, check_type, no_json, read_body
 from headwater.serve.bridge import Bridge
-from headwater.serve.call import prefers
+from headwater.serve.call import wanted_kind
 from headwater.serve.methods import RANK, READ, WRITE
 from headwater.serve.routes import key_parts
 
@@ -35,7 +37,7 @@ class RowPages:
     """Answers the row routes."""
 
     def __init__(self, api: Api, bridge: Bridge, *, max_body: int) -> None:
-        self._rows = Resources(api.databases, api.transactions)
+        self._api, self._rows = api, Resources(api.databases, api.transactions)
         self._bridge, self._max_body = bridge, max_body
 
     def pages(self) -> dict[str, Page]:
@@ -45,9 +47,12 @@ class RowPages:
     async def _get(self, who: Principal, request: Request) -> Response:
         _check_role(who, READ, request)
         conditions = Conditions.of(request.method, request.scope["headers"])
-        address = _address(request)
-        shown = await self._bridge.call(self._rows.get, who, address)
-        headers = KEPT_BY_NOBODY if _has_floor(request, address, shown) else CACHED
+        address, floor = _address(request), _floor(request)
+        shown = await self._bridge.call(self._read, who, address, self._answering(address))
+        headers = CACHED if floor is None else KEPT_BY_NOBODY
+        if shown.causality is not None:
+            headers = headers | {CAUSALITY: to_header(shown.causality)}
+        self._demand(floor, address, shown.offset)
         lits = _wants_lits(request)
         etag = lits_etag(shown.etag) if lits else shown.etag
         outcome = conditions.decide(request.method, etag)
@@ -57,17 +62,49 @@ class RowPages:
             return Response(status_code=304, headers={**headers, "etag": outcome.tag or etag})
         return _row(shown, lits, 200, headers)
 
+    def _answering(self, address: Address) -> Answering | None:
+        """What is known of the log; None on a server without queries."""
+        queries = self._api.queries
+        return None if queries is None else queries.answering(real_name(address.db))
+
+    def _read(self, who: Principal, address: Address, known: Answering | None) -> Shown:
+        shown = self._rows.get(who, address)
+        if known is None:
+            return shown
+        known.tables.advance()
+        seen = token(real_name(address.db), known.tables.at([address.table], shown.offset))
+        return msgspec.structs.replace(shown, causality=seen)
+
+    async def _check_floor(self, request: Request) -> None:
+        """Of a write: it must come after what its sender has seen. The database itself is written: who waited would
+        not see more of it."""
+        floor, address = _floor(request), _address(request)
+        if floor is not None:
+            look = await self._bridge.call(self._api.databases.get(real_name(address.db)).look)
+            self._demand(floor, address, look.head)
+
+    def _demand(self, floor: Token | None, address: Address, offset: int) -> None:
+        """PreconditionFailed unless the database, which is at `offset`, has what the token tells of."""
+        if floor is None:
+            return
+        known = self._answering(address)
+        began = 1 if known is None else known.database.log.generation_first
+        wanted = floor_of(floor, address.db, [address.table])
+        demand(wanted, {address.table: offset, WHOLE: offset}, began=began)
+
     async def _put(self, who: Principal, request: Request) -> Response:
         _check_role(who, WRITE, request)
         if "content-range" in request.headers:
             raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
         conditions = Conditions.of("PUT", request.scope["headers"])
+        await self._check_floor(request)
         pending = self._rows.put(who, _address(request), await self._body(request), conditions)
         return await self._written(request, pending)
 
     async def _patch(self, who: Principal, request: Request) -> Response:
         _check_role(who, WRITE, request)
         conditions = Conditions.of("PATCH", request.scope["headers"])
+        await self._check_floor(request)
         pending = self._rows.patch(who, _address(request), await self._body(request), conditions)
         return await self._written(request, pending)
 
@@ -76,6 +113,7 @@ class RowPages:
         conditions = Conditions.of("DELETE", request.scope["headers"])
         if await read_body(request.scope, request.receive, self._max_body):
             raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
+        await self._check_floor(request)
         pending = self._rows.delete(who, _address(request), conditions)
         deleted = pending.finish(await self._bridge.wait(pending.future))
         seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
@@ -109,7 +147,8 @@ def _address(request: Request) -> Address:
 
 
 def _wants_lits(request: Request) -> bool:
-    return prefers(",".join(request.headers.getlist("accept")).encode("latin-1"), OBJECTS.encode(), JSON)
+    accept = ",".join(request.headers.getlist("accept")).encode("latin-1")
+    return wanted_kind(accept, (OBJECTS.encode(), JSON), default=JSON) != JSON
 
 
 def _check_role(who: Principal, role: str, request: Request) -> None:
@@ -127,11 +166,7 @@ def _columns(body: bytes) -> dict[str, Any]:
     return found
 
 
-def _has_floor(request: Request, address: Address, shown: Shown) -> bool:
-    """Whether the request asks for an answer that has seen as much as its token; PreconditionFailed if it has not."""
+def _floor(request: Request) -> Token | None:
+    """What the request says that its sender has seen."""
     given = request.headers.get(CAUSALITY)
-    if given is None:
-        return False
-    # Rows are read from the database itself: there is nothing to wait for.
-    demand(floor_of(from_header(given), address.db, [address.table]), {address.table: shown.offset})
-    return True
+    return None if given is None else from_header(given)

@@ -93,7 +93,7 @@ class Streams:
 
     async def _changes(self, call: Call) -> int:
         params, upto = changes_asked(call.values, call.query)
-        kind = wanted_kind(call.header(b"accept"), (EVENT_STREAM, NDJSON_KIND, ARROW_KIND))
+        kind = wanted_kind(call.joined(b"accept"), (EVENT_STREAM, NDJSON_KIND, ARROW_KIND))
         if kind == ARROW_KIND:
             batches = await self._feeds.open_batches(call.who, params, begin(call), upto=upto)
             return await self._pour(call, batches, kind, b"")
