@@ -30,6 +30,8 @@ from headwater.model.principal import Principal
 PAGE, LARGEST_PAGE = 1000, 10_000  # subscriptions in one answer
 _ID = re.compile(r"sub_[0-9a-f]{16}")
 
+BEGIN_SECONDS = 2.0  # a subscription is made once: it begins behind what its maker has seen, also on a busy machine
+
 
 class Subscriptions:
     """What the wire calls, from any thread. `changed(id, closed)` is told after each change of a subscription."""
@@ -64,7 +66,7 @@ class Subscriptions:
         held = None if name is None else self._registry.named(who, options, name, names_images=names_images)
         if held is not None:
             return held, False
-        database.catch_up(CATCH_UP_SECONDS)
+        database.catch_up(BEGIN_SECONDS)
         cursor, snapshot = self._begin(database, request)
         return self._registry.create(
             who, options, acked=cursor, name=name, snapshot=snapshot, names_images=names_images
