@@ -11,12 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.soundness.grammar import Query
+from tests.soundness.kit import Case
+from tests.soundness.schemas import Step
 
 from headwater.model.change import Change, Op
 from headwater.model.dependency import AllOf, Analysis, AnyOf, Condition, Const, Test
 from headwater.model.table import Table
 from headwater.queries.binding import Bound
-from headwater.sources.sqlite.analysis import facts, joins, push, tree
+from headwater.sources.sqlite.analysis import analyse, facts, joins, push, tree
 from headwater.sources.sqlite.analysis.facts import Fact, Kind, kind_of
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -27,7 +30,7 @@ class Mutant(msgspec.Struct, frozen=True):
     """A bug; `schemas` is how many the kit may need, `why_not` says why it cannot be found.
 
     `found` is a case that finds it, so that nobody has to search for one. It is another one whenever the grammar is:
-    `make soak` searches, and prints it.
+    `make soak` searches, and prints it. Where a search takes too long, `case` is one made by hand.
     """
 
     name: str
@@ -35,6 +38,13 @@ class Mutant(msgspec.Struct, frozen=True):
     schemas: int
     why_not: str = ""
     found: int | None = None
+    case: Case | None = None
+
+
+def _by_hand(query: str, *writes: str) -> Case:
+    table = "CREATE TABLE t(k INTEGER PRIMARY KEY, a INTEGER, b TEXT, n TEXT COLLATE NOCASE, x)"
+    rows = "INSERT INTO t VALUES (1, 1, '1', 'x', 1), (2, 2, 'x', 'X', 2), (3, 1, 'a', 'a', '1')"
+    return Case([table, rows], [Query(query, {})], [Step([write]) for write in writes])
 
 
 # --- of the matcher --------------------------------------------------------------------------------------------
@@ -137,8 +147,12 @@ def _strict_bounds(test: Test) -> Condition:
     return msgspec.structs.replace(test, op={"le": "lt", "ge": "gt"}.get(test.op, test.op))
 
 
-def _total(analysis: Analysis) -> Analysis:
-    return msgspec.structs.replace(analysis, is_total=True)
+def _all_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before it has an epoch: that of a total one is another."""
+    real = analyse._understood
+    monkeypatch.setattr(
+        analyse, "_understood", lambda reader, sql: msgspec.structs.replace(real(reader, sql), is_total=True)
+    )
 
 
 # --- of the extractor ------------------------------------------------------------------------------------------
@@ -216,16 +230,27 @@ def _through_any_set_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push, "_fits", lambda *_: True)
 
 
+def _without_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        analyse.Analyses, "_epoch", lambda self, reader, found: self._definitions(reader, found.objects)
+    )
+
+
 MATCHER = [
     Mutant("only the after image is tested", _matching(_after_only), 60, found=3),
-    Mutant("== for changed columns", _matching(_plain_equality), 200),
+    Mutant(
+        "== for changed columns",
+        _matching(_plain_equality),
+        200,
+        case=_by_hand("SELECT k, x FROM t WHERE k = 1", "UPDATE t SET x = 1.0 WHERE k = 1"),
+    ),
     Mutant("deletes are overlooked", _matching(_no_deletes), 20, found=1),
     Mutant("only the first place is tested", _matching(_first_place_only), 20, found=1),
     Mutant("constants are not coerced", _no_coercion, 400, found=15),
     Mutant("collations are ignored", _binary_order, 300, found=134),
     Mutant("negated tests are read as plain ones", _conditions(_positive), 200, found=1),
     Mutant("<= read as <", _conditions(_strict_bounds), 300, found=33),
-    Mutant("every order is called total", _analyses(_total), 20, found=1),
+    Mutant("every order is called total", _all_total, 20, found=1),
     Mutant("Python's not", _conditions(_python_not), 60, "lets more rows pass: careful, not unsound"),
     Mutant("NOT IN ignores NULL", _conditions(_not_in_without_null), 60, "lets more rows pass: careful, not unsound"),
 ]
@@ -236,7 +261,32 @@ EXTRACTOR = [
     Mutant("every condition refuses NULLs", _simplified(_all_reject_null), 300, found=80),
     Mutant("all columns compare alike", _all_of_one_rule, 400, found=131),
     Mutant("conditions go through LIMIT", _through_limit, 150, found=20),
-    Mutant("conditions go through windows and aggregates", _through_everything, 1_500),
-    Mutant("conditions go through any set operation", _through_any_set_operation, 1_500),
+    Mutant(
+        "conditions go through windows and aggregates",
+        _through_everything,
+        1_500,
+        case=_by_hand(
+            "SELECT * FROM (SELECT a, count(*) OVER () AS c FROM t) WHERE a = 1",
+            "INSERT INTO t(k, a) VALUES (9, 2)",
+        ),
+    ),
+    Mutant(
+        "conditions go through any set operation",
+        _through_any_set_operation,
+        1_500,
+        case=_by_hand(
+            "SELECT * FROM (SELECT n AS v FROM t WHERE k = 3 UNION SELECT b FROM t) WHERE v = 'q'",
+            "INSERT INTO t(k, b) VALUES (9, 'Q')",  # which is 'q' by the collation of the first
+        ),
+    ),
+    Mutant(
+        "plans are overlooked",
+        _without_plans,
+        60,
+        found=11,
+        case=_by_hand(
+            "SELECT (SELECT a FROM t WHERE a > 0)", "UPDATE t SET a = 3 WHERE k = 1", "CREATE INDEX i ON t(a)"
+        ),
+    ),
 ]
 MUTANTS = [*MATCHER, *EXTRACTOR]

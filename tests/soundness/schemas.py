@@ -66,7 +66,7 @@ class Step(msgspec.Struct):
 
     statements: list[str]
     foreign: bool = False
-    moves_plan: bool = False  # an index or statistics changed: only answers with a total order can be compared
+    moves_schema: bool = False  # definitions, indexes or statistics
 
 
 class World:
@@ -74,6 +74,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(f"world {seed}")
+        self._plans = random.Random(f"plans {seed}")  # of its own: the rest of a world is the same with and without
         families = self.random.sample(FAMILIES, self.random.choice([1, 1, 2]))
         dirty = [value for family in families for value in family]
         # Few values, and most often the same ones: joins meet, and answers hold rows.
@@ -83,6 +84,7 @@ class World:
         self.rows = [sql for table in self.tables for sql in self._rows(table)]
         self.views: list[tuple[Named, str]] = []
         self.indexes: list[str] = []
+        self._planned: list[str] = []  # indexes of `plan_steps`
         self._serial = 0
 
     def pick(self, options: Any) -> Any:
@@ -192,6 +194,27 @@ class World:
         return Step(
             [f"ALTER TABLE {table.name} RENAME COLUMN {self.pick(table.written)} TO r{self._serial}"], False, True
         )
+
+    def plan_steps(self) -> list[Step]:
+        """Now and then something that moves nothing but plans."""
+        if self._plans.random() > 0.15:
+            return []
+        self._serial += 1
+        table, roll = self._plans.choice(self.tables), self._plans.random()
+        foreign = self._plans.random() < 0.5
+        if roll < 0.35:
+            columns = ", ".join(self._plans.sample(table.columns, self._plans.randint(1, min(3, len(table.columns)))))
+            self._planned.append(f"p{self._serial}")
+            return [Step([f"CREATE INDEX {self._planned[-1]} ON {table.name}({columns})"], foreign, True)]
+        if roll < 0.55 and self._planned:
+            return [Step([f"DROP INDEX IF EXISTS {self._plans.choice(self._planned)}"], foreign, True)]
+        if roll < 0.8:
+            return [Step([self._plans.choice(["ANALYZE", "ANALYZE", f"ANALYZE {table.name}"])], foreign, True)]
+        if roll < 0.85:
+            return [Step(["PRAGMA optimize = 0x10002"], True, True)]
+        stat = self._plans.choice(["9 9 9 9", "9 1 1 1", "1000000 1000000 1 1", "1000000 1 1 1"])
+        edit = f"UPDATE sqlite_stat1 SET stat = '{stat}' WHERE rowid % 2 = {self._plans.randrange(2)}"
+        return [Step(["DELETE FROM sqlite_stat4", edit], True, True)]
 
     def last_step(self) -> Step:
         """Nothing but other plans: an index on every table, and statistics."""

@@ -45,7 +45,7 @@ def _candidates(case: Case) -> list[Case]:
     found += [msgspec.structs.replace(case, setup=part) for part in _without_one(case.setup)]
     for place, step in enumerate(case.steps):
         for statements in _without_one(step.statements):
-            steps = [*case.steps[:place], Step(statements, step.foreign, step.moves_plan), *case.steps[place + 1 :]]
+            steps = [*case.steps[:place], Step(statements, step.foreign, step.moves_schema), *case.steps[place + 1 :]]
             found.append(msgspec.structs.replace(case, steps=steps))
     return found
 

@@ -113,7 +113,7 @@ def run(first: int, count: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first, first + count):
         case = make_case(seed, queries=0, steps=15)
-        case.steps = [step for step in case.steps if not step.moves_plan]  # dependencies hold for one epoch
+        case.steps = [step for step in case.steps if not step.moves_schema]  # dependencies hold for one epoch
         try:
             Agreement(seed, case, counts).run()
         except AssertionError as error:

@@ -1,12 +1,15 @@
 """The traps of reference/queries.md §9 that a SQLite query can step into, by their numbers.
 
-Those of other sources (18, 19, parts of 9, 16 and 20) and of matching, tags and concurrency (10, 22 to 25): elsewhere.
+Those of matching, tags and concurrency are tested where these are: ELSEWHERE says by which tests. Of 9, 16, 18, 19 and
+20 the parts that are about PostgreSQL and MySQL wait for those sources.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import apsw
 import pytest
@@ -17,6 +20,39 @@ from headwater.sources.sqlite.analysis.functions import is_deterministic
 from headwater.sources.sqlite.analysis.names import is_aggregate
 from headwater.sources.sqlite.analysis.parser import parse
 from headwater.sources.sqlite.source import SqliteSource
+
+ELSEWHERE = {
+    10: [
+        "queries/test_binding.py::test_what_is_not_the_very_same_matters",
+        "queries/test_binding.py::test_what_is_the_very_same_does_not_matter",
+    ],
+    18: ["queries/test_binding.py::test_what_is_not_known_matters"],
+    19: [
+        "sources/test_triggers.py::test_foreign_key_actions",
+        "sources/test_conflicts.py::test_replace_that_displaces_several_rows_at_once",
+    ],
+    22: [
+        "queries/test_query_router.py::test_it_finds_what_asking_each_would_find",
+        "queries/test_sketch.py::test_it_is_never_below_the_last_match",
+        "queries/test_sketch.py::test_slots_are_the_same_in_every_process",
+        "soundness/test_matchers_agree.py::test_no_matcher_misses_what_sqlite_calls_true",
+    ],
+    23: [
+        "queries/test_versions.py::test_no_tag_of_the_future_is_current",
+        "soundness/test_http_soundness.py::test_nothing_acknowledged_is_missing_while_two_processes_write",
+        "soundness/test_http_soundness.py::test_a_broken_server_is_caught",
+    ],
+    24: [
+        "conformance/test_query_feeds.py::test_a_feed_goes_on_exactly_where_an_answer_stood",
+        "conformance/test_query_feeds.py::test_an_answer_that_differs_was_told",
+    ],
+    25: [
+        "conformance/test_queries_http.py::test_a_query_in_a_transaction_sees_it_and_has_no_tag",
+        "feeds/test_invalidations.py::test_one_for_each_transaction_at_its_last_change_that_matters",
+        "feeds/test_invalidations.py::test_a_reader_never_stands_behind_what_a_transaction_in_progress_may_tell",
+    ],
+}
+TRAPS = 27
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +68,16 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
 def one(shop: SqliteSource, sql: str) -> str:
     (found,) = told(shop.analyse(sql))
     return found
+
+
+def test_each_trap_has_a_test() -> None:
+    here = {int(found[1]) for name in globals() if (found := re.match(r"test_trap_(\d+)_", name))}
+    assert here.isdisjoint(ELSEWHERE)
+    assert here | ELSEWHERE.keys() == set(range(1, TRAPS + 1))
+    tests = Path(__file__).parents[2]
+    for place in (place for places in ELSEWHERE.values() for place in places):
+        file, name = place.split("::")
+        assert re.search(rf"^def {name}\(", (tests / file).read_text(), re.MULTILINE), place
 
 
 def test_trap_1_a_numbered_parameter_in_between(shop: SqliteSource) -> None:

@@ -23,6 +23,7 @@ from headwater.sources.sqlite.analysis.engine import (
     volatility,
 )
 from headwater.sources.sqlite.analysis.lexer import Unsupported
+from headwater.sources.sqlite.analysis.planning import Planning
 from headwater.sources.sqlite.opening import Connected
 from headwater.sources.sqlite.session import run_statement
 
@@ -39,6 +40,8 @@ class Analyses:
 
     def __init__(self, vouched: Callable[[], int]) -> None:
         self._vouched = vouched
+        self._planning = Planning()
+        self._plans_count = False  # for a query that was analysed: from then on a look tells of them, too
         self._lock = threading.Lock()  # guards what follows
         self._version = -1
         self._epochs: dict[tuple[str, ...], str] = {}
@@ -46,38 +49,20 @@ class Analyses:
     def look(self, reader: Connected) -> Look:
         """See Source."""
         head, version = reader.offset(), schema_version(reader)
-        return Look(head, version, settled=version == self._vouched())
+        plans = int(self._planning.inputs(reader), 16) if self._plans_count else 0
+        return Look(head, version << 64 | plans, settled=version == self._vouched())
 
     def analyse(self, reader: Connected, sql: str) -> Analysis:
         """See Source."""
-        facts = facts_of(reader, sql)
-        whole = Analysis(
-            sql=sql,
-            parameters=facts.parameters,
-            columns=tuple(column.name for column in facts.statement.columns),
-            tables=facts.tables,
-            objects=facts.objects,
-            dependencies=tuple(Dependency(name) for name in facts.tables),
-            epoch=self._epoch(reader, facts.objects),
-            volatile=(*volatility(reader, facts), *bare_rowids(reader, facts)),
-            unseen=unseen(reader, facts),
-        )
-        try:
-            return _narrowed(whole, look_closer(reader, sql, facts), facts, volatility(reader, facts))
-        except Unsupported as error:
-            return msgspec.structs.replace(whole, doubts=(str(error),))
-        except Exception as error:
-            # Whatever goes wrong in reading the text: the engine's word alone is enough.
-            return msgspec.structs.replace(
-                whole, doubts=(f"the statement was not understood ({type(error).__name__})",)
-            )
+        found = _understood(reader, sql)
+        return msgspec.structs.replace(found, epoch=self._epoch(reader, found))
 
     def answer(
         self, reader: Connected, analysis: Analysis, args: dict[str, Value], *, guards: bool = False
     ) -> Read | None:
         """See Source."""
         reader.catalog.look()
-        if self._epoch(reader, analysis.objects) != analysis.epoch:
+        if self._epoch(reader, analysis) != analysis.epoch:
             return None
         bound = [args[name] for name in analysis.parameters]
         started = time.monotonic()
@@ -88,7 +73,15 @@ class Analyses:
         keys = _keys(reader, analysis, bound, max(took, LEAST_SECONDS)) if guards else ()
         return Read(found.columns, found.rows, offset, found.truncated, settled, keys)
 
-    def _epoch(self, reader: Connected, objects: tuple[str, ...]) -> str:
+    def _epoch(self, reader: Connected, analysis: Analysis) -> str:
+        found = self._definitions(reader, analysis.objects)
+        if analysis.is_total or not analysis.is_cacheable:
+            return found
+        # Its values may be others by another plan, not only their order.
+        self._plans_count = True
+        return f"{found}-{self._planning.inputs(reader)}"
+
+    def _definitions(self, reader: Connected, objects: tuple[str, ...]) -> str:
         version = schema_version(reader)
         with self._lock:
             if version != self._version or len(self._epochs) > MAX_EPOCHS:
@@ -119,6 +112,29 @@ def _keys(
                 break
             found[place] = None if rows.truncated else rows.rows
     return tuple(found)
+
+
+def _understood(reader: Connected, sql: str) -> Analysis:
+    """All but the epoch."""
+    facts = facts_of(reader, sql)
+    whole = Analysis(
+        sql=sql,
+        parameters=facts.parameters,
+        columns=tuple(column.name for column in facts.statement.columns),
+        tables=facts.tables,
+        objects=facts.objects,
+        dependencies=tuple(Dependency(name) for name in facts.tables),
+        epoch="",
+        volatile=(*volatility(reader, facts), *bare_rowids(reader, facts)),
+        unseen=unseen(reader, facts),
+    )
+    try:
+        return _narrowed(whole, look_closer(reader, sql, facts), facts, volatility(reader, facts))
+    except Unsupported as error:
+        return msgspec.structs.replace(whole, doubts=(str(error),))
+    except Exception as error:
+        # Whatever goes wrong in reading the text: the engine's word alone is enough.
+        return msgspec.structs.replace(whole, doubts=(f"the statement was not understood ({type(error).__name__})",))
 
 
 def _narrowed(whole: Analysis, closer: Closer, facts: Facts, volatile: tuple[str, ...]) -> Analysis:

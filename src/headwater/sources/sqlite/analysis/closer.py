@@ -8,12 +8,14 @@ from headwater.errors import HeadwaterError
 from headwater.model.dependency import AllOf, AnyOf, Condition, Dependency, Guard, Test
 from headwater.sources.sqlite.analysis.engine import Facts, facts_of, view_texts
 from headwater.sources.sqlite.analysis.facts import Instance, condition_of
+from headwater.sources.sqlite.analysis.failing import failing, may_fail
 from headwater.sources.sqlite.analysis.guards import guards_of
 from headwater.sources.sqlite.analysis.lexer import Unsupported
 from headwater.sources.sqlite.analysis.names import Names
 from headwater.sources.sqlite.analysis.order import Ordered, in_order
 from headwater.sources.sqlite.analysis.parser import parse
 from headwater.sources.sqlite.analysis.push import Asked, Push
+from headwater.sources.sqlite.analysis.steady import queries_of
 from headwater.sources.sqlite.analysis.verify import real, verify
 from headwater.sources.sqlite.opening import Connected
 
@@ -40,7 +42,13 @@ def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
     push = Push(facts.parameters, lambda text: real(reader, text))
     push.query(query, Asked())
     found = tuple(_dependency(place, ordered.is_total) for place in push.places)
-    guards = guards_of(push, query, ordered, found, facts.parameters)
+    if (name := failing(query)) is not None:
+        # A column that nothing needs may still be evaluated in a query inside.
+        is_single = len(list(queries_of(query, "top"))) == 1
+        whole = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
+        doubts = (*ordered.doubts, f"{name} may fail on any row")
+        return Closer(ordered.sql, whole, ordered.is_total, ordered.key, (), doubts)
+    guards = () if may_fail(facts.functions) else guards_of(push, query, ordered, found, facts.parameters)
     return Closer(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
 
 

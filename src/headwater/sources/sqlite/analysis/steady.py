@@ -18,13 +18,13 @@ _TESTS = frozenset(
 
 def unsteady(query: tree.Query) -> str | None:
     """Why the values depend on the order in which rows happen to be read; None if they do not."""
-    for inner, use in _queries(query, "top"):
+    for inner, use in queries_of(query, "top"):
         for reason in _reasons(inner, use):
             return reason
     return None
 
 
-def _queries(query: tree.Query, use: str) -> Iterator[tuple[tree.Query, str]]:
+def queries_of(query: tree.Query, use: str) -> Iterator[tuple[tree.Query, str]]:
     """Every query inside, and what it is used for: top, rows (FROM, IN), any (EXISTS), value."""
     stack, seen = [(query, use)], set()
     while stack:
