@@ -86,7 +86,7 @@ class SqliteSource:
         self._pool = Pool(self._file.connect, READERS)
         self._own = self._file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
-        self._glance = Glance(self._file, lambda: self._vouched)
+        self._glance = Glance(self._file, self._analyses)
         self._transactions: set[SqliteTx] = set()
         self._trimmer = Trimmer(
             self._notes,

@@ -26,8 +26,10 @@ from headwater.sources.sqlite.analysis.lexer import Unsupported
 from headwater.sources.sqlite.analysis.planning import Planning
 from headwater.sources.sqlite.opening import Connected
 from headwater.sources.sqlite.session import run_statement
+from headwater.sources.sqlite.triggers import CAPTURE
 
 MAX_EPOCHS = 10_000
+_GLANCE = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT schema_version FROM pragma_schema_version)"
 LEAST_SECONDS = 0.005  # that guards may take, however fast the answer was
 
 
@@ -51,6 +53,17 @@ class Analyses:
         head, version = reader.offset(), schema_version(reader)
         plans = int(self._planning.inputs(reader), 16) if self._plans_count else 0
         return Look(head, version << 64 | plans, settled=version == self._vouched())
+
+    def glance(self, reader: Connected) -> Look:
+        """The same outside a transaction, by one statement where no plan counts."""
+        if self._plans_count:
+            reader.guard.run("BEGIN")
+            try:
+                return self.look(reader)
+            finally:
+                reader.guard.run("COMMIT")
+        ((head, version),) = reader.guard.run(_GLANCE).fetchall()
+        return Look(int(str(head)), int(str(version)) << 64, settled=version == self._vouched())
 
     def analyse(self, reader: Connected, sql: str) -> Analysis:
         """See Source."""
