@@ -79,7 +79,7 @@ class Remembered:
     """Fills in what only a running server knows: the newest transaction and the newest tag."""
 
     def __init__(self) -> None:
-        self.tx = self.tag = ""
+        self.tx = self.tag = self.etag = ""
 
     def note(self, result: Any) -> None:
         if isinstance(result, dict):
@@ -255,7 +255,10 @@ def test_the_requests_of_the_quick_start_succeed(tmp_path: Path, name: str) -> N
                 if {"-N", "-GN"} & set(words):
                     assert next(lines_of(client, path_of(url, words), accept))
                 else:
-                    assert client.get(url.raw_path.decode(), follow_redirects=True).status_code == 200
+                    held = {"if-none-match": remembered.etag} if any("If-None-Match" in word for word in words) else {}
+                    answer = client.get(path_of(url, words), headers=held, follow_redirects=True)
+                    assert answer.status_code == (304 if held else 200), answer.text
+                    remembered.etag = answer.headers.get("etag", "")
                 continue
             filled = json.loads(words[-1].replace("$TAG", json.dumps(remembered.tag)))
             answer = client.post(url.path, json=filled).json()
