@@ -1,0 +1,414 @@
+"""PostgreSQL as a source: one database, captured by a slot, read by a pool.
+
+What needs reading tables or writing is in reading, writing, where and analysis.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+import msgspec
+
+from headwater.config import PostgresConfig
+from headwater.errors import HeadwaterError, NotSupported, SourceError
+from headwater.model.change import Transaction
+from headwater.model.dependency import Analysis
+from headwater.model.key import Span
+from headwater.model.literal import Value
+from headwater.model.query import Query
+from headwater.model.table import Key, Row, Table
+from headwater.sources.postgres import history
+from headwater.sources.postgres.barriers import Barriers, Side
+from headwater.sources.postgres.catalogue import describe, read_types
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.held import Held, Point, Shapes
+from headwater.sources.postgres.history import NOTE, History
+from headwater.sources.postgres.pool import Pool, Reading
+from headwater.sources.postgres.results import placed, run
+from headwater.sources.postgres.slot import (
+    Finding,
+    Identity,
+    check,
+    create_slot,
+    drop_slot,
+    ensure_publication,
+    examine,
+    find_slot,
+    identify,
+    judge,
+    slot_name,
+)
+from headwater.sources.postgres.stream import Stream
+from headwater.sources.postgres.types import Types
+from headwater.sources.postgres.visibility import Snapshot, Visibility
+from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Tx, Work, Written
+
+T = TypeVar("T")
+RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
+SAVE_CHANGES = 10_000  # acknowledged ones after which the note is brought up to date
+IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it is told at once
+DOWN_SECONDS = 1.0  # without a connection before it is an error
+TYPES_SECONDS = 1.0
+MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
+
+
+class PostgresSource:
+    """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
+
+    def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
+        self.name = name
+        self._server, self._notes, self._config = Server(name, url), notes, config
+        self._slot, self._publication = slot_name(config.slot, name), slot_name(config.publication, name)
+        self._visibility = Visibility()
+        self._arrived = threading.Event()
+        self._history: History | None = None
+        self._held: Held | None = None
+        self._stream: Stream | None = None
+        self._types: tuple[float, Types] = (0.0, {})
+        self._idle_at = self._pruned_at = 0.0
+        self._open()
+
+    def _open(self) -> None:
+        self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
+        self._barriers = Barriers(self._side)
+        self._pool = Pool(self._server, statement_seconds=self._config.statement_seconds)
+
+    # --- history -----------------------------------------------------------------------------------------------
+
+    def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
+        """Why the log is not this database's history; "" if it is. A database never seen before joins a new log."""
+        self._halt()
+        self._side.ask(lambda connection: check(self.findings(connection)))
+        found = history.load(self._notes.note(NOTE))
+        if found is None and not latest:
+            self._begin(generation, 0)
+            return ""
+        if found is None or found.generation != generation:
+            return "the log was not made from this database"
+        if found.point.offset > latest:
+            return f"the log ends at {latest}, but it once had {found.point.offset} changes of this database"
+        point = history.brought_up(found.point, read(found.point.offset))
+        if point.offset != latest:
+            return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
+        self._history = msgspec.structs.replace(found, point=point)
+        reason = self._side.ask(lambda connection: self._judge(self._identify(), connection, point))
+        if reason:
+            return reason
+        self._side.ask(lambda connection: ensure_publication(connection, self._publication, self._config.tables))
+        self._recall(latest, read)
+        self._run(point)
+        return ""
+
+    def restart(self, *, generation: str, first: int) -> None:
+        """Begin a new generation, with a new slot."""
+        self._halt()
+        self._side.ask(lambda connection: check(self.findings(connection)))
+        self._side.ask(lambda connection: drop_slot(connection, self._slot))
+        self._begin(generation, first - 1)
+
+    def reopen(self) -> None:
+        """Connect anew: what stands behind the name is not what it was."""
+        self._halt()
+        self._side.close()
+        self._pool.close()
+        self._open()
+
+    def findings(self, connection: Connection) -> list[Finding]:
+        """What is not as it should be, with the SQL that mends it."""
+        return examine(connection, self._server, self._slot, self._config.tables)
+
+    def _begin(self, generation: str, offset: int) -> None:
+        """From here on, with the slot that is there or a new one. It sees every publication that is older than it."""
+
+        def work(connection: Connection) -> History:
+            ensure_publication(connection, self._publication, self._config.tables)
+            slot = find_slot(connection, self._slot)
+            position = create_slot(connection, self._slot) if slot is None else slot.confirmed
+            found = describe(connection, self._publication)
+            shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
+            who = self._identify()
+            point = Point(offset, position, shapes)
+            return History(generation, who.system, who.timeline, connection.info.dbname, position, point)
+
+        self._history = self._side.ask(work)
+        self._notes.set_notes(**{NOTE: history.save(self._history)})
+        self._visibility.start(offset)
+        self._run(self._history.point)
+
+    def _recall(self, latest: int, read: Callable[[int], Iterator[Transaction]]) -> None:
+        """The last transactions of the log: that they were committed does not mean that everybody sees them yet."""
+        self._visibility.start(max(latest - RECENT, 0))
+        for part in read(max(latest - RECENT, 0)):
+            if part.last:
+                self._visibility.log(int(part.id), part.upto)
+        if not len(self._visibility):
+            self._visibility.start(latest)
+
+    def _identify(self) -> Identity:
+        wire = self._server.replicate()
+        try:
+            return identify(wire)
+        finally:
+            wire.finish()
+
+    def _judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+        assert self._history is not None
+        found = find_slot(connection, self._slot)
+        reason = judge(self._history.known(point), identity, found, connection.info.dbname)
+        if not reason:
+            self._history = msgspec.structs.replace(self._history, timeline=identity.timeline)
+        return reason
+
+    def _run(self, point: Point) -> None:
+        self._held = Held(point)
+        all_tables = not self._config.tables
+        self._stream = Stream(self._server, self._slot, self._publication, self._held, self, all_tables=all_tables)
+        self._stream.confirm(point.position)
+        self._stream.start()
+
+    def _halt(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.stop()
+        self._held = None
+
+    # --- the stream's keeper -----------------------------------------------------------------------------------
+
+    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+        """See Keeper."""
+        return self._judge(identity, connection, point)
+
+    def logged(self, xid: int, upto: int) -> None:
+        """See Keeper."""
+        self._visibility.log(xid, upto)
+
+    def passed(self, token: str, offset: int) -> None:
+        """See Keeper."""
+        self._barriers.passed(token, offset)
+
+    def rewound(self, point: Point) -> None:
+        """See Keeper."""
+        self._visibility.cut(point.offset)
+
+    def arrived(self) -> None:
+        """See Keeper."""
+        self._arrived.set()
+
+    # --- following ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Table]:
+        """The published tables as they are now."""
+        shapes = self._running()[0].whole.shapes
+
+        def work(connection: Connection) -> dict[str, Table]:
+            versions = shapes.versions
+            return describe(connection, self._publication, shapes.tables.get, lambda name: versions.get(name, 0)).tables
+
+        return self._side.ask(work)
+
+    def head(self) -> int:
+        """The offset of the newest change that was committed before this call."""
+        return self.look().head
+
+    def look(self) -> Look:
+        """The same, and the number of the schema. A stream that is too far behind is one change short."""
+        held, _ = self._running()
+        found = self._barriers.set()
+        self._visibility.notice(found.snapshot)
+        return Look(held.latest + 1 if found.offset is None else found.offset, found.schema)
+
+    def glance(self) -> Look | None:
+        """Never: it takes a round trip."""
+        return None
+
+    def follow(self, *, after: int) -> Iterator[Transaction]:
+        """Transactions after `after` that have come so far."""
+        held, stream = self._running()
+        if stream.lost is not None:
+            raise stream.lost
+        error = stream.error
+        if error is not None and time.monotonic() - stream.error_since > DOWN_SECONDS and held.durable == held.latest:
+            raise error
+        parts = held.follow(after)
+        if held.wants_back:
+            stream.wake()
+        return parts
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until something came."""
+        if self._arrived.wait(timeout):
+            self._arrived.clear()
+
+    def wake(self) -> None:
+        """End a wait now."""
+        self._arrived.set()
+
+    def acknowledge(self, upto: int) -> None:
+        """The log holds everything at or below `upto`: the server may forget it."""
+        held, stream = self._running()
+        point = held.acknowledge(upto)
+        stream.confirm(point.position)
+        known = self._history
+        assert known is not None
+        changed = point.shapes is not known.point.shapes
+        if changed or point.offset - known.point.offset >= SAVE_CHANGES or self._is_idle(stream, known):
+            self._save(point, stream)
+        if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
+            self._pruned_at = time.monotonic()
+            self._prune()
+
+    def _is_idle(self, stream: Stream, known: History) -> bool:
+        """Whether it is time to tell the server that nothing of its log is needed, though nothing was captured."""
+        idle = stream.idle - max(known.confirmed, stream.confirmed)
+        return idle > 0 and (idle > IDLE_BYTES or time.monotonic() - self._idle_at > self._config.heartbeat_seconds)
+
+    def _save(self, point: Point, stream: Stream) -> None:
+        """First the note, then the server: what it was told is never beyond what we know that it was told."""
+        assert self._history is not None
+        self._idle_at = time.monotonic()
+        confirmed = max(stream.idle, self._history.confirmed)
+        found = msgspec.structs.replace(self._history, point=point, confirmed=confirmed)
+        self._notes.set_notes(**{NOTE: history.save(found)})
+        self._history = found
+        stream.confirm(confirmed)
+
+    def _prune(self) -> None:
+        def work(connection: Connection) -> Snapshot:
+            row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+            return Snapshot.of(str(row[0] if row else "1:1:"))
+
+        with suppress(HeadwaterError):
+            self._visibility.notice(self._side.ask(work))
+
+    def _running(self) -> tuple[Held, Stream]:
+        held, stream = self._held, self._stream
+        if held is None or stream is None:
+            raise SourceError(f"{self.name!r} is not being followed")
+        return held, stream
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """A read transaction of one moment. Ask `seen` or `exact` about its snapshot before it ends."""
+        with self._visibility.reading(), self._pool.read() as reading:
+            yield reading
+
+    def seen(self, snapshot: Snapshot) -> int:
+        """The offset up to which `snapshot` surely sees everything; it may see more."""
+        return self._visibility.offset_seen(snapshot)
+
+    def exact(self, snapshot: Snapshot) -> int | None:
+        """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
+        if self._barriers.set().offset is None or not self._visibility.is_prefix(snapshot):
+            return None
+        return self._visibility.offset_seen(snapshot)
+
+    def types(self) -> Types:
+        """The types of the database, about a second old at most."""
+        at, found = self._types
+        if time.monotonic() - at > TYPES_SECONDS:
+            found = self._side.ask(read_types)
+            self._types = (time.monotonic(), found)
+        return found
+
+    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+        """Run one read-only statement."""
+        text, values = placed(sql, args)
+        types = self.types()
+        with self.reading() as reading:
+            columns, rows, truncated, _ = run(reading.connection.pgconn, text, values, types)
+            return Read(columns, rows, self.seen(reading.snapshot), truncated)
+
+    def text(self, query: Query) -> str:
+        """A query of the JSON form as SQL."""
+        raise _not_yet("queries of the JSON form")
+
+    def analyse(self, sql: str) -> Analysis:
+        """What one read-only statement depends on."""
+        raise _not_yet("prepared queries")
+
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+        """Run it, unless it means something else by now."""
+        raise _not_yet("prepared queries")
+
+    def is_read_only(self, sql: str) -> bool:
+        """Whether the engine itself says that `sql` writes nothing."""
+        raise _not_yet("telling what a statement writes")
+
+    def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
+        """One row by its key."""
+        raise _not_yet("reading rows by key")
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        raise _not_yet("snapshots")
+
+    def sample(self, table: str, size: int) -> Sample:
+        """About `size` rows, spread evenly over `table`."""
+        raise _not_yet("snapshots")
+
+    def condition(self, table: Table, where: str) -> Condition:
+        """The predicate `where` over rows of `table`."""
+        raise _not_yet("filters")
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How the database compares values of `columns`."""
+        raise _not_yet("the order of keys")
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """`values` as `columns` would hold them."""
+        raise _not_yet("writing")
+
+    def write(self, work: Work[T]) -> Future[Written[T]]:
+        """Run `work` in a transaction of its own; done when durable."""
+        raise _not_yet("writing")
+
+    def begin(self, *, read_only: bool = False) -> Tx:
+        """Open an interactive transaction."""
+        raise _not_yet("interactive transactions")
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for the status page and metrics; an error while the stream stands still."""
+        held, stream = self._running()
+        error = stream.lost or stream.error
+        if error is not None:
+            raise error
+        slot = self._side.ask(lambda connection: find_slot(connection, self._slot))
+        return {
+            "head": held.latest,
+            "capture_rows": held.changes,
+            "writes": 0,
+            "tables": sorted(self.describe()),
+            "slot": self._slot,
+            "slot_lag_bytes": None if slot is None else slot.lag_bytes,
+            "slot_safe_bytes": None if slot is None else slot.safe_bytes,
+            "wal_status": "gone" if slot is None else slot.wal_status,
+            "connections": stream.sessions,
+        }
+
+    def finish_writes(self) -> None:
+        """Take no more writes; return when the queued ones are durable."""
+
+    def close(self) -> None:
+        """Stop reading the stream, remember where it stands, release the database."""
+        held, stream, known = self._held, self._stream, self._history
+        if held is not None and stream is not None and known is not None:
+            point = held.acknowledge(held.durable)
+            if point.offset > known.point.offset:
+                with suppress(HeadwaterError):
+                    self._save(point, stream)
+        self._halt()
+        self._side.close()
+        self._pool.close()
+
+
+def _not_yet(what: str) -> NotSupported:
+    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Feeds of changes and sql.query are.")
