@@ -47,6 +47,8 @@ class PgRig:
 
     def open(self, *, expect: str = "") -> str:
         """Start the source; gives the reason why the log is not its own."""
+        if hasattr(self, "source"):
+            self.kill()
         self.source = PostgresSource(self.name, self.url, notes=self.notes, config=self.config)
         reason = self.source.prove(generation=GENERATION, latest=self.latest, read=self.read)
         if not expect:
@@ -54,12 +56,11 @@ class PgRig:
         assert expect in reason, reason
         return reason
 
-    def reopen(self, **options: Any) -> str:
-        """As after a kill of ours: what was not logged is gone, and nothing was said to anybody."""
+    def kill(self) -> None:
+        """The source is gone; what was not logged is gone with it, and nothing was said to anybody."""
         self.source._halt()
         self.source._side.close()
         self.source._pool.close()
-        return self.open(**options)
 
     @property
     def latest(self) -> int:
@@ -131,7 +132,11 @@ def fold(log: list[Transaction], table: str = "t", upto: int | None = None) -> d
                 break
             part = part.cut(0, upto)
         for change in part.changes:
-            if change.table.name != table or change.op is Op.SCHEMA_CHANGE:
+            if change.table.name != table:
+                continue
+            if change.op is Op.SCHEMA_CHANGE:
+                more = len(change.table.columns)
+                found = {key: row + (None,) * (more - len(row)) for key, row in found.items()}
                 continue
             if change.op is Op.TRUNCATE:
                 found.clear()

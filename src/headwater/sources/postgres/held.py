@@ -43,8 +43,8 @@ class Point(msgspec.Struct, frozen=True):
 class Held:
     """The reader puts, capture follows and acknowledges."""
 
-    def __init__(self, point: Point, *, changes: int = MOST_CHANGES, size: int = MOST_BYTES) -> None:
-        self._most_changes, self._most_bytes = changes, size
+    def __init__(self, point: Point) -> None:
+        self._most_changes, self._most_bytes = MOST_CHANGES, MOST_BYTES
         self._changed = threading.Condition()  # guards what follows
         self._parts: list[tuple[Transaction, int]] = []  # with its weight
         self._ends: deque[Point] = deque()  # of whole transactions that are not acknowledged

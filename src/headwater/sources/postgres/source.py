@@ -264,13 +264,13 @@ class PostgresSource:
 
     def _is_idle(self, stream: Stream, known: History) -> bool:
         """Whether it is time to tell the server that nothing of its log is needed, though nothing was captured."""
-        idle = stream.idle - max(known.confirmed, stream.confirmed)
-        return idle > 0 and (idle > IDLE_BYTES or time.monotonic() - self._idle_at > self._config.heartbeat_seconds)
+        idle, waited = stream.idle - max(known.confirmed, stream.confirmed), time.monotonic() - self._idle_at
+        return idle > 0 and (stream.is_asked or idle > IDLE_BYTES or waited > self._config.heartbeat_seconds)
 
     def _save(self, point: Point, stream: Stream) -> None:
         """First the note, then the server: what it was told is never beyond what we know that it was told."""
         assert self._history is not None
-        self._idle_at = time.monotonic()
+        self._idle_at, stream.is_asked = time.monotonic(), False
         confirmed = max(stream.idle, self._history.confirmed)
         found = msgspec.structs.replace(self._history, point=point, confirmed=confirmed)
         self._notes.set_notes(**{NOTE: history.save(found)})

@@ -78,6 +78,7 @@ class Stream:
         self.error_since = 0.0
         self.lost: SourceMismatch | None = None  # why there will be none
         self.idle = 0  # an LSN up to which nothing is pending
+        self.is_asked = False  # whether the server waits for being told so
         self.sessions = 0  # connections that were made
         self.confirmed = 0  # what the server may forget
         self.stopping = threading.Event()
@@ -241,6 +242,9 @@ class _Pump:
             self._rest(frame.end)
             if frame.reply:
                 self._tell(at_once=True)
+                if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our word
+                    self._owner.is_asked = True
+                    self._keeper.arrived()
 
     def _take(self, item: Item) -> None:
         if isinstance(item, Barrier):
