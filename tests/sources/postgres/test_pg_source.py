@@ -207,7 +207,7 @@ def test_a_history_is_judged(identity: Identity, slot: Slot | None, reason: str)
 
 def test_a_server_that_cannot_be_captured_is_told_how_to_mend_it(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE bare(x int)", "CREATE TABLE whole(x int)", "ALTER TABLE whole REPLICA IDENTITY FULL")
-    found = own.source.findings(own.db)
+    found = own.source.findings()
     assert not [each for each in found if each.fatal]
     assert 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;' in {each.remedy for each in found}
     role = f"weak_{own.name}"

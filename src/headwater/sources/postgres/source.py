@@ -12,8 +12,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-import msgspec
-
 from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, NotSupported, SourceError
 from headwater.model.change import Transaction
@@ -22,27 +20,14 @@ from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.postgres import history
+from headwater.sources.postgres.attachment import Attachment
 from headwater.sources.postgres.barriers import Barriers, Side
 from headwater.sources.postgres.catalogue import describe, read_types
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.held import Held, Point, Shapes
-from headwater.sources.postgres.history import NOTE, History
+from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.pool import Pool, Reading
 from headwater.sources.postgres.results import placed, run
-from headwater.sources.postgres.slot import (
-    Finding,
-    Identity,
-    check,
-    create_slot,
-    drop_slot,
-    ensure_publication,
-    examine,
-    find_slot,
-    identify,
-    judge,
-    slot_name,
-)
+from headwater.sources.postgres.slot import Finding, Identity
 from headwater.sources.postgres.stream import Stream
 from headwater.sources.postgres.types import Types
 from headwater.sources.postgres.visibility import Snapshot, Visibility
@@ -50,8 +35,6 @@ from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample
 
 T = TypeVar("T")
 RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
-SAVE_CHANGES = 10_000  # acknowledged ones after which the note is brought up to date
-IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it is told at once
 DOWN_SECONDS = 1.0  # without a connection before it is an error
 TYPES_SECONDS = 1.0
 MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
@@ -62,114 +45,68 @@ class PostgresSource:
 
     def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
         self.name = name
-        self._server, self._notes, self._config = Server(name, url), notes, config
-        self._slot, self._publication = slot_name(config.slot, name), slot_name(config.publication, name)
-        self._visibility = Visibility()
+        self._server, self._config = Server(name, url), config
+        self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
+        self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
+        self._barriers, self._visibility = Barriers(self._side), Visibility()
+        self._pool = self._open_pool()
         self._arrived = threading.Event()
-        self._history: History | None = None
         self._held: Held | None = None
         self._stream: Stream | None = None
         self._types: tuple[float, Types] = (0.0, {})
-        self._idle_at = self._pruned_at = 0.0
-        self._open()
+        self._pruned_at = 0.0
 
-    def _open(self) -> None:
-        self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
-        self._barriers = Barriers(self._side)
-        self._pool = Pool(self._server, statement_seconds=self._config.statement_seconds)
+    def _open_pool(self) -> Pool:
+        return Pool(self._server, statement_seconds=self._config.statement_seconds)
 
     # --- history -----------------------------------------------------------------------------------------------
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
         """Why the log is not this database's history; "" if it is. A database never seen before joins a new log."""
         self._halt()
-        self._side.ask(lambda connection: check(self.findings(connection)))
-        found = history.load(self._notes.note(NOTE))
-        if found is None and not latest:
-            self._begin(generation, 0)
-            return ""
-        if found is None or found.generation != generation:
-            return "the log was not made from this database"
-        if found.point.offset > latest:
-            return f"the log ends at {latest}, but it once had {found.point.offset} changes of this database"
-        point = history.brought_up(found.point, read(found.point.offset))
-        if point.offset != latest:
-            return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
-        self._history = msgspec.structs.replace(found, point=point)
-        reason = self._side.ask(lambda connection: self._judge(self._identify(), connection, point))
-        if reason:
-            return reason
-        self._side.ask(lambda connection: ensure_publication(connection, self._publication, self._config.tables))
+        self._attachment.check()
+        found = self._attachment.resume(generation, latest, read)
+        if isinstance(found, str):
+            return found
         self._recall(latest, read)
-        self._run(point)
+        self._run(found)
         return ""
 
     def restart(self, *, generation: str, first: int) -> None:
         """Begin a new generation, with a new slot."""
         self._halt()
-        self._side.ask(lambda connection: check(self.findings(connection)))
-        self._side.ask(lambda connection: drop_slot(connection, self._slot))
-        self._begin(generation, first - 1)
+        self._attachment.check()
+        point = self._attachment.renew(generation, first - 1)
+        self._visibility.start(point.offset)
+        self._run(point)
 
     def reopen(self) -> None:
         """Connect anew: what stands behind the name is not what it was."""
         self._halt()
         self._side.close()
         self._pool.close()
-        self._open()
+        self._pool = self._open_pool()
 
-    def findings(self, connection: Connection) -> list[Finding]:
+    def findings(self) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
-        return examine(connection, self._server, self._slot, self._config.tables)
-
-    def _begin(self, generation: str, offset: int) -> None:
-        """From here on, with the slot that is there or a new one. It sees every publication that is older than it."""
-
-        def work(connection: Connection) -> History:
-            ensure_publication(connection, self._publication, self._config.tables)
-            slot = find_slot(connection, self._slot)
-            position = create_slot(connection, self._slot) if slot is None else slot.confirmed
-            found = describe(connection, self._publication)
-            shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
-            who = self._identify()
-            point = Point(offset, position, shapes)
-            return History(generation, who.system, who.timeline, connection.info.dbname, position, point)
-
-        self._history = self._side.ask(work)
-        self._notes.set_notes(**{NOTE: history.save(self._history)})
-        self._visibility.start(offset)
-        self._run(self._history.point)
+        return self._side.ask(self._attachment.findings)
 
     def _recall(self, latest: int, read: Callable[[int], Iterator[Transaction]]) -> None:
         """The last transactions of the log: that they were committed does not mean that everybody sees them yet."""
-        self._visibility.start(max(latest - RECENT, 0))
-        for part in read(max(latest - RECENT, 0)):
+        self._visibility.start(latest)
+        for number, part in enumerate(read(max(latest - RECENT, 0))):
+            if not number:
+                self._visibility.start(part.first - part.start - 1)
             if part.last:
                 self._visibility.log(int(part.id), part.upto)
-        if not len(self._visibility):
-            self._visibility.start(latest)
-
-    def _identify(self) -> Identity:
-        wire = self._server.replicate()
-        try:
-            return identify(wire)
-        finally:
-            wire.finish()
-
-    def _judge(self, identity: Identity, connection: Connection, point: Point) -> str:
-        assert self._history is not None
-        found = find_slot(connection, self._slot)
-        reason = judge(self._history.known(point), identity, found, connection.info.dbname)
-        if not reason:
-            self._history = msgspec.structs.replace(self._history, timeline=identity.timeline)
-        return reason
 
     def _run(self, point: Point) -> None:
-        self._held = Held(point)
+        attachment, held = self._attachment, Held(point)
         all_tables = not self._config.tables
-        self._stream = Stream(self._server, self._slot, self._publication, self._held, self, all_tables=all_tables)
-        self._stream.confirm(point.position)
-        self._stream.start()
+        stream = Stream(self._server, attachment.slot, attachment.publication, held, self, all_tables=all_tables)
+        stream.confirm(point.position)
+        self._held, self._stream = held, stream
+        stream.start()
 
     def _halt(self) -> None:
         stream, self._stream = self._stream, None
@@ -181,7 +118,7 @@ class PostgresSource:
 
     def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
         """See Keeper."""
-        return self._judge(identity, connection, point)
+        return self._attachment.judge(identity, connection, point)
 
     def logged(self, xid: int, upto: int) -> None:
         """See Keeper."""
@@ -207,7 +144,8 @@ class PostgresSource:
 
         def work(connection: Connection) -> dict[str, Table]:
             versions = shapes.versions
-            return describe(connection, self._publication, shapes.tables.get, lambda name: versions.get(name, 0)).tables
+            publication = self._attachment.publication
+            return describe(connection, publication, shapes.tables.get, lambda name: versions.get(name, 0)).tables
 
         return self._side.ask(work)
 
@@ -253,29 +191,16 @@ class PostgresSource:
         held, stream = self._running()
         point = held.acknowledge(upto)
         stream.confirm(point.position)
-        known = self._history
-        assert known is not None
-        changed = point.shapes is not known.point.shapes
-        if changed or point.offset - known.point.offset >= SAVE_CHANGES or self._is_idle(stream, known):
+        due = self._attachment.is_due
+        if due(point, idle=stream.idle, confirmed=stream.confirmed, is_asked=stream.is_asked):
             self._save(point, stream)
         if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
             self._pruned_at = time.monotonic()
             self._prune()
 
-    def _is_idle(self, stream: Stream, known: History) -> bool:
-        """Whether it is time to tell the server that nothing of its log is needed, though nothing was captured."""
-        idle, waited = stream.idle - max(known.confirmed, stream.confirmed), time.monotonic() - self._idle_at
-        return idle > 0 and (stream.is_asked or idle > IDLE_BYTES or waited > self._config.heartbeat_seconds)
-
     def _save(self, point: Point, stream: Stream) -> None:
-        """First the note, then the server: what it was told is never beyond what we know that it was told."""
-        assert self._history is not None
-        self._idle_at, stream.is_asked = time.monotonic(), False
-        confirmed = max(stream.idle, self._history.confirmed)
-        found = msgspec.structs.replace(self._history, point=point, confirmed=confirmed)
-        self._notes.set_notes(**{NOTE: history.save(found)})
-        self._history = found
-        stream.confirm(confirmed)
+        stream.is_asked = False
+        stream.confirm(self._attachment.save(point, stream.idle))
 
     def _prune(self) -> None:
         def work(connection: Connection) -> Snapshot:
@@ -381,13 +306,13 @@ class PostgresSource:
         error = stream.lost or stream.error
         if error is not None:
             raise error
-        slot = self._side.ask(lambda connection: find_slot(connection, self._slot))
+        slot = self._attachment.find_slot()
         return {
             "head": held.latest,
             "capture_rows": held.changes,
             "writes": 0,
             "tables": sorted(self.describe()),
-            "slot": self._slot,
+            "slot": self._attachment.slot,
             "slot_lag_bytes": None if slot is None else slot.lag_bytes,
             "slot_safe_bytes": None if slot is None else slot.safe_bytes,
             "wal_status": "gone" if slot is None else slot.wal_status,
@@ -399,10 +324,10 @@ class PostgresSource:
 
     def close(self) -> None:
         """Stop reading the stream, remember where it stands, release the database."""
-        held, stream, known = self._held, self._stream, self._history
-        if held is not None and stream is not None and known is not None:
+        held, stream = self._held, self._stream
+        if held is not None and stream is not None:
             point = held.acknowledge(held.durable)
-            if point.offset > known.point.offset:
+            if not self._attachment.is_saved(point):
                 with suppress(HeadwaterError):
                     self._save(point, stream)
         self._halt()
