@@ -163,7 +163,7 @@ class App:
         found = self.database(name)
         source, log = found.source, os.path.abspath(found.disk.path)
         if not isinstance(source, SqliteSource):
-            raise NotSupported(f"{name!r} is not read in bulk yet", hint="Its feeds work, and sql.query.")
+            raise NotSupported(f"{name!r} is not read in bulk yet", hint="Feeds of its changes are served.")
         return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)
 
     # --- Databases -------------------------------------------------------------------------------------------

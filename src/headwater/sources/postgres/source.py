@@ -336,4 +336,4 @@ class PostgresSource:
 
 
 def _not_yet(what: str) -> NotSupported:
-    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Feeds of changes and sql.query are.")
+    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Feeds of its changes are.")
