@@ -21,6 +21,7 @@ from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.visibility import Snapshot
 
 SECONDS = 1.0  # longest one waits for its mark
+DOWN_SECONDS = 0.1  # the same, where there is no stream just now
 T = TypeVar("T")
 
 
@@ -70,8 +71,8 @@ class Side:
 class Barriers:
     """Of one database. From any thread."""
 
-    def __init__(self, side: Side) -> None:
-        self._side = side
+    def __init__(self, side: Side, is_up: Callable[[], bool]) -> None:
+        self._side, self._is_up = side, is_up
         self._own = secrets.token_hex(6)  # so that marks of others, or of an earlier run, are not taken for ours
         self._changed = threading.Condition()  # guards what follows
         self._begun = self._ended = 0
@@ -117,7 +118,7 @@ class Barriers:
         return found
 
     def _pass(self, token: str) -> Passed:
-        end = time.monotonic() + SECONDS
+        end = time.monotonic() + (SECONDS if self._is_up() else DOWN_SECONDS)
         with self._changed:
             self._awaited = token
             self._seen.clear()

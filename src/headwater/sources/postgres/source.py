@@ -48,13 +48,17 @@ class PostgresSource:
         self._server, self._config = Server(name, url), config
         self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
         self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
-        self._barriers, self._visibility = Barriers(self._side), Visibility()
+        self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
         self._pool = self._open_pool()
         self._arrived = threading.Event()
         self._held: Held | None = None
         self._stream: Stream | None = None
         self._types: tuple[float, Types] = (0.0, {})
         self._pruned_at = 0.0
+
+    def _is_up(self) -> bool:
+        stream = self._stream
+        return stream is not None and stream.error is None and stream.lost is None
 
     def _open_pool(self) -> Pool:
         return Pool(self._server, statement_seconds=self._config.statement_seconds)

@@ -263,6 +263,7 @@ class _Pump:
             self._keeper.arrived()
         while not self._held.wait_for_room(self._interval / 2):
             self._tell()
+            self._heard_at = time.monotonic()  # we did not listen
             if self._is_over():
                 raise _Over
 
