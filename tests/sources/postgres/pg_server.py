@@ -99,6 +99,28 @@ class Server:
         self._process.send_signal(how)
         self._process.wait(PATIENCE)
 
+    def copy(self) -> Path:
+        """What a standby would have by now; while it does not run."""
+        found = self.folder / "copy"
+        subprocess.run(["cp", "-a", self.folder / "data", found], check=True)
+        return found
+
+    def promote(self, data: Path | None = None) -> None:
+        """Start as a standby does that takes over: with a history of its own from here on."""
+        own = self.folder / "data"
+        if data is not None:
+            shutil.rmtree(own)
+            data.rename(own)
+        with (own / "postgresql.auto.conf").open("a") as settings:
+            settings.write("restore_command = 'false'\n")
+        (own / "recovery.signal").touch()
+        if os.geteuid() == 0:
+            os.chown(own / "recovery.signal", own.stat().st_uid, -1)
+        self.start()
+        with self.connect() as admin:
+            while admin.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                time.sleep(0.02)
+
     def stop(self) -> None:
         """End it, and remove its folder."""
         atexit.unregister(self.stop)

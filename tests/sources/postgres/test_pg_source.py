@@ -18,7 +18,7 @@ import pytest
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import GENERATION, PgRig
 
-from headwater.errors import HeadwaterError, SourceMismatch, SourceUnfit
+from headwater.errors import HeadwaterError, SourceMismatch, SourceUnfit, Unavailable
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.slot import Identity, Known, Slot, drop_slot, judge
 from headwater.sources.postgres.source import PostgresSource
@@ -160,7 +160,7 @@ def test_a_slot_that_is_dropped_while_we_read_it_is_told(rig: Callable[..., PgRi
         with contextlib.suppress(psycopg.errors.ObjectInUse):
             own.run(f"SELECT pg_drop_replication_slot('{own.slot}')")
     own.run("INSERT INTO t VALUES (1, 'unseen')")
-    with pytest.raises(SourceMismatch, match="gone"):
+    with pytest.raises(SourceMismatch, match="gone|does not exist"):
         for _ in range(600):
             list(own.source.follow(after=0))
             time.sleep(0.05)
@@ -180,6 +180,50 @@ def test_another_server_is_not_gone_on_with(rig: Callable[..., PgRig], own_serve
     other.notes, other.log = own.notes, own.log
     other.open(expect="another server")
     other.close()
+
+
+def _end(own: PgRig) -> None:
+    """An orderly end of the server, for which we have to have everything."""
+    kill = threading.Thread(target=own.server.kill, args=(signal.SIGINT,))
+    kill.start()
+    while kill.is_alive():
+        with contextlib.suppress(HeadwaterError):
+            own.log += own.source.follow(after=own.latest)
+        own.acknowledge()
+        time.sleep(0.01)
+    own.db.close()
+
+
+def test_a_failover_that_lost_nothing_is_gone_on_with_and_one_that_did_is_told(own_server: Server) -> None:
+    own = PgRig(own_server, "promoted", TABLE)
+    try:
+        own.run("INSERT INTO t VALUES (1, 'a')")
+        own.pull()
+        _end(own)
+        own_server.promote()
+        own.db = own_server.connect(own.name)
+        own.run("INSERT INTO t VALUES (2, 'b')")
+        assert [part.first for part in own.pull()] == [2]
+        own.open()  # also when it is proven anew, after the place where the histories parted
+        own.run("INSERT INTO t VALUES (3, 'c')")
+        own.pull()
+        _end(own)
+        behind = own_server.copy()
+        own_server.start()
+        own.db = own_server.connect(own.name)
+        own.run("INSERT INTO t VALUES (4, 'lost')")
+        own.pull()
+        _end(own)
+        own_server.promote(behind)
+        own.db = own_server.connect(own.name)
+        own.run("INSERT INTO t VALUES (5, 'other')")
+        with pytest.raises(SourceMismatch, match="failover lost"):
+            for _ in range(600):
+                list(own.source.follow(after=own.latest))
+                time.sleep(0.05)
+        own.open(expect="failover lost")
+    finally:
+        own.close()
 
 
 FACTS = Known(system="1", timeline=1, database="d", position=500, confirmed=600)
@@ -321,6 +365,22 @@ def test_the_head_counts_what_was_committed_before(rig: Callable[..., PgRig]) ->
         thread.join()
     assert not wrong
     assert own.source.head() == 240
+
+
+def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
+    monkeypatch: pytest.MonkeyPatch, rig: Callable[..., PgRig]
+) -> None:
+    own = rig(TABLE)
+    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 1)
+    own.open()
+    own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
+    assert own.source.look().settled is False
+    with pytest.raises(Unavailable):
+        own.source.head()
+    while own.latest < 3:
+        own.log += own.source.follow(after=own.latest)
+        own.acknowledge()
+    assert own.source.look().settled and own.source.head() == 3
 
 
 def test_the_schema_number_moves_with_every_change_of_the_schema(rig: Callable[..., PgRig]) -> None:

@@ -6,6 +6,7 @@ the note. So a slot that starts later than both was made anew, or moved on by so
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -46,6 +47,7 @@ class Attachment:
         self._server, self._side, self._notes, self._config = server, side, notes, config
         self.slot = slot_name(config.slot, server.name)
         self.publication = slot_name(config.publication, server.name)
+        self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
         self._history: History | None = None
         self._told_at = 0.0
 
@@ -105,11 +107,13 @@ class Attachment:
 
     def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
         """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted."""
-        known = self._known
-        reason = judge(known.known(point), identity, find_slot(connection, self.slot), connection.info.dbname)
-        if not reason:
-            self._history = msgspec.structs.replace(known, timeline=identity.timeline)
-        return reason
+        slot = find_slot(connection, self.slot)
+        with self._lock:
+            known = self._known
+            reason = judge(known.known(point), identity, slot, connection.info.dbname)
+            if not reason and known.timeline != identity.timeline:  # at once: positions from here on are of this one
+                self._keep(msgspec.structs.replace(known, timeline=identity.timeline))
+            return reason
 
     def _identify(self) -> Identity:
         wire = self._server.replicate()
@@ -134,10 +138,11 @@ class Attachment:
 
     def save(self, point: Point, idle: int) -> int:
         """Remember that the log came to `point`; gives how far the server may be told to forget."""
-        known = self._known
-        self._told_at = time.monotonic()
-        self._keep(msgspec.structs.replace(known, point=point, confirmed=max(idle, known.confirmed)))
-        return self._known.confirmed
+        with self._lock:
+            known = self._known
+            self._told_at = time.monotonic()
+            self._keep(msgspec.structs.replace(known, point=point, confirmed=max(idle, known.confirmed)))
+            return self._known.confirmed
 
     def is_saved(self, point: Point) -> bool:
         """Whether the note is of there."""

@@ -118,7 +118,8 @@ def find_slot(connection: Connection, slot: str) -> Slot | None:
         """
         SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(active_pid, 0), confirmed_flush_lsn::text,
                restart_lsn::text, coalesce(wal_status, ''), two_phase,
-               coalesce(pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn), 0)::bigint, safe_wal_size
+               coalesce(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                 ELSE pg_current_wal_lsn() END, restart_lsn), 0)::bigint, safe_wal_size
         FROM pg_replication_slots WHERE slot_name = %s
         """,
         [slot],

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from headwater.config import PostgresConfig
-from headwater.errors import HeadwaterError, NotSupported, SourceError
+from headwater.errors import HeadwaterError, NotSupported, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.dependency import Analysis
 from headwater.model.key import Span
@@ -154,15 +154,20 @@ class PostgresSource:
         return self._side.ask(work)
 
     def head(self) -> int:
-        """The offset of the newest change that was committed before this call."""
-        return self.look().head
+        """The offset of the newest change that was committed before this call; Unavailable if the stream is behind."""
+        found = self.look()
+        if not found.settled:
+            raise Unavailable(f"the stream of {self.name!r} is behind", hint="Try again in a moment.")
+        return found.head
 
     def look(self) -> Look:
-        """The same, and the number of the schema. A stream that is too far behind is one change short."""
+        """The same, and the number of the schema. Where the stream is behind, the head is not known: not settled."""
         held, _ = self._running()
         found = self._barriers.set()
         self._visibility.notice(found.snapshot)
-        return Look(held.latest + 1 if found.offset is None else found.offset, found.schema)
+        if found.offset is None:
+            return Look(held.latest + 1, found.schema, settled=False)
+        return Look(found.offset, found.schema)
 
     def glance(self) -> Look | None:
         """Never: it takes a round trip."""
@@ -234,9 +239,8 @@ class PostgresSource:
 
     def exact(self, snapshot: Snapshot) -> int | None:
         """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
-        if self._barriers.set().offset is None or not self._visibility.is_prefix(snapshot):
-            return None
-        return self._visibility.offset_seen(snapshot)
+        passed = self._barriers.set().offset
+        return None if passed is None else self._visibility.exact(snapshot, passed)
 
     def types(self) -> Types:
         """The types of the database, about a second old at most."""

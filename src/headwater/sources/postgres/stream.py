@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import select
+import socket
 import threading
 import time
 from typing import Protocol
@@ -82,8 +82,8 @@ class Stream:
         self.sessions = 0  # connections that were made
         self.confirmed = 0  # what the server may forget
         self.stopping = threading.Event()
-        self.wake_in, self._wake_out = os.pipe()
-        os.set_blocking(self._wake_out, False)
+        self.wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
         self._thread = threading.Thread(target=self._run, name=f"headwater-stream-{server.name}", daemon=True)
 
     def start(self) -> None:
@@ -97,13 +97,13 @@ class Stream:
         self.wake()
         if self._thread.is_alive():
             self._thread.join()
-        os.close(self.wake_in)
-        os.close(self._wake_out)
+        self.wake_in.close()
+        self._wake_out.close()
 
     def wake(self) -> None:
         """Make the thread look around."""
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_out, b"x")
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is over
+            self._wake_out.send(b"x")
 
     def confirm(self, lsn: int) -> None:
         """The server may forget everything up to `lsn`."""
@@ -148,6 +148,8 @@ class Stream:
         assembly: Assembly | None = None
         try:
             wire = self.server.replicate()
+            if side.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is asked again.")
             point = self.held.rewind()
             self.keeper.rewound(point)
             reason = self.keeper.judge(identify(wire), side, point)
@@ -210,7 +212,7 @@ class _Pump:
         self._told_at = self._heard_at = time.monotonic()
         self._poll = select.poll()
         self._poll.register(wire.socket, select.POLLIN)
-        self._poll.register(owner.wake_in, select.POLLIN)
+        self._poll.register(owner.wake_in.fileno(), select.POLLIN)
 
     def run(self) -> None:
         """Until it breaks, or another one is wanted."""
@@ -276,8 +278,8 @@ class _Pump:
         """Until more comes, somebody wakes us, or the server wants to hear of us."""
         left = self._told_at + self._interval - time.monotonic()
         for fd, _ in self._poll.poll(max(left, 0) * 1000):
-            if fd == self._owner.wake_in:
-                os.read(fd, 4096)
+            if fd == self._owner.wake_in.fileno():
+                self._owner.wake_in.recv(4096)
             else:
                 self._heard_at = time.monotonic()
                 self._wire.consume_input()

@@ -45,7 +45,7 @@ class Visibility:
     """The logged transactions that somebody may not see yet, in the order of the log. From any thread."""
 
     def __init__(self, offset: int = 0) -> None:
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows
         self._forgotten = offset  # everything up to here is seen by everybody
         self._logged: deque[tuple[int, int]] = deque()  # number, last offset
         self._tickets = itertools.count(1)
@@ -105,6 +105,17 @@ class Visibility:
         with self._lock:
             rest = itertools.dropwhile(lambda each: snapshot.sees(each[0]), self._logged)
             return not any(snapshot.sees(xid) for xid, _ in rest)
+
+    def exact(self, snapshot: Snapshot, passed: int) -> int | None:
+        """The offset up to which it sees everything, and nothing after; None if there is none, or not known.
+
+        `passed` is the offset of a barrier that was set after the snapshot was taken.
+        """
+        with self._lock:
+            latest = self._logged[-1][1] if self._logged else self._forgotten
+            if latest < passed or not self.is_prefix(snapshot):
+                return None
+            return self.offset_seen(snapshot)
 
     def notice(self, snapshot: Snapshot) -> None:
         """A snapshot that was just taken: what it sees, all later ones see."""
