@@ -32,7 +32,7 @@ class PgRig:
     """Nothing moves by itself but the stream: `pull` follows and logs, `acknowledge` makes durable."""
 
     def __init__(self, server: Server, name: str, *statements: str, **settings: Any) -> None:
-        self.server, self.name = server, name
+        self.server, self.name, self.user = server, name, "postgres"
         self.config = PostgresConfig(**{"heartbeat_seconds": 0.05, **settings})
         with server.connect() as admin:
             admin.execute(f"CREATE DATABASE {name}")
@@ -44,7 +44,7 @@ class PgRig:
 
     @property
     def url(self) -> str:
-        return f"postgresql://postgres@/{self.name}?host={self.server.folder}"
+        return f"postgresql://{self.user}@/{self.name}?host={self.server.folder}"
 
     @property
     def slot(self) -> str:
