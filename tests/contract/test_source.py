@@ -97,7 +97,13 @@ class Postgres(Driver):
                     self._rig.db.execute("DELETE FROM t WHERE k = %s", before[:1])
                 else:
                     self._rig.db.execute("UPDATE t SET k = %s, v = %s WHERE k = %s", (*after, before[0]))
-        self.source.head()  # the stream has brought it
+        self._rig.until(self.source.head)  # the stream has brought it
+
+    def proof(self, latest: int = 0, generation: str = "g") -> str:
+        reason = super().proof(latest, generation)
+        if not reason:
+            self._rig.until(self.source.head)  # the connection before this one has left
+        return reason
 
     def close(self) -> None:
         self._rig.close()

@@ -80,7 +80,7 @@ class PgRig:
 
     def pull(self) -> list[Transaction]:
         """Log everything that is committed by now; gives what is new."""
-        head = self.until(lambda: self.source.head())
+        head = self.head()
         found: list[Transaction] = []
         end = time.monotonic() + PATIENCE
         while self.latest < head:
@@ -103,6 +103,11 @@ class PgRig:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.05)
+
+    def head(self) -> int:
+        """Where the database stands, once the stream can tell."""
+        found: int = self.until(self.source.head)
+        return found
 
     def acknowledge(self) -> None:
         self.source.acknowledge(self.latest)

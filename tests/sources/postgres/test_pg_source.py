@@ -58,7 +58,7 @@ def test_what_is_committed_is_followed(rig: Callable[..., PgRig]) -> None:
 def test_following_is_repeatable_until_it_is_acknowledged(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)
     own.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "DELETE FROM t")
-    own.source.head()
+    own.head()
     once = list(own.source.follow(after=0))
     assert list(own.source.follow(after=0)) == once
     assert [part.first for part in own.source.follow(after=1)] == [2, 3]
@@ -87,7 +87,7 @@ def test_what_we_had_not_logged_comes_again_under_the_same_offsets(rig: Callable
     own.pull()
     own.acknowledge()
     own.run("UPDATE t SET v = 'c'", "ALTER TABLE t ADD COLUMN w int", "INSERT INTO t VALUES (3, 'd', 4)")
-    own.source.head()
+    own.head()
     lost = list(own.source.follow(after=own.latest))
     own.open()
     assert own.pull() == lost
@@ -147,7 +147,7 @@ def test_a_slot_that_was_made_anew_is_noticed(rig: Callable[..., PgRig]) -> None
     own.open(expect="made anew")
     own.source.restart(generation="next", first=100)
     own.run("INSERT INTO t VALUES (3, 'seen')")
-    assert own.source.head() == 100
+    assert own.head() == 100
     assert [(part.first, part.changes[0].after) for part in own.source.follow(after=99)] == [(100, (3, "seen"))]
     assert own.source.prove(generation=GENERATION, latest=1, read=own.read) != ""
     assert own.source.prove(generation="next", latest=99, read=lambda after: iter(())) == ""
@@ -167,7 +167,7 @@ def test_a_slot_that_is_dropped_while_we_read_it_is_told(rig: Callable[..., PgRi
     own.source.reopen()
     own.source.restart(generation="next", first=7)
     own.run("INSERT INTO t VALUES (2, 'seen')")
-    assert own.source.head() == 7
+    assert own.head() == 7
 
 
 def test_another_server_is_not_gone_on_with(rig: Callable[..., PgRig], own_server: Server) -> None:
@@ -353,7 +353,7 @@ def test_the_head_counts_what_was_committed_before(rig: Callable[..., PgRig]) ->
             for _ in range(40):
                 key = next(counted)
                 db.execute("INSERT INTO t VALUES (%s, 'x')", [key])
-                head = own.source.head()
+                head = own.head()
                 keys = {part.changes[0].after[0] for part in own.source.follow(after=0)}  # type: ignore[index]
                 if key not in keys or head < 1:
                     wrong.append(key)
@@ -364,7 +364,7 @@ def test_the_head_counts_what_was_committed_before(rig: Callable[..., PgRig]) ->
     for thread in threads:
         thread.join()
     assert not wrong
-    assert own.source.head() == 240
+    assert own.head() == 240
 
 
 def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
@@ -380,7 +380,7 @@ def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
     while own.latest < 3:
         own.log += own.source.follow(after=own.latest)
         own.acknowledge()
-    assert own.source.look().settled and own.source.head() == 3
+    assert own.source.look().settled and own.head() == 3
 
 
 def test_the_schema_number_moves_with_every_change_of_the_schema(rig: Callable[..., PgRig]) -> None:

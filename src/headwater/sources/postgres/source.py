@@ -58,7 +58,9 @@ class PostgresSource:
 
     def _is_up(self) -> bool:
         stream = self._stream
-        return stream is not None and stream.error is None and stream.lost is None
+        if stream is None or stream.lost is not None:
+            return False
+        return stream.error is None or time.monotonic() - stream.error_since < DOWN_SECONDS
 
     def _open_pool(self) -> Pool:
         return Pool(self._server, statement_seconds=self._config.statement_seconds)
@@ -266,7 +268,7 @@ class PostgresSource:
         """What one read-only statement depends on."""
         raise _not_yet("prepared queries")
 
-    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
         """Run it, unless it means something else by now."""
         raise _not_yet("prepared queries")
 
