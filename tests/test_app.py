@@ -181,7 +181,7 @@ def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
 
 
 def test_when_one_database_cannot_be_opened_nothing_stays_open(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError), app(tmp_path, ("a", str(tmp_path / "a.db")), ("b", "postgresql://localhost/x")):
+    with pytest.raises(ConfigError), app(tmp_path, ("a", str(tmp_path / "a.db")), ("b", "mysql://localhost/x")):
         raise AssertionError("it must not start")
     with app(tmp_path, ("a", str(tmp_path / "a.db"))) as one:
         assert one.names() == ["a"]

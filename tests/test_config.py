@@ -96,6 +96,12 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "sqlite.trim_seconds": ("2", "2", 2.0),
     "sqlite.poll_seconds": ("1", "1", 1.0),
     "sqlite.on_discontinuity": ("stop", '"stop"', "stop"),
+    "postgres.slot": ("mine", '"mine"', "mine"),
+    "postgres.publication": ("ours", '"ours"', "ours"),
+    "postgres.tables": ("a, s.b", '["a", "s.b"]', ("a", "s.b")),
+    "postgres.heartbeat_seconds": ("3", "3", 3.0),
+    "postgres.statement_seconds": ("7", "7", 7.0),
+    "postgres.on_discontinuity": ("stop", '"stop"', "stop"),
 }
 
 

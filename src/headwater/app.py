@@ -26,18 +26,19 @@ from headwater.ranges.jobs import Place
 from headwater.ranges.process import WorkerProcess
 from headwater.ranges.ranges import Ranges, hold_again
 from headwater.ranges.store import Store
-from headwater.sources.source import Look
+from headwater.sources.source import Look, Notes, Source
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
 SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
+POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 CLOSE_SECONDS = 2.0  # longest a close waits for a log that cannot be written; the source keeps what it lacks
 
 
 class Database(msgspec.Struct, frozen=True):
     """One database that is open: its source, its log, and the thread between them."""
 
-    source: SqliteSource
+    source: Source
     log: LiveLog
     disk: DiskLog
     capture: Capture
@@ -161,11 +162,13 @@ class App:
         """Where the worker finds the database `name`."""
         found = self.database(name)
         source, log = found.source, os.path.abspath(found.disk.path)
+        if not isinstance(source, SqliteSource):
+            raise NotSupported(f"{name!r} is not read in bulk yet", hint="Feeds of its changes are served.")
         return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)
 
     # --- Databases -------------------------------------------------------------------------------------------
 
-    def get(self, name: str) -> SqliteSource:
+    def get(self, name: str) -> Source:
         """The source called `name`."""
         return self.database(name).source
 
@@ -194,7 +197,8 @@ class App:
             with self._lock:
                 del self._open[name]
             found.close()
-            for path in (*_files(found.source.path), *_files(str(self._log_path(name)))):
+            own = self._path(DatabaseConfig(name, ""))
+            for path in (*_files(own), *_files(str(self._log_path(name)))):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             if self._store is not None:
@@ -241,13 +245,13 @@ class App:
         return self._data / f"{name}.log.db"
 
     def _build(self, config: DatabaseConfig) -> Database:
-        path, settings = self._path(config), self._config.log_of(config)
+        settings = self._config.log_of(config)
         retention = _retention(settings)
         with contextlib.ExitStack() as undo:
             disk = DiskLog.open(self._log_path(config.name))
             undo.callback(disk.close)
             log = LiveLog(disk, retention_changes=retention.changes)
-            source = SqliteSource(config.name, path, notes=log, config=self._config.sqlite)
+            source, stop_when_lost = self._source(config, log)
             undo.callback(source.close)
             self._hold(config.name, log)
             capture = Capture(
@@ -255,11 +259,26 @@ class App:
                 log,
                 retention=retention,
                 flush_seconds=settings.flush_ms / 1000,
-                stop_when_lost=self._config.sqlite.on_discontinuity == "stop",
+                stop_when_lost=stop_when_lost,
             )
             capture.start()
             undo.pop_all()
         return Database(source, log, disk, capture, retention, embedded=not config.url)
+
+    def _source(self, config: DatabaseConfig, notes: Notes) -> tuple[Source, bool]:
+        """The database, and whether to stop when it is no longer the one that the log was made from."""
+        if config.url.startswith(POSTGRES_SCHEMES):
+            try:
+                from headwater.sources.postgres.source import PostgresSource
+            except ImportError:
+                hint = "pip install 'headwater[postgres]'"
+                raise ConfigError("PostgreSQL needs the library psycopg", hint=hint) from None
+            postgres = self._config.postgres
+            source = PostgresSource(config.name, config.url, notes=notes, config=postgres)
+            return source, postgres.on_discontinuity == "stop"
+        sqlite = self._config.sqlite
+        path = self._path(config)
+        return SqliteSource(config.name, path, notes=notes, config=sqlite), sqlite.on_discontinuity == "stop"
 
     def _hold(self, name: str, log: LiveLog) -> None:
         """Before anything is trimmed: snapshots that were being read go on holding what they need."""
@@ -282,7 +301,8 @@ class App:
         if "://" in config.url:
             scheme = config.url.split("://")[0]
             raise ConfigError(
-                f"{config.name!r}: there is no source for {scheme}:// yet", hint="Give a SQLite file: app.db."
+                f"{config.name!r}: there is no source for {scheme}:// yet",
+                hint="Give a SQLite file (app.db) or postgresql://….",
             )
         return config.url
 

@@ -79,7 +79,7 @@ def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
     assert "an address" in refused(2, "serve", "--http", "nowhere", cwd=tmp_path)
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path)
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "127.0.0.1:0", "--auth", cwd=tmp_path)
-    assert "postgres://" in refused(2, "serve", "postgres://me:pass@host/db", cwd=tmp_path)
+    assert "mysql://" in refused(2, "serve", "mysql://me:pass@host/db", cwd=tmp_path)
 
 
 def test_a_path_that_cannot_be_used_is_an_error_in_words(tmp_path: Path) -> None:

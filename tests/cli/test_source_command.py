@@ -119,7 +119,7 @@ def test_attach_and_detach_are_refused_while_a_server_holds_the_file(app: Path) 
 def test_a_file_that_is_not_there_is_not_created(tmp_path: Path, verb: str) -> None:
     assert "there is no file" in refused(1, "source", verb, "nowhere.db", cwd=tmp_path)
     assert not (tmp_path / "nowhere.db").exists()
-    assert "postgres://" in refused(2, "source", verb, "postgres://me@host/db", cwd=tmp_path)
+    assert "mysql://" in refused(2, "source", verb, "mysql://me@host/db", cwd=tmp_path)
 
 
 # --- doctor ----------------------------------------------------------------------------------------------

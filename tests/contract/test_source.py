@@ -1,13 +1,16 @@
-"""What every source promises to capture and to snapshots, held by SQLite and by the memory twin alike."""
+"""What every source promises to capture and to snapshots, held by SQLite, PostgreSQL and the memory twin alike."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sources.postgres.pg_source import PgRig, shared_server
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import SqliteConfig
@@ -19,6 +22,16 @@ from headwater.sources.memory import MemorySource
 from headwater.sources.source import Source
 from headwater.sources.sqlite.source import SqliteSource
 
+UNBUILT = {
+    "test_chunks_carry_the_offset_and_cover_the_table",
+    "test_one_row_by_its_key",
+    "test_a_condition_is_true_where_the_database_says_so",
+    "test_a_condition_tells_what_a_row_must_have",
+    "test_byte_order_is_the_order_of_chunks",
+    "test_a_stored_value_is_what_an_insert_reads_back",
+    "test_a_sample_tells_how_much_there_is_and_where",
+}
+_numbers = itertools.count(1)
 T = Table("t", (Column("k", "i64"), Column("v")), ("k",))
 Row = tuple[int, Any]
 
@@ -30,6 +43,9 @@ class Driver:
 
     def commit(self, *changes: tuple[Row | None, Row | None]) -> None:
         raise NotImplementedError
+
+    def close(self) -> None:
+        self.source.close()
 
     def proof(self, latest: int = 0, generation: str = "g") -> str:
         return self.source.prove(generation=generation, latest=latest, read=lambda after: iter(()))
@@ -64,12 +80,43 @@ class Sqlite(Driver):
         self.source.write(work).result(30)
 
 
-@pytest.fixture(params=[Memory, Sqlite])
+class Postgres(Driver):
+    def __init__(self, folder: Path) -> None:
+        self._rig = PgRig(
+            shared_server(), f"contract_{os.getpid()}_{next(_numbers)}", "CREATE TABLE t(k bigint PRIMARY KEY, v text)"
+        )
+        self._rig.run("ALTER TABLE t REPLICA IDENTITY FULL")
+        self.source = self._rig.source
+
+    def commit(self, *changes: tuple[Row | None, Row | None]) -> None:
+        with self._rig.db.transaction():
+            for before, after in changes:
+                if before is None:
+                    self._rig.db.execute("INSERT INTO t VALUES (%s, %s)", after)
+                elif after is None:
+                    self._rig.db.execute("DELETE FROM t WHERE k = %s", before[:1])
+                else:
+                    self._rig.db.execute("UPDATE t SET k = %s, v = %s WHERE k = %s", (*after, before[0]))
+        self._rig.until(self.source.head)  # the stream has brought it
+
+    def proof(self, latest: int = 0, generation: str = "g") -> str:
+        reason = super().proof(latest, generation)
+        if not reason:
+            self._rig.until(self.source.head)  # the connection before this one has left
+        return reason
+
+    def close(self) -> None:
+        self._rig.close()
+
+
+@pytest.fixture(params=[Memory, Sqlite, Postgres])
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
+    if request.param is Postgres and request.node.originalname in UNBUILT:
+        pytest.skip("PostgreSQL: reading tables by key, filters and samples are not built yet")
     made: Driver = request.param(tmp_path)
     assert made.proof() == ""
     yield made
-    made.source.close()
+    made.close()
 
 
 def after_attach(driver: Driver) -> int:

@@ -211,7 +211,7 @@ class Capture:
         if self._stop_when_lost:
             raise SourceMismatch(
                 reason,
-                hint="Start with sqlite.on_discontinuity = 'new_generation' to go on: readers take a new snapshot.",
+                hint="Start with on_discontinuity = 'new_generation' to go on: readers take a new snapshot.",
             )
 
     def _begin_anew(self, reason: str) -> None:

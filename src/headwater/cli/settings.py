@@ -28,7 +28,9 @@ def add_config_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_databases(parser: argparse.ArgumentParser) -> None:
     """The databases a command is about."""
-    parser.add_argument("database", nargs="*", metavar="DATABASE_URL", help="a SQLite file, or NAME=FILE")
+    parser.add_argument(
+        "database", nargs="*", metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL"
+    )
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
@@ -89,9 +91,10 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _stem(url: str) -> str:
-    stem = Path(url.removeprefix("sqlite:")).name.partition(".")[0]
+    stem = Path(url.removeprefix("sqlite:").partition("?")[0]).name.partition(".")[0]
     if not _NAME.match(stem) or stem == "default":
-        raise Failure(f"{stem!r} cannot name a database", hint=f"Give it a name: NAME={url}", exit_code=USAGE)
+        shown = _PASSWORD.sub(r"\1***\2", url)
+        raise Failure(f"{stem!r} cannot name a database", hint=f"Give it a name: NAME={shown}", exit_code=USAGE)
     return stem
 
 

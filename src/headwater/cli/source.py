@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
     add_output(attach)
     attach.set_defaults(run=_attach)
     detach = group.add_parser("detach", help="remove every trace of Headwater from a file", allow_abbrev=False)
-    detach.add_argument("database", nargs=1, metavar="FILE", help="a SQLite file, or NAME=FILE")
+    detach.add_argument("database", nargs=1, metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL")
     add_config_flags(detach)
     add_output(detach)
     detach.set_defaults(run=_detach)
@@ -57,7 +57,7 @@ def _file(url: str) -> str:
             return url.removeprefix(scheme)
     if "://" in url:
         scheme = url.split("://")[0]
-        raise Failure(f"there is no source for {scheme}:// yet", hint="Give a SQLite file: app.db.", exit_code=USAGE)
+        raise Failure(f"{scheme}:// is not a file", hint="Give a SQLite file: app.db.", exit_code=USAGE)
     return url
 
 
@@ -140,8 +140,28 @@ def _attach(args: argparse.Namespace) -> int:
     return OK
 
 
+def _detach_postgres(args: argparse.Namespace, name: str, url: str) -> int:
+    from headwater.sources.postgres.detach import detach
+
+    config = load_config(args)
+    changed = detach(name, url, config=config.postgres)
+    path = Path(config.data) / f"{name}.log.db"
+    kept = str(path) if path.exists() else None
+    if args.output == "json":
+        print_json({"database": name, "changed": changed, "log": kept})
+    else:
+        print(f"removed the slot and the publication of {name!r}" if changed else f"{name!r} was not attached")
+        if kept:
+            print(f"its log is kept: {kept}")
+    return OK
+
+
 def _detach(args: argparse.Namespace) -> int:
-    (url,) = name_databases(args.database).values()
+    from headwater.app import POSTGRES_SCHEMES
+
+    ((name, url),) = name_databases(args.database).items()
+    if url.startswith(POSTGRES_SCHEMES):
+        return _detach_postgres(args, name, url)
     path = os.path.abspath(_file(url))
     if not os.path.exists(path):
         raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")

@@ -113,6 +113,24 @@ class SqliteConfig:
 
 
 @dataclass(frozen=True)
+class PostgresConfig:
+    """The PostgreSQL source."""
+
+    slot: str = setting("headwater_{name}", TEXT, "name of the replication slot; {name} is that of the database")
+    publication: str = setting("headwater_{name}", TEXT, "name of the publication; {name} is that of the database")
+    tables: tuple[str, ...] = setting((), NAMES, "tables to capture; none named means all, which only a superuser can")
+    heartbeat_seconds: float = setting(
+        10.0, SECONDS, "how often the server is told that it need not keep its log, while nothing is captured"
+    )
+    statement_seconds: float = setting(30.0, SECONDS, "longest one statement of a caller may run")
+    on_discontinuity: str = setting(
+        "new_generation",
+        one_of("new_generation", "stop"),
+        "what to do about a lost slot, a failover, a restored server",
+    )
+
+
+@dataclass(frozen=True)
 class DatabaseConfig:
     """One database to serve: its name on the wire and where it is."""
 
@@ -163,6 +181,7 @@ class Config:
     pull: PullConfig = PullConfig()
     queries: QueriesConfig = QueriesConfig()
     sqlite: SqliteConfig = SqliteConfig()
+    postgres: PostgresConfig = PostgresConfig()
 
     def log_of(self, database: DatabaseConfig) -> LogConfig:
         """The log settings of one database."""
@@ -176,4 +195,5 @@ ROOMS: dict[str, type] = {
     "pull": PullConfig,
     "queries": QueriesConfig,
     "sqlite": SqliteConfig,
+    "postgres": PostgresConfig,
 }

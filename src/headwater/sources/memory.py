@@ -199,6 +199,9 @@ class MemorySource:
         """See Source."""
         return {"head": self._head, "tables": sorted(self._tables)}
 
+    def finish_writes(self) -> None:
+        """There are none."""
+
     def close(self) -> None:
         """See Source."""
 

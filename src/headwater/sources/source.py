@@ -362,6 +362,10 @@ class Source(Protocol):
         """Numbers for the status page and metrics."""
         ...
 
+    def finish_writes(self) -> None:
+        """Take no more writes; return when the queued ones are durable."""
+        ...
+
     def close(self) -> None:
         """Finish queued writes and release the database."""
         ...

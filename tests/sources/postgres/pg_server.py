@@ -50,6 +50,7 @@ class Server:
     """Runs until `stop`; as another user where we are root, because PostgreSQL refuses to be root."""
 
     def __init__(self, programs: Path) -> None:
+        self.programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
         as_other = {}
         if os.geteuid() == 0:
@@ -60,10 +61,17 @@ class Server:
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         subprocess.run([*make, "--no-sync"], check=True, capture_output=True, **as_other)
         run = [f"--{name}={value}" for name, value in _RUN.items()]
-        with (self.folder / "log").open("wb") as log:
-            command = [programs / "postgres", "-D", data, "-k", self.folder, *run]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, **as_other)
+        self._command = [programs / "postgres", "-D", data, "-k", self.folder, *run]
+        self._as_other = as_other
         atexit.register(self.stop)
+        self.start()
+
+    def start(self) -> None:
+        """Run it, and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, **self._as_other
+            )
         end = time.monotonic() + PATIENCE
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > end:
@@ -85,6 +93,33 @@ class Server:
         """For libpq, with the settings that a stream needs."""
         options = " ".join(f"-c {name}={value.replace(' ', '')}" for name, value in SETTINGS.items())
         return f"host={self.folder} user=postgres dbname={database} options='{options}'"
+
+    def kill(self, how: signal.Signals = signal.SIGQUIT) -> None:
+        """End it as a crash does, so that it recovers at the next start; or by another signal."""
+        self._process.send_signal(how)
+        self._process.wait(PATIENCE)
+
+    def copy(self) -> Path:
+        """What a standby would have by now; while it does not run."""
+        found = self.folder / "copy"
+        subprocess.run(["cp", "-a", self.folder / "data", found], check=True)
+        return found
+
+    def promote(self, data: Path | None = None) -> None:
+        """Start as a standby does that takes over: with a history of its own from here on."""
+        own = self.folder / "data"
+        if data is not None:
+            shutil.rmtree(own)
+            data.rename(own)
+        with (own / "postgresql.auto.conf").open("a") as settings:
+            settings.write("restore_command = 'false'\n")
+        (own / "recovery.signal").touch()
+        if os.geteuid() == 0:
+            os.chown(own / "recovery.signal", own.stat().st_uid, -1)
+        self.start()
+        with self.connect() as admin:
+            while admin.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                time.sleep(0.02)
 
     def stop(self) -> None:
         """End it, and remove its folder."""

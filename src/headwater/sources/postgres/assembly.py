@@ -107,6 +107,7 @@ class Assembly:
         part: int = PART,
     ) -> None:
         self.end = 0  # the end LSN of the last commit that was seen, empty ones included
+        self.weight = 0  # bytes of messages that went into parts
         self._relations, self._spills, self._part = relations, spills, part
         self._resume = resume or Resume()
         self._rows = _NOBODY  # relations.rows while rows are wanted as they come
@@ -214,6 +215,7 @@ class Assembly:
             position=lsn_text(head.lsn if end is None else end),
         )
         self._start += len(self._changes)
+        self.weight += self._weight
         self._changes, self._weight = [], 0
         return part
 

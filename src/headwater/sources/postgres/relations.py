@@ -185,14 +185,17 @@ class Relations:
         catalogue: Catalogue,
         *,
         oids: Mapping[str, int] | None = None,
+        versions: Mapping[str, int] | None = None,
         all_tables: bool = True,
     ) -> None:
         """`known` are the shapes the log ends with, `oids` whose they were: so it is noticed that a table was renamed,
-        or dropped and made anew. `all_tables`: a table unknown so far is new, and was empty."""
+        or dropped and made anew. `versions` are the last ones, also of names that ended. `all_tables`: a table unknown
+        so far is new, and was empty."""
         self.rows: dict[bytes, Decode] = {}
         self.tables = dict(known)  # the newest shapes, by name
         self.oids = dict(oids or {})  # of those
-        self._versions = {name: table.version for name, table in known.items()}  # also of names that ended
+        self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
+        self.changed = 0  # how often a shape was another
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables
         self._told: dict[int, tuple[Relation, int]] = {}  # and when
@@ -231,7 +234,7 @@ class Relations:
         table = table_of(relation, fact, types)
         changes = self._ended(oid, table.name)
         known = self.tables.get(table.name)
-        table = msgspec.structs.replace(table, version=self._versions.get(table.name, 0) + 1)
+        table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
         if known is None or changes:
             unseen = bool(changes) or not self._all_tables
             changes.append(Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=unseen))
@@ -239,7 +242,8 @@ class Relations:
             changes.append(change)
         else:
             table = known
-        self.tables[table.name], self._versions[table.name] = table, table.version
+        self.tables[table.name], self.versions[table.name] = table, table.version
+        self.changed += bool(changes)
         self._make(oid, relation, table, types)
         return changes
 

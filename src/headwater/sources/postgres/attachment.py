@@ -1,0 +1,158 @@
+"""How a log belongs to a slot: begun, proven at each start and each connection, remembered in a note with the log.
+
+**The one rule.** Before the server is told that it may forget its log up to a place, that place is in our log, or in
+the note. So a slot that starts later than both was made anew, or moved on by somebody else: changes are missing.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from headwater.config import PostgresConfig
+from headwater.model.change import Transaction
+from headwater.sources.postgres import history
+from headwater.sources.postgres.barriers import Side
+from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.held import Point, Shapes
+from headwater.sources.postgres.history import NOTE, History
+from headwater.sources.postgres.slot import (
+    Finding,
+    Identity,
+    Slot,
+    check,
+    create_slot,
+    drop_slot,
+    ensure_publication,
+    examine,
+    find_slot,
+    identify,
+    judge,
+    slot_name,
+)
+from headwater.sources.source import Notes
+
+SAVE_CHANGES = 10_000  # acknowledged ones after which the note is brought up to date
+IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it is told at once
+
+
+class Attachment:
+    """Of one database. `side` is asked for everything but the identity of the server."""
+
+    def __init__(self, server: Server, side: Side, *, notes: Notes, config: PostgresConfig) -> None:
+        self._server, self._side, self._notes, self._config = server, side, notes, config
+        self.slot = slot_name(config.slot, server.name)
+        self.publication = slot_name(config.publication, server.name)
+        self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
+        self._history: History | None = None
+        self._told_at = 0.0
+
+    def findings(self, connection: Connection) -> list[Finding]:
+        """What is not as it should be, with the SQL that mends it."""
+        return examine(connection, self._server, self.slot, self._config.tables)
+
+    def check(self) -> None:
+        """SourceUnfit if it cannot be captured."""
+        self._side.ask(lambda connection: check(self.findings(connection)))
+
+    def find_slot(self) -> Slot | None:
+        """As it is now."""
+        return self._side.ask(lambda connection: find_slot(connection, self.slot))
+
+    # --- begun and proven --------------------------------------------------------------------------------------
+
+    def begin(self, generation: str, offset: int) -> Point:
+        """From here on, with the slot that is there or a new one. It sees every publication that is older than it."""
+
+        def work(connection: Connection) -> History:
+            ensure_publication(connection, self.publication, self._config.tables)
+            slot = find_slot(connection, self.slot)
+            position = create_slot(connection, self.slot) if slot is None else slot.confirmed
+            found = describe(connection, self.publication)
+            shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
+            who = self._identify()
+            point = Point(offset, position, shapes)
+            return History(generation, who.system, who.timeline, connection.info.dbname, position, point)
+
+        self._keep(self._side.ask(work))
+        return self._known.point
+
+    def renew(self, generation: str, offset: int) -> Point:
+        """The same, with a new slot in any case."""
+        self._side.ask(lambda connection: drop_slot(connection, self.slot))
+        return self.begin(generation, offset)
+
+    def resume(self, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> Point | str:
+        """Where a log ends; or why it is not this database's history. See Source.prove."""
+        found = history.load(self._notes.note(NOTE))
+        if found is None and not latest:
+            return self.begin(generation, 0)
+        if found is None or found.generation != generation:
+            return "the log was not made from this database"
+        if found.point.offset > latest:
+            return f"the log ends at {latest}, but it once had {found.point.offset} changes of this database"
+        point = history.brought_up(found.point, read(found.point.offset))
+        if point.offset != latest:
+            return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
+        self._history = msgspec.structs.replace(found, point=point)
+        reason = self._side.ask(lambda connection: self.judge(self._identify(), connection, point))
+        if reason:
+            return reason
+        self._side.ask(lambda connection: ensure_publication(connection, self.publication, self._config.tables))
+        return point
+
+    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+        """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted."""
+        slot = find_slot(connection, self.slot)
+        with self._lock:
+            known = self._known
+            reason = judge(known.known(point), identity, slot, connection.info.dbname)
+            if not reason and known.timeline != identity.timeline:  # at once: positions from here on are of this one
+                self._keep(msgspec.structs.replace(known, timeline=identity.timeline))
+            return reason
+
+    def _identify(self) -> Identity:
+        wire = self._server.replicate()
+        try:
+            return identify(wire)
+        finally:
+            wire.finish()
+
+    # --- remembered --------------------------------------------------------------------------------------------
+
+    def is_due(self, point: Point, *, idle: int, confirmed: int, is_asked: bool) -> bool:
+        """Whether to `save`: the shapes are others, much was logged, or, though nothing was captured, the server has
+        not been told for a while that nothing of its log up to `idle` is needed."""
+        known = self._known
+        if point.shapes is not known.point.shapes or point.offset - known.point.offset >= SAVE_CHANGES:
+            return True
+        unneeded = idle - max(known.confirmed, confirmed)
+        if unneeded <= 0:
+            return False
+        waited = time.monotonic() - self._told_at
+        return is_asked or unneeded > IDLE_BYTES or waited > self._config.heartbeat_seconds
+
+    def save(self, point: Point, idle: int) -> int:
+        """Remember that the log came to `point`; gives how far the server may be told to forget."""
+        with self._lock:
+            known = self._known
+            self._told_at = time.monotonic()
+            self._keep(msgspec.structs.replace(known, point=point, confirmed=max(idle, known.confirmed)))
+            return self._known.confirmed
+
+    def is_saved(self, point: Point) -> bool:
+        """Whether the note is of there."""
+        return self._history is not None and point.offset <= self._history.point.offset
+
+    @property
+    def _known(self) -> History:
+        assert self._history is not None  # begun or resumed
+        return self._history
+
+    def _keep(self, found: History) -> None:
+        self._notes.set_notes(**{NOTE: history.save(found)})
+        self._history = found

@@ -1,0 +1,163 @@
+"""PostgreSQL's catalogue: what it says of tables and types, and a number that moves with any change of the schema."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.model.table import Table
+from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.pgoutput import Relation, RelationColumn
+from headwater.sources.postgres.relations import ColumnFact, TableFact, is_same_shape, table_of
+from headwater.sources.postgres.types import TypeFact, Types
+
+# The default is the database's. Which columns of pg_database say so depends on the version.
+_COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.collname, '') ELSE (
+  SELECT CASE coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') WHEN 'c' THEN b.datcollate
+         ELSE coalesce(to_jsonb(b) ->> 'datlocale', to_jsonb(b) ->> 'daticulocale', b.datcollate) END
+  FROM pg_database b WHERE b.datname = current_database()) END"""
+_COLUMNS = """
+SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
+       a.attgenerated::text, a.attidentity <> '' OR d.sequence, d.present, {collation}, k.place,
+       coalesce(a.attnum = ANY (r.indkey), false)
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
+LEFT JOIN pg_index r ON r.indrelid = c.oid
+  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
+LEFT JOIN LATERAL unnest(i.indkey) WITH ORDINALITY k(number, place) ON k.number = a.attnum
+LEFT JOIN LATERAL (
+  SELECT count(*) > 0 AS present, coalesce(bool_or(pg_get_expr(adbin, adrelid) LIKE 'nextval(%%'), false) AS sequence
+  FROM pg_attrdef WHERE adrelid = c.oid AND adnum = a.attnum) d ON true
+""".replace("{collation}", _COLLATION)
+_ONE = _COLUMNS + "WHERE c.oid = %s ORDER BY a.attnum"
+_PUBLISHED = _COLUMNS + (
+    "JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname\n"
+    "WHERE p.pubname = %s ORDER BY c.oid, a.attnum"
+)
+_GENERATED = "SELECT to_jsonb(p) ->> 'pubgencols' FROM pg_publication p WHERE pubname = %s"  # from PostgreSQL 18 on
+
+# What a statement may mean depends on these. Temporary tables are their sessions' own affair.
+_LASTING = "SELECT oid FROM pg_class WHERE oid >= 16384 AND relpersistence <> 't'"
+_WATCHED = {
+    "pg_class": "oid >= 16384 AND relpersistence <> 't'",
+    "pg_attribute": f"attnum > 0 AND attrelid IN ({_LASTING})",
+    "pg_attrdef": f"adrelid IN ({_LASTING})",
+    "pg_index": f"indrelid IN ({_LASTING})",
+    "pg_type": "oid >= 16384 AND (typrelid = 0 AND typelem = 0 OR typtype = 'd')",
+    "pg_constraint": f"oid >= 16384 AND (conrelid = 0 OR conrelid IN ({_LASTING}))",
+    "pg_rewrite": f"oid >= 16384 AND ev_class IN ({_LASTING})",
+    **dict.fromkeys(("pg_proc", "pg_operator", "pg_cast", "pg_collation", "pg_policy", "pg_enum"), "oid >= 16384"),
+    "pg_namespace": "nspname !~ '^pg_(toast_)?temp_'",
+    "pg_aggregate": "aggfnoid >= 16384",
+}
+
+
+def _watched(name: str, condition: str) -> str:
+    rows = "count(*) AS rows, sum(hashtextextended(xmin::text || '.' || ctid::text, 0)) AS sum"
+    return f"SELECT '{name}' AS name, {rows} FROM {name} WHERE {condition}"
+
+
+_SCHEMA = (
+    "SELECT string_agg(name || ' ' || rows || ' ' || coalesce(sum, 0), ',' ORDER BY name) FROM ("
+    + " UNION ALL ".join(_watched(name, condition) for name, condition in _WATCHED.items())
+    + ") every_one"
+)
+
+
+def schema_number(connection: Connection) -> int:
+    """Moves with every change of what statements mean, by anybody; in one snapshot, the one of the transaction.
+
+    Every row of the catalogue is known by the transaction that wrote it and its place: a change writes a new one.
+    """
+    row = connection.execute(_SCHEMA.encode()).fetchone()
+    assert row is not None
+    return int.from_bytes(hashlib.blake2b(str(row[0]).encode(), digest_size=7).digest(), "big")
+
+
+_Row = tuple[Any, ...]  # of _COLUMNS
+
+
+class Described(msgspec.Struct, frozen=True):
+    """Tables as they are now, and whose they are."""
+
+    tables: dict[str, Table]
+    oids: dict[str, int]
+
+
+def describe(
+    connection: Connection,
+    publication: str,
+    known: Callable[[str], Table | None] = lambda name: None,
+    version: Callable[[str], int] = lambda name: 0,
+) -> Described:
+    """The published tables. One that the log knows in this shape is that very one; any other has the next version."""
+    types = read_types(connection)
+    row = connection.execute(_GENERATED, [publication]).fetchone()
+    sent = ("", "s") if row is not None and row[0] == "s" else ("",)
+    tables: dict[str, Table] = {}
+    oids: dict[str, int] = {}
+    for relation, fact in _relations(connection.execute(_PUBLISHED, [publication]).fetchall(), sent):
+        table = table_of(relation, fact, types)
+        had = known(table.name)
+        if had is not None and is_same_shape(had, table):
+            table = had
+        else:
+            table = msgspec.structs.replace(table, version=version(table.name) + 1)
+        tables[table.name], oids[table.name] = table, relation.oid
+    return Described(tables, oids)
+
+
+def _relations(rows: Sequence[_Row], sent: tuple[str, ...]) -> list[tuple[Relation, TableFact]]:
+    """The rows of `_COLUMNS`, by table, with those columns that the stream has."""
+    by_table: dict[int, list[_Row]] = {}
+    for row in rows:
+        by_table.setdefault(row[0], []).append(row)
+    return [(_relation(oid, found, sent), _fact(found)) for oid, found in by_table.items()]
+
+
+def _relation(oid: int, rows: Sequence[_Row], sent: tuple[str, ...]) -> Relation:
+    columns = tuple(
+        RelationColumn(name, kind, typmod, is_key or identity == "f")
+        for _, _, _, identity, name, kind, typmod, _, generated, *_, is_key in rows
+        if name is not None and generated in sent
+    )
+    _, schema, name, identity, *_ = rows[0]
+    return Relation(oid, schema, name, identity, columns)
+
+
+def _fact(rows: Sequence[_Row]) -> TableFact:
+    keyed = sorted((row[12], row[4]) for row in rows if row[12] is not None)
+    columns = {
+        name: ColumnFact(nullable, generated != "", auto, default and generated == "", collation)
+        for _, _, _, _, name, _, _, nullable, generated, auto, default, collation, _, _ in rows
+        if name is not None
+    }
+    return TableFact(tuple(name for _, name in keyed), columns)
+
+
+def read_types(connection: Connection) -> Types:
+    """All types, by oid."""
+    rows = connection.execute("SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type").fetchall()
+    return {oid: TypeFact(name, base) for oid, name, base in rows}
+
+
+class Facts:
+    """Fulfils `relations.Catalogue` by a connection of its own."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def table(self, oid: int) -> TableFact | None:
+        """The facts of a table; None if it is gone."""
+        rows = self._connection.execute(_ONE, [oid]).fetchall()
+        return _fact(rows) if rows else None
+
+    def types(self) -> Types:
+        """All that is known of types."""
+        return read_types(self._connection)

@@ -1,0 +1,163 @@
+"""Connections to PostgreSQL, and its errors turned into ours: nothing of psycopg leaves this room.
+
+A URL may hold a password. It is given to libpq and to nobody else: no message and no log line repeats it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg import conninfo, pq
+from psycopg.pq.abc import PGconn
+
+from headwater.errors import (
+    Busy,
+    ConfigError,
+    DuplicateKey,
+    HeadwaterError,
+    InvalidRequest,
+    SourceError,
+    SourceUnfit,
+    StorageFull,
+    Unavailable,
+)
+from headwater.sources.postgres.types import SETTINGS
+
+CONNECT_SECONDS = 10
+SCHEMES = ("postgresql://", "postgres://")
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+class Server:
+    """Where a database is, and how we speak to it. `name` is what we call it in messages."""
+
+    def __init__(self, name: str, url: str) -> None:
+        self.name = name
+        try:
+            given = conninfo.conninfo_to_dict(url)
+        except psycopg.Error:
+            raise ConfigError(  # the parser's own words would repeat pieces of the URL
+                f"{name!r}: its address cannot be understood",
+                hint="Write postgresql://USER@HOST:PORT/DATABASE, with % escapes where a part has special characters.",
+            ) from None
+        given.setdefault("application_name", "headwater")
+        given.setdefault("connect_timeout", CONNECT_SECONDS)
+        given.setdefault("keepalives_idle", 30)
+        self._given = given
+
+    def connect(self, **settings: str) -> Connection:
+        """A session in which every statement is committed by itself. `settings` are PostgreSQL's."""
+        with self.errors("cannot connect"):
+            found: Connection = psycopg.connect(self._text(settings), autocommit=True)
+        try:
+            self._check(found)
+        except BaseException:
+            found.close()
+            raise
+        return found
+
+    def replicate(self) -> PGconn:
+        """A replication connection, without psycopg's upper half: that cannot copy in both directions."""
+        found = pq.PGconn.connect(self._text({}, replication="database").encode())
+        if found.status != pq.ConnStatus.OK:
+            message = found.get_error_message()
+            found.finish()
+            raise self._refused(message)
+        return found
+
+    def _text(self, settings: dict[str, str], **more: str) -> str:
+        """For libpq. Our settings come last, and win over those of the URL."""
+        ours = [f"-c {name}={_escaped(value)}" for name, value in {**SETTINGS, **settings}.items()]
+        options = " ".join([*filter(None, [str(self._given.get("options") or "")]), *ours])
+        return conninfo.make_conninfo("", **{**self._given, **more, "options": options})
+
+    def _check(self, connection: Connection) -> None:
+        if connection.info.parameter_status("server_encoding") == "SQL_ASCII":  # others are converted for us
+            raise SourceUnfit(
+                f"{self.name!r} does not know the encoding of its texts (SQL_ASCII)",
+                hint="Make a database with ENCODING 'UTF8', and load a dump into it.",
+            )
+
+    def _refused(self, message: str) -> HeadwaterError:
+        """A connection that was not made has a message and no code."""
+        text = f"cannot connect to {self.name!r}: {' '.join(message.split())}"
+        if "must be superuser or replication role" in text or "permission denied to start WAL sender" in text:
+            return SourceUnfit(text, hint=f"Run: ALTER ROLE {self.user} REPLICATION;")
+        if "no pg_hba.conf entry" in text:
+            hint = "Allow it in pg_hba.conf, replication connections included, then: SELECT pg_reload_conf();"
+            return SourceUnfit(text, hint=hint)
+        return SourceError(text, hint="Check the address, the credentials, and that the server runs.")
+
+    @property
+    def user(self) -> str:
+        """The role, for commands that others are asked to run."""
+        return quoted(str(self._given.get("user") or "YOUR_ROLE"))
+
+    @contextmanager
+    def errors(self, what: str = "") -> Iterator[None]:
+        """Foreign errors stop at this door."""
+        try:
+            yield
+        except psycopg.Error as error:
+            raise self._to_error(error, what) from error
+
+    def _to_error(self, error: psycopg.Error, what: str) -> HeadwaterError:
+        if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+            return self._refused(str(error))
+        return to_error(error, what or self.name)
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+def quoted(name: str) -> str:
+    """The one way a name gets into SQL text."""
+    if "\0" in name:
+        raise InvalidRequest("a name cannot hold a NUL character")
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text_literal(text: str) -> str:
+    """The one way a text gets into a command that takes no parameters."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+_BAD_STATEMENT = "Check the statement and its arguments."
+_BROKEN = "The statement breaks a constraint of the table; nothing was kept."
+_STOPPED = "The statement was stopped before it ended; nothing was kept."
+
+
+def to_error(error: psycopg.Error, what: str = "") -> HeadwaterError:
+    """Our error for one of psycopg's."""
+    return error_of(error.sqlstate or "", error.diag.message_primary or str(error), what)
+
+
+def error_of(state: str, message: str, what: str = "") -> HeadwaterError:
+    """Our error for a SQLSTATE and the message that came with it."""
+    text = f"{what}: {' '.join(message.split())}" if what else " ".join(message.split())
+    match state[:2], state:
+        case _, "23505" | "23P01":
+            return DuplicateKey(text)
+        case "23", _:
+            return InvalidRequest(text, hint=_BROKEN)
+        case _, "40001" | "40P01" | "55P03" | "55006":
+            return Busy(text)
+        case _, "57014" | "25P02" | "25P03" | "25P04":
+            return InvalidRequest(text, hint=_STOPPED)
+        case _, "25006":
+            return InvalidRequest(text, hint="Only statements that write nothing can be run here.")
+        case _, "42501":
+            return SourceUnfit(text, hint="Grant it to the role that Headwater connects as.")
+        case _, "53100":
+            return StorageFull(text)
+        case "53" | "57" | "58" | "08", _:
+            return Unavailable(text, hint="Try again in a moment.")
+        case "21" | "22" | "26" | "0A" | "25" | "2B" | "34" | "3D" | "3F" | "42" | "44" | "54" | "P0", _:
+            return InvalidRequest(text, hint=_BAD_STATEMENT)
+        case _:
+            return SourceError(text, hint="PostgreSQL refused; its log has the details.")

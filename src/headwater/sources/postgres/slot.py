@@ -1,0 +1,364 @@
+"""The publication and the slot: made, looked at, judged, dropped. What is wrong is told with the SQL that mends it.
+
+The publication says what is captured; it must be older than the slot, for the server reads it as it was at each
+change. The slot is the server's promise to keep its log until we confirm it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from headwater.errors import ConfigError, HeadwaterError, SourceError, SourceUnfit
+from headwater.sources.postgres.connection import Connection, Server, error_of, quoted, text_literal
+from headwater.sources.postgres.frames import lsn_of, lsn_text
+from headwater.sources.postgres.relations import split_name, table_name
+
+CREATE_SECONDS = 60  # a slot begins when all transactions that are open have ended
+LEAVE_SECONDS = 5.0
+OLDEST = 140000  # the first server that sends unfinished transactions
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something about a server that is not as it should be, and the SQL that mends it. `fatal`: capture cannot run."""
+
+    problem: str
+    remedy: str
+    fatal: bool = True
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A slot as the server describes it."""
+
+    plugin: str
+    database: str
+    active_pid: int
+    confirmed: int
+    restart: int
+    wal_status: str
+    two_phase: bool
+    lag_bytes: int  # of the server's log that it keeps for us
+    safe_bytes: int | None  # until it may keep no more; None: no limit
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Which server, and which of its histories."""
+
+    system: str
+    timeline: int
+    position: int  # how far its log reaches
+    switches: dict[int, int] = {}  # older timelines, and where each ended
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What our log was made from, and how far it came."""
+
+    system: str
+    timeline: int
+    database: str
+    position: int  # the end of the last transaction in the log
+    confirmed: int  # the furthest that we may have told the server
+
+
+def slot_name(pattern: str, name: str) -> str:
+    """The name of a slot or publication for the database `name`; slots allow few characters."""
+    found = re.sub(r"[^a-z0-9_]", "_", pattern.replace("{name}", name).lower())
+    if len(found) > 63:
+        raise ConfigError(f"{found!r} is too long for a slot", hint="Set postgres.slot to a shorter name.")
+    return found
+
+
+# --- which server ------------------------------------------------------------------------------------------
+
+
+def identify(wire: PGconn) -> Identity:
+    """By a replication connection."""
+    ((system, timeline, position, *_),) = command(wire, "IDENTIFY_SYSTEM")
+    switches: dict[int, int] = {}
+    if timeline != "1":
+        ((_, history),) = command(wire, f"TIMELINE_HISTORY {int(timeline)}")
+        for line in history.splitlines():
+            parts = line.split("\t")
+            if len(parts) >= 2 and parts[0].strip().isdigit():
+                switches[int(parts[0])] = lsn_of(parts[1].strip())
+    return Identity(system, int(timeline), lsn_of(position), switches)
+
+
+def command(wire: PGconn, text: str) -> list[list[str]]:
+    """Run one on a replication connection, which takes no parameters."""
+    result = wire.exec_(text.encode())
+    if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        raise wire_error(result, text.split(" ")[0])
+    return [
+        [(result.get_value(row, column) or b"").decode("utf-8", "replace") for column in range(result.nfields)]
+        for row in range(result.ntuples)
+    ]
+
+
+def wire_error(result: PGresult, what: str) -> HeadwaterError:
+    """Our error for a command that a replication connection refused."""
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+    if not state:
+        return SourceError(f"{what}: the connection was lost")
+    found = error_of(state, message, what)
+    found.extra["sqlstate"] = state
+    return found
+
+
+def find_slot(connection: Connection, slot: str) -> Slot | None:
+    """The slot of that name, whosever it is; None if there is none."""
+    row = connection.execute(
+        """
+        SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(active_pid, 0), confirmed_flush_lsn::text,
+               restart_lsn::text, coalesce(wal_status, ''), two_phase,
+               coalesce(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                 ELSE pg_current_wal_lsn() END, restart_lsn), 0)::bigint, safe_wal_size
+        FROM pg_replication_slots WHERE slot_name = %s
+        """,
+        [slot],
+    ).fetchone()
+    if row is None:
+        return None
+    plugin, database, pid, confirmed, restart, *rest = row
+    return Slot(plugin, database, pid, lsn_of(confirmed or "0/0"), lsn_of(restart or "0/0"), *rest)
+
+
+def judge(known: Known, identity: Identity, slot: Slot | None, database: str) -> str:
+    """Why the server does not go on where our log ends; "" if it does."""
+    if identity.system != known.system:
+        return f"this is another server: its system identifier is {identity.system}, not {known.system}"
+    if database != known.database:
+        return f"this is another database of the server: {database!r}, not {known.database!r}"
+    if known.timeline != identity.timeline:
+        ended = identity.switches.get(known.timeline)
+        if ended is None:
+            return f"the server's history {identity.timeline} does not come from {known.timeline}, which we followed"
+        if ended < known.position:
+            return (
+                f"a failover lost changes that we have: the server's history left ours at {lsn_text(ended)}, and the "
+                f"log goes on to {lsn_text(known.position)}"
+            )
+    if identity.position < known.position:
+        return (
+            f"the server's log ends at {lsn_text(identity.position)}, before ours at {lsn_text(known.position)}: it "
+            "was restored from a backup"
+        )
+    if slot is None:
+        return "its replication slot is gone, and with it the changes since"
+    if slot.wal_status == "lost":
+        return "the server removed changes that its replication slot still needed (max_slot_wal_keep_size)"
+    if slot.confirmed > max(known.position, known.confirmed):
+        return (
+            f"the replication slot was made anew or moved on by somebody else: it starts at "
+            f"{lsn_text(slot.confirmed)}, our log ends at {lsn_text(max(known.position, known.confirmed))}"
+        )
+    return ""
+
+
+# --- fit for capture ---------------------------------------------------------------------------------------
+
+
+def check(findings: Iterable[Finding]) -> None:
+    """SourceUnfit if capture cannot run."""
+    fatal = [each for each in findings if each.fatal]
+    if fatal:
+        problems = "; ".join(each.problem for each in fatal)
+        raise SourceUnfit(problems, hint="Run: " + " ".join(each.remedy for each in fatal))
+
+
+def examine(connection: Connection, server: Server, slot: str, tables: Sequence[str]) -> list[Finding]:
+    """Everything that keeps this database from being captured, or captured well."""
+    found = _settings(connection)
+    if not _rights(connection):
+        found.append(Finding("the role may not replicate", f"ALTER ROLE {server.user} REPLICATION;"))
+    existing = find_slot(connection, slot)
+    if existing is not None:
+        found += _slot_findings(slot, existing, connection.info.dbname)
+    for name in tables:
+        if _oid(connection, name) is None:
+            found.append(Finding(f"there is no table {name!r}", f"CREATE TABLE {name} (…);", fatal=False))
+    return [*found, *_identities(connection, tables)]
+
+
+def _settings(connection: Connection) -> list[Finding]:
+    found = []
+    if connection.info.server_version < OLDEST:
+        found.append(Finding("the server is older than PostgreSQL 14", "-- upgrade the server"))
+    level, keep, standby = connection.execute(
+        "SELECT current_setting('wal_level'), current_setting('max_slot_wal_keep_size'), pg_is_in_recovery()"
+    ).fetchone() or ("", "", False)
+    if level != "logical":
+        remedy = "ALTER SYSTEM SET wal_level = logical; -- then restart the server"
+        found.append(Finding(f"wal_level is {level}", remedy))
+    if standby:
+        found.append(Finding("the server is a standby", "-- connect to the primary"))
+    if keep == "-1":
+        remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
+        problem = "nothing limits how much of its log the server keeps for a slot that is not read"
+        found.append(Finding(problem, remedy, fatal=False))
+    return found
+
+
+def _rights(connection: Connection) -> bool:
+    row = connection.execute("SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+    member = "SELECT 1 FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(current_user, oid, 'member')"
+    return row == (True,) or connection.execute(member).fetchone() is not None
+
+
+def _slot_findings(name: str, slot: Slot, database: str) -> list[Finding]:
+    drop = f"SELECT pg_drop_replication_slot({text_literal(name)});"
+    found = []
+    if slot.plugin != "pgoutput":
+        found.append(Finding(f"the slot {name} is of {slot.plugin or 'physical replication'}", drop))
+    elif slot.database != database:
+        problem = f"the slot {name} is of the database {slot.database!r}, not of {database!r}"
+        found.append(Finding(problem, f"{drop} -- or choose another name with postgres.slot"))
+    if slot.two_phase:
+        found.append(Finding(f"the slot {name} sends transactions when they are prepared", drop))
+    if slot.wal_status in ("unreserved", "lost"):
+        remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
+        problem = f"the slot {name} is {slot.wal_status}: the server no longer keeps what it needs"
+        found.append(Finding(problem, remedy, fatal=False))
+    return found
+
+
+def _identities(connection: Connection, tables: Sequence[str]) -> list[Finding]:
+    """Tables whose updates and deletes the server refuses once they are published, or tells without the old row."""
+    rows = connection.execute(
+        """
+        SELECT n.nspname, c.relname, c.relreplident::text, i.indexrelid IS NOT NULL
+        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+        LEFT JOIN pg_index i ON i.indrelid = c.oid
+          AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+        WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+          AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
+        ORDER BY 1, 2
+        """
+    ).fetchall()
+    wanted = {split_name(name) for name in tables}
+    found = []
+    for schema, name, identity, indexed in rows:
+        if (wanted and (schema, name) not in wanted) or identity == "f" or indexed and identity in "di":
+            continue
+        remedy = f"ALTER TABLE {quoted(schema)}.{quoted(name)} REPLICA IDENTITY FULL;"
+        problem = f"{table_name(schema, name)} has no replica identity: its updates and deletes fail once published"
+        found.append(Finding(problem, remedy, fatal=False))
+    return found
+
+
+def _oid(connection: Connection, name: str) -> int | None:
+    parts = split_name(name)
+    if parts is None:
+        raise ConfigError(f"{name!r} is not a table", hint="Write table, or schema.table.")
+    row = connection.execute(
+        "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
+        parts,
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+# --- made and dropped ---------------------------------------------------------------------------------------
+
+
+def ensure_publication(connection: Connection, publication: str, tables: Sequence[str]) -> None:
+    """Make it, or fit it to `tables`; none named means all."""
+    row = connection.execute(
+        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication "
+        "WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    there = [name for name in tables if _oid(connection, name) is not None]
+    named = ", ".join(f"ONLY {quoted(schema)}.{quoted(table)}" for schema, table in map(_parts, there))
+    name = quoted(publication)
+    if row is None:
+        more = " WITH (publish_generated_columns = stored)" if connection.info.server_version >= 180000 else ""
+        what = "FOR ALL TABLES" if not tables else f"FOR TABLE {named}" if named else ""
+        _run(connection, f"CREATE PUBLICATION {name} {what}{more}")
+        return
+    whole, everything = row
+    if not everything:
+        _run(connection, f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
+    if whole and tables or not whole and not tables:
+        want = "only the tables of postgres.tables" if tables else "all tables"
+        raise SourceUnfit(
+            f"the publication {publication} is not of {want}",
+            hint=f"Run: DROP PUBLICATION {name}; and start again with a new postgres.publication and postgres.slot.",
+        )
+    if tables and {*map(_parts, there)} != {*_published(connection, publication)}:
+        _run(connection, f"ALTER PUBLICATION {name} SET TABLE {named}")
+
+
+def _parts(name: str) -> tuple[str, str]:
+    parts = split_name(name)
+    assert parts is not None  # `_oid` has asked
+    return parts
+
+
+def _published(connection: Connection, publication: str) -> list[tuple[str, str]]:
+    rows = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
+        "JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
+        [publication],
+    ).fetchall()
+    return [(schema, name) for schema, name in rows]
+
+
+def _run(connection: Connection, statement: str) -> None:
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = error.diag.message_primary or "permission denied"
+        hint = f"As a superuser run: {statement.strip()};  -- or name your own tables in postgres.tables."
+        raise SourceUnfit(message, hint=hint) from error
+
+
+def create_slot(connection: Connection, slot: str) -> int:
+    """A new slot; gives where it begins. Waits for the transactions that are open."""
+    connection.execute(f"SET statement_timeout = {CREATE_SECONDS * 1000}".encode())
+    try:
+        row = connection.execute("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        return lsn_of((row.fetchone() or ("0/0",))[0])
+    except psycopg.errors.QueryCanceled as error:
+        raise SourceError(
+            f"the slot {slot} could not be made: a transaction has been open for more than {CREATE_SECONDS} seconds",
+            hint="Find it: SELECT pid, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+        ) from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        hint = "Run: ALTER SYSTEM SET max_replication_slots = 20; -- then restart the server"
+        raise SourceUnfit("the server has no room for another replication slot", hint=hint) from error
+    finally:
+        if not connection.closed:
+            connection.execute("RESET statement_timeout")
+
+
+def drop(connection: Connection, publication: str, slot: str) -> bool:
+    """Nothing of ours stays; whether something was there."""
+    dropped = drop_slot(connection, slot)
+    there = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
+    if there:
+        _run(connection, f"DROP PUBLICATION {quoted(publication)}")
+    return dropped or there is not None
+
+
+def drop_slot(connection: Connection, slot: str) -> bool:
+    """Whether it was there. The server keeps nothing for us any more."""
+    end = time.monotonic() + LEAVE_SECONDS
+    while (found := find_slot(connection, slot)) is not None and found.active_pid and time.monotonic() < end:
+        time.sleep(0.02)  # it may be our own connection that is about to end
+    if found is None:
+        return False
+    if found.active_pid:
+        raise SourceError(
+            f"the slot {slot} is in use by process {found.active_pid} of the server",
+            hint="Stop the Headwater server that reads it, or choose another name with postgres.slot.",
+        )
+    connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    return True

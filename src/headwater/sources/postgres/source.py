@@ -1,0 +1,349 @@
+"""PostgreSQL as a source: one database, captured by a slot, read by a pool.
+
+What needs reading tables or writing is in reading, writing, where and analysis.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from headwater.config import PostgresConfig
+from headwater.errors import HeadwaterError, NotSupported, SourceError, Unavailable
+from headwater.model.change import Transaction
+from headwater.model.dependency import Analysis
+from headwater.model.key import Span
+from headwater.model.literal import Value
+from headwater.model.query import Query
+from headwater.model.table import Key, Row, Table
+from headwater.sources.postgres.attachment import Attachment
+from headwater.sources.postgres.barriers import Barriers, Side
+from headwater.sources.postgres.catalogue import describe, read_types
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.held import Held, Point
+from headwater.sources.postgres.pool import Pool, Reading
+from headwater.sources.postgres.results import placed, run
+from headwater.sources.postgres.slot import Finding, Identity
+from headwater.sources.postgres.stream import Stream
+from headwater.sources.postgres.types import Types
+from headwater.sources.postgres.visibility import Snapshot, Visibility
+from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Tx, Work, Written
+
+T = TypeVar("T")
+RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
+DOWN_SECONDS = 1.0  # without a connection before it is an error
+TYPES_SECONDS = 1.0
+MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
+
+
+class PostgresSource:
+    """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
+
+    def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
+        self.name = name
+        self._server, self._config = Server(name, url), config
+        self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
+        self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
+        self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
+        self._pool = self._open_pool()
+        self._arrived = threading.Event()
+        self._held: Held | None = None
+        self._stream: Stream | None = None
+        self._types: tuple[float, Types] = (0.0, {})
+        self._pruned_at = 0.0
+
+    def _is_up(self) -> bool:
+        stream = self._stream
+        if stream is None or stream.lost is not None:
+            return False
+        return stream.error is None or time.monotonic() - stream.error_since < DOWN_SECONDS
+
+    def _open_pool(self) -> Pool:
+        return Pool(self._server, statement_seconds=self._config.statement_seconds)
+
+    # --- history -----------------------------------------------------------------------------------------------
+
+    def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
+        """Why the log is not this database's history; "" if it is. A database never seen before joins a new log."""
+        self._halt()
+        self._attachment.check()
+        found = self._attachment.resume(generation, latest, read)
+        if isinstance(found, str):
+            return found
+        self._recall(latest, read)
+        self._run(found)
+        return ""
+
+    def restart(self, *, generation: str, first: int) -> None:
+        """Begin a new generation, with a new slot."""
+        self._halt()
+        self._attachment.check()
+        point = self._attachment.renew(generation, first - 1)
+        self._visibility.start(point.offset)
+        self._run(point)
+
+    def reopen(self) -> None:
+        """Connect anew: what stands behind the name is not what it was."""
+        self._halt()
+        self._side.close()
+        self._pool.close()
+        self._pool = self._open_pool()
+
+    def findings(self) -> list[Finding]:
+        """What is not as it should be, with the SQL that mends it."""
+        return self._side.ask(self._attachment.findings)
+
+    def _recall(self, latest: int, read: Callable[[int], Iterator[Transaction]]) -> None:
+        """The last transactions of the log: that they were committed does not mean that everybody sees them yet."""
+        self._visibility.start(latest)
+        for number, part in enumerate(read(max(latest - RECENT, 0))):
+            if not number:
+                self._visibility.start(part.first - part.start - 1)
+            if part.last:
+                self._visibility.log(int(part.id), part.upto)
+
+    def _run(self, point: Point) -> None:
+        attachment, held = self._attachment, Held(point)
+        all_tables = not self._config.tables
+        stream = Stream(self._server, attachment.slot, attachment.publication, held, self, all_tables=all_tables)
+        stream.confirm(point.position)
+        self._held, self._stream = held, stream
+        stream.start()
+
+    def _halt(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.stop()
+        self._held = None
+
+    # --- the stream's keeper -----------------------------------------------------------------------------------
+
+    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+        """See Keeper."""
+        return self._attachment.judge(identity, connection, point)
+
+    def logged(self, xid: int, upto: int) -> None:
+        """See Keeper."""
+        self._visibility.log(xid, upto)
+
+    def passed(self, token: str, offset: int) -> None:
+        """See Keeper."""
+        self._barriers.passed(token, offset)
+
+    def rewound(self, point: Point) -> None:
+        """See Keeper."""
+        self._visibility.cut(point.offset)
+
+    def arrived(self) -> None:
+        """See Keeper."""
+        self._arrived.set()
+
+    # --- following ---------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Table]:
+        """The published tables as they are now."""
+        shapes = self._running()[0].whole.shapes
+
+        def work(connection: Connection) -> dict[str, Table]:
+            versions = shapes.versions
+            publication = self._attachment.publication
+            return describe(connection, publication, shapes.tables.get, lambda name: versions.get(name, 0)).tables
+
+        return self._side.ask(work)
+
+    def head(self) -> int:
+        """The offset of the newest change that was committed before this call; Unavailable if the stream is behind."""
+        found = self.look()
+        if not found.settled:
+            raise Unavailable(f"the stream of {self.name!r} is behind", hint="Try again in a moment.")
+        return found.head
+
+    def look(self) -> Look:
+        """The same, and the number of the schema. Where the stream is behind, the head is not known: not settled."""
+        held, _ = self._running()
+        found = self._barriers.set()
+        self._visibility.notice(found.snapshot)
+        if found.offset is None:
+            return Look(held.latest + 1, found.schema, settled=False)
+        return Look(found.offset, found.schema)
+
+    def glance(self) -> Look | None:
+        """Never: it takes a round trip."""
+        return None
+
+    def follow(self, *, after: int) -> Iterator[Transaction]:
+        """Transactions after `after` that have come so far."""
+        held, stream = self._running()
+        if stream.lost is not None:
+            raise stream.lost
+        error = stream.error
+        if error is not None and time.monotonic() - stream.error_since > DOWN_SECONDS and held.durable == held.latest:
+            raise error
+        parts = held.follow(after)
+        if held.wants_back:
+            stream.wake()
+        return parts
+
+    def wait(self, timeout: float) -> None:
+        """Sleep until something came."""
+        if self._arrived.wait(timeout):
+            self._arrived.clear()
+
+    def wake(self) -> None:
+        """End a wait now."""
+        self._arrived.set()
+
+    def acknowledge(self, upto: int) -> None:
+        """The log holds everything at or below `upto`: the server may forget it."""
+        held, stream = self._running()
+        point = held.acknowledge(upto)
+        stream.confirm(point.position)
+        due = self._attachment.is_due
+        if due(point, idle=stream.idle, confirmed=stream.confirmed, is_asked=stream.is_asked):
+            self._save(point, stream)
+        if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
+            self._pruned_at = time.monotonic()
+            self._prune()
+
+    def _save(self, point: Point, stream: Stream) -> None:
+        stream.is_asked = False
+        stream.confirm(self._attachment.save(point, stream.idle))
+
+    def _prune(self) -> None:
+        def work(connection: Connection) -> Snapshot:
+            row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+            return Snapshot.of(str(row[0] if row else "1:1:"))
+
+        with suppress(HeadwaterError):
+            self._visibility.notice(self._side.ask(work))
+
+    def _running(self) -> tuple[Held, Stream]:
+        held, stream = self._held, self._stream
+        if held is None or stream is None:
+            raise SourceError(f"{self.name!r} is not being followed")
+        return held, stream
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[Reading]:
+        """A read transaction of one moment. Ask `seen` or `exact` about its snapshot before it ends."""
+        with self._visibility.reading(), self._pool.read() as reading:
+            yield reading
+
+    def seen(self, snapshot: Snapshot) -> int:
+        """The offset up to which `snapshot` surely sees everything; it may see more."""
+        return self._visibility.offset_seen(snapshot)
+
+    def exact(self, snapshot: Snapshot) -> int | None:
+        """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
+        passed = self._barriers.set().offset
+        return None if passed is None else self._visibility.exact(snapshot, passed)
+
+    def types(self) -> Types:
+        """The types of the database, about a second old at most."""
+        at, found = self._types
+        if time.monotonic() - at > TYPES_SECONDS:
+            found = self._side.ask(read_types)
+            self._types = (time.monotonic(), found)
+        return found
+
+    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+        """Run one read-only statement."""
+        text, values = placed(sql, args)
+        types = self.types()
+        with self.reading() as reading:
+            columns, rows, truncated, _ = run(reading.connection.pgconn, text, values, types)
+            return Read(columns, rows, self.seen(reading.snapshot), truncated)
+
+    def text(self, query: Query) -> str:
+        """A query of the JSON form as SQL."""
+        raise _not_yet("queries of the JSON form")
+
+    def analyse(self, sql: str) -> Analysis:
+        """What one read-only statement depends on."""
+        raise _not_yet("prepared queries")
+
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+        """Run it, unless it means something else by now."""
+        raise _not_yet("prepared queries")
+
+    def is_read_only(self, sql: str) -> bool:
+        """Whether the engine itself says that `sql` writes nothing."""
+        raise _not_yet("telling what a statement writes")
+
+    def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
+        """One row by its key."""
+        raise _not_yet("reading rows by key")
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        raise _not_yet("snapshots")
+
+    def sample(self, table: str, size: int) -> Sample:
+        """About `size` rows, spread evenly over `table`."""
+        raise _not_yet("snapshots")
+
+    def condition(self, table: Table, where: str) -> Condition:
+        """The predicate `where` over rows of `table`."""
+        raise _not_yet("filters")
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How the database compares values of `columns`."""
+        raise _not_yet("the order of keys")
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """`values` as `columns` would hold them."""
+        raise _not_yet("writing")
+
+    def write(self, work: Work[T]) -> Future[Written[T]]:
+        """Run `work` in a transaction of its own; done when durable."""
+        raise _not_yet("writing")
+
+    def begin(self, *, read_only: bool = False) -> Tx:
+        """Open an interactive transaction."""
+        raise _not_yet("interactive transactions")
+
+    # --- life --------------------------------------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for the status page and metrics; an error while the stream stands still."""
+        held, stream = self._running()
+        error = stream.lost or stream.error
+        if error is not None:
+            raise error
+        slot = self._attachment.find_slot()
+        return {
+            "head": held.latest,
+            "capture_rows": held.changes,
+            "writes": 0,
+            "tables": sorted(self.describe()),
+            "slot": self._attachment.slot,
+            "slot_lag_bytes": None if slot is None else slot.lag_bytes,
+            "slot_safe_bytes": None if slot is None else slot.safe_bytes,
+            "wal_status": "gone" if slot is None else slot.wal_status,
+            "connections": stream.sessions,
+        }
+
+    def finish_writes(self) -> None:
+        """Take no more writes; return when the queued ones are durable."""
+
+    def close(self) -> None:
+        """Stop reading the stream, remember where it stands, release the database."""
+        held, stream = self._held, self._stream
+        if held is not None and stream is not None:
+            point = held.acknowledge(held.durable)
+            if not self._attachment.is_saved(point):
+                with suppress(HeadwaterError):
+                    self._save(point, stream)
+        self._halt()
+        self._side.close()
+        self._pool.close()
+
+
+def _not_yet(what: str) -> NotSupported:
+    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Feeds of its changes are.")

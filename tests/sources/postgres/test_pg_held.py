@@ -1,0 +1,123 @@
+"""Held transactions: whole, repeatable, bounded, and asked for again where they were let go too early."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from headwater.errors import InvalidRequest, SourceError
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.literal import Value
+from headwater.model.table import Column, Table
+from headwater.sources.postgres import held as module
+from headwater.sources.postgres.held import Held, Point, Shapes
+from headwater.sources.postgres.history import brought_up
+from headwater.sources.postgres.results import argument, placed
+
+T = Table("t", (Column("k", "i64"),), ("k",))
+START = Point(10, 1000, Shapes())
+
+
+def part(xid: int, count: int, *, lsn: str = "0/0", start: int = 0, last: bool = True) -> Transaction:
+    changes = tuple(Change(Op.INSERT, T, None, (n,)) for n in range(count))
+    return Transaction(str(xid), changes, start=start, last=last, position=lsn)
+
+
+def test_offsets_go_on_after_the_log_and_nothing_is_handed_on_before_it_is_whole() -> None:
+    held = Held(START)
+    held.put(part(1, 2, lsn="0/500"), 10, None)
+    held.put(part(2, 3, last=False), 10, None)
+    assert [each.first for each in held.follow(10)] == [11]
+    held.put(part(2, 1, start=3, lsn="0/600"), 10, None)
+    assert [(each.first, each.upto) for each in held.follow(10)] == [(11, 12), (13, 15), (16, 16)]
+    assert [(each.first, each.upto) for each in held.follow(13)] == [(14, 15), (16, 16)]
+    assert held.acknowledge(14).position == 0x500
+    assert held.acknowledge(16).position == 0x600
+    assert (held.changes, held.durable, held.latest) == (0, 16, 16)
+
+
+def test_a_new_session_forgets_what_was_not_whole() -> None:
+    held = Held(START)
+    held.put(part(1, 2, lsn="0/500"), 10, None)
+    held.put(part(2, 3, last=False), 10, None)
+    assert held.rewind().offset == 12 and held.latest == 12 and held.changes == 2
+    held.put(part(2, 4, lsn="0/600"), 10, None)
+    assert [each.upto for each in held.follow(10)] == [12, 16]
+
+
+def test_a_large_one_is_let_go_as_it_is_taken_and_comes_again_if_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CHANGES", 4)
+    held = Held(START)
+    held.put(part(1, 1, lsn="0/500"), 1, None)
+    held.put(part(2, 3, last=False), 1, None)
+    assert [each.upto for each in held.follow(10)] == [11]
+    assert not held.has_room and list(held.follow(11)) == []  # what is before it is not durable yet
+    held.acknowledge(11)
+    held.put(part(2, 3, start=3, last=False), 1, None)
+    parts = held.follow(11)
+    assert [each.first for each in itertools.islice(parts, 2)] == [12, 15]
+    held.put(part(2, 1, start=6, lsn="0/900"), 1, None)
+    assert [each.first for each in parts] == [18]
+    assert list(held.follow(11)) == [] and held.wants_back  # it could not be logged
+    assert held.rewind().offset == 11 and not held.wants_back
+    held.put(part(2, 7, lsn="0/900"), 1, None)
+    assert [each.first for each in held.follow(11)] == [12]
+    assert held.acknowledge(18).position == 0x900
+
+
+def test_whoever_takes_a_large_one_is_told_when_it_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CHANGES", 2)
+    held = Held(START)
+    held.put(part(2, 3, last=False), 1, None)
+    parts = held.follow(10)
+    next(parts)
+    held.rewind()
+    with pytest.raises(SourceError):
+        next(parts)
+
+
+def test_a_note_is_brought_up_by_what_the_log_has_after_it() -> None:
+    wider = Table("t", (*T.columns, Column("v")), ("k",), 2)
+    shapes = Shapes({"t": T, "u": T}, {"t": 1, "u": 2}, {"t": 1, "u": 1})
+    log = [
+        Transaction("1", (Change(Op.SCHEMA_CHANGE, wider, ddl=""),), first=11, position="0/7"),
+        Transaction("2", (Change(Op.SCHEMA_CHANGE, Table("u", T.columns), ddl="DROP TABLE u"),), 12, position="0/9"),
+    ]
+    point = brought_up(Point(10, 1, shapes), log)
+    assert (point.offset, point.position) == (12, 9)
+    assert point.shapes == Shapes({"t": wider}, {"t": 1}, {"t": 2, "u": 1})
+
+
+@pytest.mark.parametrize(
+    ("sql", "expected"),
+    [
+        ("SELECT :a, :b, :a", "SELECT $1, $2, $1"),
+        ("SELECT ':a', \":a\", :a::text -- :a\n/* :a */", "SELECT ':a', \":a\", $1::text -- :a\n/* :a */"),
+        ("SELECT $x$ :a $x$, $$:b$$, :b", "SELECT $x$ :a $x$, $$:b$$, $1"),
+    ],
+)
+def test_parameters_by_name_are_placed(sql: str, expected: str) -> None:
+    assert placed(sql, {"a": 1, "b": 2})[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, None),
+        (True, b"true"),
+        (5, b"5"),
+        (float("-inf"), b"-Infinity"),
+        (b"\x01\xff", b"\\x01ff"),
+        ("é", b"\xc3\xa9"),
+    ],
+)
+def test_arguments_are_written_as_postgresql_reads_them(value: Value, text: bytes | None) -> None:
+    assert argument(value) == text
+
+
+def test_an_argument_that_is_missing_or_cannot_be_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        placed("SELECT :c", {"a": 1})
+    with pytest.raises(InvalidRequest):
+        argument("a\0b")

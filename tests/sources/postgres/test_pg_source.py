@@ -1,0 +1,463 @@
+"""The source on real servers: what is committed is followed once, in order, whatever breaks in between."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from tests.sources.postgres.pg_server import Server
+from tests.sources.postgres.pg_source import GENERATION, PgRig
+
+from headwater.errors import HeadwaterError, SourceMismatch, SourceUnfit, Unavailable
+from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.slot import Identity, Known, Slot, drop_slot, judge
+from headwater.sources.postgres.source import PostgresSource
+
+TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
+FULL = "ALTER TABLE t REPLICA IDENTITY FULL"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
+    made: list[PgRig] = []
+
+    def start(*statements: str, **settings: Any) -> PgRig:
+        made.append(PgRig(pg, f"src_{os.getpid()}_{next(_numbers)}", *statements, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def test_what_is_committed_is_followed(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "INSERT INTO t VALUES (0, 'before')")
+    own.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "UPDATE t SET v = 'A' WHERE k = 1", "DELETE FROM t WHERE k = 2")
+    assert [len(part.changes) for part in own.pull()] == [2, 1, 1]
+    assert own.fold() == {1: (1, "A")}
+    assert own.source.describe()["t"] is own.log[-1].changes[0].table
+    assert own.source.read("SELECT k, v FROM t ORDER BY k").rows == ((0, "before"), (1, "A"))
+    assert own.source.read("SELECT :a::int + 1, ':b'", {"a": 4}).rows == ((5, ":b"),)
+    assert own.source.read("SELECT $1::text", ["x"]).offset == 4
+
+
+# --- nothing lost, nothing twice -----------------------------------------------------------------------------
+
+
+def test_following_is_repeatable_until_it_is_acknowledged(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')", "DELETE FROM t")
+    own.head()
+    once = list(own.source.follow(after=0))
+    assert list(own.source.follow(after=0)) == once
+    assert [part.first for part in own.source.follow(after=1)] == [2, 3]
+    own.source.acknowledge(2)
+    assert [part.first for part in own.source.follow(after=2)] == [3]
+
+
+def test_a_killed_connection_is_made_again_and_nothing_is_lost_or_twice(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    for number in range(30):
+        own.run(f"INSERT INTO t VALUES ({number}, 'x')")
+        if number % 7 == 3:
+            own.db.execute("SELECT pg_terminate_backend(%s)", [own.slot_row()[0]])
+        if number % 5 == 0:
+            own.pull()
+        if number % 10 == 0:
+            own.acknowledge()
+    own.pull()
+    assert own.fold() == own.rows() and own.latest == 30
+    assert own.source.status()["connections"] > 1
+
+
+def test_what_we_had_not_logged_comes_again_under_the_same_offsets(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, FULL)
+    own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')")
+    own.pull()
+    own.acknowledge()
+    own.run("UPDATE t SET v = 'c'", "ALTER TABLE t ADD COLUMN w int", "INSERT INTO t VALUES (3, 'd', 4)")
+    own.head()
+    lost = list(own.source.follow(after=own.latest))
+    own.open()
+    assert own.pull() == lost
+    own.run("INSERT INTO t VALUES (5, 'e', 6)")
+    own.open()  # logged, but not acknowledged: the server sends it again
+    own.open()
+    assert [change.after for part in own.pull() for change in part.changes] == [(5, "e", 6)]
+    assert own.fold() == own.rows()
+    assert own.log[-1].changes[0].table.version == 2
+
+
+def test_a_server_that_restarts_in_the_middle_is_gone_on_with(own_server: Server) -> None:
+    own = PgRig(own_server, "restarted", TABLE)
+    try:
+        for number in range(4):
+            own.run(f"INSERT INTO t SELECT {number * 1000} + n, 'x' FROM generate_series(1, 700) n")
+            if number % 2:
+                own.pull()
+                own.acknowledge()
+            kill = threading.Thread(target=own_server.kill, args=(signal.SIGQUIT if number < 2 else signal.SIGINT,))
+            kill.start()
+            while kill.is_alive():  # an orderly end waits until we have everything
+                own.log += own.source.follow(after=own.latest) if number == 3 else ()
+                own.acknowledge()
+                time.sleep(0.01)
+            with pytest.raises(HeadwaterError):
+                own.source.head()
+            own_server.start()
+            own.db.close()
+            own.db = own_server.connect(own.name)
+        own.pull()
+        assert own.fold() == own.rows() and own.latest == 2800
+    finally:
+        own.close()
+
+
+@pytest.fixture
+def own_server(pg: Server) -> Iterator[Server]:
+    server = Server(pg.programs)
+    yield server
+    server.stop()
+
+
+# --- continuity ----------------------------------------------------------------------------------------------
+
+
+def test_a_slot_that_was_made_anew_is_noticed(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    own.pull()
+    own.acknowledge()
+    own.source.close()
+    drop_slot(own.db, own.slot)
+    own.run("INSERT INTO t VALUES (2, 'unseen')")
+    own.open(expect="slot is gone")
+    own.run(f"SELECT pg_create_logical_replication_slot('{own.slot}', 'pgoutput')")
+    own.open(expect="made anew")
+    own.source.restart(generation="next", first=100)
+    own.run("INSERT INTO t VALUES (3, 'seen')")
+    assert own.head() == 100
+    assert [(part.first, part.changes[0].after) for part in own.source.follow(after=99)] == [(100, (3, "seen"))]
+    assert own.source.prove(generation=GENERATION, latest=1, read=own.read) != ""
+    assert own.source.prove(generation="next", latest=99, read=lambda after: iter(())) == ""
+
+
+def test_a_slot_that_is_dropped_while_we_read_it_is_told(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    while own.slot_row() is not None:
+        own.db.execute("SELECT pg_terminate_backend(%s)", [own.slot_row()[0]])
+        with contextlib.suppress(psycopg.errors.ObjectInUse):
+            own.run(f"SELECT pg_drop_replication_slot('{own.slot}')")
+    own.run("INSERT INTO t VALUES (1, 'unseen')")
+    with pytest.raises(SourceMismatch, match="gone|does not exist"):
+        for _ in range(600):
+            list(own.source.follow(after=0))
+            time.sleep(0.05)
+    own.source.reopen()
+    own.source.restart(generation="next", first=7)
+    own.run("INSERT INTO t VALUES (2, 'seen')")
+    assert own.head() == 7
+
+
+def test_another_server_is_not_gone_on_with(rig: Callable[..., PgRig], own_server: Server) -> None:
+    own = rig(TABLE)
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    own.pull()
+    own.acknowledge()
+    other = PgRig(own_server, own.name, TABLE)
+    other.source.close()
+    other.notes, other.log = own.notes, own.log
+    other.open(expect="another server")
+    other.close()
+
+
+def _end(own: PgRig) -> None:
+    """An orderly end of the server, for which we have to have everything."""
+    kill = threading.Thread(target=own.server.kill, args=(signal.SIGINT,))
+    kill.start()
+    while kill.is_alive():
+        with contextlib.suppress(HeadwaterError):
+            own.log += own.source.follow(after=own.latest)
+        own.acknowledge()
+        time.sleep(0.01)
+    own.db.close()
+
+
+def test_a_failover_that_lost_nothing_is_gone_on_with_and_one_that_did_is_told(own_server: Server) -> None:
+    own = PgRig(own_server, "promoted", TABLE)
+    try:
+        own.run("INSERT INTO t VALUES (1, 'a')")
+        own.pull()
+        _end(own)
+        own_server.promote()
+        own.db = own_server.connect(own.name)
+        own.run("INSERT INTO t VALUES (2, 'b')")
+        assert [part.first for part in own.pull()] == [2]
+        own.open()  # also when it is proven anew, after the place where the histories parted
+        own.run("INSERT INTO t VALUES (3, 'c')")
+        own.pull()
+        _end(own)
+        behind = own_server.copy()
+        own_server.start()
+        own.db = own_server.connect(own.name)
+        own.run("INSERT INTO t VALUES (4, 'lost')")
+        own.pull()
+        _end(own)
+        own_server.promote(behind)
+        own.db = own_server.connect(own.name)
+        own.run("INSERT INTO t VALUES (5, 'other')")
+        with pytest.raises(SourceMismatch, match="failover lost"):
+            for _ in range(600):
+                list(own.source.follow(after=own.latest))
+                time.sleep(0.05)
+        own.open(expect="failover lost")
+    finally:
+        own.close()
+
+
+FACTS = Known(system="1", timeline=1, database="d", position=500, confirmed=600)
+SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("identity", "slot", "reason"),
+    [
+        (Identity("1", 1, 900), SLOT, ""),
+        (Identity("1", 2, 900, {1: 500}), SLOT, ""),
+        (Identity("1", 2, 900, {1: 499}), SLOT, "failover lost"),
+        (Identity("1", 3, 900, {2: 700}), SLOT, "does not come from"),
+        (Identity("2", 1, 900), SLOT, "another server"),
+        (Identity("1", 1, 499), SLOT, "restored"),
+        (Identity("1", 1, 900), None, "gone"),
+        (Identity("1", 1, 900), msgspec.structs.replace(SLOT, wal_status="lost"), "removed changes"),
+        (Identity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "made anew"),
+    ],
+)
+def test_a_history_is_judged(identity: Identity, slot: Slot | None, reason: str) -> None:
+    found = judge(FACTS, identity, slot, "d")
+    assert (found == "") if not reason else reason in found
+
+
+def test_a_server_that_cannot_be_captured_is_told_how_to_mend_it(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE bare(x int)", "CREATE TABLE whole(x int)", "ALTER TABLE whole REPLICA IDENTITY FULL")
+    found = own.source.findings()
+    assert not [each for each in found if each.fatal]
+    assert 'ALTER TABLE "public"."bare" REPLICA IDENTITY FULL;' in {each.remedy for each in found}
+    role = f"weak_{own.name}"
+    own.run(f"CREATE ROLE {role} LOGIN")
+    try:
+        weak = PostgresSource("weak", own.url.replace("postgres@", f"{role}@"), notes=own.notes, config=own.config)
+        with pytest.raises(SourceUnfit, match="may not replicate") as caught:
+            weak.prove(generation="x", latest=0, read=lambda after: iter(()))
+        assert f'ALTER ROLE "{role}" REPLICATION;' in caught.value.hint
+        weak.close()
+    finally:
+        own.run(f"DROP ROLE {role}")
+
+
+def test_a_password_is_never_repeated() -> None:
+    for url in ("postgresql://u:s3cret@nowhere.invalid/d", "postgresql://u:s3cret@[bad/d", "postgresql://u@h:s3cret/d"):
+        with pytest.raises(HeadwaterError) as caught:
+            Address("main", url).connect()
+        assert "s3cret" not in caught.value.message + caught.value.hint
+
+
+# --- bounds --------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_table_does_not_pin_the_servers_log(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE other(x text)", "ALTER TABLE other REPLICA IDENTITY FULL", tables=("t",))
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    own.pull()
+    own.acknowledge()
+    first = own.slot_row()[1]
+    own.run("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 5000)")
+    assert own.slot_row()[2] > 1_000_000
+    end = time.monotonic() + 60
+    while own.slot_row()[2] > 100_000:
+        assert time.monotonic() < end, own.slot_row()
+        own.acknowledge()
+        time.sleep(0.05)
+    assert own.slot_row()[1] != first and own.pull() == []
+    own.open()
+    own.run("INSERT INTO t VALUES (2, 'b')")
+    assert [part.first for part in own.pull()] == [2]
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 2_000)
+
+
+def test_a_large_transaction_is_handed_on_in_parts_and_little_of_it_is_held(
+    small: None, rig: Callable[..., PgRig]
+) -> None:
+    own = rig(TABLE)
+    own.run("INSERT INTO t VALUES (0, 'first')", "INSERT INTO t SELECT n, 'x' FROM generate_series(1, 50000) n")
+    most = 0
+    end = time.monotonic() + 60
+    while own.latest < 50_001:
+        assert time.monotonic() < end
+        for part in own.source.follow(after=own.latest):
+            most = max(most, own.source._held.changes)  # type: ignore[union-attr]
+            own.log.append(part)
+        own.acknowledge()
+        time.sleep(0.01)
+    assert most <= 2_000 + 512
+    assert own.fold() == own.rows()
+    assert [part.start for part in own.log[1:]] == [part.first - 2 for part in own.log[1:]]
+    assert own.pull() == []
+
+
+def test_a_large_transaction_that_could_not_be_logged_comes_again(small: None, rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.run("INSERT INTO t SELECT n, 'x' FROM generate_series(1, 10000) n", "ALTER TABLE t ADD w int")
+    own.run("INSERT INTO t SELECT n, 'y', n FROM generate_series(10001, 20000) n")
+    end = time.monotonic() + 60
+    tries = 0
+    while own.latest < 20_001:
+        assert time.monotonic() < end
+        parts = own.source.follow(after=own.latest)
+        tries += 1
+        taken = list(itertools.islice(parts, 3)) if tries % 2 else list(parts)
+        if taken and taken[-1].last:
+            own.log += taken
+            own.acknowledge()
+        elif tries % 3 == 0:
+            own.db.execute("SELECT pg_terminate_backend(%s)", [own.slot_row()[0]])
+        time.sleep(0.05)
+    assert own.fold() == own.rows()
+    assert own.latest == 20_001  # one of them tells the new shape
+
+
+# --- where it stands -----------------------------------------------------------------------------------------
+
+
+def test_the_head_counts_what_was_committed_before(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    counted, wrong = itertools.count(1), []
+
+    def write() -> None:
+        with own.server.connect(own.name) as db:
+            for _ in range(40):
+                key = next(counted)
+                db.execute("INSERT INTO t VALUES (%s, 'x')", [key])
+                head = own.head()
+                keys = {part.changes[0].after[0] for part in own.source.follow(after=0)}  # type: ignore[index]
+                if key not in keys or head < 1:
+                    wrong.append(key)
+
+    threads = [threading.Thread(target=write) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert own.head() == 240
+
+
+def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
+    monkeypatch: pytest.MonkeyPatch, rig: Callable[..., PgRig]
+) -> None:
+    own = rig(TABLE)
+    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 1)
+    own.open()
+    own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
+    assert own.source.look().settled is False
+    with pytest.raises(Unavailable):
+        own.source.head()
+    while own.latest < 3:
+        own.log += own.source.follow(after=own.latest)
+        own.acknowledge()
+    assert own.source.look().settled and own.head() == 3
+
+
+def test_the_schema_number_moves_with_every_change_of_the_schema(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE VIEW w AS SELECT k FROM t", "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    seen = [own.source.look().schema]
+    own.run("INSERT INTO t VALUES (1, 'a')", "ANALYZE t", "VACUUM t", "CREATE TEMP TABLE x(a int PRIMARY KEY)")
+    assert own.source.look().schema == seen[0]
+    for statement in (
+        "ALTER TABLE t RENAME COLUMN v TO vv",
+        "ALTER TABLE t ALTER COLUMN vv SET NOT NULL",
+        "CREATE OR REPLACE VIEW w AS SELECT k + 1 AS k FROM t WHERE k > 1",
+        "CREATE OR REPLACE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 2'",
+        "CREATE TYPE e AS ENUM ('a')",
+        "ALTER TYPE e ADD VALUE 'b'",
+        "CREATE INDEX ON t(vv)",
+        "DROP VIEW w",
+        "DROP TABLE t",
+    ):
+        own.run(statement)
+        seen.append(own.source.look().schema)
+    assert len({*seen}) == len(seen)
+
+
+def test_a_read_stands_where_its_snapshot_does(rig: Callable[..., PgRig]) -> None:
+    """Under concurrent commits, long and short, the rows read are the log up to the offset of the read."""
+    own = rig(TABLE, "INSERT INTO t SELECT n, '0' FROM generate_series(1, 20) n", FULL)
+    base = own.rows()
+    stopping = threading.Event()
+
+    def write(number: int) -> None:
+        choose = random.Random(number)
+        with own.server.connect(own.name) as db:
+            while not stopping.is_set():
+                with db.transaction():
+                    for key in sorted(choose.sample(range(1, 21), 2)):
+                        db.execute("UPDATE t SET v = %s WHERE k = %s", [str(choose.random()), key])
+                        time.sleep(choose.choice([0, 0.001, 0.01]))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    exact: list[tuple[int, dict[Any, Any]]] = []
+    rough: list[tuple[int, dict[Any, Any]]] = []
+    try:
+        for _ in range(150):
+            with own.source.reading() as reading:
+                rows = {row[0]: row for row in reading.connection.execute("SELECT * FROM t").fetchall()}
+                rough.append((own.source.seen(reading.snapshot), rows))
+                offset = own.source.exact(reading.snapshot)
+                if offset is not None:
+                    exact.append((offset, rows))
+            own.log += own.source.follow(after=own.latest)
+    finally:
+        stopping.set()
+        for thread in threads:
+            thread.join()
+    own.pull()
+    assert len(exact) > 50
+    states = {0: dict(base)}
+    table = dict(base)
+    for part in own.log:
+        assert part.last
+        for change in part.changes:
+            table[change.after[0]] = change.after  # type: ignore[index]
+        states[part.upto] = dict(table)
+    for offset, rows in exact:
+        assert rows == states[offset]
+    ends = sorted(states)
+    for offset, rows in rough:  # it never claims more than it saw: what it lacks comes after its offset
+        assert any(rows == states[end] for end in ends if end >= offset) or _is_between(own.log, states, offset, rows)
+
+
+def _is_between(log: Any, states: Any, offset: int, rows: Any) -> bool:
+    """Every row is as at `offset`, or as some later change left it."""
+    later: dict[Any, set[Any]] = {key: {row} for key, row in states[offset].items()}
+    for part in log:
+        if part.first > offset:
+            for change in part.changes:
+                later[change.after[0]].add(change.after)
+    return all(row in later[key] for key, row in rows.items())
