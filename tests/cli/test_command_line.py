@@ -146,6 +146,20 @@ def test_names_that_clash_or_cannot_be_used_are_refused(urls: list[str]) -> None
     assert failure.value.exit_code == 2 and "NAME=" in failure.value.hint
 
 
+# --- log show -------------------------------------------------------------------------------------------
+
+
+def test_a_log_of_another_database_is_named_when_the_one_asked_for_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "headwater-data").mkdir()
+    (tmp_path / "headwater-data" / "app.log.db").touch()
+    assert refused(1, "log", "show", cwd=tmp_path).splitlines() == [
+        "error: there is no log at headwater-data/main.log.db",
+        "hint: There are: app. Use --db app.",
+    ]
+    (tmp_path / "headwater-data" / "app.log.db").unlink()
+    assert "Start the server once" in refused(1, "log", "show", cwd=tmp_path)
+
+
 # --- printing --------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,7 @@ from headwater.cli.pipeline_tally import Tally, duration
 from headwater.client import Client
 from headwater.errors import PipelineError, Unavailable
 from headwater.model.key import Span
+from headwater.pipeline.compare import Difference
 from headwater.pipeline.owner import take
 from headwater.pipeline.progress import LOG, SNAPSHOT, MetaStore, RangeProgress, Task
 from headwater.pipeline.spec import read_spec
@@ -221,6 +223,18 @@ def test_init_writes_a_pipeline_once(ask: Asked, folder: Path) -> None:
     assert ask("init", "--force")
 
 
+def test_init_names_the_server_that_other_commands_ask(
+    ask: Asked, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HEADWATER_HTTP", "0.0.0.0:8181")
+    assert "for the server at http://127.0.0.1:8181. " in ask("init")
+    assert read_spec(folder / "pipeline.toml").server == "http://127.0.0.1:8181"
+    ask("init", "--force", "--server", "https://db.example.org:7171", "--table", "notes")
+    assert read_spec(folder / "pipeline.toml").server == "https://db.example.org:7171"
+    assert "tiger" not in ask.refused(2, "init", "--force", "--server", "http://me:tiger@host")
+    assert "# the Headwater server to read from" in (folder / "pipeline.toml").read_text()
+
+
 def test_init_takes_the_tables_to_carry(ask: Asked, folder: Path) -> None:
     def carried(*names: str) -> list[tuple[str, str, str]]:
         assert "Name your tables" not in ask("init", "--force", *(word for name in names for word in ("--table", name)))
@@ -320,11 +334,14 @@ class Played:
         self.failed: list[Any] = []
         self.reports: list[Any] = []
         self.error: Exception | None = None
+        self.stops = False
         monkeypatch.setitem(sys.modules, "headwater.pipeline.run", SimpleNamespace(run=self.run))  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "headwater.pipeline.verify", SimpleNamespace(verify=self.verify))  # type: ignore[arg-type]
 
     def run(self, spec: Any, *, once: bool, master: str | None, watcher: Any, stop: Any, then_verify: bool) -> Any:
         self.asked |= {"once": once, "master": master}
+        if self.stops:
+            stop.set()
         if self.error is not None:
             raise self.error
         tell(watcher)
@@ -361,10 +378,11 @@ def play(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Played:
     return Played(monkeypatch)
 
 
-def report(bad: int = 0, repaired: int = 0, error: Exception | None = None) -> Any:
+def report(bad: int = 0, repaired: int = 0, error: Exception | None = None, known: bool = True) -> Any:
     good = error is None and bad == repaired
+    differing = SimpleNamespace(difference=Difference(1, 0, 2000, ("6", "41", "42")) if known else None)
     return SimpleNamespace(
-        db="main", table="orders", offset=27, rows=1000, ranges=[1, 2], bad=[1] * bad, repaired=repaired,
+        db="main", table="orders", offset=27, rows=1000, ranges=[1, 2], bad=[differing] * bad, repaired=repaired,
         is_good=good, error=error,
     )  # fmt: skip
 
@@ -376,7 +394,7 @@ def test_run_tells_in_lines_what_happens(play: Played, capsys: pytest.CaptureFix
     out, err = capsys.readouterr()
     assert err == ""
     assert out.splitlines() == [
-        "lake: 2 tables of http://127.0.0.1:9; Spark starts",
+        "lake: 2 tables of http://127.0.0.1:9, carried by Spark",
         "main.orders: the first snapshot, about 1,000 rows in 2 ranges",
         "main.orders: snapshot: 0 of 1,000 rows",
         "main.orders: tries again: gone for a moment (unavailable, 1 failure in a row)",
@@ -412,7 +430,65 @@ def test_a_table_that_failed_or_differs_is_exit_code_1(play: Played, capsys: pyt
     assert "1 range differed" in capsys.readouterr().err
     play.reports = [report(bad=1, repaired=1)]
     assert main(["pipeline", "verify", "lake.toml", "--repair"]) == 0
-    assert capsys.readouterr().out.endswith("differed: 1,000 rows in 2 ranges at offset 27; repaired\n")
+    assert capsys.readouterr().out.endswith("\nrepaired: 2,001 rows\n")
+
+
+@pytest.mark.parametrize("verb", [("run", "--once"), ("verify",)])
+def test_nobody_at_the_server_is_said_within_seconds_and_leaves_nothing(
+    ask: Asked, folder: Path, verb: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = time.monotonic()
+    assert main(["pipeline", verb[0], "lake.toml", *verb[1:]]) == 3
+    assert time.monotonic() - began < 20  # Spark alone takes as long, and eight failures ten minutes
+    assert re.fullmatch(
+        r"error: no server answers at http://127\.0\.0\.1:9: .*refused.* \(unavailable\)\n"
+        r"hint: Is `headwater serve` running\? `server` in lake\.toml says http://127\.0\.0\.1:9\n",
+        capsys.readouterr().err,
+    )
+    assert [each.name for each in folder.iterdir()] == ["lake.toml"]
+
+
+def test_tables_and_columns_that_are_not_there_are_told_before_spark_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("headwater.pipeline.opening.open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    with served(folder) as server:
+        server.sql("CREATE TABLE customers(id INTEGER PRIMARY KEY, name TEXT)")
+        text = FILE.replace("http://127.0.0.1:9", server.url).replace('["orders", ', '["custmers", ')
+        (folder / "lake.toml").write_text(text.replace("[table.sink]", 'columns = ["nam"]\n\n[table.sink]'))
+        assert main(["pipeline", "run", "lake.toml"]) == 1
+        with MetaStore.open(read_spec(folder / "lake.toml").meta) as store:
+            noted = [(task.table, task.error.partition(":")[0], task.is_owned) for task in store.tasks()]
+    said = capsys.readouterr().err
+    assert "main.custmers: " in said and "(not_found)" in said
+    assert "main.customers: table 'customers' has no column 'nam' (invalid_request)\nhint: Did you mean 'name'?" in said
+    assert noted == [("custmers", "not_found", False), ("customers", "invalid_request", False)]
+
+
+def test_who_runs_for_ever_is_told_at_once_that_nobody_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from headwater.pipeline import run as running
+
+    told: list[str] = []
+    watcher = SimpleNamespace(retrying=lambda task, error, failures: told.append(error.hint))
+
+    def started(*_: object) -> Any:
+        raise PipelineError("as far as this")
+
+    monkeypatch.setattr(running, "session_of", started)
+    with pytest.raises(PipelineError, match="as far as this"):
+        running.run(read_spec(folder / "lake.toml"), watcher=watcher)  # type: ignore[arg-type]
+    hint = "Is `headwater serve` running? `server` in the pipeline says http://127.0.0.1:9"
+    assert told == [hint, hint]
+
+
+def test_a_java_that_ends_with_us_is_not_told(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
+    play.error = ConnectionRefusedError(111, "Connection refused")
+    assert main(["pipeline", "run", "lake.toml"]) == 1
+    assert "error: Spark's Java process is gone\nhint: It was killed" in capsys.readouterr().err
+    play.stops = True
+    assert main(["pipeline", "run", "lake.toml"]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_an_error_of_spark_is_one_line(play: Played, capsys: pytest.CaptureFixture[str]) -> None:
@@ -494,6 +570,8 @@ def test_a_tally_counts_rows_pace_and_time() -> None:
     assert (tally.rows, tally.pace, tally.seconds_left) == (600, 300.0, pytest.approx(400 / 300))
     assert tally.words == "600 of 1,000 rows, 1 of 2 ranges, 300 rows/s, 1 s left"
     assert tally.active(5) == [RIGHT]
+    tally.moved(replace(RIGHT, stage=LOG))
+    assert tally.words == "1,000 of 1,000 rows, 2 of 2 ranges"  # no pace, no time left
     tally.stage = "log"
     tally.stepped(25, 5, 0.5)
     tally.latest = 26
@@ -513,6 +591,15 @@ def test_a_tally_forgets_ranges_that_were_split_or_merged() -> None:
     assert (tally.ranges, tally.total, tally.rows) == ((1, 1), 1000, 1000)
 
 
+def test_a_pace_is_told_only_while_something_is_done_and_something_is_left() -> None:
+    tally = Tally(TASK)
+    tally.began(1000)
+    tally.stage = "snapshot"
+    tally.moved(replace(LEFT, stage=SNAPSHOT))
+    tally.loaded(600, 2.0)  # told before the range that is in by it
+    assert tally.words == "0 of 1,000 rows"
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.4, "0 s"), (42, "42 s"), (59.7, "1 min 0 s"), (185, "3 min 5 s"), (7800, "2 h 10 min")]
 )
@@ -527,9 +614,9 @@ def test_bars_show_tables_active_ranges_and_the_live_lag() -> None:
     with Bars(Console(file=out, force_terminal=True, width=140, color_system=None)) as bars:
         bars.started(TASK, "first", 1000, 2)
         bars.stage(TASK, "snapshot")
+        bars.loaded(TASK, 1, 600, 2.0)
         bars.range_moved(TASK, LEFT)
         bars.range_moved(TASK, RIGHT)
-        bars.loaded(TASK, 1, 600, 2.0)
         bars._progress.refresh()
         reading = out.getvalue()
         bars.range_moved(TASK, replace(RIGHT, stage=LOG))
@@ -545,13 +632,19 @@ def test_bars_show_tables_active_ranges_and_the_live_lag() -> None:
 
 def test_what_verification_found_is_said_in_a_line() -> None:
     assert compared(report(bad=2)).startswith("2 ranges differed: 1,000 rows")
-    assert "verify --repair" in compared(report(bad=1))
+    assert compared(report(bad=1)).splitlines()[1:] == [
+        "  rows: 1 missing, 2,000 different in the sink; keys like 6 | 41 | 42",
+        "hint: `headwater pipeline verify --repair` mends them.",
+    ]
+    assert compared(report(bad=1, repaired=1, known=False)).splitlines()[1:] == ["repaired: 1 range"]
     assert compared(report(error=PipelineError("no"))) == "could not be compared: no (pipeline_failed)"
 
 
 def test_json_lines_carry_what_verification_found(capsys: pytest.CaptureFixture[str]) -> None:
     JsonLines(lambda: 7).verified(TASK, report(bad=1))
     found = json.loads(capsys.readouterr().out)
+    assert (found["missing"], found["extra"], found["different"]) == (1, 0, 2000)
+    assert found["examples"] == ["6", "41", "42"]
     assert (found["ts_ms"], found["equal"], found["bad"], found["repaired"], found["error"]) == (7, False, 1, 0, None)
 
 

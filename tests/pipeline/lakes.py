@@ -58,8 +58,8 @@ class Watching(Silent):
         self.loads.append(rows)
         self._told("loaded")
 
-    def stepped(self, task: Task, upto: int, rows: int, seconds: float) -> None:
-        self.steps.append(rows)
+    def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
+        self.steps.append(changes)
         self._told("stepped")
 
     def live(self, task: Task, offset: int, latest: int) -> None:

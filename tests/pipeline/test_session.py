@@ -113,6 +113,17 @@ for _ in range(2):
     assert session.range(3).count() == 3
     close_session(session)
 """
+KILLED = """
+from pyspark import SparkContext
+from headwater.pipeline.session import close_session, open_session
+session = open_session(short_lived=True)
+SparkContext._gateway.proc.kill()
+SparkContext._gateway.proc.wait()
+close_session(session)
+session = open_session(short_lived=True)
+assert session.range(3).count() == 3
+close_session(session)
+"""
 SECRET = """
 import os
 from pathlib import Path
@@ -162,6 +173,13 @@ def run(program: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[
 def test_sessions_come_and_go_in_one_process_without_a_word(tmp_path: Path) -> None:
     done = run(TWICE, tmp_path, "-W", "error")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_session_whose_java_is_gone_is_closed_and_another_opened(tmp_path: Path) -> None:
+    done = run(KILLED, tmp_path)
+    assert (done.returncode, done.stdout) == (0, "") and "Traceback" not in done.stderr, done.stderr
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import pytest
 from doc_pages import code, page, table
 from headwater.errors import ConfigError
 from headwater.pipeline.progress import MetaStore
+from headwater.pipeline.sinks.delta import Settings
 from headwater.pipeline.sinks.opening import KINDS
 from headwater.pipeline.spec import (
     PIPELINE_KEYS,
@@ -138,14 +139,14 @@ def test_paths_start_where_the_file_is(given: str, meant: str) -> None:
 
 
 def test_the_file_of_a_sqlite_url_starts_there_too() -> None:
-    sink = '[table.sink]\nkind = "sql"\nurl = "sqlite:///copy.db"'
+    sink = '[table.sink]\nkind = "sql"\nurl = "sqlite:///copy.db"\ntable = "t"'
     spec = parsed(pipeline('meta = "sqlite:////data/meta.db"', sink=sink))
     assert spec.tables[0].sink.settings["url"] == "sqlite:////srv/pipelines/copy.db"
     assert spec.meta == "sqlite:////data/meta.db"
 
 
 def test_values_come_from_the_environment_and_secrets_stay_out_of_sight() -> None:
-    sink = '[table.sink]\nkind = "sql"\nurl = "postgresql://me:${PW}@db/x"\nsasl_password = "${PW}"\ntable = "${HERE}"'
+    sink = '[table.sink]\nkind = "sql"\nurl = "postgresql://me:${PW}@db/x"\nurl_file = "${PW}"\ntable = "${HERE}"'
     spec = parsed(pipeline(sink=sink), PW="tiger", HERE="yes")
     (found,) = spec.tables
     assert found.sink.settings["url"] == "postgresql://me:tiger@db/x"
@@ -229,7 +230,22 @@ def test_a_file_is_read_with_its_folder(tmp_path: Path) -> None:
             "tables a and b go to the same place",
         ),
         (pipeline(table='table = "${GONE}"'), "table 1 (${GONE}): table: the environment variable GONE is not set"),
-        (pipeline(sink='[table.sink]\nkind = "sql"\nurl = "${GONE}"'), "sink: the environment variable GONE is not"),
+        (
+            pipeline(sink='[table.sink]\nkind = "delta"\npth = "x"'),
+            "setting of table 1 (orders): sink 'pth' | Did you mean path?",
+        ),
+        (
+            pipeline(sink='[table.sink]\nkind = "delta"'),
+            "table 1 (orders): sink: `path` is needed | Settings: path, mode",
+        ),
+        (
+            pipeline(sink=SINK.replace("{table}", "{tabel}")),
+            "table 1 (orders): sink: path: unknown placeholder {tabel} | There are: {db}, {table}.",
+        ),
+        (
+            pipeline(sink='[table.sink]\nkind = "sql"\ntable = "t"\nurl = "${GONE}"'),
+            "sink: the environment variable GONE is not",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
@@ -244,7 +260,7 @@ def test_a_refused_value_never_shows_what_the_environment_held() -> None:
 
 
 def test_one_topic_may_hold_several_tables() -> None:
-    sink = '[table.sink]\nkind = "kafka"\ntopic = "all"'
+    sink = '[table.sink]\nkind = "kafka"\ntopic = "all"\nservers = "a:1"'
     assert len(parsed(pipeline(table='tables = ["a", "b"]', sink=sink)).tables) == 2
 
 
@@ -255,6 +271,11 @@ def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="not UTF-8"):
         read_spec(tmp_path / "latin.toml")
+
+
+def test_braces_that_the_environment_holds_are_no_placeholders() -> None:
+    spec = parsed(pipeline(sink=SINK.replace("lake/", "${HERE}/")), HERE="a{b}")
+    assert spec.tables[0].sink.settings["path"] == "/srv/pipelines/a{b}/orders"
 
 
 # --- the template and the docs ---------------------------------------------------------------------------
@@ -295,3 +316,11 @@ def test_every_key_is_documented_as_it_is(heading: str, keys: tuple[Key, ...]) -
     section = page("docs/pipeline.md").split(f"### `{heading}`")[1].split("\n### ")[0]
     documented = table(section, "key", "type", "default", "meaning")
     assert documented == [[code(key.name), key.kind.words, shown(key), key.doc] for key in keys]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "delta-spark"])
+def test_every_setting_of_a_sink_is_documented_and_taken(kind: str) -> None:
+    section = page("docs/pipeline.md").split(f"### `{kind}`")[1].split("\n### ")[0]
+    documented = table(section, "setting", "type", "default", "meaning")
+    assert [row[0] for row in documented] == [code(name) for name in KINDS[kind].settings]
+    assert KINDS["delta-spark"].settings == KINDS["delta"].settings == Settings.__struct_fields__

@@ -16,7 +16,7 @@ from tests.pipeline.lakes import Lake
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.pipeline import verify as verifying
-from headwater.pipeline.compare import comparable
+from headwater.pipeline.compare import Difference, comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +65,12 @@ def test_damage_is_found_in_its_range_and_mended_there_alone(lake: Lake) -> None
     before = lake.table().version()
     report = lake.verify(repair=True)
     assert bad_places(report) == [place(6), place(42), place(95)] and report.repaired == 3 and report.is_good
+    told = [each.difference for each in report.bad]
+    assert told == [
+        Difference(missing=1, examples=("6",)),
+        Difference(extra=3, different=2, examples=("41", "42")),
+        Difference(extra=1, different=1, examples=("95", "1000000")),
+    ]
     assert lake.is_equal() and lake.verify().is_good
     done = [each["operationMetrics"] for each in lake.table().history(lake.table().version() - before)]
     touched = ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted")

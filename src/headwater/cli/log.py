@@ -62,7 +62,15 @@ def _show(args: argparse.Namespace) -> int:
 def _path(args: argparse.Namespace) -> Path:
     if args.file is not None and args.data is not None:
         raise Failure("give a log file or --data, not both", exit_code=USAGE)
-    return Path(args.file) if args.file is not None else Path(load_config(args).data) / f"{args.db}{SUFFIX}"
+    if args.file is not None:
+        return Path(args.file)
+    folder = Path(load_config(args).data)
+    path = folder / f"{args.db}{SUFFIX}"
+    others = sorted(each.name.removesuffix(SUFFIX) for each in folder.glob(f"*{SUFFIX}"))
+    if others and not path.exists():
+        hint = f"There are: {', '.join(others)}. Use --db {others[0]}."
+        raise Failure(f"there is no log at {path}", hint=hint)
+    return path
 
 
 def _changes(log: DiskLog, after: int, upto: int) -> Iterator[tuple[Transaction, int, Change]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -16,8 +17,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.cli import pipeline_status as standing
-from headwater.cli.failure import FAILED, OK, USAGE, Failure
+from headwater.cli.failure import FAILED, OK, UNREACHABLE, USAGE, Failure
 from headwater.cli.output import counted
+from headwater.cli.remote import open_remote
+from headwater.errors import Unavailable
 
 if TYPE_CHECKING:
     from headwater.cli.pipeline_bars import Bars
@@ -51,6 +54,7 @@ def add(commands: Any) -> None:
     init = _verb(group, "init", "write a first file, every key explained", _init)
     init.add_argument("file", nargs="?", default=FILE, metavar="FILE", help=f"where to write it ({FILE})")
     init.add_argument("--table", action="append", default=[], metavar="[DB.]TABLE", help="carry it; may be repeated")
+    init.add_argument("--server", metavar="URL", help="the server to read from (where `headwater sql` would ask)")
     init.add_argument("--force", action="store_true", help="also over a file that is there")
     standing.add(group, _verb)
 
@@ -89,18 +93,23 @@ def _run(args: argparse.Namespace) -> int:
     spec, stop = _spec(args), threading.Event()
     from headwater.pipeline.run import run
 
-    with _show(args) as show, _signals(stop):
-        show.say(None, f"{spec.name}: {counted(len(spec.tables), 'table')} of {spec.server}; Spark starts")
-        summary = _in_thread(
-            lambda: run(spec, once=args.once, master=args.master, watcher=show, stop=stop, then_verify=args.verify)
-        )
+    with _reached(spec, args), _show(args) as show, _signals(stop):
+        show.say(None, f"{spec.name}: {counted(len(spec.tables), 'table')} of {spec.server}, carried by Spark")
+        try:
+            summary = _in_thread(
+                lambda: run(spec, once=args.once, master=args.master, watcher=show, stop=stop, then_verify=args.verify)
+            )
+        except Exception as error:
+            if stop.is_set() and _is_gone(error):
+                return OK  # Java was asked to stop together with us
+            raise
     return OK if summary.is_good else FAILED
 
 
 def _verify(args: argparse.Namespace) -> int:
     spec, stop = _spec(args), threading.Event()
     stop.set()
-    with _show(args) as show, _signals(stop):
+    with _reached(spec, args), _show(args) as show, _signals(stop):
         return OK if _compare(spec, args, show, repair=args.repair) else FAILED
 
 
@@ -110,6 +119,26 @@ def _compare(spec: PipelineSpec, args: argparse.Namespace, show: Any, *, repair:
 
     reports = _in_thread(lambda: verify(spec, repair=repair, master=args.master, watcher=show))
     return all(report.is_good for report in reports)
+
+
+@contextmanager
+def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
+    """A server that does not answer is said with the place that names it."""
+    from headwater.pipeline.greeting import hint_of, is_unreachable
+
+    try:
+        yield
+    except Unavailable as error:
+        if not is_unreachable(error):
+            raise
+        message = f"{error.message} ({error.code})"
+        raise Failure(message, hint=hint_of(spec, args.file), exit_code=UNREACHABLE) from None
+
+
+def _is_gone(error: Exception) -> bool:
+    from headwater.pipeline.failure import is_gone
+
+    return is_gone(error)
 
 
 def _spec(args: argparse.Namespace) -> PipelineSpec:
@@ -136,7 +165,7 @@ def _in_thread(work: Callable[[], T]) -> T:
         try:
             return threads.submit(work).result()
         except Exception as error:
-            if type(error).__module__.partition(".")[0] not in FOREIGN:
+            if type(error).__module__.partition(".")[0] not in FOREIGN and not isinstance(error, ConnectionError):
                 raise
             from headwater.pipeline.session import cause_of
 
@@ -171,16 +200,31 @@ def _signals(stop: threading.Event) -> Iterator[None]:
 def _init(args: argparse.Namespace) -> int:
     from headwater.pipeline.spec import TEMPLATE
 
-    file = Path(args.file)
-    text = _with_tables(TEMPLATE, args.table) if args.table else TEMPLATE
+    file, server = Path(args.file), _server(args)
+    text = _with_server(TEMPLATE, server)
+    text = _with_tables(text, args.table) if args.table else text
     try:
         with file.open("w" if args.force else "x", encoding="utf-8") as out:
             out.write(text)
     except FileExistsError:
         raise Failure(f"{file} is there already", hint="--force writes over it.", exit_code=USAGE) from None
     then = "Then" if args.table else "Name your tables in it, then"
-    print(f"{file} is written. {then}: headwater pipeline run {file}")
+    print(f"{file} is written, for the server at {server}. {then}: headwater pipeline run {file}")
     return OK
+
+
+def _server(args: argparse.Namespace) -> str:
+    """Where other commands would ask."""
+    remote = open_remote(args)
+    remote.close()
+    return remote.url
+
+
+def _with_server(template: str, url: str) -> str:
+    """The template with the server at `url`, the comment where it was."""
+    before, line, after = re.split(r"^(server = .*)$", template, maxsplit=1, flags=re.MULTILINE)
+    place = line.index("#")
+    return f"{before}{f'server = {json.dumps(url)} '.ljust(place)}{line[place:]}{after}"
 
 
 def _with_tables(template: str, named: Sequence[str]) -> str:

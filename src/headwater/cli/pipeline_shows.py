@@ -53,18 +53,17 @@ class Show:
                 self.shown(task, self._tally(task))
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
-        with self._lock:
+        with self._lock:  # shown with the ranges that are in now, which are told next
             self._tally(task).loaded(rows, seconds)
-            self.shown(task, self._tally(task))
 
     def stage(self, task: Task, stage: str) -> None:
         with self._lock:
             self._tally(task).stage = stage
             self.shown(task, self._tally(task), now=True)
 
-    def stepped(self, task: Task, upto: int, rows: int, seconds: float) -> None:
+    def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
         with self._lock:
-            self._tally(task).stepped(upto, rows, seconds)
+            self._tally(task).stepped(upto, changes, seconds)
             self.shown(task, self._tally(task))
 
     def live(self, task: Task, offset: int, latest: int) -> None:
@@ -75,7 +74,10 @@ class Show:
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
         with self._lock:
-            self.say(task, f"tries again: {error.message} ({error.code}, {counted(failures, 'failure')} in a row)")
+            hint = f"\nhint: {error.hint}" if error.hint and failures == 1 else ""
+            self.say(
+                task, f"tries again: {error.message} ({error.code}, {counted(failures, 'failure')} in a row){hint}"
+            )
 
     def failed(self, task: Task, error: HeadwaterError) -> None:
         with self._lock:
@@ -102,8 +104,20 @@ def compared(report: Compared) -> str:
     what = f"{counted(report.rows, 'row')} in {counted(len(report.ranges), 'range')} at offset {amount(report.offset)}"
     if not report.bad:
         return f"source and sink are equal: {what}"
-    bad = f"{counted(len(report.bad), 'range')} differed: {what}"
-    return f"{bad}; repaired" if report.is_good else f"{bad}; `headwater pipeline verify --repair` mends them"
+    found = [each.difference for each in report.bad if each.difference is not None]
+    bad = "\n".join([f"{counted(len(report.bad), 'range')} differed: {what}", *map(_differing, found)])
+    if not report.is_good:
+        return f"{bad}\nhint: `headwater pipeline verify --repair` mends them."
+    rows = sum(each.rows for each in found)
+    mended = counted(rows, "row") if len(found) == len(report.bad) else counted(report.repaired, "range")
+    return f"{bad}\nrepaired: {mended}"
+
+
+def _differing(found: Any) -> str:
+    """How the rows of a range differ."""
+    counts = {"missing": found.missing, "extra": found.extra, "different": found.different}
+    told = ", ".join(f"{amount(count)} {name}" for name, count in counts.items() if count)
+    return f"  rows: {told} in the sink; keys like {' | '.join(found.examples)}"
 
 
 class Lines(Show):
@@ -170,8 +184,8 @@ class JsonLines:
     def stage(self, task: Task, stage: str) -> None:
         self.tell("stage", task, stage=stage)
 
-    def stepped(self, task: Task, upto: int, rows: int, seconds: float) -> None:
-        self.tell("stepped", task, offset=upto, rows=rows, seconds=round(seconds, 3))
+    def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
+        self.tell("stepped", task, offset=upto, changes=changes, seconds=round(seconds, 3))
 
     def live(self, task: Task, offset: int, latest: int) -> None:
         self._news("live", task, None, {"offset": offset, "latest": latest, "lag": max(0, latest - offset)})
@@ -188,7 +202,12 @@ class JsonLines:
     def verified(self, task: Task, report: Compared) -> None:
         error = None if report.error is None else told(report.error)
         facts = {"equal": report.is_good, "offset": report.offset, "rows": report.rows, "ranges": len(report.ranges)}
-        self.tell("verified", task, **facts, bad=len(report.bad), repaired=report.repaired, error=error)
+        found = [each.difference for each in report.bad if each.difference is not None]
+        facts |= {name: sum(getattr(each, name) for each in found) for name in ("missing", "extra", "different")}
+        examples = [key for each in found for key in each.examples]
+        self.tell(
+            "verified", task, **facts, examples=examples, bad=len(report.bad), repaired=report.repaired, error=error
+        )
 
     def _news(self, what: str, task: Task, which: Any, facts: dict[str, Any]) -> None:
         known = (what, task.key, which)

@@ -42,9 +42,9 @@ class Tally:
         self._loaded_rows += rows
         self._loading_seconds += seconds
 
-    def stepped(self, upto: int, rows: int, seconds: float) -> None:
+    def stepped(self, upto: int, changes: int, seconds: float) -> None:
         """The sink moved on to `upto`."""
-        self.offset, self._step = upto, (rows, seconds)
+        self.offset, self._step = upto, (changes, seconds)
 
     @property
     def rows(self) -> int:
@@ -94,8 +94,8 @@ class Tally:
         if self.lag is not None:
             words.append("nothing is behind" if not self.lag else f"{counted(self.lag, 'change')} behind")
         if self._step is not None:
-            rows, seconds = self._step
-            words.append(f"last step {counted(rows, 'change')} in {seconds:.1f} s")
+            changes, seconds = self._step
+            words.append(f"last step {counted(changes, 'change')} in {seconds:.1f} s")
         return ", ".join(words)
 
     def _loading(self) -> list[str]:
@@ -103,6 +103,8 @@ class Tally:
         words = [f"{amount(self.rows)} of {amount(self.total)} rows"]
         if ranges > 1:
             words.append(f"{done} of {ranges} ranges")
+        if not 0 < self.rows < self.total:  # a pace says nothing before the first range, and nothing new after the last
+            return words
         if self.pace is not None:
             words.append(f"{amount(round(self.pace))} rows/s")
         if self.seconds_left is not None:

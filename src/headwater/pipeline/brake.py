@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headwater.pipeline.owner import Heart
@@ -40,4 +41,5 @@ class Brake:
             if self._stop.is_set():
                 asked = asked or time.monotonic()
             if self._heart.lost.is_set() or (asked and time.monotonic() - asked > GRACE_SECONDS):
-                self._spark.sparkContext.cancelJobGroup(self._group)
+                with suppress(Exception):  # Java may be gone, and the jobs with it
+                    self._spark.sparkContext.cancelJobGroup(self._group)

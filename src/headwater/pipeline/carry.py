@@ -20,6 +20,7 @@ from headwater.errors import HeadwaterError, NotOwner, OffsetExpired, PipelineEr
 from headwater.model.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.choosing import check_choice, check_origin, chosen
+from headwater.pipeline.compaction import about
 from headwater.pipeline.counting import Counting
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.frames import Server, changes_frame, rows_frame
@@ -43,7 +44,7 @@ from headwater.pipeline.stages import (
     lowest,
     standing,
 )
-from headwater.pipeline.task import STAGES, RangeProgress, Task
+from headwater.pipeline.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.watch import Watcher
 
 if TYPE_CHECKING:
@@ -253,6 +254,7 @@ class Carry:
             columns=self._columns(state.plan.table),
             where=self._table.where,
         )
+        self._tell(SNAPSHOT)
         began = time.monotonic()
         rows = self._counted(frame, lambda counted: self._sink.load(counted, state.plan, parts))
         self._watcher.loaded(self._task, len(parts), rows, time.monotonic() - began)
@@ -275,8 +277,9 @@ class Carry:
         if step.upto - step.after <= SMALL:
             frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
         began = time.monotonic()
-        rows = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape))
-        self._watcher.stepped(self._task, step.upto, rows, time.monotonic() - began)
+        kind = about(frame).change_type
+        changes = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape), kind)
+        self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
         seen = self._look(state)
@@ -327,9 +330,9 @@ class Carry:
         seen = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
         self._watcher.live(self._task, after, seen.latest)
 
-    def _counted(self, frame: DataFrame, act: Callable[[DataFrame], None]) -> int:
-        """How many rows `act` took from the frame, as Spark itself counted them."""
-        counting = Counting(frame)
+    def _counted(self, frame: DataFrame, act: Callable[[DataFrame], None], change_type: str | None = None) -> int:
+        """How many rows or changes `act` took from the frame, as Spark itself counted them."""
+        counting = Counting(frame, change_type)
         act(counting.frame)
         rows = counting.rows()
         self._rows += rows
@@ -346,12 +349,15 @@ class Carry:
         rows = [_row(state, each) for each in self._ranges]
         self._meta.save(self._task, rows, self._heart.fence)
         stage = min((row.stage for row in rows), key=STAGES.index, default="register")
-        if stage != self._told:
-            self._told = stage
-            self._watcher.stage(self._task, stage)
+        self._tell(stage)
         for row in rows:
             self._watcher.range_moved(self._task, row)
         self._copied = state
+
+    def _tell(self, stage: str) -> None:
+        if stage != self._told:
+            self._told = stage
+            self._watcher.stage(self._task, stage)
 
 
 def _row(state: State, each: Range) -> RangeProgress:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 # Kinds whose values Spark orders as their encoded keys are ordered.
 ORDERED = {"i64": int, "str": str, "bytes": bytes}
 RANGE, HASH = "_headwater_range", "_headwater_hash"
+EXAMPLES = 3  # keys of a range that are told
 
 
 class Digest(msgspec.Struct, frozen=True):
@@ -28,6 +29,20 @@ class Digest(msgspec.Struct, frozen=True):
     rows: int = 0
     sum: int = 0
     xor: int = 0
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How the rows of one range differ, by key."""
+
+    missing: int = 0  # the source has them alone
+    extra: int = 0  # the sink has them alone, or more than once
+    different: int = 0
+    examples: tuple[str, ...] = ()  # keys of some of them
+
+    @property
+    def rows(self) -> int:
+        """All of them."""
+        return self.missing + self.extra + self.different
 
 
 def comparable(table: Table, spans: Sequence[Span]) -> list[Span]:
@@ -107,6 +122,58 @@ def differences(right: DataFrame, wrong: DataFrame, identity: Sequence[str]) -> 
     gone = wrong.join(right, _same(wrong, right, identity), "left_anti")
     both = _same(right, wrong, identity) & (right[HASH] == wrong[HASH])
     return gone.drop(HASH, RANGE), right.join(wrong, both, "left_anti").drop(HASH, RANGE)
+
+
+def difference(right: DataFrame, wrong: DataFrame, identity: Sequence[str]) -> dict[int, Difference]:
+    """Range number to what differs there; both hashed and placed by the same numbers."""
+    from pyspark.sql import Window
+    from pyspark.sql.functions import col, greatest, lit, row_number, when
+    from pyspark.sql.functions import max as highest
+    from pyspark.sql.functions import min as lowest
+    from pyspark.sql.functions import sum as total
+
+    keys = [f"k{place}" for place in range(len(identity))]
+
+    def side(frame: DataFrame, is_right: bool) -> DataFrame:
+        named = [frame[quoted(name)].alias(key) for name, key in zip(identity, keys, strict=True)]
+        return frame.select(*named, RANGE, HASH, lit(is_right).alias("is_right"))
+
+    is_right, one = col("is_right"), lit(1)
+    found = (
+        side(right, True)
+        .unionByName(side(wrong, False))
+        .groupBy(RANGE, *keys)
+        .agg(
+            total(when(is_right, one).otherwise(0)).alias("rights"),
+            total(when(is_right, 0).otherwise(one)).alias("wrongs"),
+            lowest(HASH).alias("low"),
+            highest(HASH).alias("high"),
+        )
+        .select(
+            RANGE,
+            *keys,
+            greatest(col("rights") - col("wrongs"), lit(0)).alias("missing"),
+            greatest(col("wrongs") - col("rights"), lit(0)).alias("extra"),
+            when((col("rights") > 0) & (col("wrongs") > 0) & (col("low") != col("high")), one)
+            .otherwise(0)
+            .alias("different"),
+        )
+        .where("missing + extra + different > 0")
+    )
+    of_range = Window.partitionBy(RANGE)
+    counted = [total(name).over(of_range).alias(name) for name in ("missing", "extra", "different")]
+    numbered = row_number().over(of_range.orderBy(*keys)).alias("number")
+    rows = found.select(RANGE, *keys, *counted, numbered).where(f"number <= {EXAMPLES}").collect()
+    told: dict[int, Difference] = {}
+    for row in sorted(rows, key=lambda row: (row[RANGE], row["number"])):
+        before = told.get(row[RANGE], Difference())
+        shown = (*before.examples, ", ".join(_shown(row[key]) for key in keys))
+        told[row[RANGE]] = Difference(row["missing"], row["extra"], row["different"], shown)
+    return told
+
+
+def _shown(value: object) -> str:
+    return f"x'{value.hex()}'" if isinstance(value, (bytes, bytearray)) else str(value)
 
 
 def changes(deleted: DataFrame, inserted: DataFrame | None, names: Sequence[str], offset: int) -> DataFrame:

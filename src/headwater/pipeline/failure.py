@@ -29,6 +29,7 @@ _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+(?=[A-Z])")
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "FetchFailed", "Lost task connection")
 _GONE = ("Py4JNetworkError", "ConnectionRefusedError", "Connection refused", "Answer from Java side is empty")
 _LONGEST, _DEEPEST = 500, 20
+JAVA, GONE = "java", "gone"  # beside an error that tells it
 
 
 # Executors
@@ -85,8 +86,14 @@ def cause_of(error: BaseException) -> HeadwaterError:
     if any(word in text for word in _LOST):
         return Unavailable("an executor was lost in the middle of its work", hint="Try again.")
     if any(word in text for word in _GONE):
-        return PipelineError("Spark's Java process is gone", hint="It was killed, or ran out of memory; start again.")
+        hint = "It was killed, or ran out of memory; start again."
+        return PipelineError("Spark's Java process is gone", hint=hint, **{JAVA: GONE})
     return PipelineError(_line(error, text))
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether Spark's Java process ended under us, or before it had begun."""
+    return cause_of(error).extra.get(JAVA) == GONE
 
 
 def explain(error: BaseException) -> str:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headwater.errors import HeadwaterError, NotOwner
+from headwater.errors import HeadwaterError, NotOwner, Unavailable
 from headwater.pipeline.brake import Brake
 from headwater.pipeline.carry import Carried, Carry
-from headwater.pipeline.failure import cause_of
+from headwater.pipeline.failure import cause_of, is_gone
+from headwater.pipeline.greeting import Seen, greet, refusal
 from headwater.pipeline.opening import check_promises, session_of, sink_of
 from headwater.pipeline.owner import Heart, owner_name
 from headwater.pipeline.progress import MetaStore
@@ -54,21 +55,59 @@ def run(
     """Carry every table of `spec`, until `stop` is set; with `once`, until what was there at the start is in.
 
     With `then_verify` source and sinks are compared in the end. A session given by the caller is used and left open.
+    Unavailable when, with `once`, no server answers at the start.
     """
     check_promises(spec)
     stop, watcher = stop or threading.Event(), watcher or Silent()
+    seen, away = _greeted(spec, once)
     with ExitStack() as stack:
         meta = stack.enter_context(MetaStore.open(spec.meta))
         tasks = [meta.subscribe(spec, table) for table in spec.tables]
+        if away is not None:
+            for task in tasks:
+                watcher.retrying(task, away, 1)
+        refused = {
+            task: why
+            for task, table, each in zip(tasks, spec.tables, seen, strict=True)
+            if not task.cancelled and (why := refusal(each, table, is_new=not meta.progress(task))) is not None
+        }
+        if len(refused) == len(tasks):
+            return Summary(tuple(_refuse(task, why, spec, meta, watcher) for task, why in refused.items()))
         session = spark or stack.enter_context(session_of(spec, master))
         work = [
-            lambda task=task, table=table: _carry(session, spec, table, task, meta, watcher, stop, once)
+            lambda task=task, table=table: (
+                _refuse(task, refused[task], spec, meta, watcher)
+                if task in refused
+                else _carry(session, spec, table, task, meta, watcher, stop, once)
+            )
             for task, table in zip(tasks, spec.tables, strict=True)
         ]
         with ThreadPoolExecutor(len(work), thread_name_prefix="headwater-table") as threads:
             carried = tuple(threads.map(lambda each: each(), work))
         reports = verify(spec, watcher=watcher, spark=session) if then_verify else []
         return Summary(carried, tuple(reports))
+
+
+def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[Seen], Unavailable | None]:
+    """What the server says of each table, or that nobody answers: who runs for ever waits for it."""
+    try:
+        return greet(spec), None
+    except Unavailable as error:
+        if once:
+            raise
+        return [None] * len(spec.tables), error
+
+
+def _refuse(task: Task, why: HeadwaterError, spec: PipelineSpec, meta: MetaStore, watcher: Watcher) -> Carried:
+    """A table that the server cannot give."""
+    watcher.failed(task, why)
+    with suppress(HeadwaterError):  # another server works on it, and will say so itself
+        heart = Heart(meta, task, owner_name(), spec.lease_seconds)
+        try:
+            meta.fail(task, f"{why.code}: {why.message}", heart.fence)
+        finally:
+            heart.stop()
+    return Carried(task, 0, 0, why)
 
 
 def _carry(
@@ -96,6 +135,8 @@ def _carry(
                 watcher.done(task, done.offset, done.rows)
                 return done
     except Exception as error:
+        if stop.is_set() and is_gone(error):
+            return Carried(task, 0, 0)  # who asked us to stop asked Java, too
         cause = cause_of(error)
         watcher.failed(task, cause)
         if fence is not None:

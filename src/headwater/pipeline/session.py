@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ConfigError, PipelineError
-from headwater.pipeline.failure import cause_of, explain
+from headwater.pipeline.failure import GONE, JAVA, cause_of, explain, is_gone
 from headwater.pipeline.jars import FOLDER, jar_settings
 from headwater.pipeline.java import find_java
 
@@ -88,13 +88,20 @@ def open_session(
 def close_session(session: SparkSession) -> None:
     """Stop it, and its Java with it, so that nothing is left and another may be opened."""
     from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
-    session.stop()
+    try:
+        session.stop()
+    except Exception as error:
+        if not is_gone(error):
+            raise
+        SparkContext._active_spark_context = SparkSession._instantiatedSession = None
     gateway: Any = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None
-    gateway.shutdown()
+    with suppress(Exception):  # Java may be gone already
+        gateway.shutdown()
     if gateway.proc is not None:
         gateway.proc.stdin.close()  # the sign on which it ends
         gateway.proc.wait()
@@ -160,7 +167,8 @@ def _start_java(settings: Any, master: str) -> None:
                 settings, {"stdout": log, "stderr": log}
             )
         except Exception as error:
-            raise PipelineError(f"Spark did not start: {_last_line()}", hint=f"All it said: {log_file()}") from error
+            message, hint = f"Spark did not start: {_last_line()}", f"All it said: {log_file()}"
+            raise PipelineError(message, hint=hint, **{JAVA: GONE}) from error
     SparkContext._ensure_initialized(gateway=gateway, conf=settings)
 
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from headwater.config.kinds import DURATION, NAMES, TEXT, Kind, integer, need, one_of, or_none, setting, text, unknown
 from headwater.errors import ConfigError
 from headwater.pipeline.sinks.opening import KINDS
+from headwater.pipeline.sinks.opening import Kind as SinkKind
 
 EXACTLY_ONCE, AT_LEAST_ONCE = "exactly-once", "at-least-once"
 META_FILE = "headwater-pipeline.db"
@@ -202,7 +203,7 @@ class _Reader:
         named = body.get("table") or body.get("tables")
         where += f" ({named})" if isinstance(named, str) else ""
         found = self._checked(where, body, TABLE_KEYS)
-        sink = self._sink(f"{where}: sink", found.pop("sink", None))
+        sink = self._sink(f"{where}: sink", found.pop("sink", None), body.get("sink"))
         one, several = found.pop("table", None), found.pop("tables", ())
         if (one is None) == (not several):
             raise ConfigError(f"{where}: either `table` or `tables` is needed", hint=f"It is set by {self._origin}.")
@@ -210,11 +211,12 @@ class _Reader:
             spec = TableSpec(name, sink, **found)
             yield replace(spec, sink=_filled(sink, spec))
 
-    def _sink(self, where: str, body: Any) -> SinkSpec:
+    def _sink(self, where: str, body: Any, written: Any) -> SinkSpec:
         if not isinstance(body, dict) or not isinstance(body.get("kind"), str):
             raise ConfigError(f"{where}: a table with `kind` is needed", hint='Write [table.sink] and kind = "delta".')
         if body["kind"] not in KINDS:
             raise unknown(f"kind of {where}", body["kind"], KINDS)
+        _check_sink(where, written, KINDS[body["kind"]])  # braces that the environment holds are no placeholders
         settings = {name: self._filled(value, where) for name, value in body.items() if name != "kind"}
         if isinstance(settings.get("path"), str):
             settings["path"] = self._place(settings["path"])
@@ -263,6 +265,23 @@ class _Reader:
 
 
 _SQLITE = "sqlite:///"
+_PLACEHOLDER = re.compile(r"(?<!\$)\{(\w*)\}")
+_PLACEHOLDERS = ("db", "table")
+_PLACES = ("path", "table", "schema", "topic")  # settings in which a brace is hardly meant; a URL may hold a password
+
+
+def _check_sink(where: str, body: Mapping[str, Any], kind: SinkKind) -> None:
+    """No setting that the kind does not know, none missing, and no placeholder that nobody fills."""
+    for name, value in body.items():
+        if name != "kind" and name not in kind.settings:
+            raise unknown(f"setting of {where}", name, kind.settings)
+        for found in _PLACEHOLDER.findall(value) if isinstance(value, str) and name in _PLACES else ():
+            if found not in _PLACEHOLDERS:
+                known = ", ".join(f"{{{each}}}" for each in _PLACEHOLDERS)
+                raise ConfigError(f"{where}: {name}: unknown placeholder {{{found}}}", hint=f"There are: {known}.")
+    for name in kind.needed:
+        if name not in body:
+            raise ConfigError(f"{where}: `{name}` is needed", hint=f"Settings: {', '.join(kind.settings)}.")
 
 
 def _filled(sink: SinkSpec, table: TableSpec) -> SinkSpec:

@@ -20,9 +20,11 @@ from headwater.pipeline.choosing import check_origin
 from headwater.pipeline.compaction import quoted
 from headwater.pipeline.compare import (
     RANGE,
+    Difference,
     Digest,
     changes,
     comparable,
+    difference,
     differences,
     digests,
     hashed,
@@ -31,6 +33,7 @@ from headwater.pipeline.compare import (
 )
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.frames import Server, rows_frame
+from headwater.pipeline.greeting import greet
 from headwater.pipeline.opening import session_of, sink_of
 from headwater.pipeline.progress import MetaStore
 from headwater.pipeline.schema import changes_schema, identity_of, rows_schema
@@ -50,6 +53,7 @@ class RangeReport(msgspec.Struct, frozen=True):
     span: Span
     source: Digest
     sink: Digest
+    difference: Difference | None = None  # of one that is bad, unless the sink moved on before it was known
 
     @property
     def is_good(self) -> bool:
@@ -93,6 +97,8 @@ def verify(
 ) -> list[TableReport]:
     """Every table of `spec`; with `repair`, bad ranges are made right and compared again."""
     watcher = watcher or Silent()
+    if spark is None:
+        greet(spec)  # before Spark starts for nothing
     with ExitStack() as stack:
         meta = stack.enter_context(MetaStore.open(spec.meta))
         session = spark or stack.enter_context(session_of(spec, master))
@@ -135,11 +141,33 @@ class Verification:
         """Compare, and mend if asked to; what is mended is compared again."""
         state, report = self._compared()
         bad = [each.span for each in report.bad]
+        if bad:
+            report = self._explained(state, report)
         if not bad or not repair:
             return report
         self._mend(state, bad, [each.span for each in report.ranges])
-        _, after = self._compared()
+        after = self._compared()[1]
         return after if after.bad else msgspec.structs.replace(report, repaired=len(bad))
+
+    def _explained(self, state: State, report: TableReport) -> TableReport:
+        """`report`, with how its bad ranges differ; as it was when that cannot be told."""
+        from pyspark.sql.functions import array, col, lit
+
+        spans = [each.span for each in report.ranges]
+        numbers = [place for place, each in enumerate(report.ranges) if not each.is_good]
+        placed_among_all = array(*map(lit, numbers))[col(RANGE)]
+        try:
+            source = self._source(state, [spans[number] for number in numbers]).withColumn(RANGE, placed_among_all)
+            held = self._held(state, spans).where(col(RANGE).isin(numbers))
+            found = difference(source, held, identity_of(state.plan.table))
+            if self._state() != state:
+                return report
+        except Exception:  # that they differ is known, and counts
+            return report
+        ranges = [
+            msgspec.structs.replace(each, difference=found.get(number)) for number, each in enumerate(report.ranges)
+        ]
+        return msgspec.structs.replace(report, ranges=tuple(ranges))
 
     def _compared(self) -> tuple[State, TableReport]:
         for attempt in range(ATTEMPTS):

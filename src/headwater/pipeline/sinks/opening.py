@@ -27,16 +27,30 @@ class Kind(NamedTuple):
 
     module: str
     function: str  # (settings, Needs) -> Sink
+    settings: tuple[str, ...]
+    needed: tuple[str, ...]  # of those
     exactly_once: bool = True
 
 
+_DELTA = (
+    "path",
+    "mode",
+    "change_data_feed",
+    "checkpoint_every",
+    "maintain_every",
+    "file_bytes",
+    "storage_options",
+)
+_SQL = ("url", "url_file", "url_env", "table", "schema", "mode", "lock_seconds", "replace")
+_KAFKA = ("servers", "topic", "format", "tombstones", "options")
+
 KINDS = {
-    "delta": Kind("delta", "open_delta"),
-    "delta-spark": Kind("delta_spark", "open_delta_spark"),
-    "parquet": Kind("parquet", "open_parquet"),
-    "sql": Kind("sql", "open_sql"),
-    "kafka": Kind("kafka", "open_kafka", exactly_once=False),
-    "foreach": Kind("foreach", "open_foreach", exactly_once=False),
+    "delta": Kind("delta", "open_delta", _DELTA, ("path",)),
+    "delta-spark": Kind("delta_spark", "open_delta_spark", _DELTA, ("path",)),
+    "parquet": Kind("parquet", "open_parquet", ("path", "mode"), ("path",)),
+    "sql": Kind("sql", "open_sql", _SQL, ("table",)),
+    "kafka": Kind("kafka", "open_kafka", _KAFKA, ("servers", "topic"), exactly_once=False),
+    "foreach": Kind("foreach", "open_foreach", ("function",), ("function",), exactly_once=False),
 }
 
 
