@@ -192,10 +192,10 @@ def run_statement(
     sql: str,
     args: Args,
     *,
-    most: int = MAX_ROWS,
+    most: int | None = None,
     seconds: float | None = None,
 ) -> Result:
-    """Run one statement and collect its answer: `most` rows of it, within `seconds` where they are given."""
+    """Run one statement and collect its answer: `most` rows of it, within `seconds`, where they are given."""
     statement = guard.examine(sql)
     guard.forget_statement()
     before = db.total_changes()
@@ -203,7 +203,9 @@ def run_statement(
     try:
         with sqlite_errors(), guard.limited(seconds):
             cursor = db.execute(sql, _bindings(args))
-            rows, more = take(cursor, tuple, most, MAX_WEIGHT, to_end=not statement.read_only)
+            rows, more = take(
+                cursor, tuple, MAX_ROWS if most is None else most, MAX_WEIGHT, to_end=not statement.read_only
+            )
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing", hint="Send it in `args`.") from None
     except MemoryError:
