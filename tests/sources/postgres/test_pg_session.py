@@ -81,7 +81,7 @@ def test_every_kind_of_value_goes_in_exactly(pg_rig: Attach) -> None:
         assert repr(back) == repr(held), column
         if given == given and column not in ("j", "e"):  # NaN is not equal to itself, json to nothing
             found = r.do(lambda s, c=column, v=given: s.select("every", eq(c, v)))
-            assert (number in [row[0] for row in found]) == (column not in ("r", "n2")), column
+            assert (number in [row[0] for row in found]) == (column != "n2"), column
 
 
 UNHELD: list[tuple[str, Any]] = [
@@ -253,13 +253,13 @@ def test_an_answer_is_cut_where_it_must_be(pg_rig: Attach, monkeypatch: pytest.M
     monkeypatch.setattr(room, "MAX_ROWS", 3)
     r = pg_rig(T, SEED)
     assert r.run("SELECT generate_series(1, 3)").truncated is False
-    cut = r.run("SELECT n FROM generate_series(1, 1000000000000) AS n")  # never read to its end
+    cut = r.run("SELECT generate_series(1, 1000000000000)")  # never read to its end
     assert (cut.truncated, cut.rows) == (True, ((1,), (2,), (3,)))
     r.run("INSERT INTO t VALUES (4)")
     done = r.run("UPDATE t SET v = 'x' RETURNING id")
     assert (done.truncated, len(done.rows), done.affected) == (True, 3, 4)
     monkeypatch.setattr(room, "MAX_WEIGHT", 100)
-    assert len(r.run("SELECT repeat('x', 60) FROM generate_series(1, 1000000000000)").rows) == 2
+    assert len(r.run("SELECT repeat('x', 60), generate_series(1, 1000000000000)").rows) == 2
 
 
 def test_a_transaction_goes_on_after_an_answer_was_cut(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def test_a_transaction_goes_on_after_an_answer_was_cut(pg_rig: Attach, monkeypat
 
     def work(s: Session) -> int:
         s.insert("t", [{"id": 1}])
-        assert s.execute("SELECT n FROM generate_series(1, 1000000000000) AS n").truncated
+        assert s.execute("SELECT generate_series(1, 1000000000000)").truncated
         return s.update("t", None, {"v": "x"}, None).affected
 
     assert r.do(work) == 1

@@ -23,8 +23,7 @@ from headwater.sources.postgres.values import Bound, cell_reader
 
 Connect = Callable[[], "psycopg.Connection[Any]"]
 CHUNK = 256  # rows of an answer taken from the socket at a time
-_CHUNKED = pq.ExecStatus.TUPLES_CHUNK if pq.version() >= 170000 else None
-_FLOWING = pq.ExecStatus.SINGLE_TUPLE, _CHUNKED
+_CAN_CHUNK = pq.version() >= 170000
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
 _COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
 _SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items() if name != "client_encoding")
@@ -88,7 +87,7 @@ class Link:
         """
         with self._broken_is_ours():
             self._pg.send_query_params(_encoded(sql), params, types)
-            if limit is not None and _CHUNKED is not None:
+            if limit is not None and _CAN_CHUNK:
                 self._pg.set_chunked_rows_mode(CHUNK)
             elif limit is not None:
                 self._pg.set_single_row_mode()
@@ -108,7 +107,7 @@ class Link:
         """Statements of our own, in one go."""
         with self._broken_is_ours():
             self._pg.send_query(sql.encode())
-            for result in self._results():
+            for result in list(self._results()):  # to the end: only then is it known whether the connection stands
                 _check(result)
 
     def _collect(self, limit: Limit | None, to_end: bool) -> Answer:
@@ -138,9 +137,8 @@ class Link:
                 rows.append(cells)
                 if limit is not None:
                     weight += sum(8 if cell is None else len(cell) for cell in cells)
-            if result.status not in _FLOWING:
-                tag = (result.command_status or b"").decode()
-                affected = result.command_tuples or 0
+            if result.command_status:  # the last one has it, or the last with rows
+                tag, affected = result.command_status.decode(), result.command_tuples or 0
         if fault is not None and not (more and not to_end and state_of(fault) == CANCELED):
             raise fault
         return Answer(columns, oids, rows, affected, tag.rpartition(" ")[0] if tag[-1:].isdigit() else tag, more)

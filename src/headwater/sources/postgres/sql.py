@@ -147,7 +147,7 @@ class Renderer:
 
     def _is_odd(self, beside: str, args: tuple[Expr, ...]) -> bool:
         """Whether a literal is a number finer than an integer column holds: compared as the number it is."""
-        if self.shape.column(beside).kind not in ("i64", "u64"):
+        if self.shape.column(beside).kind != "i64":
             return False
         return any(isinstance(arg, Literal) and type(arg.value).__name__ in ("float", "Decimal", "U64") for arg in args)
 
