@@ -99,11 +99,11 @@ def test_every_type_of_key_is_read_whole_in_the_order_of_its_places(pg_rig: Atta
         assert places == sorted(places) and len(set(places)) == len(places), (declared, rows)
         if is_own_order(table.columns[0]):
             theirs = r.stream.db.execute(f"SELECT k::text FROM {name} ORDER BY k").fetchall()
-            assert [(text(row[0]),) for row in rows] == theirs, declared
+            assert [written(row[0]).rstrip() for row in rows] == [shown for (shown,) in theirs], declared
         check_spans(r, name, declared, rows, places)
 
 
-def text(value: Any) -> str:
+def written(value: Any) -> str:
     """As PostgreSQL writes it."""
     shown = to_text(value) or ""
     shown = shown.replace("T", " ").replace("+00:00", "+00") if isinstance(value, DateTime) else shown
@@ -122,10 +122,11 @@ def check_spans(r: Rig, name: str, declared: str, rows: list[Row], places: list[
 
 
 def test_composite_keys_page_by_row_comparison(pg_rig: Attach) -> None:
-    r = pg_rig('CREATE TABLE t(v int, b text COLLATE "en-x-icu", a int, PRIMARY KEY (a, b))')
-    r.run(
-        "INSERT INTO t SELECT n, chr(65 + n % 7 + 32 * (n % 2)), n / 5 FROM generate_series(0, 60) n ON CONFLICT DO NOTHING"
-    )
+    r = pg_rig()
+    collation = 'COLLATE "en-x-icu"' if has_collation(r) else ""
+    r.stream.run(f"CREATE TABLE t(v int, b text {collation}, a int, PRIMARY KEY (a, b))")
+    values = "SELECT n, chr(65 + n % 7 + 32 * (n % 2)), n / 5 FROM generate_series(0, 60) n"
+    r.run(f"INSERT INTO t {values} ON CONFLICT DO NOTHING")
     rows = all_rows(r, "t", 4)
     assert rows == sorted(rows, key=lambda row: (row[2], row[1])) and len(rows) > 40
     table = r.reading.chunk("t", after=None, span=None, limit=1).table
