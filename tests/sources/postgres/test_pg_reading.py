@@ -98,7 +98,7 @@ def test_every_type_of_key_is_read_whole_in_the_order_of_its_places(pg_rig: Atta
         assert len(rows) == len(TYPES[declared]), declared
         assert places == sorted(places) and len(set(places)) == len(places), (declared, rows)
         if is_own_order(table.columns[0]):
-            theirs = r.stream.db.execute(f"SELECT k::text FROM {name} ORDER BY k").fetchall()
+            theirs = r.stream.db.execute(f"SELECT k::text AS shown FROM {name} ORDER BY k").fetchall()
             assert [written(row[0]).rstrip() for row in rows] == [shown for (shown,) in theirs], declared
         check_spans(r, name, declared, rows, places)
 
@@ -208,6 +208,22 @@ def test_partitions_and_replica_identities(pg_rig: Attach) -> None:
     assert [row[0] for row in all_rows(r, "p", 7)] == list(range(50, 150))
     assert len(sample(r.pool, r.shapes, "p", 10).points) > 0
     assert r.do(lambda s: s.describe("i")).key == ("k",)
+
+
+def test_a_statement_reads_at_an_offset_and_writes_nothing(pg_rig: Attach) -> None:
+    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
+    r.run("CREATE FUNCTION sly() RETURNS int LANGUAGE sql STABLE AS 'SELECT 1'")
+    found = r.reading.read("SELECT id FROM t WHERE id > $1", [1])
+    assert (found.columns, found.rows, found.offset) == (("id",), ((2,),), r.log.head)
+    assert r.reading.is_read_only("SELECT sly()") and not r.reading.is_read_only("DELETE FROM t")
+    for sql in ("DELETE FROM t", "CREATE TABLE u(x int)", "SELECT nextval('x')", "SELECT 1; SELECT 2"):
+        with pytest.raises(InvalidRequest):
+            r.reading.read(sql)
+    r.stream.run(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
+        "AND datname = current_database() AND backend_type = 'client backend'"
+    )
+    assert r.reading.read("SELECT count(*) FROM t").rows == ((2,),)
 
 
 # --- samples ---------------------------------------------------------------------------------------------

@@ -10,18 +10,20 @@ import contextlib
 import select
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
 from psycopg import pq
 
-from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.errors import Busy, HeadwaterError, InvalidRequest
 from headwater.sources.postgres.faults import CANCELED, from_result, gone, state_of
 from headwater.sources.postgres.types import SETTINGS
 from headwater.sources.postgres.values import Bound, cell_reader
 
 Connect = Callable[[], "psycopg.Connection[Any]"]
+T = TypeVar("T")
+WAIT_SECONDS = 30.0  # for a link, while others use them all
 CHUNK = 256  # rows of an answer taken from the socket at a time
 _CAN_CHUNK = pq.version() >= 170000
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
@@ -191,18 +193,6 @@ class Link:
         if self.in_transaction:
             self.script("ROLLBACK")
 
-    @contextlib.contextmanager
-    def reading(self, seconds: float | None = None) -> Iterator[Link]:
-        """A short read-only transaction around a block."""
-        self.begin(read_only=True, seconds=seconds)
-        try:
-            yield self
-            self.commit()
-        except BaseException:
-            with contextlib.suppress(HeadwaterError):
-                self.rollback()
-            raise
-
     @property
     def in_transaction(self) -> bool:
         """Whether a transaction is open, failed or not."""
@@ -245,41 +235,67 @@ def _check(result: pq.abc.PGresult) -> None:
 
 
 class Pool:
-    """Links that wait to be used again. From any thread."""
+    """Links for short work, at most `most` at a time. From any thread; work must not ask for another link."""
 
-    def __init__(self, connect: Connect, most: int = 4) -> None:
-        self._connect, self._most = connect, most
+    def __init__(self, connect: Connect, most: int = 8) -> None:
+        self._connect = connect
+        self._places = threading.BoundedSemaphore(most)
+        self._most = most
         self._lock = threading.Lock()  # guards _idle and _closed
         self._idle: list[Link] = []
         self._closed = False
 
-    @contextlib.contextmanager
-    def link(self) -> Iterator[Link]:
-        """A link for a block; it is thrown away if it was lost meanwhile, or left inside a transaction."""
-        with self._lock:
-            link = self._idle.pop() if self._idle else None
-        link = link or Link(self._connect)
-        try:
-            yield link
-        finally:
-            self._give_back(link)
+    def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
+        """`work` inside a read-only transaction with one snapshot."""
 
-    def read(self, work: Callable[[Link], Any], seconds: float | None = None) -> Any:
-        """`work` inside a short read-only transaction; once more where an idle connection turned out to be dead."""
-        for _ in range(self._most + 1):
-            with self.link() as link:
+        def run(link: Link) -> T:
+            link.begin(read_only=True, seconds=seconds)
+            value = work(link)
+            link.rollback()  # nothing to keep, and never refused
+            return value
+
+        return self._run(run)
+
+    def probe(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
+        """`work` inside a transaction of which nothing is kept."""
+
+        def run(link: Link) -> T:
+            link.begin(seconds=seconds)
+            value = work(link)
+            link.rollback()
+            return value
+
+        return self._run(run)
+
+    def _run(self, work: Callable[[Link], T]) -> T:
+        """Once more where an idle connection turned out to be dead."""
+        if not self._places.acquire(timeout=WAIT_SECONDS):
+            raise Busy(f"{self._most} reads of PostgreSQL are under way already")
+        try:
+            while True:
+                link, was_idle = self._take()
                 try:
-                    with link.reading(seconds):
-                        return work(link)
+                    return work(link)
                 except HeadwaterError:
-                    if link.is_alive:
+                    if link.is_alive or not was_idle:
                         raise
-        raise gone("no connection held")
+                finally:
+                    self._give_back(link)
+        finally:
+            self._places.release()
+
+    def _take(self) -> tuple[Link, bool]:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop(), True
+        return Link(self._connect), False
 
     def _give_back(self, link: Link) -> None:
+        with contextlib.suppress(HeadwaterError):
+            link.rollback()
         is_fit = link.is_alive and not link.in_transaction and not link.is_tainted
         with self._lock:
-            if is_fit and not self._closed and len(self._idle) < self._most:
+            if is_fit and not self._closed:
                 self._idle.append(link)
                 return
         link.close()

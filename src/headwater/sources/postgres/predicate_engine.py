@@ -20,6 +20,7 @@ from headwater.sources.postgres.faults import CANCELED, fault, state_of
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import ident
+from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
 from headwater.sources.postgres.values import array_text, to_text
 
 BATCH = 1_000  # rows judged at a time
@@ -38,6 +39,12 @@ _COLUMNS = """
 SELECT DISTINCT a.attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
 WHERE d.objid = '_headwater_probe'::regclass AND d.refobjid = $1::regclass
 """
+_COLLATIONS = """
+SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
+WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
+ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
+"""
+NAME = 19  # the type of the catalogue's names
 # Read when the text is: another moment would be another predicate.
 _CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNORECASE)
 
@@ -57,13 +64,20 @@ class Engine:
         self._pool, self._seconds = pool, seconds
         parts = split_name(table.name)
         self._name = ident(parts[1] if parts else table.name)
-        self._types: dict[str, tuple[str, int]] = pool.read(self._named_types)
+        self._types = pool.read(self._named_types)
+        self._collations = pool.read(self._named_collations)
 
     def _named_types(self, link: Link) -> dict[str, tuple[str, int]]:
         """How the types are called in SQL, below all domains and without limits; those that are still there."""
         declared = sorted({column.declared for column in self.table.columns})
         found = link.run(_TYPES, [array_text(declared)]).values()
         return {name: (text, oid) for name, text, oid in found if text is not None and text != "-"}
+
+    def _named_collations(self, link: Link) -> dict[str, str]:
+        """How collations are called in SQL; what is not among them is the database's own."""
+        names = sorted({column.collation for column in self.table.columns})
+        found = link.run(_COLLATIONS, [array_text(names)]).texts()
+        return {str(name): f"{ident(str(schema))}.{ident(str(name))}" for name, schema in found}
 
     def type_of(self, name: str) -> int:
         """The number of a column's type, below all domains; 0 if it is not there any more."""
@@ -74,19 +88,18 @@ class Engine:
     def examine(self, where: str) -> Examined:
         """Refuses what is not one predicate of the row alone."""
         _check_text(where)
-        with self._pool.link() as link:
-            try:
-                link.begin(seconds=self._seconds)
-                self._make_table(link)
-                # Without brackets first: `1) OR (1` is no expression.
-                no_params = link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n")
-                if no_params:
-                    raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
-                found = self._understood(link, where)
-            except HeadwaterError as error:
-                raise self._refusal(error) from None
-            finally:
-                link.rollback()
+
+        def look(link: Link) -> Examined:
+            self._make_table(link)
+            # Without brackets first: `1) OR (1` is no expression.
+            if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
+                raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
+            return self._understood(link, where)
+
+        try:
+            found = self._pool.probe(look, self._seconds)
+        except HeadwaterError as error:
+            raise self._refusal(error) from None
         for clock in _CLOCKS.finditer(where):
             if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
                 raise NotSupported(
@@ -96,15 +109,15 @@ class Engine:
 
     def reread(self, texts: Sequence[str]) -> list[str]:
         """How PostgreSQL understands each of `texts`, which are ours; nothing if it does not."""
-        with self._pool.link() as link:
-            try:
-                link.begin(seconds=self._seconds)
-                self._make_table(link)
-                return [self._understood(link, text).text for text in texts]
-            except InvalidRequest:
-                return []
-            finally:
-                link.rollback()
+
+        def look(link: Link) -> list[str]:
+            self._make_table(link)
+            return [self._understood(link, text).text for text in texts]
+
+        try:
+            return self._pool.probe(look, self._seconds)
+        except InvalidRequest:
+            return []
 
     def _make_table(self, link: Link) -> None:
         columns = []
@@ -117,9 +130,10 @@ class Engine:
 
     def _collation(self, name: str, oid: int) -> str:
         """The collation of a column of a shape; one of bytes where it is called so."""
-        if oid not in (25, 1042, 1043, 19):
+        if oid not in (TEXT, BPCHAR, VARCHAR, NAME):
             return ""
-        return _COLLATE.get(name, f" COLLATE {ident(name)}")
+        found = _BYTES.get(name) or self._collations.get(name)
+        return "" if found is None else f" COLLATE {found}"
 
     def _understood(self, link: Link, where: str) -> Examined:
         link.run(f"CREATE INDEX _headwater_probe ON {self._name} ((1)) WHERE (\n{where}\n)")
@@ -203,7 +217,7 @@ class Engine:
         return lambda row: tuple([to_text(value) for value in pick(row)])
 
 
-_COLLATE = dict.fromkeys(("BINARY", "RTRIM", "", "C", "POSIX"), ' COLLATE "C"')
+_BYTES = dict.fromkeys(("BINARY", "RTRIM", "", "C", "POSIX"), '"C"')
 _PLAIN_REFUSALS = frozenset({"0A000", "42P17"})
 
 

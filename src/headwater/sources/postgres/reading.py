@@ -21,10 +21,11 @@ from headwater.model.predicate import key_is
 from headwater.model.table import Column, Key, Row, Table
 from headwater.sources.postgres.link import Cells, Link, Pool
 from headwater.sources.postgres.order import is_odd, is_own_order, order, ordered_by
-from headwater.sources.postgres.session import PostgresSession
+from headwater.sources.postgres.session import PostgresSession, is_read_only, run_statement
 from headwater.sources.postgres.shapes import Shape, Shapes
+from headwater.sources.postgres.statements import Args, check_ours, examine
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
-from headwater.sources.source import Chunk
+from headwater.sources.source import Chunk, Read, Result
 
 T = TypeVar("T")
 MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
@@ -53,9 +54,16 @@ class Reading:
     """Reads of one database. From any thread."""
 
     def __init__(
-        self, pool: Pool, shapes: Shapes, visibility: Visibility, odd: Callable[[], Collection[str]] = lambda: ()
+        self,
+        pool: Pool,
+        shapes: Shapes,
+        visibility: Visibility,
+        odd: Callable[[], Collection[str]] = lambda: (),
+        *,
+        statement_seconds: float = 30.0,
     ) -> None:
         self._pool, self._shapes, self._visibility, self._odd = pool, shapes, visibility, odd
+        self._seconds = statement_seconds
 
     def exact(self, work: Callable[[Link], T], seconds: float | None = None) -> tuple[T, int]:
         """What `work` reads in one snapshot, and its offset."""
@@ -71,6 +79,22 @@ class Reading:
                 return value, self._visibility.offset_of_snapshot(snapshot)
         raise Busy("commits come faster than a read finds its place among them", hint="Try again in a moment.")
 
+    def read(self, sql: str, args: Args = ()) -> Read:
+        """See Source. It runs in a transaction that only reads: PostgreSQL refuses what writes."""
+
+        def read(link: Link) -> Result:
+            statement, bound = examine(link, sql, args)
+            result = run_statement(link, sql, statement, bound)
+            check_ours(link)
+            return result
+
+        result, offset = self.exact(read, self._seconds)
+        return Read(result.columns, result.rows, offset, result.truncated)
+
+    def is_read_only(self, sql: str) -> bool:
+        """See Source."""
+        return self._pool.read(lambda link: is_read_only(link, sql))
+
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """See Source."""
 
@@ -85,11 +109,12 @@ class Reading:
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """See Source."""
+        odd = self._odd()
 
         def read(link: Link) -> tuple[Table, list[Row], Key | None]:
             shape = self._shapes.shape(link, table)
             shape.need_key()
-            return (shape.table, *_stretch(link, shape, self._odd(), after, span, max(limit, 1)))
+            return (shape.table, *_stretch(link, shape, odd, after, span, max(limit, 1)))
 
         (shape, rows, next_key), offset = self.exact(read)
         return Chunk(shape, tuple(rows), offset, next_key)

@@ -32,13 +32,11 @@ Drawn = list[tuple[object, ...]]  # keys, then how many bytes the values have
 def sample(pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], Collection[str]] = lambda: ()) -> Sample:
     """About `size` rows of table `name`, all of them if it has fewer."""
 
-    def read(link: Link) -> Sample:
+    def read(link: Link) -> tuple[Table, Drawn, int]:
         shape = shapes.shape(link, name)
-        drawn, rows = _drawn(link, shape, max(size, 1))
-        return _weighed(shape.table, drawn, rows, odd())
+        return (shape.table, *_drawn(link, shape, max(size, 1)))
 
-    found: Sample = pool.read(read)
-    return found
+    return _weighed(*pool.read(read), odd())
 
 
 def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:

@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
@@ -49,15 +49,23 @@ class Positions(Protocol):
 
 def settle(positions: Positions, value: T, xid: int | None) -> Written[T]:
     """Where a transaction that was just committed stands."""
+    ((offset, tables),) = stand(positions, [xid])
+    return Written(value, offset, tables)
+
+
+def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
+    """The offsets and tables of transactions that were just committed; the head for those that changed nothing."""
     try:
-        found = None if xid is None else positions.wait_for(xid, NEAR_SECONDS)
-        if found is None:
+        found = [None if xid is None else positions.wait_for(xid, NEAR_SECONDS) for xid in xids]
+        head = 0
+        if None in found:  # it changed nothing that is captured, or capture is behind
             head = positions.barrier()
-            found = None if xid is None else positions.wait_for(xid, 0)
-            if found is None or xid is None:  # it changed nothing that is captured
-                return Written(value, head)
-        assert xid is not None
-        return Written(value, found, positions.changes_of(xid))
+            again = zip(found, xids, strict=True)
+            found = [positions.wait_for(xid, 0) if at is None and xid is not None else at for at, xid in again]
+        return [
+            (head, {}) if at is None or xid is None else (at, positions.changes_of(xid))
+            for at, xid in zip(found, xids, strict=True)
+        ]
     except HeadwaterError as error:
         raise Unavailable(
             f"it was committed, but capture has not seen it: {error.message}", hint="Look before you repeat it."
@@ -235,19 +243,24 @@ class Writers:
     # --- the thread that answers -------------------------------------------------------------------------
 
     def _settle_loop(self) -> None:
-        while (done := self._next_done()) is not None:
-            job, value, xid = done
-            self.commits += 1
+        while some := self._done():
+            self.commits += len(some)
             self._committed()
             try:
-                job.future.set_result(settle(self._positions, value, xid))
+                places = stand(self._positions, [xid for _, _, xid in some])
             except BaseException as error:
-                job.future.set_exception(error)
+                for job, _, _ in some:
+                    job.future.set_exception(error)
+                continue
+            for (job, value, _), (offset, tables) in zip(some, places, strict=True):
+                job.future.set_result(Written(value, offset, tables))
 
-    def _next_done(self) -> tuple[_Job, Any, int | None] | None:
+    def _done(self) -> list[tuple[_Job, Any, int | None]]:
         with self._ready:
             while not self._settling:
                 if self._closing and not self._queue and not self._working:
-                    return None
+                    return []
                 self._ready.wait()
-            return self._settling.popleft()
+            some = list(self._settling)
+            self._settling.clear()
+            return some
