@@ -54,6 +54,7 @@ PYTHON += ["vc IN ('a', 'b')", "d >= '2024-01-01'", "ts < '2024-01-01 10:00'", "
 PYTHON += ["n > 1.5", "big > -5", "id > 3000000000", "u = '00000000-0000-0000-0000-000000000001'", "s > 'a'"]
 PYTHON += ["id = 1 AND (s = 'a' OR NOT b) AND n < 5", '"Odd ""c" = \'x\'', "id = 1 -- comment", "T.id = 1", "true"]
 PYTHON += ["id IN (1, NULL)", "s = NULL", "(id = 1) AND (id = 2 OR b)", "id = 1 OR id = 2 OR id = 3"]
+PYTHON += ["id IS DISTINCT FROM 1", "s IS NOT DISTINCT FROM NULL", "vc IS NOT DISTINCT FROM 'a'"]
 
 
 def test_what_is_not_one_predicate_over_a_row_is_refused(pg_rig: Attach) -> None:

@@ -33,7 +33,7 @@ class Columns:
         found = self._collations
         if found is None:
             texts = self._pool.read(lambda link: link.run(_ODD).texts())
-            found = self._collations = frozenset(name for (name,) in texts)
+            found = self._collations = frozenset(str(name) for (name,) in texts)
         return found
 
     def forget(self) -> None:

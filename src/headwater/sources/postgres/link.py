@@ -28,7 +28,7 @@ CHUNK = 256  # rows of an answer taken from the socket at a time
 _CAN_CHUNK = pq.version() >= 170000
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
 _COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
-_SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items() if name != "client_encoding")
+_SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items())
 
 Cells = tuple[bytes | None, ...]
 

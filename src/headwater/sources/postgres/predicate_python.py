@@ -191,6 +191,8 @@ class _Reader(Text):
         self._expect("IS")
         if left.column is None:
             raise Unknown
+        if self._accept("DISTINCT", "FROM"):
+            return self._distinct(left, self.operand())
         no = self._accept("NOT")
         value, places = f"v{left.column}", frozenset({left.column})
         word = self._peek()
@@ -200,6 +202,14 @@ class _Reader(Text):
         test = f"({value} is {word.title() if word != 'NULL' else 'None'})"
         true, false = (f"(not {test})", test) if no else (test, f"(not {test})")
         return Part(f"({left.sql} IS {'NOT ' if no else ''}{word})", true, false, places)
+
+    def _distinct(self, left: Operand, right: Operand) -> Part:
+        """Never NULL: that is equal to itself here."""
+        if right.column is not None:
+            raise Unknown
+        same = self._member("", left, right, "=").true if right.values[0] is not None else f"(v{left.column} is None)"
+        place, _ = self._comparable(left, right)
+        return Part(f"({left.sql} IS DISTINCT FROM {right.sql})", f"(not {same})", same, frozenset({place}))
 
     def _truth(self, operand: Operand) -> Part:
         if operand.type != BOOL:

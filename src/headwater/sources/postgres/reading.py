@@ -8,6 +8,7 @@ the read is made again.
 from __future__ import annotations
 
 import contextlib
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from decimal import Decimal
@@ -16,7 +17,7 @@ from uuid import UUID
 
 from headwater.errors import Busy, InvalidRequest, NotSupported
 from headwater.model.key import Span, decode_key
-from headwater.model.literal import Value, is_date, is_datetime, is_time
+from headwater.model.literal import Time, Value, is_date, is_datetime, is_time
 from headwater.model.predicate import key_is
 from headwater.model.table import Column, Key, Row, Table
 from headwater.sources.postgres.link import Cells, Link, Pool
@@ -31,6 +32,7 @@ T = TypeVar("T")
 MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
 TRIES = 10  # of a read whose snapshot is no beginning of the log
 FETCH = 1_000  # rows taken from PostgreSQL at a time, at most
+_HOURS = re.compile(rb"([+-]\d\d):00\Z")
 _SNAPSHOT = "SELECT pg_current_snapshot()::text"
 
 
@@ -231,9 +233,15 @@ class _Text:
         for column, value in zip(self._columns, key, strict=False):
             own = is_own_order(column) or is_odd(column, self._odd)
             by_text = not own and "::text" in ordered_by(column, self._odd)
-            self.params.append(to_bound(value) if by_text else self._shape.bound(column.name, value))
+            self.params.append(_as_text(value) if by_text else self._shape.bound(column.name, value))
             marks.append(f"${len(self.params)}::{'text' if by_text else self._shape.cast(column.name)}")
         return f"({self.keys(len(key))}) {comparison} ({', '.join(marks)})"
+
+
+def _as_text(value: Value) -> Bound:
+    """The value as PostgreSQL's own text: whole hours of a time zone have no minutes there."""
+    bound = to_bound(value)
+    return _HOURS.sub(rb"\1", bound) if isinstance(value, Time) and bound is not None else bound
 
 
 def _key_at(data: bytes) -> tuple[Key, bool] | None:
@@ -268,7 +276,7 @@ def _fitting(column: Column, value: Value) -> Value:
         case "datetime", str():
             return value if is_datetime(value) else None
         case "time", str():
-            return value if is_time(value) else None
+            return Time(value) if is_time(value) else None
         case "str", str():
             return value
     return None
