@@ -6,7 +6,7 @@
 | text, varchar, char(n) with a collation by bytes | the text, char(n) without spaces at its end | the column |
 | the same with another deterministic collation | the same | `COLLATE "C"`: equal is equal, the order is ours |
 | citext, and collations that call different texts equal | none: NotSupported | the column |
-| everything else (enums, arrays, ranges, intervals …) | PostgreSQL's text | `::text COLLATE "C"` |
+| everything else (enums, arrays, ranges, intervals …) | PostgreSQL's text | `format('%s', …) COLLATE "C"` |
 
 The key's own index serves the first two; for the others one on the same expression helps.
 """
@@ -70,7 +70,7 @@ def ordered_by(column: Column, odd: Collection[str]) -> str:
     name = ident(column.name)
     if is_own_order(column) or is_odd(column, odd):
         return name
-    return f'{name} COLLATE "C"' if _is_text(column) else f'{name}::text COLLATE "C"'
+    return f'{name} COLLATE "C"' if _is_text(column) else f"format('%s', {name}) COLLATE \"C\""
 
 
 def _is_text(column: Column) -> bool:

@@ -232,7 +232,7 @@ class _Text:
         marks = []
         for column, value in zip(self._columns, key, strict=False):
             own = is_own_order(column) or is_odd(column, self._odd)
-            by_text = not own and "::text" in ordered_by(column, self._odd)
+            by_text = not own and ordered_by(column, self._odd).startswith("format(")
             self.params.append(_as_text(value) if by_text else self._shape.bound(column.name, value))
             marks.append(f"${len(self.params)}::{'text' if by_text else self._shape.cast(column.name)}")
         return f"({self.keys(len(key))}) {comparison} ({', '.join(marks)})"
