@@ -10,7 +10,7 @@ from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.table import Column, Row, Table
 from headwater.sources.postgres.link import Answer, Link
 from headwater.sources.postgres.relations import ColumnFact, column_of, split_name, table_name
-from headwater.sources.postgres.types import BPCHAR, TypeFact, base_of
+from headwater.sources.postgres.types import TypeFact, base_of
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
 
 OURS = "_headwater"  # how the names of our own schemas and tables begin
@@ -160,8 +160,3 @@ class Shapes:
         places = [shape.table.index[name] for name in known.names]
         casts, types = tuple(shape.casts[p] for p in places), tuple(shape.types[p] for p in places)
         return msgspec.structs.replace(shape, table=known, casts=casts, types=types)
-
-
-def is_padded(shape: Shape, name: str) -> bool:
-    """Whether a column is a char(n): compared without the spaces at its end."""
-    return shape.types[shape.place(name)] == BPCHAR
