@@ -2,6 +2,8 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import takewhile
 from typing import Any
 
 from tests.sources.postgres.pg_server import Stream
@@ -49,13 +51,21 @@ class Log:
     def changes_of(self, xid: int) -> dict[str, int]:
         return self._tables[xid & 0xFFFFFFFF]
 
-    def is_prefix(self, snapshot: str) -> bool:
-        seen = [self._sees(int(item.id), snapshot) for item in self.transactions]
-        return seen == sorted(seen, reverse=True)
+    def expect(self, xid: int) -> None:
+        pass
 
-    def offset_of_snapshot(self, snapshot: str) -> int:
-        found = [self._last[int(item.id)] for item in self.transactions if self._sees(int(item.id), snapshot)]
-        return max(found, default=0)
+    def reading(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def seen(self, snapshot: str) -> int:
+        self.barrier()
+        found = takewhile(lambda item: self._sees(int(item.id), snapshot), self.transactions)
+        return max((self._last[int(item.id)] for item in found), default=0)
+
+    def exact(self, snapshot: str) -> int | None:
+        self.barrier()
+        seen = [self._sees(int(item.id), snapshot) for item in self.transactions]
+        return self.seen(snapshot) if seen == sorted(seen, reverse=True) else None
 
     @staticmethod
     def _sees(xid: int, snapshot: str) -> bool:

@@ -220,10 +220,10 @@ def test_a_read_whose_snapshot_is_no_beginning_of_the_log_is_made_again(
     pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-    answers = [False, False, True]
-    monkeypatch.setattr(r.log, "is_prefix", lambda snapshot: answers.pop(0))
+    answers = [None, None, 7]
+    monkeypatch.setattr(r.log, "exact", lambda snapshot: answers.pop(0))
     assert len(r.reading.chunk("t", after=None, span=None, limit=5).rows) == 1 and not answers
-    monkeypatch.setattr(r.log, "is_prefix", lambda snapshot: False)
+    monkeypatch.setattr(r.log, "exact", lambda snapshot: None)
     with pytest.raises(Busy):
         r.reading.chunk("t", after=None, span=None, limit=5)
 

@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 from psycopg import pq
 
-from headwater.errors import Busy, HeadwaterError, InvalidRequest
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, Unavailable
 from headwater.sources.postgres.faults import CANCELED, from_result, gone, state_of
 from headwater.sources.postgres.types import SETTINGS
 from headwater.sources.postgres.values import Bound, cell_reader
@@ -241,8 +241,9 @@ class Pool:
         self._connect = connect
         self._places = threading.BoundedSemaphore(most)
         self._most = most
-        self._lock = threading.Lock()  # guards _idle and _closed
+        self._lock = threading.Lock()  # guards what follows
         self._idle: list[Link] = []
+        self._epoch = 0
         self._closed = False
 
     def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
@@ -273,37 +274,46 @@ class Pool:
             raise Busy(f"{self._most} reads of PostgreSQL are under way already")
         try:
             while True:
-                link, was_idle = self._take()
+                link, was_idle, epoch = self._take()
                 try:
                     return work(link)
                 except HeadwaterError:
                     if link.is_alive or not was_idle:
                         raise
                 finally:
-                    self._give_back(link)
+                    self._give_back(link, epoch)
         finally:
             self._places.release()
 
-    def _take(self) -> tuple[Link, bool]:
+    def _take(self) -> tuple[Link, bool, int]:
         with self._lock:
+            if self._closed:
+                raise Unavailable("the database is closed", hint="Try again in a moment.")
+            epoch = self._epoch
             if self._idle:
-                return self._idle.pop(), True
-        return Link(self._connect), False
+                return self._idle.pop(), True, epoch
+        return Link(self._connect), False, epoch
 
-    def _give_back(self, link: Link) -> None:
+    def _give_back(self, link: Link, epoch: int) -> None:
         with contextlib.suppress(HeadwaterError):
             link.rollback()
         is_fit = link.is_alive and not link.in_transaction and not link.is_tainted
         with self._lock:
-            if is_fit and not self._closed:
+            if is_fit and not self._closed and epoch == self._epoch:
                 self._idle.append(link)
                 return
         link.close()
 
-    def close(self) -> None:
-        """Close those that wait; the others when they come back."""
+    def renew(self) -> None:
+        """Close those that wait, and the others when they come back: what they lead to is not what it was."""
         with self._lock:
-            self._closed, idle = True, self._idle
-            self._idle = []
+            self._epoch += 1
+            idle, self._idle = self._idle, []
         for link in idle:
             link.close()
+
+    def close(self) -> None:
+        """The same, and give out no more."""
+        with self._lock:
+            self._closed = True
+        self.renew()

@@ -2,7 +2,7 @@
 
 A read sees the transactions of its snapshot. When all that were committed before it are on our stream, it is known
 whether these are exactly the first so many of the log; if not (a commit was seen in another order than it is logged),
-the read is made again.
+the read is made again. Only chunks need that; other reads are told an offset up to which they surely saw everything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager
 from decimal import Decimal
 from typing import Protocol, TypeVar
 from uuid import UUID
@@ -33,22 +34,21 @@ MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
 TRIES = 10  # of a read whose snapshot is no beginning of the log
 FETCH = 1_000  # rows taken from PostgreSQL at a time, at most
 _HOURS = re.compile(rb"([+-]\d\d):00\Z")
-_SNAPSHOT = "SELECT pg_current_snapshot()::text"
 
 
 class Visibility(Protocol):
     """Which offset a snapshot stands for. `snapshot` is the text of pg_current_snapshot()."""
 
-    def barrier(self) -> int:
-        """Everything that was committed before this call is on the stream now."""
+    def reading(self) -> AbstractContextManager[None]:
+        """Around a read and the question where it stands."""
         ...
 
-    def is_prefix(self, snapshot: str) -> bool:
-        """Whether the transactions it sees are exactly the first so many of the log."""
+    def seen(self, snapshot: str) -> int:
+        """The offset up to which it surely sees everything; it may see more."""
         ...
 
-    def offset_of_snapshot(self, snapshot: str) -> int:
-        """The offset of the last change that it sees, if it is such a prefix."""
+    def exact(self, snapshot: str) -> int | None:
+        """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
         ...
 
 
@@ -70,27 +70,30 @@ class Reading:
     def exact(self, work: Callable[[Link], T], seconds: float | None = None) -> tuple[T, int]:
         """What `work` reads in one snapshot, and its offset."""
 
-        def read(link: Link) -> tuple[T, str]:
-            ((snapshot,),) = link.run(_SNAPSHOT).texts()
-            return work(link), str(snapshot)
-
         for _ in range(TRIES):
-            value, snapshot = self._pool.read(read, seconds)
-            self._visibility.barrier()
-            if self._visibility.is_prefix(snapshot):
-                return value, self._visibility.offset_of_snapshot(snapshot)
+            with self._visibility.reading():
+                value, snapshot = self._pool.read(lambda link: (work(link), snapshot_of(link)), seconds)
+                offset = self._visibility.exact(snapshot)
+            if offset is not None:
+                return value, offset
         raise Busy("commits come faster than a read finds its place among them", hint="Try again in a moment.")
+
+    def seen(self, work: Callable[[Link], T], seconds: float | None = None) -> tuple[T, int]:
+        """The same with an offset up to which it surely saw everything: no barrier, and never again."""
+        with self._visibility.reading():
+            value, snapshot = self._pool.read(lambda link: (work(link), snapshot_of(link)), seconds)
+            return value, self._visibility.seen(snapshot)
 
     def read(self, sql: str, args: Args = ()) -> Read:
         """See Source. It runs in a transaction that only reads: PostgreSQL refuses what writes."""
 
         def read(link: Link) -> Result:
             statement, bound = examine(link, sql, args)
-            result = run_statement(link, sql, statement, bound)
+            result = run_statement(link, statement, bound)
             check_ours(link)
             return result
 
-        result, offset = self.exact(read, self._seconds)
+        result, offset = self.seen(read, self._seconds)
         return Read(result.columns, result.rows, offset, result.truncated)
 
     def is_read_only(self, sql: str) -> bool:
@@ -106,7 +109,7 @@ class Reading:
             rows = session.select(table, key_is(found, key), 1)
             return found, rows[0] if rows else None
 
-        (shape, row), offset = self.exact(read)
+        (shape, row), offset = self.seen(read)
         return shape, row, offset
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
@@ -120,6 +123,12 @@ class Reading:
 
         (shape, rows, next_key), offset = self.exact(read)
         return Chunk(shape, tuple(rows), offset, next_key)
+
+
+def snapshot_of(link: Link) -> str:
+    """What the transaction sees: one snapshot from its first statement to its last."""
+    ((snapshot,),) = link.run("SELECT pg_current_snapshot()::text").texts()
+    return str(snapshot)
 
 
 # --- a stretch -------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class PostgresSession:
             self._before_write()
             self._link.is_tainted = True
         self.has_read = True
-        result = run_statement(self._link, sql, statement, bound)
+        result = run_statement(self._link, statement, bound)
         check_ours(self._link)
         if statement.schema or statement.first == "do":
             self._known.clear()
@@ -149,12 +149,12 @@ def is_read_only(link: Link, sql: str) -> bool:
     return statement.read_only
 
 
-def run_statement(link: Link, sql: str, statement: Statement, bound: Sequence[Bound]) -> Result:
+def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> Result:
     """Run one statement and collect its answer."""
     limit = Limit(MAX_ROWS, MAX_WEIGHT)
     if statement.read_only:
         link.script("SAVEPOINT headwater_read")
-    answer = link.run(sql, bound, statement.types, limit=limit, to_end=not statement.read_only)
+    answer = link.run(statement.sql, bound, statement.types, limit=limit, to_end=not statement.read_only)
     if statement.read_only:
         undo = "ROLLBACK TO headwater_read; " if answer.truncated else ""
         link.script(f"{undo}RELEASE headwater_read")

@@ -100,10 +100,13 @@ STORED_IN_STREAM = 180000  # from here on the stream has stored generated column
 
 
 class Shapes:
-    """Asks the catalogue. `known` tells the version of a shape, and which columns the stream sends."""
+    """Asks the catalogue. `known` tells the version of a shape, and which columns the stream sends.
 
-    def __init__(self, known: Known = lambda name: None) -> None:
-        self._known = known
+    `version` tells the last version of a name: a shape that the log has not is the next one.
+    """
+
+    def __init__(self, known: Known = lambda name: None, version: Callable[[str], int] = lambda name: 0) -> None:
+        self._known, self._version = known, version
         self._types: dict[int, TypeFact] = {}  # replaced as a whole: from any thread
 
     def shape(self, link: Link, name: str) -> Shape:
@@ -150,13 +153,17 @@ class Shapes:
     def _as_known(self, shape: Shape) -> Shape:
         """With the version and the columns that the log has, where these are the same columns."""
         known = self._known(shape.table.name)
-        if known is None:
-            return shape
-        are = {column.name: column.declared for column in shape.table.columns}
-        if any(are.get(column.name) != column.declared for column in known.columns):
-            return shape
-        if any(c.name not in known.index for c in shape.table.columns if not c.generated):
-            return shape
+        if known is None or not _fits(known, shape.table):
+            table = msgspec.structs.replace(shape.table, version=self._version(shape.table.name) + 1)
+            return msgspec.structs.replace(shape, table=table)
         places = [shape.table.index[name] for name in known.names]
         casts, types = tuple(shape.casts[p] for p in places), tuple(shape.types[p] for p in places)
         return msgspec.structs.replace(shape, table=known, casts=casts, types=types)
+
+
+def _fits(known: Table, table: Table) -> bool:
+    """Whether a shape of the log is that of `table`, maybe without generated columns."""
+    are = {column.name: column.declared for column in table.columns}
+    if any(are.get(column.name) != column.declared for column in known.columns):
+        return False
+    return all(column.name in known.index or column.generated for column in table.columns)

@@ -54,9 +54,16 @@ WHERE p.provolatile = 'v' AND n.nspname <> 'pg_catalog' AND p.proname = ANY($1::
 _CALLED = re.compile(r'"((?:[^"]|"")+)"\s*\(|([\w$]+)\s*\(')
 
 
+_NAMED = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|\$(?P<tag>[A-Za-z_]*)\$.*?\$(?P=tag)\$|::|:(?P<name>[A-Za-z_]\w*)""",
+    re.DOTALL,
+)
+
+
 class Statement(msgspec.Struct, frozen=True):
     """What is known of one statement."""
 
+    sql: str  # with $1, $2 … for its parameters
     first: str  # its first word
     read_only: bool
     schema: bool
@@ -107,8 +114,8 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
     first = check_allowed(sql)
     if args is None:
         wanted = link.prepare(sql)
-        return Statement(first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), []
-    values = positional(args)
+        return Statement(sql, first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), []
+    sql, values = placed(sql, args)
     wanted = _types(link, sql, values)
     if len(wanted) != len(values):
         raise InvalidRequest(
@@ -116,14 +123,33 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
             hint="Parameters are written $1, $2 … and counted once each.",
         )
     bound = [to_bound(value, _FLOATS.get(oid, "")) for value, oid in zip(values, wanted, strict=True)]
-    return Statement(first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), bound
+    return Statement(sql, first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), bound
 
 
-def positional(args: Args) -> list[Value]:
-    """Arguments in the order of $1, $2 …; by name they are called `1`, `2` …, or `$1`, `$2` …"""
+def placed(sql: str, args: Args) -> tuple[str, list[Value]]:
+    """The statement with `$1`, `$2` … for its parameters, and their values in that order.
+
+    By name a parameter is written `:name`, or `$1` with an argument called `1` or `$1`.
+    """
     if not isinstance(args, dict):
-        return list(args)
-    named = {name.removeprefix("$"): value for name, value in args.items()}
+        return sql, list(args)
+    if all(name.removeprefix("$").isdecimal() for name in args):
+        return sql, _in_order({name.removeprefix("$"): value for name, value in args.items()})
+    places: dict[str, int] = {}
+
+    def place(found: re.Match[str]) -> str:
+        name = found["name"]
+        if name is None:
+            return found[0]
+        if name not in args:
+            raise InvalidRequest(f"there is no argument {name!r}", hint="Give a value for every :name.")
+        return f"${places.setdefault(name, len(places) + 1)}"
+
+    text = _NAMED.sub(place, sql)
+    return text, [args[name] for name in places]
+
+
+def _in_order(named: dict[str, Value]) -> list[Value]:
     places = [str(place + 1) for place in range(len(named))]
     for place in places:
         if place not in named:

@@ -149,7 +149,7 @@ class PostgresTx:
         with self._lock:
             self._check_open()
             try:
-                xid = finish(self._link)
+                xid = finish(self._link, self._positions)
             except HeadwaterError as error:
                 doomed = self._doomed and not isinstance(error, SourceError)
                 self._end("expired" if doomed else "rolled back")

@@ -34,12 +34,16 @@ _UNSURE = "The connection broke while it was committed: look before you repeat i
 class Positions(Protocol):
     """Where transactions stand in the log. `xid` is the 64-bit number of pg_current_xact_id()."""
 
+    def expect(self, xid: int) -> None:
+        """A transaction is about to be committed: remember where it comes to stand."""
+        ...
+
     def wait_for(self, xid: int, timeout: float) -> int | None:
         """The offset of the last change of a committed transaction, once it is on the stream; None if not in time."""
         ...
 
     def changes_of(self, xid: int) -> dict[str, int]:
-        """The tables it changed, with the offset of the last change of each, after `wait_for` told its offset."""
+        """The tables it changed, with the offset of the last change of each, after `wait_for` told its offset. Once."""
         ...
 
     def barrier(self) -> int:
@@ -78,9 +82,11 @@ def transaction_id(link: Link) -> int | None:
     return None if text is None else int(text)
 
 
-def finish(link: Link) -> int | None:
+def finish(link: Link, positions: Positions) -> int | None:
     """Commit, and give the number of the transaction."""
     xid = transaction_id(link)
+    if xid is not None:
+        positions.expect(xid)
     try:
         kept = link.commit()
     except SourceError as error:
@@ -220,7 +226,7 @@ class Writers:
                 link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS)
                 begun = True
                 value = job.work(session)
-                return value, finish(link)
+                return value, finish(link, self._positions)
             except BaseException as error:
                 with contextlib.suppress(HeadwaterError):
                     link.rollback()
