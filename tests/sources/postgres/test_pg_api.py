@@ -8,11 +8,14 @@ import re
 import threading
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conformance.live import Live
+from tests.conformance.test_pull import log_url, rows, snapshot_url, version_of
 from tests.conformance.test_snapshot_feeds import Folded
+from tests.ranges.reading import folded
 from tests.sources.postgres.pg_source import shared_server
 
 from headwater.sources.postgres.connection import Server as Address
@@ -296,7 +299,58 @@ def test_a_feed_streams_and_survives_a_restart(live: Live, table: str) -> None:
     assert [change["after"]["email"] for change in changes(live, sub)] == ["a", "b"]
 
 
-def test_queries_and_pulls_say_that_they_are_not_there_yet(live: Live, table: str) -> None:
+def test_queries_say_that_they_are_not_there_yet(live: Live, table: str) -> None:
     assert live.error("query.prepare", sql=f"SELECT * FROM {table}")["code"] == "not_supported"
-    response = live.http.get(f"/api/v1/pull/main/{table}/snapshot?version=1.1")
-    assert response.status_code >= 400
+
+
+# --- pulls -----------------------------------------------------------------------------------------------
+
+
+def fill(live: Live, table: str, count: int) -> None:
+    live.sql(f"INSERT INTO {table} (email, score) SELECT 'row ' || n, n FROM generate_series(1, {count}) n")
+
+
+def test_rows_as_of_a_version_and_the_changes_after_it_are_the_table(live: Live, table: str) -> None:
+    fill(live, table, 400)
+    version = version_of(live, table)
+    writer = threading.Thread(target=_write, args=(live, table, 60))
+    writer.start()
+    found = []
+    while writer.is_alive():
+        found.append(rows(live, snapshot_url(table, version)))
+    writer.join()
+    live.sql(f"UPDATE {table} SET id = id + 1000 WHERE id < 4")
+    found.append(rows(live, snapshot_url(table, version)))
+    whole = [{"id": n, "email": f"row {n}", "score": float(n), "_misfit": None} for n in range(1, 401)]
+    for then in found:
+        assert then == whole
+    now = version_of(live, table)
+    changes = rows(live, log_url(table, int(version.split(".")[1]), int(now.split(".")[1])))
+    assert folded(whole, changes, "id") == sorted(rows(live, snapshot_url(table, now)), key=repr)
+
+
+def test_ranges_together_are_the_table_and_where_picks_rows(live: Live, table: str) -> None:
+    fill(live, table, 300)
+    version = version_of(live, table)
+    ranges = live.ok("pull.ranges", table=table, target_bytes=1000)["ranges"]
+    assert len(ranges) > 2
+    parts = [rows(live, snapshot_url(table, version, range=one["id"], epoch=one["epoch"])) for one in ranges]
+    assert [row["id"] for part in parts for row in part] == list(range(1, 301))
+    some = rows(live, snapshot_url(table, version, where="email ~ '^row 1.$' AND score > 12"))
+    assert [row["id"] for row in some] == list(range(13, 20))
+
+
+def test_the_worker_is_not_told_the_address_by_its_command_line(live: Live, table: str) -> None:
+    version = version_of(live, table)
+    assert rows(live, snapshot_url(table, version)) == []
+    pid = live._server._pulls.worker_pid
+    line = Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert b"headwater.worker" in line and b"postgresql:" not in line
+
+
+def test_an_old_row_that_is_not_known_stops_a_snapshot_of_then(live: Live, table: str) -> None:
+    live.sql(f"ALTER TABLE {table} REPLICA IDENTITY DEFAULT")
+    fill(live, table, 5)
+    version = version_of(live, table)
+    live.sql(f"UPDATE {table} SET score = 0 WHERE id = 3")
+    assert live.http.get(snapshot_url(table, version)).status_code in (409, 410, 501)

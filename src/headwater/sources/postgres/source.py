@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from headwater.config import PostgresConfig
@@ -50,7 +50,7 @@ class PostgresSource:
     """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
 
     def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
-        self.name = name
+        self.name, self.address = name, url
         self._server, self._config = Server(name, url), config
         self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
         self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
@@ -253,6 +253,14 @@ class PostgresSource:
     def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """Run one read-only statement."""
         return self._reading.read(sql, args)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See Placing."""
+        return self._positions.reading()
+
+    def exact(self, snapshot: str) -> int | None:
+        """See Placing."""
+        return self._positions.exact(snapshot)
 
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL."""
