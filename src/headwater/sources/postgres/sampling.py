@@ -1,4 +1,4 @@
-"""A sample of a table's rows: some pages drawn by chance, a few rows of each. Never a scan by OFFSET."""
+"""A sample of a table's rows: some pages drawn by chance, and some of their rows, evenly. Never a scan by OFFSET."""
 
 from __future__ import annotations
 
@@ -41,11 +41,13 @@ def sample(pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], C
 
 def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
     """Rows, and how many there are in all, about."""
-    keys = [ident(key) for key in shape.table.key]
+    # By other names: `n` is ours. Large values are looked at only of the rows that are taken.
+    columns = ", ".join(f"{ident(name)} AS c{place}" for place, name in enumerate(shape.table.names))
+    keys = [f"c{shape.place(name)}" for name in shape.table.key]
     # What a row has on the wire: its text.
-    lengths = " + ".join(f"coalesce(octet_length({ident(each)}::text), 0)" for each in shape.table.names) or "0"
-    select = f"SELECT {', '.join([*keys, lengths])} FROM {shape.sql} "
-    some = link.run(f"{select}LIMIT {size + 1}").values()
+    lengths = " + ".join(f"coalesce(octet_length(c{place}::text), 0)" for place in range(len(shape.table.names))) or "0"
+    select = f"SELECT {', '.join([*keys, lengths])} FROM (SELECT row_number() OVER () AS n, {columns} FROM {shape.sql}"
+    some = link.run(f"{select} LIMIT {size + 1}) every_one").values()
     if len(some) <= size:
         return some, len(some)
     ((pages, rows),) = link.run(_SIZE, [str(shape.oid).encode()]).values()
@@ -54,8 +56,9 @@ def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
     ((estimate,),) = [(rows,)] if rows and rows > 0 else link.run(_count(shape, part)).values()
     estimate = max(estimate, len(some))
     wanted = min(size / (estimate * part), 1.0)  # of the rows of those pages
-    where = f"TABLESAMPLE SYSTEM ({100 * part}) REPEATABLE ({SEED}) WHERE random() < {wanted} LIMIT {2 * size}"
-    return link.run(select + where).values() or some[:size], estimate
+    pages_of = f" TABLESAMPLE SYSTEM ({100 * part}) REPEATABLE ({SEED})) every_one"
+    every = f"WHERE floor(n * {wanted}::float8) > floor((n - 1) * {wanted}::float8) LIMIT {2 * size}"
+    return link.run(f"{select}{pages_of} {every}").values() or some[:size], estimate
 
 
 def _count(shape: Shape, part: float) -> str:
