@@ -100,6 +100,8 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "postgres.publication": ("ours", '"ours"', "ours"),
     "postgres.tables": ("a, s.b", '["a", "s.b"]', ("a", "s.b")),
     "postgres.heartbeat_seconds": ("3", "3", 3.0),
+    "postgres.tx_seconds": ("0.5", "0.5", 0.5),
+    "postgres.tx_idle_seconds": ("0.25", "0.25", 0.25),
     "postgres.statement_seconds": ("7", "7", 7.0),
     "postgres.on_discontinuity": ("stop", '"stop"', "stop"),
 }

@@ -24,9 +24,10 @@ from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
 from headwater.ranges.jobs import Place
 from headwater.ranges.process import WorkerProcess
+from headwater.ranges.questions import Desk
 from headwater.ranges.ranges import Ranges, hold_again
 from headwater.ranges.store import Store
-from headwater.sources.source import Look, Notes, Source
+from headwater.sources.source import Look, Notes, Placing, Source
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -156,12 +157,14 @@ class App:
 
     def open_worker(self) -> WorkerProcess:
         """The process that reads these databases in bulk, not yet started."""
-        return WorkerProcess(str(self._data / "pull-cache"), self._config.pull.cache_bytes)
+        return WorkerProcess(str(self._data / "pull-cache"), self._config.pull.cache_bytes, Desk(self.database))
 
     def place(self, name: str) -> Place:
         """Where the worker finds the database `name`."""
         found = self.database(name)
         source, log = found.source, os.path.abspath(found.disk.path)
+        if isinstance(source, Placing):
+            return Place(name, "postgres", source.address, 0, log, os.stat(log).st_ino, found.log.generation)
         if not isinstance(source, SqliteSource):
             raise NotSupported(f"{name!r} is not read in bulk yet", hint="Feeds of its changes are served.")
         return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)

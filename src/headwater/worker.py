@@ -13,6 +13,7 @@ import shutil
 import socket
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from headwater.errors import NotSupported
 from headwater.ranges.cache import Cache
 from headwater.ranges.jobs import Place
 from headwater.ranges.process import READY, Settings
+from headwater.ranges.questions import Asked
 from headwater.ranges.worker import Worker
 from headwater.sources.source import SideReader
 from headwater.sources.sqlite.reader import SqliteReader
@@ -38,8 +40,12 @@ class NoPandas:
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
 
-def open_reader(place: Place) -> SideReader:
-    """The reader for a kind of source."""
+def open_reader(place: Place, questions: str) -> SideReader:
+    """The reader for a kind of source; `questions` is where the server answers."""
+    if place.kind == "postgres":
+        from headwater.sources.postgres.reader import PostgresReader  # psycopg is loaded where it is needed
+
+        return PostgresReader(place.db, place.path, Asked(questions, place.db, place.generation))
     if place.kind == "sqlite":
         return SqliteReader(place.path, inode=place.inode, generation=place.generation)
     raise NotSupported(f"a source of kind {place.kind!r} is not read in bulk")
@@ -56,7 +62,8 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings.socket)
     listener.listen(128)
-    worker = Worker(open_reader, Cache(Path(settings.cache), settings.cache_bytes))
+    cache = Cache(Path(settings.cache), settings.cache_bytes)
+    worker = Worker(partial(open_reader, questions=settings.questions), cache)
     threading.Thread(target=_end_with_server, args=(settings.socket,), daemon=True).start()
     sys.stdout.buffer.write(READY)
     sys.stdout.buffer.flush()

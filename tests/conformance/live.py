@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conformance.readers import SseReader, WsReader
 
 from headwater.app import App
-from headwater.config import Config, FeedsConfig, LogConfig, ServeConfig
+from headwater.config import Config, DatabaseConfig, FeedsConfig, LogConfig, PostgresConfig, ServeConfig
 from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
 from headwater.serve.server import Server, loop_factory
@@ -23,7 +23,7 @@ PATIENCE = 30.0  # nothing in these tests takes this long unless it is broken
 
 
 class Live:
-    """Starts at once. What the settings do not name has its default."""
+    """Starts at once. What the settings do not name has its default; `url` is where `main` is, if not embedded."""
 
     def __init__(
         self,
@@ -32,12 +32,16 @@ class Live:
         serve: dict[str, Any] | None = None,
         log: dict[str, Any] | None = None,
         feeds: dict[str, Any] | None = None,
+        postgres: dict[str, Any] | None = None,
+        url: str = "",
     ) -> None:
         self.config = Config(
             data=str(data),
             serve=ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | (serve or {})),
             log=LogConfig(**(log or {})),
             feeds=FeedsConfig(**(feeds or {})),
+            postgres=PostgresConfig(**(postgres or {})),
+            databases=(DatabaseConfig("main", url),) if url else (),
         )
         self._thread: threading.Thread | None = None
         self._readers: list[SseReader | WsReader] = []

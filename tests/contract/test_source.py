@@ -22,15 +22,6 @@ from headwater.sources.memory import MemorySource
 from headwater.sources.source import Source
 from headwater.sources.sqlite.source import SqliteSource
 
-UNBUILT = {
-    "test_chunks_carry_the_offset_and_cover_the_table",
-    "test_one_row_by_its_key",
-    "test_a_condition_is_true_where_the_database_says_so",
-    "test_a_condition_tells_what_a_row_must_have",
-    "test_byte_order_is_the_order_of_chunks",
-    "test_a_stored_value_is_what_an_insert_reads_back",
-    "test_a_sample_tells_how_much_there_is_and_where",
-}
 _numbers = itertools.count(1)
 T = Table("t", (Column("k", "i64"), Column("v")), ("k",))
 Row = tuple[int, Any]
@@ -111,8 +102,6 @@ class Postgres(Driver):
 
 @pytest.fixture(params=[Memory, Sqlite, Postgres])
 def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driver]:
-    if request.param is Postgres and request.node.originalname in UNBUILT:
-        pytest.skip("PostgreSQL: reading tables by key, filters and samples are not built yet")
     made: Driver = request.param(tmp_path)
     assert made.proof() == ""
     yield made
@@ -242,11 +231,11 @@ def test_a_condition_is_true_where_the_database_says_so(driver: Driver) -> None:
     (table,) = driver.source.describe().values()
     rows = driver.source.chunk("t", after=None, span=None, limit=9).rows
     assert driver.source.condition(table, "v <> 'b'").holds(rows) == [True, False, False]
-    assert driver.source.condition(table, "v LIKE 'B' OR k + 1 = 2").holds(rows) == [True, False, True]
+    assert driver.source.condition(table, "v LIKE '_' AND v > 'a' OR k + 1 = 2").holds(rows) == [True, False, True]
     with pytest.raises(InvalidRequest):
         driver.source.condition(table, "nothing = 1")
     with pytest.raises(NotSupported):
-        driver.source.condition(table, "random() > v")
+        driver.source.condition(table, "random() > k")
 
 
 def test_a_condition_tells_what_a_row_must_have(driver: Driver) -> None:

@@ -122,6 +122,8 @@ class PostgresConfig:
     heartbeat_seconds: float = setting(
         10.0, SECONDS, "how often the server is told that it need not keep its log, while nothing is captured"
     )
+    tx_seconds: float = setting(2.0, SECONDS, "longest an interactive transaction may hold its locks")
+    tx_idle_seconds: float = setting(0.5, SECONDS, "longest it may hold them without a statement")
     statement_seconds: float = setting(30.0, SECONDS, "longest one statement of a caller may run")
     on_discontinuity: str = setting(
         "new_generation",

@@ -26,8 +26,8 @@ class Place(msgspec.Struct, frozen=True):
 
     db: str
     kind: str  # of the source
-    path: str
-    inode: int
+    path: str  # of the file, or the address of the server: it may hold a password, and is shown to nobody
+    inode: int  # of the file
     log: str
     log_inode: int
     generation: str
@@ -133,13 +133,22 @@ def decode_end(data: bytes) -> Done:
 
 def encode_failure(error: HeadwaterError) -> bytes:
     """The frame that says why there is no body, or not all of it."""
-    data = _encoder.encode(Failed(error.code, error.message, error.hint, error.extra))
+    data = _encoder.encode(failed_of(error))
     return HEAD.pack(FAILURE, 0, len(data)) + data
 
 
 def decode_failure(data: bytes) -> HeadwaterError:
     """The error as it was raised."""
-    failed = msgspec.msgpack.decode(data, type=Failed)
+    return error_in(msgspec.msgpack.decode(data, type=Failed))
+
+
+def failed_of(error: HeadwaterError) -> Failed:
+    """An error, to be sent."""
+    return Failed(error.code, error.message, error.hint, error.extra)
+
+
+def error_in(failed: Failed) -> HeadwaterError:
+    """The error that was sent."""
     kind = _BY_CODE.get(failed.code, HeadwaterError)
     error = kind.__new__(kind)
     HeadwaterError.__init__(error, failed.message, hint=failed.hint, **failed.extra)

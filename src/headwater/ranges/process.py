@@ -17,6 +17,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.ranges.jobs import END, FAILURE, HEAD, PIECE, Done, Job, Place, decode_end, decode_failure, encode_job
+from headwater.ranges.questions import Desk
 
 READY = b"ready\n"
 START_SECONDS = 30.0
@@ -33,6 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
     socket: str
     cache: str
     cache_bytes: int
+    questions: str = ""  # where the server answers
 
 
 class Numbers(msgspec.Struct):
@@ -50,8 +52,9 @@ class Numbers(msgspec.Struct):
 class WorkerProcess:
     """One worker at a time. Used in one loop."""
 
-    def __init__(self, cache: str, cache_bytes: int) -> None:
+    def __init__(self, cache: str, cache_bytes: int, desk: Desk | None = None) -> None:
         self._cache, self._cache_bytes = os.path.abspath(cache), cache_bytes
+        self._desk = desk
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
         self._starting = asyncio.Lock()
@@ -101,9 +104,12 @@ class WorkerProcess:
     def _start(self) -> None:
         self._end()
         self._folder = tempfile.mkdtemp(prefix="headwater-")  # of mode 0700: nobody else finds the socket
-        settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes)
+        questions = os.path.join(self._folder, "questions")
+        settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes, questions)
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
         try:
+            if self._desk is not None:
+                self._desk.open(questions)
             process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
             self._process = process
             assert process.stdin is not None and process.stdout is not None
@@ -132,6 +138,8 @@ class WorkerProcess:
                 process.kill()
                 process.wait()
             process.stdout.close()
+        if self._desk is not None:
+            self._desk.close()
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, Protocol, TypeVar
+from contextlib import AbstractContextManager
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
@@ -232,6 +233,24 @@ class SideReader(Reader, Protocol):
 
     def close(self) -> None:
         """Release the database."""
+        ...
+
+
+@runtime_checkable
+class Placing(Protocol):
+    """A source that tells of reads, made by anybody, where they stand in the log."""
+
+    @property
+    def address(self) -> str:
+        """Where others connect to. It may hold a password."""
+        ...
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Around a read and the question about it, in one thread."""
+        ...
+
+    def exact(self, snapshot: str) -> int | None:
+        """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
         ...
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_rig import Rig
 from tests.sources.postgres.pg_server import DEBIAN, Server, Stream, embedded
 
 _numbers = itertools.count(1)
@@ -34,6 +35,20 @@ def stream(pg: Server) -> Iterator[Callable[..., Stream]]:
     def start(*statements: str, **options: Any) -> Stream:
         made.append(Stream(pg, f"test_{os.getpid()}_{next(_numbers)}", **options))
         made[-1].run(*statements)
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def pg_rig(stream: Callable[..., Stream]) -> Iterator[Callable[..., Rig]]:
+    """`pg_rig("CREATE TABLE …", …)`: a new database, and what reads and writes it."""
+    made: list[Rig] = []
+
+    def start(*statements: str, **options: Any) -> Rig:
+        made.append(Rig(stream(*statements), **options))
         return made[-1]
 
     yield start

@@ -70,6 +70,7 @@ class PgRig:
         self.source._halt()
         self.source._side.close()
         self.source._pool.close()
+        self.source._writers.close()
 
     @property
     def latest(self) -> int:

@@ -8,12 +8,11 @@ import pytest
 
 from headwater.errors import InvalidRequest, SourceError
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.literal import Value
 from headwater.model.table import Column, Table
 from headwater.sources.postgres import held as module
 from headwater.sources.postgres.held import Held, Point, Shapes
 from headwater.sources.postgres.history import brought_up
-from headwater.sources.postgres.results import argument, placed
+from headwater.sources.postgres.statements import placed
 
 T = Table("t", (Column("k", "i64"),), ("k",))
 START = Point(10, 1000, Shapes())
@@ -101,23 +100,9 @@ def test_parameters_by_name_are_placed(sql: str, expected: str) -> None:
     assert placed(sql, {"a": 1, "b": 2})[0] == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (None, None),
-        (True, b"true"),
-        (5, b"5"),
-        (float("-inf"), b"-Infinity"),
-        (b"\x01\xff", b"\\x01ff"),
-        ("é", b"\xc3\xa9"),
-    ],
-)
-def test_arguments_are_written_as_postgresql_reads_them(value: Value, text: bytes | None) -> None:
-    assert argument(value) == text
-
-
-def test_an_argument_that_is_missing_or_cannot_be_is_refused() -> None:
+def test_an_argument_that_is_missing_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         placed("SELECT :c", {"a": 1})
     with pytest.raises(InvalidRequest):
-        argument("a\0b")
+        placed("SELECT $2", {"$2": 1})
+    assert placed("SELECT $1, $2", {"$2": 1, "1": 2}) == ("SELECT $1, $2", [2, 1])

@@ -17,7 +17,7 @@ from tests.sources.postgres.pg_source import shared_server
 
 from headwater.app import App, Database
 from headwater.config import Config, DatabaseConfig, LogConfig
-from headwater.errors import HeadwaterError, NotSupported
+from headwater.errors import HeadwaterError
 from headwater.model.change import Op
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
@@ -91,8 +91,6 @@ def test_capture_follows_and_a_large_transaction_is_whole(base: Base, tmp_path: 
         found, reached = database.look(5)
         assert reached and found.head == 60_010
         assert app.status()[name].error is None and app.status()[name].lag_changes == 0
-        with pytest.raises(NotSupported):
-            app.place(name)
         database.log.flush()
         while database.source.status()["capture_rows"]:
             assert time.monotonic() < end

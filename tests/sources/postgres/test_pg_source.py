@@ -18,7 +18,7 @@ import pytest
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import GENERATION, PgRig
 
-from headwater.errors import HeadwaterError, SourceMismatch, SourceUnfit, Unavailable
+from headwater.errors import Busy, HeadwaterError, SourceMismatch, SourceUnfit, Unavailable
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.slot import Identity, Known, Slot, drop_slot, judge
 from headwater.sources.postgres.source import PostgresSource
@@ -426,12 +426,11 @@ def test_a_read_stands_where_its_snapshot_does(rig: Callable[..., PgRig]) -> Non
     rough: list[tuple[int, dict[Any, Any]]] = []
     try:
         for _ in range(150):
-            with own.source.reading() as reading:
-                rows = {row[0]: row for row in reading.connection.execute("SELECT * FROM t").fetchall()}
-                rough.append((own.source.seen(reading.snapshot), rows))
-                offset = own.source.exact(reading.snapshot)
-                if offset is not None:
-                    exact.append((offset, rows))
+            read = own.source.read("SELECT * FROM t")
+            rough.append((read.offset, {row[0]: row for row in read.rows}))
+            with contextlib.suppress(Busy):
+                chunk = own.source.chunk("t", after=None, span=None, limit=100)
+                exact.append((chunk.offset, {row[0]: row for row in chunk.rows}))
             own.log += own.source.follow(after=own.latest)
     finally:
         stopping.set()

@@ -1,6 +1,6 @@
 """PostgreSQL as a source: one database, captured by a slot, read by a pool.
 
-What needs reading tables or writing is in reading, writing, where and analysis.
+Reading and writing tables is in reading, sampling, where, writing and tx; where they stand in the log in positions.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from headwater.config import PostgresConfig
@@ -21,22 +21,28 @@ from headwater.model.literal import Value
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.postgres.attachment import Attachment
-from headwater.sources.postgres.barriers import Barriers, Side
-from headwater.sources.postgres.catalogue import describe, read_types
+from headwater.sources.postgres.barriers import Barriers, Passed, Side
+from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.held import Held, Point
-from headwater.sources.postgres.pool import Pool, Reading
-from headwater.sources.postgres.results import placed, run
+from headwater.sources.postgres.link import Pool
+from headwater.sources.postgres.order import order
+from headwater.sources.postgres.positions import Positions
+from headwater.sources.postgres.reading import Reading
+from headwater.sources.postgres.sampling import sample
+from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.postgres.slot import Finding, Identity
 from headwater.sources.postgres.stream import Stream
-from headwater.sources.postgres.types import Types
+from headwater.sources.postgres.tx import PostgresTx
 from headwater.sources.postgres.visibility import Snapshot, Visibility
-from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Tx, Work, Written
+from headwater.sources.postgres.where import Predicates
+from headwater.sources.postgres.writing import Writers
+from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Work, Written
 
 T = TypeVar("T")
 RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
 DOWN_SECONDS = 1.0  # without a connection before it is an error
-TYPES_SECONDS = 1.0
 MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
 
 
@@ -44,17 +50,24 @@ class PostgresSource:
     """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
 
     def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
-        self.name = name
+        self.name, self.address = name, url
         self._server, self._config = Server(name, url), config
         self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
         self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
         self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
-        self._pool = self._open_pool()
         self._arrived = threading.Event()
         self._held: Held | None = None
         self._stream: Stream | None = None
-        self._types: tuple[float, Types] = (0.0, {})
         self._pruned_at = 0.0
+        self._schema = 0
+        seconds, connect = config.statement_seconds, self._server.connect
+        self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
+        self._columns, self._positions = Columns(self._pool), Positions(self._barriers, self._visibility, self._notice)
+        odd = self._columns.odd
+        self._reading = Reading(self._pool, self._shapes, self._positions, odd, statement_seconds=seconds)
+        self._predicates = Predicates(self._pool, odd)
+        self._writers = Writers(connect, self._shapes, self._positions, statement_seconds=seconds)
+        self._transactions: set[PostgresTx] = set()
 
     def _is_up(self) -> bool:
         stream = self._stream
@@ -62,8 +75,13 @@ class PostgresSource:
             return False
         return stream.error is None or time.monotonic() - stream.error_since < DOWN_SECONDS
 
-    def _open_pool(self) -> Pool:
-        return Pool(self._server, statement_seconds=self._config.statement_seconds)
+    def _known(self, table: str) -> Table | None:
+        held = self._held
+        return None if held is None else held.whole.shapes.tables.get(table)
+
+    def _version(self, table: str) -> int:
+        held = self._held
+        return 0 if held is None else held.whole.shapes.versions.get(table, 0)
 
     # --- history -----------------------------------------------------------------------------------------------
 
@@ -90,8 +108,8 @@ class PostgresSource:
         """Connect anew: what stands behind the name is not what it was."""
         self._halt()
         self._side.close()
-        self._pool.close()
-        self._pool = self._open_pool()
+        self._pool.renew()
+        self._columns.forget()
 
     def findings(self) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
@@ -126,9 +144,11 @@ class PostgresSource:
         """See Keeper."""
         return self._attachment.judge(identity, connection, point)
 
-    def logged(self, xid: int, upto: int) -> None:
+    def logged(self, part: Transaction, upto: int) -> None:
         """See Keeper."""
-        self._visibility.log(xid, upto)
+        if part.last:
+            self._visibility.log(int(part.id), upto)
+        self._positions.came(part, upto)
 
     def passed(self, token: str, offset: int) -> None:
         """See Keeper."""
@@ -146,14 +166,9 @@ class PostgresSource:
 
     def describe(self) -> dict[str, Table]:
         """The published tables as they are now."""
-        shapes = self._running()[0].whole.shapes
-
-        def work(connection: Connection) -> dict[str, Table]:
-            versions = shapes.versions
-            publication = self._attachment.publication
-            return describe(connection, publication, shapes.tables.get, lambda name: versions.get(name, 0)).tables
-
-        return self._side.ask(work)
+        self._running()
+        publication = self._attachment.publication
+        return self._side.ask(lambda connection: describe(connection, publication, self._known, self._version).tables)
 
     def head(self) -> int:
         """The offset of the newest change that was committed before this call; Unavailable if the stream is behind."""
@@ -166,10 +181,16 @@ class PostgresSource:
         """The same, and the number of the schema. Where the stream is behind, the head is not known: not settled."""
         held, _ = self._running()
         found = self._barriers.set()
-        self._visibility.notice(found.snapshot)
+        self._notice(found)
         if found.offset is None:
             return Look(held.latest + 1, found.schema, settled=False)
         return Look(found.offset, found.schema)
+
+    def _notice(self, found: Passed) -> None:
+        self._visibility.notice(found.snapshot)
+        if found.schema != self._schema:
+            self._schema = found.schema
+            self._columns.forget()
 
     def glance(self) -> Look | None:
         """Never: it takes a round trip."""
@@ -227,38 +248,19 @@ class PostgresSource:
             raise SourceError(f"{self.name!r} is not being followed")
         return held, stream
 
-    # --- reading -----------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def reading(self) -> Iterator[Reading]:
-        """A read transaction of one moment. Ask `seen` or `exact` about its snapshot before it ends."""
-        with self._visibility.reading(), self._pool.read() as reading:
-            yield reading
-
-    def seen(self, snapshot: Snapshot) -> int:
-        """The offset up to which `snapshot` surely sees everything; it may see more."""
-        return self._visibility.offset_seen(snapshot)
-
-    def exact(self, snapshot: Snapshot) -> int | None:
-        """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
-        passed = self._barriers.set().offset
-        return None if passed is None else self._visibility.exact(snapshot, passed)
-
-    def types(self) -> Types:
-        """The types of the database, about a second old at most."""
-        at, found = self._types
-        if time.monotonic() - at > TYPES_SECONDS:
-            found = self._side.ask(read_types)
-            self._types = (time.monotonic(), found)
-        return found
+    # --- reading and writing -----------------------------------------------------------------------------------
 
     def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
         """Run one read-only statement."""
-        text, values = placed(sql, args)
-        types = self.types()
-        with self.reading() as reading:
-            columns, rows, truncated, _ = run(reading.connection.pgconn, text, values, types)
-            return Read(columns, rows, self.seen(reading.snapshot), truncated)
+        return self._reading.read(sql, args)
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See Placing."""
+        return self._positions.reading()
+
+    def exact(self, snapshot: str) -> int | None:
+        """See Placing."""
+        return self._positions.exact(snapshot)
 
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL."""
@@ -274,39 +276,50 @@ class PostgresSource:
 
     def is_read_only(self, sql: str) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
-        raise _not_yet("telling what a statement writes")
+        return self._reading.is_read_only(sql)
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """One row by its key."""
-        raise _not_yet("reading rows by key")
+        return self._reading.get(table, key)
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
-        raise _not_yet("snapshots")
+        return self._reading.chunk(table, after=after, span=span, limit=limit)
 
     def sample(self, table: str, size: int) -> Sample:
         """About `size` rows, spread evenly over `table`."""
-        raise _not_yet("snapshots")
+        return sample(self._pool, self._shapes, table, size, self._columns.odd)
 
     def condition(self, table: Table, where: str) -> Condition:
         """The predicate `where` over rows of `table`."""
-        raise _not_yet("filters")
+        return self._predicates.condition(table, where)
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """How the database compares values of `columns`."""
-        raise _not_yet("the order of keys")
+        """How PostgreSQL compares values of `columns`."""
+        return order(table, columns, self._columns.odd())
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
         """`values` as `columns` would hold them."""
-        raise _not_yet("writing")
+        return self._columns.stored(table, columns, values)
 
     def write(self, work: Work[T]) -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""
-        raise _not_yet("writing")
+        return self._writers.submit(work)
 
-    def begin(self, *, read_only: bool = False) -> Tx:
+    def begin(self, *, read_only: bool = False) -> PostgresTx:
         """Open an interactive transaction."""
-        raise _not_yet("interactive transactions")
+        tx = PostgresTx(
+            self._server.connect,
+            self._shapes,
+            self._positions,
+            read_only=read_only,
+            seconds=self._config.tx_seconds,
+            idle_seconds=self._config.tx_idle_seconds,
+            statement_seconds=self._config.statement_seconds,
+            finished=self._transactions.discard,
+        )
+        self._transactions.add(tx)
+        return tx
 
     # --- life --------------------------------------------------------------------------------------------------
 
@@ -320,7 +333,9 @@ class PostgresSource:
         return {
             "head": held.latest,
             "capture_rows": held.changes,
-            "writes": 0,
+            "writes": self._writers.commits,
+            "writes_waiting": self._writers.waiting,
+            "open_transactions": len(self._transactions),
             "tables": sorted(self.describe()),
             "slot": self._attachment.slot,
             "slot_lag_bytes": None if slot is None else slot.lag_bytes,
@@ -331,9 +346,13 @@ class PostgresSource:
 
     def finish_writes(self) -> None:
         """Take no more writes; return when the queued ones are durable."""
+        for tx in list(self._transactions):
+            tx.abandon()
+        self._writers.close()
 
     def close(self) -> None:
         """Stop reading the stream, remember where it stands, release the database."""
+        self.finish_writes()
         held, stream = self._held, self._stream
         if held is not None and stream is not None:
             point = held.acknowledge(held.durable)
@@ -346,4 +365,4 @@ class PostgresSource:
 
 
 def _not_yet(what: str) -> NotSupported:
-    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Feeds of its changes are.")
+    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Send it as a statement by sql.exec.")

@@ -22,6 +22,7 @@ from psycopg import pq
 from psycopg.pq.abc import PGconn
 
 from headwater.errors import HeadwaterError, SourceError, SourceMismatch
+from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
 from headwater.sources.postgres.assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.catalogue import Facts
@@ -49,8 +50,8 @@ class Keeper(Protocol):
         """Why the server does not go on where `point` is; "" if it does."""
         ...
 
-    def logged(self, xid: int, upto: int) -> None:
-        """A transaction got its offsets."""
+    def logged(self, part: Transaction, upto: int) -> None:
+        """A transaction, or a part of one, got its offsets."""
         ...
 
     def passed(self, token: str, offset: int) -> None:
@@ -259,8 +260,7 @@ class _Pump:
             self._changed = known.changed
             shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions))
         upto = self._held.put(item, weight, shapes)
-        if item.last:
-            self._keeper.logged(int(item.id), upto)
+        self._keeper.logged(item, upto)
         if item.last or not self._held.has_room:
             self._keeper.arrived()
         while not self._held.wait_for_room(self._interval / 2):

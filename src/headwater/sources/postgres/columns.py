@@ -1,0 +1,94 @@
+"""What a column would hold, and which collations call different texts equal: PostgreSQL itself is asked, once each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import Value
+from headwater.model.table import Column, Key, Table
+from headwater.sources.postgres.link import Link, Pool
+from headwater.sources.postgres.order import column_named
+from headwater.sources.postgres.values import to_bound
+
+MAX_KNOWN = 10_000  # answers kept
+_TYPE = "SELECT format_type(oid, -1), typname FROM pg_type WHERE oid = to_regtype($1)"
+_ODD = "SELECT DISTINCT collname FROM pg_collation WHERE NOT collisdeterministic"
+_CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast cuts these; an INSERT refuses
+
+
+class Columns:
+    """Asks and remembers. From any thread."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lock = threading.Lock()  # guards what is known
+        self._types: dict[str, tuple[str, str]] = {}
+        self._held: dict[tuple[str, bytes], Value] = {}
+        self._collations: frozenset[str] | None = None
+
+    def odd(self) -> frozenset[str]:
+        """The collations in which different texts may be equal, as of the first time somebody asks, or `forget`."""
+        found = self._collations
+        if found is None:
+            texts = self._pool.read(lambda link: link.run(_ODD).texts())
+            found = self._collations = frozenset(str(name) for (name,) in texts)
+        return found
+
+    def forget(self) -> None:
+        """The schema moved."""
+        with self._lock:
+            self._types.clear()
+            self._held.clear()
+            self._collations = None
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """See Source."""
+        into = [column_named(table, name) for name in columns]
+        return tuple([self._hold(column, value) for column, value in zip(into, values, strict=True)])
+
+    def _hold(self, column: Column, value: Value) -> Value:
+        if value is None:
+            if not column.nullable:
+                raise InvalidRequest(f"column {column.name!r} holds no null")
+            return None
+        bound = to_bound(value, "bytea" if column.kind == "bytes" else column.declared)
+        assert bound is not None
+        known = column.declared, bound
+        with self._lock:
+            if known in self._held:
+                return self._held[known]
+        found: Value = self._pool.read(lambda link: self._ask(link, column, bound))
+        with self._lock:
+            if len(self._held) >= MAX_KNOWN:
+                self._held.clear()
+            self._held[known] = found
+        return found
+
+    def _ask(self, link: Link, column: Column, bound: bytes) -> Value:
+        plain, base = self._type(link, column)
+        declared = column.declared  # PostgreSQL has read it as a type, and as nothing else
+        answer = link.run(f"SELECT $1::{declared}, $1::{plain}::text, ($1::{declared})::text", [bound])
+        ((_, given, held),) = answer.texts()
+        is_same = given == held if base.endswith("bit") else str(given).rstrip(" ") == str(held).rstrip(" ")
+        if base in _CUT and not is_same:
+            raise InvalidRequest(f"value too long for type {declared} of column {column.name!r}")
+        ((value, _, _),) = answer.values()
+        found: Value = value
+        return found
+
+    def _type(self, link: Link, column: Column) -> tuple[str, str]:
+        """The type without its limits, and its name in the catalogue."""
+        declared = column.declared
+        with self._lock:
+            found = self._types.get(declared)
+        if found is None:
+            rows = link.run(_TYPE, [declared.encode()]).texts()
+            if not rows:
+                raise NotSupported(f"the type {declared} of column {column.name!r} is not there any more")
+            ((plain, base),) = rows
+            found = str(plain), str(base)
+            with self._lock:
+                self._types[declared] = found
+        return found

@@ -1,0 +1,100 @@
+"""PostgreSQL's errors as ours: nothing of psycopg leaves this room. Decided by SQLSTATE, never by the text."""
+
+from __future__ import annotations
+
+from psycopg import pq
+
+from headwater.errors import (
+    Busy,
+    DuplicateKey,
+    Forbidden,
+    HeadwaterError,
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    SourceError,
+    StorageFull,
+    Unavailable,
+)
+
+UNIQUE, EXCLUDED = "23505", "23P01"
+SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
+READ_ONLY = "25006"
+RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
+
+_CONSTRAINT = "The statement breaks a constraint of the table; nothing was kept."
+_CHECK = "Check the statement and its arguments."
+
+
+def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
+    """Our error for SQLSTATE `state`."""
+    match state:
+        case "23505" | "23P01":
+            return DuplicateKey(text)
+        case "40001" | "40P01" | "55P03" | "55006":
+            return Busy(text)
+        case "57014":
+            return InvalidRequest(text, hint="It ran too long and was stopped; nothing was kept.")
+        case "25006":
+            return InvalidRequest(text, hint="The transaction is read-only; begin one without `read_only`.")
+        case "42501":
+            return Forbidden(text, hint=hint or "Grant the server's role what it needs in PostgreSQL.")
+        case "42601" if "multiple commands" in text:
+            return InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
+        case "42P01" | "3F000":
+            return InvalidRequest(text, hint=hint or _CHECK)
+        case "53100":
+            return StorageFull(text)
+        case "57P04" | "3D000":
+            return NotFound(text)
+        case "0A000":
+            return NotSupported(text, hint=hint)
+    return _by_class(state, text, hint)
+
+
+def _by_class(state: str, text: str, hint: str) -> HeadwaterError:
+    match state[:2]:
+        case "23" | "44" | "27":
+            return InvalidRequest(text, hint=_CONSTRAINT)
+        case "08" | "57" | "58" | "XX" | "F0":
+            return SourceError(text, hint=hint or "PostgreSQL refused or went away; try again in a moment.")
+        case "53":
+            return Unavailable(text, hint=hint or "PostgreSQL is short of connections or memory.")
+        case "28":
+            return SourceError(text, hint="PostgreSQL refused the credentials of this server.")
+    return InvalidRequest(text, hint=hint or _CHECK)
+
+
+def from_result(result: pq.abc.PGresult) -> HeadwaterError:
+    """Our error for a failed statement; `state_of` tells its SQLSTATE."""
+    state, text, detail, hint = (
+        _field(result, field)
+        for field in (
+            pq.DiagnosticField.SQLSTATE,
+            pq.DiagnosticField.MESSAGE_PRIMARY,
+            pq.DiagnosticField.MESSAGE_DETAIL,
+            pq.DiagnosticField.MESSAGE_HINT,
+        )
+    )
+    if not state:
+        return gone(result.error_message.decode("utf-8", "replace"))
+    found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
+    found.__dict__["sqlstate"] = state
+    return found
+
+
+def gone(text: str) -> HeadwaterError:
+    """The connection is lost."""
+    return SourceError(
+        f"the connection to PostgreSQL was lost: {' '.join(text.split())}", hint="It is opened again; try once more."
+    )
+
+
+def state_of(error: BaseException) -> str:
+    """The SQLSTATE from which an error of ours was made; "" if none."""
+    return str(getattr(error, "sqlstate", ""))
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    found = result.error_field(field)
+    return "" if found is None else found.decode("utf-8", "replace")

@@ -1,0 +1,319 @@
+"""One session with PostgreSQL, statement by statement, by the extended protocol: never two statements in one text.
+
+Every statement goes as text with parameters beside it, and every cell comes as text (see `types.SETTINGS`, which each
+transaction sets for itself). Waiting is done on the socket, so other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg import pq
+
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, Unavailable
+from headwater.sources.postgres.faults import CANCELED, from_result, gone, state_of
+from headwater.sources.postgres.types import SETTINGS
+from headwater.sources.postgres.values import Bound, cell_reader
+
+Connect = Callable[[], "psycopg.Connection[Any]"]
+T = TypeVar("T")
+WAIT_SECONDS = 30.0  # for a link, while others use them all
+CHUNK = 256  # rows of an answer taken from the socket at a time
+_CAN_CHUNK = pq.version() >= 170000
+_FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
+_COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
+_SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items())
+
+Cells = tuple[bytes | None, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a statement gave: its rows as texts, or how many it touched."""
+
+    columns: tuple[str, ...] = ()
+    oids: tuple[int, ...] = ()
+    rows: list[Cells] = []
+    affected: int = 0
+    tag: str = ""  # the command, such as `INSERT`
+    truncated: bool = False
+
+    def values(self) -> list[tuple[Any, ...]]:
+        """The rows as values."""
+        readers = [cell_reader(oid) for oid in self.oids]
+        return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in self.rows]
+
+    def texts(self) -> list[tuple[str | None, ...]]:
+        """The rows as PostgreSQL's text."""
+        return [tuple([None if cell is None else cell.decode() for cell in row]) for row in self.rows]
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """How much of an answer is kept: rows, and bytes of their cells."""
+
+    rows: int
+    weight: int
+
+
+class Link:
+    """One connection, used by one thread at a time; `cancel` may be called by others."""
+
+    def __init__(self, connect: Connect) -> None:
+        try:
+            self._connection = connect()
+        except psycopg.Error as error:
+            raise gone(str(error)) from error
+        self._pg = self._connection.pgconn
+        self.version = self._pg.server_version
+        self.is_tainted = False  # a caller's statement may have left something in the session
+
+    # --- one statement -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        sql: str,
+        params: Sequence[Bound] = (),
+        types: Sequence[int] | None = None,
+        *,
+        limit: Limit | None = None,
+        to_end: bool = True,
+    ) -> Answer:
+        """Run one statement; rows beyond `limit` are let go. Raises our errors.
+
+        Unless `to_end` it is stopped at the limit, which leaves the transaction failed: the caller undoes it.
+        """
+        with self._broken_is_ours():
+            self._pg.send_query_params(_encoded(sql), params, types)
+            if limit is not None and _CAN_CHUNK:
+                self._pg.set_chunked_rows_mode(CHUNK)
+            elif limit is not None:
+                self._pg.set_single_row_mode()
+            return self._collect(limit, to_end)
+
+    def prepare(self, sql: str, types: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Let PostgreSQL read one statement without running it; the types of its parameters."""
+        with self._broken_is_ours():
+            self._pg.send_prepare(b"", _encoded(sql), types)
+            self._collect(None, True)
+            self._pg.send_describe_prepared(b"")
+            (found,) = self._results()
+            _check(found)
+            return tuple(found.param_type(place) for place in range(found.nparams))
+
+    def script(self, sql: str) -> None:
+        """Statements of our own, in one go."""
+        with self._broken_is_ours():
+            self._pg.send_query(sql.encode())
+            for result in list(self._results()):  # to the end: only then is it known whether the connection stands
+                _check(result)
+
+    def _collect(self, limit: Limit | None, to_end: bool) -> Answer:
+        columns: tuple[str, ...] = ()
+        oids: tuple[int, ...] = ()
+        rows: list[Cells] = []
+        weight, more, affected, tag = 0, False, 0, ""
+        fault: HeadwaterError | None = None
+        for result in self._results():
+            if result.status in _FAILED:
+                fault = fault or from_result(result)
+                continue
+            if result.status in _COPIES:
+                self._pg.finish()
+                raise InvalidRequest("COPY to or from the client is not served", hint="Use INSERT, or the pull API.")
+            if not columns and result.nfields:
+                places = range(result.nfields)
+                columns = tuple((result.fname(p) or b"").decode() for p in places)
+                oids = tuple(result.ftype(p) for p in places)
+            for row in range(result.ntuples):
+                if limit is not None and (more or len(rows) >= limit.rows or weight > limit.weight):
+                    if not (more or to_end):
+                        self.cancel()
+                    more = True
+                    break
+                cells = tuple([result.get_value(row, place) for place in range(result.nfields)])
+                rows.append(cells)
+                if limit is not None:
+                    weight += sum(8 if cell is None else len(cell) for cell in cells)
+            if result.command_status:  # the last one has it, or the last with rows
+                tag, affected = result.command_status.decode(), result.command_tuples or 0
+        if fault is not None and not (more and not to_end and state_of(fault) == CANCELED):
+            raise fault
+        return Answer(columns, oids, rows, affected, tag.rpartition(" ")[0] if tag[-1:].isdigit() else tag, more)
+
+    def _results(self) -> Iterator[pq.abc.PGresult]:
+        self._flush()
+        while True:
+            while self._pg.is_busy():
+                self._wait(select.POLLIN)
+                self._pg.consume_input()
+            result = self._pg.get_result()
+            if result is None:
+                return
+            yield result
+
+    def _flush(self) -> None:
+        while self._pg.flush():
+            self._wait(select.POLLIN | select.POLLOUT)
+            self._pg.consume_input()
+
+    def _wait(self, what: int) -> None:
+        poll = select.poll()
+        poll.register(self._pg.socket, what)
+        poll.poll()
+
+    @contextlib.contextmanager
+    def _broken_is_ours(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise gone(str(error)) from error
+        except ValueError as error:  # a socket that is closed
+            raise gone(str(error)) from error
+
+    # --- transactions ------------------------------------------------------------------------------------
+
+    def begin(self, *, read_only: bool = False, seconds: float | None = None, lock_seconds: float = 0) -> None:
+        """Begin a transaction with one snapshot for all of it, and with our settings."""
+        limit = "" if seconds is None else f"; SET LOCAL statement_timeout = {max(round(seconds * 1000), 1)}"
+        lock = f"; SET LOCAL lock_timeout = {round(lock_seconds * 1000)}" if lock_seconds else ""
+        mode = "READ ONLY" if read_only else "READ WRITE"
+        self.script(f"BEGIN ISOLATION LEVEL REPEATABLE READ {mode}{_SET}{limit}{lock}")
+
+    def commit(self) -> bool:
+        """End it; whether it was kept. A transaction that failed before is rolled back by COMMIT."""
+        return self.run("COMMIT").tag == "COMMIT"
+
+    def rollback(self) -> None:
+        """Forget it, if there is one."""
+        if self.in_transaction:
+            self.script("ROLLBACK")
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, failed or not."""
+        return self._pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return self._pg.status == pq.ConnStatus.OK
+
+    def clean(self) -> None:
+        """Nothing of one caller stays for the next: settings, roles, locks, temporary tables."""
+        if self.is_tainted:
+            self.run("DISCARD ALL")
+            self.is_tainted = False
+
+    def cancel(self, patience: float = 2.0) -> None:
+        """Stop what runs, from another thread."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=patience)
+
+    def close(self) -> None:
+        """Release it."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+
+def _encoded(sql: str) -> bytes:
+    if "\0" in sql:
+        raise InvalidRequest("a statement cannot hold a NUL character")
+    try:
+        return sql.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the statement holds lone surrogates", hint="Send it as UTF-8.") from None
+
+
+def _check(result: pq.abc.PGresult) -> None:
+    if result.status in _FAILED:
+        raise from_result(result)
+
+
+class Pool:
+    """Links for short work, at most `most` at a time. From any thread; work must not ask for another link."""
+
+    def __init__(self, connect: Connect, most: int = 8) -> None:
+        self._connect = connect
+        self._places = threading.BoundedSemaphore(most)
+        self._most = most
+        self._lock = threading.Lock()  # guards what follows
+        self._idle: list[Link] = []
+        self._epoch = 0
+        self._closed = False
+
+    def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
+        """`work` inside a read-only transaction with one snapshot."""
+
+        def run(link: Link) -> T:
+            link.begin(read_only=True, seconds=seconds)
+            value = work(link)
+            link.rollback()  # nothing to keep, and never refused
+            return value
+
+        return self._run(run)
+
+    def probe(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
+        """`work` inside a transaction of which nothing is kept."""
+
+        def run(link: Link) -> T:
+            link.begin(seconds=seconds)
+            value = work(link)
+            link.rollback()
+            return value
+
+        return self._run(run)
+
+    def _run(self, work: Callable[[Link], T]) -> T:
+        """Once more where an idle connection turned out to be dead."""
+        if not self._places.acquire(timeout=WAIT_SECONDS):
+            raise Busy(f"{self._most} reads of PostgreSQL are under way already")
+        try:
+            while True:
+                link, was_idle, epoch = self._take()
+                try:
+                    return work(link)
+                except HeadwaterError:
+                    if link.is_alive or not was_idle:
+                        raise
+                finally:
+                    self._give_back(link, epoch)
+        finally:
+            self._places.release()
+
+    def _take(self) -> tuple[Link, bool, int]:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the database is closed", hint="Try again in a moment.")
+            epoch = self._epoch
+            if self._idle:
+                return self._idle.pop(), True, epoch
+        return Link(self._connect), False, epoch
+
+    def _give_back(self, link: Link, epoch: int) -> None:
+        with contextlib.suppress(HeadwaterError):
+            link.rollback()
+        is_fit = link.is_alive and not link.in_transaction and not link.is_tainted
+        with self._lock:
+            if is_fit and not self._closed and epoch == self._epoch:
+                self._idle.append(link)
+                return
+        link.close()
+
+    def renew(self) -> None:
+        """Close those that wait, and the others when they come back: what they lead to is not what it was."""
+        with self._lock:
+            self._epoch += 1
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.close()
+
+    def close(self) -> None:
+        """The same, and give out no more."""
+        with self._lock:
+            self._closed = True
+        self.renew()

@@ -1,0 +1,242 @@
+"""PostgreSQL itself as the judge of predicates: of their text, once, and of rows in batches.
+
+The text becomes the predicate of an index on a temporary table that is rolled back: so PostgreSQL says that it looks at
+one row only, by IMMUTABLE functions, which columns it reads, and how it understands it. That reading, not the caller's
+text, is what judges rows, on a connection that only reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported, SourceError
+from headwater.model.table import Row, Table
+from headwater.sources.postgres.faults import CANCELED, fault, state_of
+from headwater.sources.postgres.link import Link, Pool
+from headwater.sources.postgres.relations import split_name
+from headwater.sources.postgres.shapes import ident
+from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
+from headwater.sources.postgres.values import array_text, to_text
+
+BATCH = 1_000  # rows judged at a time
+SECONDS = 2.0  # for one batch
+MAX_TEXT = 10_000
+_PLACE = "_headwater_place"
+_TYPES = """
+WITH RECURSIVE up(name, oid, base) AS (
+  SELECT name, to_regtype(name)::oid, (SELECT typbasetype FROM pg_type WHERE oid = to_regtype(name))
+  FROM unnest($1::text[]) AS name
+  UNION ALL SELECT name, base, (SELECT typbasetype FROM pg_type WHERE oid = up.base) FROM up WHERE base <> 0)
+SELECT name, format_type(oid, -1), oid FROM up WHERE base = 0
+"""
+_READ = "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = '_headwater_probe'::regclass"
+_COLUMNS = """
+SELECT DISTINCT a.attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+WHERE d.objid = '_headwater_probe'::regclass AND d.refobjid = $1::regclass
+"""
+_COLLATIONS = """
+SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
+WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
+ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
+"""
+NAME = 19  # the type of the catalogue's names
+# Read when the text is: another moment would be another predicate.
+_CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNORECASE)
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """A predicate as PostgreSQL understands it."""
+
+    text: str
+    columns: tuple[str, ...]
+
+
+class Engine:
+    """Judges rows of one table shape. From any thread."""
+
+    def __init__(self, table: Table, pool: Pool, *, seconds: float = SECONDS) -> None:
+        self.table = table
+        self._pool, self._seconds = pool, seconds
+        parts = split_name(table.name)
+        self._name = ident(parts[1] if parts else table.name)
+        self._types = pool.read(self._named_types)
+        self._collations = pool.read(self._named_collations)
+
+    def _named_types(self, link: Link) -> dict[str, tuple[str, int]]:
+        """How the types are called in SQL, below all domains and without limits; those that are still there."""
+        declared = sorted({column.declared for column in self.table.columns})
+        found = link.run(_TYPES, [array_text(declared)]).values()
+        return {name: (text, oid) for name, text, oid in found if text is not None and text != "-"}
+
+    def _named_collations(self, link: Link) -> dict[str, str]:
+        """How collations are called in SQL; what is not among them is the database's own."""
+        names = sorted({column.collation for column in self.table.columns})
+        found = link.run(_COLLATIONS, [array_text(names)]).texts()
+        return {str(name): f"{ident(str(schema))}.{ident(str(name))}" for name, schema in found}
+
+    def type_of(self, name: str) -> int:
+        """The number of a column's type, below all domains; 0 if it is not there any more."""
+        return self._types.get(self.table.columns[self.table.index[name]].declared, ("", 0))[1]
+
+    # --- the text ----------------------------------------------------------------------------------------
+
+    def examine(self, where: str) -> Examined:
+        """Refuses what is not one predicate of the row alone."""
+        _check_text(where)
+
+        def look(link: Link) -> Examined:
+            self._make_table(link)
+            # Without brackets first: `1) OR (1` is no expression.
+            if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
+                raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
+            return self._understood(link, where)
+
+        try:
+            found = self._pool.probe(look, self._seconds)
+        except HeadwaterError as error:
+            raise self._refusal(error) from None
+        for clock in _CLOCKS.finditer(where):
+            if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
+                raise NotSupported(
+                    f"{clock[0]} depends on the time at which it is asked", hint="Write the time itself."
+                )
+        return found
+
+    def reread(self, texts: Sequence[str]) -> list[str]:
+        """How PostgreSQL understands each of `texts`, which are ours; nothing if it does not."""
+
+        def look(link: Link) -> list[str]:
+            self._make_table(link)
+            return [self._understood(link, text).text for text in texts]
+
+        try:
+            return self._pool.probe(look, self._seconds)
+        except InvalidRequest:
+            return []
+
+    def _make_table(self, link: Link) -> None:
+        columns = []
+        for column in self.table.columns:
+            found = self._types.get(column.declared)
+            if found is not None:  # a column whose type is gone can be in no predicate
+                collate = self._collation(column.collation, found[1])
+                columns.append(f"{ident(column.name)} {found[0]}{collate}")
+        link.run(f"CREATE TEMP TABLE {self._name} ({', '.join(columns)}) ON COMMIT DROP")
+
+    def _collation(self, name: str, oid: int) -> str:
+        """The collation of a column of a shape; one of bytes where it is called so."""
+        if oid not in (TEXT, BPCHAR, VARCHAR, NAME):
+            return ""
+        found = _BYTES.get(name) or self._collations.get(name)
+        return "" if found is None else f" COLLATE {found}"
+
+    def _understood(self, link: Link, where: str) -> Examined:
+        link.run(f"CREATE INDEX _headwater_probe ON {self._name} ((1)) WHERE (\n{where}\n)")
+        ((text,),) = link.run(_READ).texts()
+        names = {name for (name,) in link.run(_COLUMNS, [f"pg_temp.{self._name}".encode()]).texts()}
+        link.run("DROP INDEX _headwater_probe")
+        if text is None:  # it was found to be always true
+            return Examined("true", ())
+        if ".*" in text:
+            names = {*self.table.names}
+        return Examined(text, tuple(name for name in self.table.names if name in names))
+
+    def _refusal(self, error: HeadwaterError) -> HeadwaterError:
+        names = ", ".join(self.table.names)
+        text, state = error.message, state_of(error)
+        if isinstance(error, SourceError | NotSupported) and state not in _PLAIN_REFUSALS:
+            return error
+        if state == "0A000" and "subquer" in text:
+            return NotSupported("a predicate looks at one row: it has no subqueries", hint="Filter by this row alone.")
+        if state == "42P17" or "IMMUTABLE" in text:
+            return NotSupported(
+                "a function in the predicate depends on more than its arguments", hint="Compare with a constant."
+            )
+        if state == "42803" or state == "42P20" or state == "0A000":
+            return NotSupported(f"a predicate looks at one row: {text}", hint="Filter by this row alone.")
+        if state == "42703":
+            return InvalidRequest(f"the predicate: {text}", hint=f"The columns are {names}; text takes 'quotes'.")
+        if isinstance(error, Forbidden):
+            return NotSupported(
+                f"PostgreSQL does not let us look at predicates: {text}",
+                hint="GRANT TEMPORARY ON DATABASE … TO the server's role.",
+            )
+        if not state:
+            return error
+        return InvalidRequest(
+            f"the predicate is not one SQL expression over a row: {text}",
+            hint=f"Write it as after WHERE, such as total > 100 AND state = 'open'. The columns are {names}.",
+        )
+
+    # --- rows --------------------------------------------------------------------------------------------
+
+    def holds(self, found: Examined, rows: Sequence[Row]) -> list[bool]:
+        """Whether the predicate is true for each of `rows`, which have all its columns."""
+        pick = self._picker(found.columns)
+        answers: list[bool] = []
+        for start in range(0, len(rows), BATCH):
+            cells = [pick(row) for row in rows[start : start + BATCH]]
+            answers += self._batch(found, cells)
+        return answers
+
+    def _batch(self, found: Examined, rows: Sequence[tuple[str | None, ...]]) -> list[bool]:
+        names = [f"c{place}" for place in range(len(found.columns))]
+        params = [array_text([row[place] for row in rows]) for place in range(len(names))]
+        arrays = ", ".join(f"${place + 1}::text[]" for place in range(len(names)))
+        source = f"unnest({arrays}) WITH ORDINALITY AS r({', '.join([*names, 'n'])})"
+        if not names:
+            source, params = "generate_series(1, $1::bigint) AS r(n)", [str(len(rows)).encode()]
+        cells = "".join(f", {self._cell(name, column)}" for name, column in zip(names, found.columns, strict=True))
+        inner = f"SELECT r.n AS {_PLACE}{cells} FROM {source} OFFSET 0"
+        sql = f"SELECT {_PLACE} FROM ({inner}) AS {self._name} WHERE {found.text}"
+        answers = [False] * len(rows)
+        try:
+            for (place,) in self._pool.read(lambda link: link.run(sql, params).values(), self._seconds):
+                answers[place - 1] = True  # PostgreSQL numbers from one
+        except HeadwaterError as error:
+            raise _failure(error) from None
+        return answers
+
+    def _cell(self, name: str, column: str) -> str:
+        shape = self.table.columns[self.table.index[column]]
+        text, oid = self._types[shape.declared]
+        collate = self._collation(shape.collation, oid)
+        return f"(r.{name}::{text}{collate}) AS {ident(column)}"
+
+    def _picker(self, columns: Sequence[str]) -> Callable[[Row], tuple[str | None, ...]]:
+        """Takes the cells of `columns` out of a row, as PostgreSQL's text."""
+        places = [self.table.index[name] for name in columns]
+        if not places:
+            return lambda row: ()
+        pick: Callable[[Row], Any] = itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
+        return lambda row: tuple([to_text(value) for value in pick(row)])
+
+
+_BYTES = dict.fromkeys(("BINARY", "RTRIM", "", "C", "POSIX"), '"C"')
+_PLAIN_REFUSALS = frozenset({"0A000", "42P17"})
+
+
+def _failure(error: HeadwaterError) -> HeadwaterError:
+    state = state_of(error)
+    if state == CANCELED:
+        return InvalidRequest(f"the predicate takes too long for {BATCH} rows", hint="Use a simpler predicate.")
+    if state[:2] in ("22", "54"):
+        return InvalidRequest(
+            f"the predicate fails on a row: {error.message}",
+            hint="Let it hold for every row there may be, such as b <> 0 AND a / nullif(b, 0) > 1.",
+        )
+    return error if state else fault("08006", error.message)
+
+
+def _check_text(where: str) -> None:
+    if len(where) > MAX_TEXT:
+        raise InvalidRequest(
+            f"the predicate is longer than {MAX_TEXT} characters", hint="Filter more coarsely, or by several feeds."
+        )
+    if "\0" in where or not where.strip():
+        raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one, such as total > 100.")

@@ -1,0 +1,109 @@
+"""PostgreSQL read in bulk by a process beside the one that follows it, which tells where each chunk stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from headwater.errors import NotFound
+from headwater.model.key import Span
+from headwater.model.table import Key, Table
+from headwater.sources.postgres.columns import Columns
+from headwater.sources.postgres.connection import Server
+from headwater.sources.postgres.link import Pool
+from headwater.sources.postgres.order import order
+from headwater.sources.postgres.reading import Reading
+from headwater.sources.postgres.shapes import Shapes
+from headwater.sources.postgres.where import Predicates
+from headwater.sources.source import Chunk, Condition
+
+READERS = 4  # PostgreSQL has few connections to give
+
+
+class Serving(Protocol):
+    """What a reader beside the server asks it."""
+
+    def describe(self) -> dict[str, Table]:
+        """See Source."""
+        ...
+
+    def head(self) -> int:
+        """See Source."""
+        ...
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See Placing."""
+        ...
+
+    def exact(self, snapshot: str) -> int | None:
+        """See Placing."""
+        ...
+
+
+class PostgresReader:
+    """Fulfils `SideReader`."""
+
+    def __init__(self, name: str, url: str, serving: Serving) -> None:
+        self._serving = serving
+        self._pool = Pool(Server(name, url).connect, READERS)
+        self._columns = Columns(self._pool)
+        self._reading = Reading(self._pool, Shapes(self._known), _Unseen(serving), self._columns.odd)
+        self._predicates = Predicates(self._pool, self._columns.odd)
+
+    def _known(self, table: str) -> Table | None:
+        return self._serving.describe().get(table)
+
+    def describe(self) -> dict[str, Table]:
+        """The tables as they are now."""
+        self._columns.forget()  # a job begins with this: it may be about a table of a new collation
+        return self._serving.describe()
+
+    def shape(self, name: str, version: int | None = None) -> Table:
+        """The table as it is now; of others nothing is known here."""
+        found = self.describe().get(name)
+        if found is None:
+            raise NotFound(f"there is no table {name!r}")
+        if version is not None and version != found.version:
+            raise NotFound(
+                f"version {version} of table {name!r} is not known any more", hint="Leave it out for the present one."
+            )
+        return found
+
+    def head(self) -> int:
+        """The newest offset."""
+        return self._serving.head()
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        return self._reading.chunk(table, after=after, span=span, limit=limit)
+
+    def condition(self, table: Table, where: str) -> Condition:
+        """The predicate `where` over rows of `table`."""
+        return self._predicates.condition(table, where)
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How PostgreSQL compares values of `columns`."""
+        return order(table, columns, self._columns.odd())
+
+    def status(self) -> dict[str, Any]:
+        """The captured tables."""
+        return {"tables": sorted(self._serving.describe())}
+
+    def wake(self) -> None:
+        """Nobody waits here."""
+
+    def close(self) -> None:
+        """End the sessions."""
+        self._pool.close()
+
+
+class _Unseen:
+    """Fulfils `reading.Visibility` by asking the server; only chunks are read here, and those are exact."""
+
+    def __init__(self, serving: Serving) -> None:
+        self.reading, self.exact = serving.reading, serving.exact
+
+    def seen(self, snapshot: str) -> int:
+        """Never less exact than that."""
+        return self.exact(snapshot) or 0

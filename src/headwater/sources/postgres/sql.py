@@ -1,0 +1,176 @@
+"""Rendering conditions and row statements into PostgreSQL's SQL: names quoted, values bound, nothing pasted."""
+
+from __future__ import annotations
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import Value
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.table import Table
+from headwater.sources.postgres.shapes import Shape, ident
+from headwater.sources.postgres.values import Bound, own_type, to_bound
+
+_BINARY = {
+    "eq": "=",
+    "ne": "<>",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "is": "IS NOT DISTINCT FROM",
+    "like": "LIKE",
+    "ilike": "ILIKE",
+}
+_CASTS = {"i64": "bigint", "f64": "double precision", "str": "text", "bytes": "bytea"}
+_FUNCTIONS = {
+    **{name: name for name in ("lower", "upper", "length", "octet_length", "abs", "sign", "nullif", "coalesce")},
+    **{name: name for name in ("round", "replace", "substr", "ltrim", "rtrim")},
+    "substring": "substr",
+    "trim": "btrim",
+    "ifnull": "coalesce",
+    "instr": "strpos",
+    "unicode": "ascii",
+    "char": "chr",
+    "min": "least",
+    "max": "greatest",
+}
+# What a kind becomes where we make the table.
+DECLARED = {
+    "bool": "boolean",
+    "i64": "bigint",
+    "u64": "numeric(20,0)",
+    "f64": "double precision",
+    "dec": "numeric",
+    "str": "text",
+    "bytes": "bytea",
+    "json": "jsonb",
+    "date": "date",
+    "time": "time",
+    "datetime": "timestamp with time zone",
+    "uuid": "uuid",
+    "embedding": "real[]",
+}
+_TYPE_NAMES = {16: "boolean", 20: "bigint", 1700: "numeric", 701: "double precision", 17: "bytea", 3802: "jsonb"}
+_TYPE_NAMES |= {2950: "uuid", 25: "text"}
+
+
+class Renderer:
+    """Collects parameters while it writes text. One per statement."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.params: list[Bound] = []
+
+    def bind(self, value: Value, beside: str | None = None) -> str:
+        """A placeholder for `value`, as the type of the column `beside` it or else as its own."""
+        if beside is not None:
+            self.params.append(self.shape.bound(beside, value))
+            return f"${len(self.params)}::{self.shape.cast(beside)}"
+        self.params.append(to_bound(value))
+        return f"${len(self.params)}::{_TYPE_NAMES[own_type(value)]}"
+
+    def column(self, name: str) -> str:
+        """A quoted column of the table."""
+        self.shape.place(name)
+        return ident(name)
+
+    def where(self, expr: Expr | None) -> str:
+        """` WHERE …`, or nothing."""
+        return "" if expr is None else f" WHERE {self.expr(expr)}"
+
+    def limited(self, expr: Expr | None, limit: int | None) -> str:
+        """A WHERE that touches at most `limit` rows, the first in key order."""
+        if limit is None:
+            return self.where(expr)
+        rest = f"FROM {self.shape.sql}{self.where(expr)}{order_by(self.shape.table)} LIMIT {int(limit)}"
+        if self.shape.table.key:
+            keys = ", ".join(map(ident, self.shape.table.key))
+            return f" WHERE ({keys}) IN (SELECT {keys} {rest})"
+        # Without a key, by where they stand: the transaction's one snapshot sees nobody move them.
+        if not self.shape.is_partitioned:
+            return f" WHERE ctid = ANY (ARRAY(SELECT ctid {rest}))"
+        return f" WHERE (tableoid, ctid) IN (SELECT tableoid, ctid {rest})"
+
+    def expr(self, expr: Expr, beside: str | None = None) -> str:
+        """The expression as SQL text, closed in itself."""
+        match expr:
+            case Col(name):
+                return self.column(name)
+            case Literal(value):
+                return self.bind(value, beside)
+            case Call(op, args):
+                return self._call(op, args)
+            case Function("iif", (condition, yes, no)):
+                return self.expr(Case(((condition, yes),), no))
+            case Function(name, args) if name in _FUNCTIONS:
+                return f"{_FUNCTIONS[name]}({', '.join(self.expr(arg) for arg in args)})"
+            case Function(name):
+                raise NotSupported(
+                    f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
+                )
+            case Cast(inner, kind):
+                return f"CAST({self.expr(inner)} AS {_CASTS[kind]})"
+            case Case(branches, otherwise):
+                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
+                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
+            case Queried():
+                raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
+
+    def _call(self, op: str, args: tuple[Expr, ...]) -> str:
+        # A literal is read as the type of the column that it stands beside.
+        beside = next((arg.name for arg in args if isinstance(arg, Col)), None)
+        if op in ("and", "or", "not", "like", "ilike") or (
+            beside and self.column(beside) and self._is_odd(beside, args)
+        ):
+            beside = None
+        texts = [self.expr(arg, beside) for arg in args]
+        match op, texts:
+            case (("and" | "or"), _):
+                return "(" + f" {op.upper()} ".join(texts) + ")"
+            case "not", [a]:
+                return f"(NOT {a})"
+            case "is_null", [a]:
+                return f"({a} IS NULL)"
+            case "in", [_]:
+                return "false"
+            case "in", [a, *options]:
+                return f"({a} IN ({', '.join(options)}))"
+            case "between", [a, low, high]:
+                return f"({a} BETWEEN {low} AND {high})"
+            case _, [a, b] if op in _BINARY:
+                return f"({a} {_BINARY[op]} {b})"
+        raise InvalidRequest(f"operator {op!r} is not known to PostgreSQL", hint="Write the condition in another way.")
+
+    def _is_odd(self, beside: str, args: tuple[Expr, ...]) -> bool:
+        """Whether a literal is a number finer than an integer column holds: compared as the number it is."""
+        if self.shape.column(beside).kind != "i64":
+            return False
+        return any(isinstance(arg, Literal) and type(arg.value).__name__ in ("float", "Decimal", "U64") for arg in args)
+
+
+def order_by(table: Table) -> str:
+    """` ORDER BY` the key, as the database itself orders it; nothing without one."""
+    return f" ORDER BY {', '.join(map(ident, table.key))}" if table.key else ""
+
+
+def create_table(table: Table, sql: str) -> str:
+    """CREATE TABLE from kinds. A lone integer key is numbered by the database."""
+    lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+    parts = []
+    for column in table.columns:
+        if column.kind not in DECLARED:
+            raise InvalidRequest(
+                f"column {column.name!r} of kind {column.kind} has no type in PostgreSQL",
+                hint=f"Its kind is one of {', '.join(DECLARED)}.",
+            )
+        numbered = lone is not None and lone.name == column.name and (column.auto or column.kind == "i64")
+        kind = "bigint" if numbered else DECLARED[column.kind]
+        more = " GENERATED BY DEFAULT AS IDENTITY" if numbered else "" if column.nullable else " NOT NULL"
+        parts.append(f"{ident(column.name)} {kind}{more}")
+    if table.key:
+        parts.append(f"PRIMARY KEY ({', '.join(map(ident, table.key))})")
+    return f"CREATE TABLE {sql} ({', '.join(parts)})"

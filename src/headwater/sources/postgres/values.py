@@ -1,0 +1,153 @@
+"""Values into PostgreSQL and out of it, always as PostgreSQL's own text: no number passes through a Python float.
+
+A value goes in as text with a cast to the type it is for, so that PostgreSQL itself reads it, and refuses what the
+type cannot hold. A cell comes out by its type's converter (see `types`).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value, is_broken_text
+from headwater.sources.postgres.types import (
+    BOOL,
+    BYTEA,
+    FLOAT8,
+    INT8,
+    JSONB,
+    MAX_DIGITS,
+    NUMERIC,
+    TEXT,
+    UUID_,
+    Convert,
+    converter,
+)
+
+Bound = bytes | None  # a parameter in text format
+
+# The type of an argument that nothing else in the statement decides.
+_OWN_TYPES: dict[type, int] = {
+    bool: BOOL,
+    int: INT8,
+    U64: NUMERIC,
+    float: FLOAT8,
+    Decimal: NUMERIC,
+    bytes: BYTEA,
+    Json: JSONB,
+    UUID: UUID_,
+}
+
+
+def own_type(value: Value) -> int:
+    """The type of `value` where the statement does not tell."""
+    return _OWN_TYPES.get(type(value), TEXT)
+
+
+# --- into PostgreSQL -------------------------------------------------------------------------------------
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise InvalidRequest("PostgreSQL's text cannot hold a NUL character", hint="Send it as bytes, into a bytea.")
+    if is_broken_text(value):
+        raise NotSupported("text that is not UTF-8 cannot be bound", hint="Send it as bytes, into a bytea.")
+    return value
+
+
+def _float(value: float) -> str:
+    if math.isfinite(value):
+        return repr(value)
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def _decimal(value: Decimal) -> str:
+    if not value.is_finite():
+        if value.is_snan():
+            raise InvalidRequest("a signaling NaN is no number of PostgreSQL")
+        return "NaN" if value.is_nan() else "Infinity" if value > 0 else "-Infinity"
+    if max(abs(value.adjusted()), len(value.as_tuple().digits)) > MAX_DIGITS:  # 1E999999999 is a gigabyte of zeros
+        raise InvalidRequest(f"a decimal has at most {MAX_DIGITS} digits before or after its point")
+    return format(value, "f")
+
+
+def _embedding(value: Embedding) -> str:
+    try:
+        struct.pack(f"<{len(value.values)}f", *value.values)
+    except (struct.error, OverflowError):
+        raise InvalidRequest("an embedding holds 32-bit floats only") from None
+    return ",".join(map(_float, value.values))
+
+
+_TO_TEXT: dict[type, Callable[[Any], str]] = {
+    bool: lambda v: "true" if v else "false",
+    int: str,
+    U64: lambda v: str(v.v),
+    float: _float,
+    Decimal: _decimal,
+    str: _text,
+    bytes: lambda v: "\\x" + v.hex(),
+    Json: lambda v: _text(v.text),
+    Embedding: lambda v: f"[{_embedding(v)}]",  # as pgvector reads it, and json
+    Date: lambda v: v.iso,
+    Time: lambda v: v.iso,
+    DateTime: lambda v: v.iso,
+    UUID: str,
+}
+
+
+def to_text(value: Value, declared: str = "") -> str | None:
+    """What PostgreSQL reads as `value`, for a column declared so; None for NULL."""
+    if value is None:
+        return None
+    write = _TO_TEXT.get(type(value))
+    if write is None:
+        raise InvalidRequest("a value that is unavailable cannot be written")
+    text = write(value)
+    if isinstance(value, Embedding) and declared.endswith("[]"):
+        return "{" + text[1:-1] + "}"
+    if isinstance(value, bytes) and declared and declared != "bytea":
+        raise InvalidRequest(f"bytes do not go into a column of type {declared}", hint="Send text, or a number.")
+    return text
+
+
+def to_bound(value: Value, declared: str = "") -> Bound:
+    """`to_text` as bytes."""
+    text = to_text(value, declared)
+    return None if text is None else text.encode()
+
+
+def array_text(cells: Sequence[str | None]) -> bytes:
+    """Texts as one array literal."""
+    quoted = ["NULL" if cell is None else '"' + cell.replace("\\", "\\\\").replace('"', '\\"') + '"' for cell in cells]
+    return ("{" + ",".join(quoted) + "}").encode()
+
+
+# --- out of PostgreSQL -----------------------------------------------------------------------------------
+
+Cell = Callable[[bytes | None], Value]
+
+
+def cell_reader(oid: int) -> Cell:
+    """From a cell in text format of type `oid` (domains come as the type below) to the value."""
+    return reader_of(converter(oid, {}))
+
+
+def reader_of(convert: Convert) -> Cell:
+    """The same by a converter."""
+
+    def read(cell: bytes | None) -> Value:
+        if cell is None:
+            return None
+        text = cell.decode()
+        try:
+            return convert(text)
+        except (ValueError, LookupError, ArithmeticError):
+            return text  # what a kind cannot hold stays its exact text
+
+    return read

@@ -1,0 +1,272 @@
+"""Writes through the server: a few threads, each transaction by itself, answered when it stands in our log.
+
+PostgreSQL commits groups by itself. What fails because others wrote at the same time is run again from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
+from headwater.sources.postgres.faults import RETRIED, state_of
+from headwater.sources.postgres.link import Connect, Link
+from headwater.sources.postgres.session import PostgresSession
+from headwater.sources.postgres.shapes import Shapes
+from headwater.sources.source import Session, Written
+
+T = TypeVar("T")
+THREADS = 4
+TRIES = 5  # of work that lost against others
+MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
+LOCK_SECONDS = 5.0  # a write waits so long for the locks of others, then it is told `busy`
+NEAR_SECONDS = 0.05  # within which a commit is usually on the stream
+_XID = "SELECT pg_current_xact_id_if_assigned()::text"
+_UNSURE = "The connection broke while it was committed: look before you repeat it."
+
+
+class Positions(Protocol):
+    """Where transactions stand in the log. `xid` is the 64-bit number of pg_current_xact_id()."""
+
+    def expect(self, xid: int) -> None:
+        """A transaction is about to be committed: remember where it comes to stand."""
+        ...
+
+    def wait_for(self, xid: int, timeout: float) -> int | None:
+        """The offset of the last change of a committed transaction, once it is on the stream; None if not in time."""
+        ...
+
+    def changes_of(self, xid: int) -> dict[str, int]:
+        """The tables it changed, with the offset of the last change of each, after `wait_for` told its offset. Once."""
+        ...
+
+    def barrier(self) -> int:
+        """Everything that was committed before this call is on the stream now; the offset of the newest change."""
+        ...
+
+
+def settle(positions: Positions, value: T, xid: int | None) -> Written[T]:
+    """Where a transaction that was just committed stands."""
+    ((offset, tables),) = stand(positions, [xid])
+    return Written(value, offset, tables)
+
+
+def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
+    """The offsets and tables of transactions that were just committed; the head for those that changed nothing."""
+    try:
+        found = [None if xid is None else positions.wait_for(xid, NEAR_SECONDS) for xid in xids]
+        head = 0
+        if None in found:  # it changed nothing that is captured, or capture is behind
+            head = positions.barrier()
+            again = zip(found, xids, strict=True)
+            found = [positions.wait_for(xid, 0) if at is None and xid is not None else at for at, xid in again]
+        return [
+            (head, {}) if at is None or xid is None else (at, positions.changes_of(xid))
+            for at, xid in zip(found, xids, strict=True)
+        ]
+    except HeadwaterError as error:
+        raise Unavailable(
+            f"it was committed, but capture has not seen it: {error.message}", hint="Look before you repeat it."
+        ) from error
+
+
+def transaction_id(link: Link) -> int | None:
+    """Of the transaction that is open; None if it wrote nothing."""
+    ((text,),) = link.run(_XID).texts()
+    return None if text is None else int(text)
+
+
+def finish(link: Link, positions: Positions) -> int | None:
+    """Commit, and give the number of the transaction."""
+    xid = transaction_id(link)
+    if xid is not None:
+        positions.expect(xid)
+    try:
+        kept = link.commit()
+    except SourceError as error:
+        raise Unavailable(error.message, hint=_UNSURE) if xid is not None else error from None
+    if not kept:
+        raise InvalidRequest("a statement of the transaction failed before", hint="Nothing was kept.")
+    return xid
+
+
+class _Job:
+    __slots__ = ("future", "work")
+
+    def __init__(self, work: Callable[[Session], Any]) -> None:
+        self.work = work
+        self.future: Future[Any] = Future()
+
+
+class _Hand:
+    """The connection of one writing thread, opened when it is needed."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._link: Link | None = None
+
+    def link(self) -> Link:
+        """One that stands, as far as is known."""
+        if self._link is not None and not self._link.is_alive:
+            self.close()
+        if self._link is None:
+            self._link = Link(self._connect)
+        return self._link
+
+    def clean(self) -> None:
+        """Let nothing stay for the next caller."""
+        try:
+            if self._link is not None:
+                self._link.clean()
+        except HeadwaterError:
+            self.close()
+
+    def close(self) -> None:
+        """Release it."""
+        if self._link is not None:
+            self._link.close()
+        self._link = None
+
+
+class Writers:
+    """Owns the connections that write. `committed()` is called after every commit, from any thread."""
+
+    def __init__(
+        self,
+        connect: Connect,
+        shapes: Shapes,
+        positions: Positions,
+        *,
+        statement_seconds: float = 30.0,
+        threads: int = THREADS,
+        committed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._connect, self._shapes, self._positions = connect, shapes, positions
+        self._seconds, self._committed = statement_seconds, committed
+        # Guards _queue, _settling and _closing. Never held while work runs.
+        self._ready = threading.Condition()
+        self._queue: deque[_Job] = deque()
+        self._settling: deque[tuple[_Job, Any, int | None]] = deque()
+        self._closing = False
+        self._working = 0
+        self.commits = 0  # an estimate: threads may count at once
+        names = [(f"headwater-pg-writer-{place}", self._loop) for place in range(threads)]
+        names.append(("headwater-pg-settler", self._settle_loop))
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in names]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[Session], T]) -> Future[Written[T]]:
+        """Queue `work`; the future is done when it is durable and in the log."""
+        job = _Job(work)
+        with self._ready:
+            if self._closing:
+                raise Busy("the database is closing")
+            if len(self._queue) >= MAX_QUEUE:
+                raise Busy(f"{MAX_QUEUE} writes are waiting already")
+            self._queue.append(job)
+            self._ready.notify_all()
+        return job.future
+
+    @property
+    def waiting(self) -> int:
+        """Writes in the queue."""
+        return len(self._queue)
+
+    def close(self) -> None:
+        """Finish what is queued, then stop."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # --- the threads that write --------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        hand = _Hand(self._connect)
+        while (job := self._take()) is not None:
+            done: tuple[_Job, Any, int | None] | None = None
+            try:
+                done = job, *self._attempts(hand, job)
+            except BaseException as error:
+                job.future.set_exception(error)
+            with self._ready:
+                if done is not None:
+                    self._settling.append(done)
+                self._working -= 1
+                self._ready.notify_all()
+            hand.clean()
+        hand.close()
+
+    def _take(self) -> _Job | None:
+        with self._ready:
+            while True:
+                while not self._queue and not self._closing:
+                    self._ready.wait()
+                if not self._queue:
+                    return None
+                job = self._queue.popleft()
+                if job.future.set_running_or_notify_cancel():
+                    self._working += 1
+                    return job
+
+    def _attempts(self, hand: _Hand, job: _Job) -> tuple[Any, int | None]:
+        for attempt in range(TRIES):
+            link = hand.link()
+            session = PostgresSession(link, self._shapes)
+            begun = False
+            try:
+                link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS)
+                begun = True
+                value = job.work(session)
+                return value, finish(link, self._positions)
+            except BaseException as error:
+                with contextlib.suppress(HeadwaterError):
+                    link.rollback()
+                is_last = attempt == TRIES - 1
+                if is_last or not self._may_repeat(error, session, attempt, begun, link):
+                    raise
+            time.sleep(random.uniform(0, 0.002 * 2**attempt))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _may_repeat(
+        self, error: BaseException, session: PostgresSession, attempt: int, begun: bool, link: Link
+    ) -> bool:
+        if state_of(error) in RETRIED:
+            return True
+        if isinstance(error, DuplicateKey):
+            # What it read was not there yet in its snapshot: once more, with a new one, it may decide otherwise.
+            return session.has_read and attempt == 0
+        return isinstance(error, SourceError) and not begun and not link.is_alive  # it had been idle, and died
+
+    # --- the thread that answers -------------------------------------------------------------------------
+
+    def _settle_loop(self) -> None:
+        while some := self._done():
+            self.commits += len(some)
+            self._committed()
+            try:
+                places = stand(self._positions, [xid for _, _, xid in some])
+            except BaseException as error:
+                for job, _, _ in some:
+                    job.future.set_exception(error)
+                continue
+            for (job, value, _), (offset, tables) in zip(some, places, strict=True):
+                job.future.set_result(Written(value, offset, tables))
+
+    def _done(self) -> list[tuple[_Job, Any, int | None]]:
+        with self._ready:
+            while not self._settling:
+                if self._closing and not self._queue and not self._working:
+                    return []
+                self._ready.wait()
+            some = list(self._settling)
+            self._settling.clear()
+            return some
