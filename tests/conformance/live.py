@@ -19,7 +19,7 @@ from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
 from headwater.serve.server import Server, loop_factory
 
-PATIENCE = 30.0  # nothing in these tests takes this long unless it is broken
+PATIENCE = 10.0  # nothing in these tests takes this long unless it is broken
 
 
 class Live:

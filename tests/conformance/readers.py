@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-PATIENCE = 30.0
+PATIENCE = 10.0
 CHANGES = frozenset(("insert", "update", "delete", "schema_change", "truncate"))
 
 

@@ -187,8 +187,8 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
 def test_only_so_many_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
     server: Live, table: str, stuck: Stuck
 ) -> None:
+    sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
-    sub = server.subscribe(table, start="earliest")
     url = server.http.get(f"/api/v1/snapshot/main/{table}").headers["location"]
     with ThreadPoolExecutor(2) as threads:
         reading = [threads.submit(server.http.get, url) for _ in range(2)]
@@ -197,8 +197,7 @@ def test_only_so_many_snapshots_are_read_at_a_time_and_nobody_waits_for_them(
             refused = server.http.get(url)
             assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
             assert refused.json()["code"] == "limit_exceeded" and refused.json()["hint"]
-            server.until(lambda: server.changes(sub))  # a page may end before the table's changes in a long log
-            assert server.sse(sub).changes(1)
+            assert len(server.changes(sub)) >= 1 and server.sse(sub).changes(1)
         finally:
             stuck.go.set()
         assert [(found.result().status_code, rows_of(found.result().text)) for found in reading] == [

@@ -201,9 +201,9 @@ def test_guards_over_http_in_every_check(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_no_wrong_304_by_guards(tmp_path: Path, seed: int) -> None:
-    counts = _in_process(tmp_path, seed, CapturedShop, 1_000)
+    counts = _in_process(tmp_path, seed, CapturedShop, 3_000)
     print(dict(sorted(counts.items())))
-    assert counts["allowed by guards"] > 0 and counts["not modified"] < 0.9 * counts["came back"], counts
+    assert counts["allowed by guards"] > 5 and counts["not modified"] < 0.9 * counts["came back"], counts
 
 
 def _guards_outlive_their_answer(monkeypatch: pytest.MonkeyPatch) -> None:
