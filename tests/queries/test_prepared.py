@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import InvalidRequest, LimitExceeded, LogDamaged, NotFound
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, LogDamaged, NotFound
 from headwater.queries.instances import instance_key, named_args
 from headwater.queries.prepared import MAX_TEXT, PreparedQueries, query_id
 from headwater.queries.queries import unkept
@@ -71,3 +71,17 @@ def test_an_instance_is_its_query_and_its_typed_arguments() -> None:
     assert len(set(keys)) == len(keys)
     assert instance_key("q", {"a": 1, "b": 2}) == instance_key("q", {"b": 2, "a": 1})
     assert instance_key("q", {"a": 1}) != instance_key("q", {"b": 1})
+
+
+def test_a_full_disk_refuses_a_query_and_loses_none(tmp_path: Path) -> None:
+    path = tmp_path / "queries.db"
+    kept = PreparedQueries.open(path, most=1000)
+    one = kept.add("main", "SELECT 1")
+    kept._file.pragma("max_page_count", kept._file.pragma("page_count"))  # as SQLite sees a full disk
+    with pytest.raises(HeadwaterError) as refused:
+        kept.add("main", f"SELECT '{'x' * 90_000}'")
+    assert refused.value.hint and kept.count == 1 and kept.get(one.id) == one
+    kept._file.pragma("max_page_count", 1_000_000)
+    assert kept.add("main", "SELECT 2").sql == "SELECT 2"
+    kept.close()
+    assert PreparedQueries.open(path, most=1000).count == 2
