@@ -69,12 +69,13 @@ types: setup
 unit: setup
 	$(PYTEST) -m "not slow and not spark and not soak" -n $(WORKERS)
 
-# Whatever needs Spark comes after the rest and in one process: there is one session for all of it. Both parts run.
+# Whatever needs Spark comes after the rest and in one process: there is one session for all of it. Both parts run,
+# and what failed in either is told last.
 test: setup browser services jars lint types
 	@failed=; \
 	$(PYTEST) -m "not soak and not spark" -n $(WORKERS) -rs --durations 20 || failed=1; \
 	$(PYTEST) -m "spark and not soak" -rs --durations 20 || failed=1; \
-	test -z "$$failed"
+	test -z "$$failed" || { $(PYTEST) --cache-show cache/lastfailed; false; }
 
 soak: setup
 	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s --timeout 7200

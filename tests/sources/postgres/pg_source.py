@@ -127,6 +127,10 @@ class PgRig:
             [self.slot],
         ).fetchone()
 
+    def kill_stream(self) -> None:
+        """End the connection that reads the slot; it may take until we read on, for the server's last word."""
+        self.db.execute("SELECT pg_terminate_backend(%s)", [self.slot_row()[0]])
+
     def close(self) -> None:
         self.source.close()
         self.db.close()

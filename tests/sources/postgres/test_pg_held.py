@@ -65,6 +65,21 @@ def test_a_large_one_is_let_go_as_it_is_taken_and_comes_again_if_it_must(monkeyp
     assert held.acknowledge(18).position == 0x900
 
 
+def test_a_large_one_comes_again_though_it_was_whole_when_the_stream_was_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MOST_CHANGES", 4)
+    held = Held(START)
+    held.put(part(1, 5, last=False), 1, None)
+    assert next(held.follow(10)).first == 11  # and no more of it is taken
+    held.put(part(1, 1, start=5, lsn="0/900"), 1, None)
+    assert held.rewind().offset == 16  # cut off before anybody asked again
+    assert list(held.follow(10)) == [] and held.wants_back
+    assert held.rewind().offset == 10
+    held.put(part(1, 6, lsn="0/900"), 1, None)
+    assert [(each.first, each.upto) for each in held.follow(10)] == [(11, 16)]
+
+
 def test_whoever_takes_a_large_one_is_told_when_it_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 2)
     held = Held(START)

@@ -64,7 +64,7 @@ class Held:
                 self._whole = self._before
                 while self._ends and self._ends[-1].offset > self._whole.offset:
                     self._ends.pop()
-            self.wants_back, self._before = False, None
+            self.wants_back = False  # and `_before` stays: what was let go may still be asked for
             self._session += 1
             self._next = self._whole.offset + 1
             while self._parts and self._parts[-1][0].upto > self._whole.offset:
