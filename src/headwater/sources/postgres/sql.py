@@ -159,7 +159,7 @@ def order_by(table: Table) -> str:
 
 def create_table(table: Table, sql: str) -> str:
     """CREATE TABLE from kinds. A lone integer key is numbered by the database."""
-    lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+    lone = table.lone_key
     parts = []
     for column in table.columns:
         if column.kind not in DECLARED:
