@@ -25,6 +25,7 @@ from headwater.sources.postgres.barriers import Barriers, Passed, Side
 from headwater.sources.postgres.catalogue import describe
 from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.fitness import Finding
 from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
@@ -32,7 +33,7 @@ from headwater.sources.postgres.positions import Positions
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.sampling import sample
 from headwater.sources.postgres.shapes import Shapes
-from headwater.sources.postgres.slot import Finding, Identity
+from headwater.sources.postgres.slot import Identity
 from headwater.sources.postgres.stream import Stream
 from headwater.sources.postgres.tx import PostgresTx
 from headwater.sources.postgres.visibility import Snapshot, Visibility
