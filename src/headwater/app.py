@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -215,14 +216,13 @@ class App:
     def _status(self, database: Database) -> DatabaseStatus:
         log, capture = database.log, database.capture
         error = capture.error
-        head: int | None = None
-        rows: int | None = None
-        writes: int | None = None
+        found: dict[str, Any] = {}
         try:
             found = database.source.status()
-            head, rows, writes = found["head"], found["capture_rows"], found["writes"]
+            error = error or found.get("error")
         except HeadwaterError as failure:
             error = error or f"{failure.code}: {failure.message}"
+        head: int | None = found.get("head")
         return DatabaseStatus(
             ready=capture.ready.is_set(),
             generation=log.generation,
@@ -232,8 +232,12 @@ class App:
             retention_changes=database.retention.changes,
             lag_changes=None if head is None else max(head - log.latest, 0),
             lag_seconds=capture.lag_seconds(),
-            capture_rows=rows,
-            writes=writes,
+            capture_rows=found.get("capture_rows"),
+            writes=found.get("writes"),
+            slot_lag_bytes=found.get("slot_lag_bytes"),
+            slot_safe_bytes=found.get("slot_safe_bytes"),
+            slot_confirmed_seconds=found.get("slot_confirmed_seconds"),
+            wal_status=found.get("wal_status"),
             error=error,
         )
 

@@ -21,6 +21,7 @@ from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
+from headwater.model.repeats import Repeats, counted
 from headwater.sources.source import Look, Source
 
 logger = logging.getLogger("headwater.capture")
@@ -50,6 +51,7 @@ class Capture:
         self._passed_at = 0.0
         self._current_at: float | None = None  # when the log last held everything the source had
         self._broken: str | None = None  # why the source is not the one this log follows, until a new one is begun
+        self._repeats = Repeats()
         self.error: str | None = None  # why capture stands still; written by the capture thread only
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
@@ -151,7 +153,9 @@ class Capture:
 
     def _fail(self, error: str) -> None:
         if error != self.error:
-            logger.warning("capture of %s stands still: %s", self._source.name, error)
+            left_out = self._repeats.again(error.partition(":")[0], time.monotonic())  # by its code
+            if left_out is not None:
+                logger.warning("capture of %s stands still: %s", self._source.name, counted(error, left_out))
         self.error = error
 
     def _pass(self) -> None:

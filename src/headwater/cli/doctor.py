@@ -1,4 +1,4 @@
-"""`headwater doctor`: looks at this machine, the database files and their logs, without a server."""
+"""`headwater doctor`: looks at this machine, the databases and their logs, without a server."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwater.cli import postgres
 from headwater.cli.failure import FAILED, OK
 from headwater.cli.output import add_output, print_json, printable
 from headwater.cli.settings import add_config_flags, add_databases, load_config
-from headwater.cli.source import database_files
+from headwater.cli.source import is_postgres, places
 
 if TYPE_CHECKING:
     from headwater.cli.checks import Check
@@ -20,7 +21,7 @@ MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "
 
 def add(commands: Any) -> None:
     """Register `doctor`."""
-    parser = commands.add_parser("doctor", help="check machine, files and logs", allow_abbrev=False)
+    parser = commands.add_parser("doctor", help="check machine, databases and logs", allow_abbrev=False)
     add_databases(parser)
     add_config_flags(parser)
     parser.add_argument("--wal", action="store_true", default=None, help="judge as `serve --wal` would")
@@ -34,9 +35,12 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(args, sqlite__wal=args.wal)
     data = Path(config.data)
     found = list(machine(data))
-    for name, path in database_files(config).items():
+    for name, place in places(config).items():
         log = data / f"{name}.log.db"
-        found += database(name, path, log, wal=config.sqlite.wal, tables=config.sqlite.tables)
+        if is_postgres(place):
+            found += postgres.checks(name, place, log, config)
+        else:
+            found += database(name, place, log, wal=config.sqlite.wal, tables=config.sqlite.tables)
     if args.output == "json":
         print_json([check._asdict() for check in found])
     else:

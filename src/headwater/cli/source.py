@@ -1,4 +1,4 @@
-"""`headwater source`: capture in a database file, looked at, put in and taken out without a server."""
+"""`headwater source`: capture in a database, looked at, put in and taken out without a server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headwater.cli import postgres
 from headwater.cli.failure import OK, USAGE, Failure
 from headwater.cli.output import add_output, counted, print_json, print_table
 from headwater.cli.settings import add_config_flags, add_databases, load_config, name_databases
@@ -18,30 +19,30 @@ if TYPE_CHECKING:
 
 def add(commands: Any) -> None:
     """Register `source`."""
-    group = commands.add_parser("source", help="capture in database files").add_subparsers(dest="verb", required=True)
+    group = commands.add_parser("source", help="capture in databases").add_subparsers(dest="verb", required=True)
     tables = group.add_parser("list", help="list tables and whether they are captured", allow_abbrev=False)
     add_databases(tables)
     add_config_flags(tables)
     add_output(tables)
     tables.set_defaults(run=_list)
-    attach = group.add_parser("attach", help="start capturing a file now, serve it later", allow_abbrev=False)
-    attach.add_argument("database", nargs=1, metavar="FILE", help="a SQLite file, or NAME=FILE")
+    attach = group.add_parser("attach", help="start capturing a database now, serve it later", allow_abbrev=False)
+    attach.add_argument("database", nargs=1, metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL")
     add_config_flags(attach)
     attach.add_argument("--table", action="append", metavar="NAME", help="capture only this table (may be repeated)")
     attach.add_argument("--wal", action="store_true", default=None, help="allow turning the file into WAL mode")
     add_output(attach)
     attach.set_defaults(run=_attach)
-    detach = group.add_parser("detach", help="remove every trace of Headwater from a file", allow_abbrev=False)
+    detach = group.add_parser("detach", help="remove every trace of Headwater from a database", allow_abbrev=False)
     detach.add_argument("database", nargs=1, metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL")
     add_config_flags(detach)
     add_output(detach)
     detach.set_defaults(run=_detach)
 
 
-def database_files(config: Config) -> dict[str, str]:
-    """Name to file of every database the settings mean, those under the data folder included."""
+def places(config: Config) -> dict[str, str]:
+    """Name to file, or URL of PostgreSQL, of every database the settings mean, those under the data folder included."""
     data = Path(config.data)
-    found = {each.name: _file(each.url) if each.url else str(data / f"{each.name}.db") for each in config.databases}
+    found = {each.name: _place(each.url) if each.url else str(data / f"{each.name}.db") for each in config.databases}
     for log in sorted(data.glob("*.log.db")):
         name = log.name.removesuffix(".log.db")
         if (data / f"{name}.db").exists():
@@ -49,20 +50,31 @@ def database_files(config: Config) -> dict[str, str]:
     return found or {"main": str(data / "main.db")}
 
 
-def _file(url: str) -> str:
+def is_postgres(place: str) -> bool:
+    """Whether it is one of PostgreSQL, not a file."""
+    from headwater.app import POSTGRES_SCHEMES
+
+    return place.startswith(POSTGRES_SCHEMES)
+
+
+def _place(url: str) -> str:
     from headwater.app import SQLITE_SCHEMES
 
     for scheme in SQLITE_SCHEMES:
         if url.startswith(scheme):
             return url.removeprefix(scheme)
-    if "://" in url:
+    if "://" in url and not is_postgres(url):
         scheme = url.split("://")[0]
-        raise Failure(f"{scheme}:// is not a file", hint="Give a SQLite file: app.db.", exit_code=USAGE)
+        hint = "Give a SQLite file (app.db) or postgresql://…."
+        raise Failure(f"there is no source for {scheme}:// yet", hint=hint, exit_code=USAGE)
     return url
 
 
 def _list(args: argparse.Namespace) -> int:
-    rows = [row for name, path in database_files(load_config(args)).items() for row in _tables(name, path)]
+    config = load_config(args)
+    rows: list[dict[str, Any]] = []
+    for name, place in places(config).items():
+        rows += postgres.list_tables(name, place, config) if is_postgres(place) else _tables(name, place)
     if args.output == "json":
         print_json(rows)
     elif rows:
@@ -113,19 +125,16 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 def _attach(args: argparse.Namespace) -> int:
     """What a server does first, and no more: prove, install, take in what is there, make it durable."""
     tables = tuple(args.table) if args.table else None
-    config = load_config(args, sqlite__wal=args.wal, sqlite__tables=tables)
     ((name, url),) = name_databases(args.database).items()
-    path = os.path.abspath(_file(url))
+    place = _place(url)
+    if is_postgres(place):
+        found = _first_status(load_config(args, postgres__tables=tables), name)
+        return postgres.print_attached(args, name, found)
+    config = load_config(args, sqlite__wal=args.wal, sqlite__tables=tables)
+    path = os.path.abspath(place)
     if not os.path.exists(path):
         raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
-    from headwater.app import App
-
-    app = App(config)
-    app.start()
-    try:
-        found = app.get(name).status()
-    finally:
-        app.close()
+    found = _first_status(config, name)
     missing = sorted(set(tables or ()) - set(found["tables"]))
     document = {"database": name, "file": path, "tables": found["tables"], "uncaptured": found["uncaptured"]}
     if args.output == "json":
@@ -140,29 +149,24 @@ def _attach(args: argparse.Namespace) -> int:
     return OK
 
 
-def _detach_postgres(args: argparse.Namespace, name: str, url: str) -> int:
-    from headwater.sources.postgres.detach import detach
+def _first_status(config: Config, name: str) -> dict[str, Any]:
+    """Start what a server starts, and stop it again; how the database `name` stood."""
+    from headwater.app import App
 
-    config = load_config(args)
-    changed = detach(name, url, config=config.postgres)
-    path = Path(config.data) / f"{name}.log.db"
-    kept = str(path) if path.exists() else None
-    if args.output == "json":
-        print_json({"database": name, "changed": changed, "log": kept})
-    else:
-        print(f"removed the slot and the publication of {name!r}" if changed else f"{name!r} was not attached")
-        if kept:
-            print(f"its log is kept: {kept}")
-    return OK
+    app = App(config)
+    app.start()
+    try:
+        return app.get(name).status()
+    finally:
+        app.close()
 
 
 def _detach(args: argparse.Namespace) -> int:
-    from headwater.app import POSTGRES_SCHEMES
-
     ((name, url),) = name_databases(args.database).items()
-    if url.startswith(POSTGRES_SCHEMES):
-        return _detach_postgres(args, name, url)
-    path = os.path.abspath(_file(url))
+    place = _place(url)
+    if is_postgres(place):
+        return postgres.detach(args, name, place)
+    path = os.path.abspath(place)
     if not os.path.exists(path):
         raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
     generation = _generation(path)

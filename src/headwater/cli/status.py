@@ -10,6 +10,7 @@ from headwater.cli.output import add_output, amount, print_json, print_table, si
 from headwater.cli.remote import Remote, add_server, open_remote
 
 COLUMNS = ("database", "state", "generation", "horizon", "latest", "lag", "waiting", "log size", "error")
+SLOT = ("slot",)  # where there is a PostgreSQL
 
 
 def add(commands: Any) -> None:
@@ -30,7 +31,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json({"server": remote.url, "healthy": healthy, "databases": found})
     else:
-        print_table(COLUMNS, [_row(name, each) for name, each in found.items()])
+        shown = COLUMNS + (SLOT if any("wal_status" in each for each in found.values()) else ())
+        print_table(shown, [_row(name, each)[: len(shown)] for name, each in found.items()])
     return OK if healthy else FAILED
 
 
@@ -54,9 +56,17 @@ def _row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
         amount(each.get("capture_rows")),
         size(each.get("log_bytes")),
         each.get("error") or "",
+        _slot(each),
     )
 
 
 def _lag(each: dict[str, Any]) -> str:
     changes, seconds = each.get("lag_changes"), each.get("lag_seconds")
     return amount(changes) if not seconds else f"{amount(changes)} ({seconds:.1f} s)"
+
+
+def _slot(each: dict[str, Any]) -> str:
+    if "wal_status" not in each:
+        return ""
+    left = "" if each.get("slot_safe_bytes") is None else f", {size(each['slot_safe_bytes'])} left"
+    return f"{each['wal_status']}, {size(each.get('slot_lag_bytes'))} kept{left}"

@@ -22,6 +22,10 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     lag_seconds: float | None = None
     capture_rows: int | None = None  # rows waiting in the source's capture table
     writes: int | None = None  # transactions committed through the server since start
+    slot_lag_bytes: int | None = None  # of its own log that the source keeps for us
+    slot_safe_bytes: int | None = None  # how much more it may keep
+    slot_confirmed_seconds: float | None = None  # since it was told to forget some, while there is something
+    wal_status: str | None = None  # as PostgreSQL says it of a slot; or gone
     error: str | None = None  # why capture stands still
 
 

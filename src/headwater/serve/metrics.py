@@ -32,6 +32,18 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
     "headwater_capture_failed": ("gauge", "1 while capture stands still because of an error.", ("db",)),
     "headwater_capture_table_rows": ("gauge", "Rows waiting in the capture table.", ("db",)),
+    "headwater_slot_lag_bytes": ("gauge", "Bytes of its log that PostgreSQL keeps for our slot.", ("db",)),
+    "headwater_slot_safe_bytes": (
+        "gauge",
+        "Bytes it may still keep before the slot is lost; absent: no limit.",
+        ("db",),
+    ),
+    "headwater_slot_confirmed_seconds": (
+        "gauge",
+        "Time since PostgreSQL was last told to forget some of its log, while there is some.",
+        ("db",),
+    ),
+    "headwater_slot_wal_status": ("gauge", "Always 1; the state of the slot as a label.", ("db", "wal_status")),
     "headwater_log_latest_offset": ("gauge", "The newest offset of the log.", ("db",)),
     "headwater_log_horizon_offset": ("gauge", "The first offset still retained.", ("db",)),
     "headwater_log_bytes": ("gauge", "Size of the log on disk.", ("db",)),
@@ -62,6 +74,9 @@ _PULLED: dict[str, Callable[[DatabaseStatus], float | None]] = {
     "headwater_capture_lag_seconds": lambda status: status.lag_seconds,
     "headwater_capture_failed": lambda status: float(status.error is not None),
     "headwater_capture_table_rows": lambda status: status.capture_rows,
+    "headwater_slot_lag_bytes": lambda status: status.slot_lag_bytes,
+    "headwater_slot_safe_bytes": lambda status: status.slot_safe_bytes,
+    "headwater_slot_confirmed_seconds": lambda status: status.slot_confirmed_seconds,
     "headwater_log_latest_offset": lambda status: status.latest,
     "headwater_log_horizon_offset": lambda status: status.horizon,
     "headwater_log_bytes": lambda status: status.log_bytes,
@@ -170,6 +185,8 @@ class _Pulled(Collector):
         yield _family("headwater_uptime_seconds", [((), self._clock() - self._started)])
         generations = [((db, status.generation), 1.0) for db, status in found.items()]
         yield _family("headwater_log_generation_info", generations)
+        slots = [((db, each.wal_status), 1.0) for db, each in found.items() if each.wal_status is not None]
+        yield _family("headwater_slot_wal_status", slots)
         for name, read in _PULLED.items():
             known = [((db,), value) for db, each in found.items() if (value := read(each)) is not None]
             yield _family(name, [(labels, float(value)) for labels, value in known])

@@ -18,17 +18,15 @@ from headwater.sources.postgres import history
 from headwater.sources.postgres.barriers import Side
 from headwater.sources.postgres.catalogue import describe
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.fitness import Finding, check, examine
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.history import NOTE, History
 from headwater.sources.postgres.slot import (
-    Finding,
     Identity,
     Slot,
-    check,
     create_slot,
     drop_slot,
     ensure_publication,
-    examine,
     find_slot,
     identify,
     judge,
@@ -53,7 +51,7 @@ class Attachment:
 
     def findings(self, connection: Connection) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
-        return examine(connection, self._server, self.slot, self._config.tables)
+        return examine(connection, self._server, self.slot, self.publication, self._config.tables)
 
     def check(self) -> None:
         """SourceUnfit if it cannot be captured."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import psycopg
@@ -16,21 +16,12 @@ from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from headwater.errors import ConfigError, HeadwaterError, SourceError, SourceUnfit
-from headwater.sources.postgres.connection import Connection, Server, error_of, quoted, text_literal
+from headwater.sources.postgres.connection import Connection, error_of, quoted
 from headwater.sources.postgres.frames import lsn_of, lsn_text
-from headwater.sources.postgres.relations import split_name, table_name
+from headwater.sources.postgres.relations import split_name
 
 CREATE_SECONDS = 60  # a slot begins when all transactions that are open have ended
 LEAVE_SECONDS = 5.0
-OLDEST = 140000  # the first server that sends unfinished transactions
-
-
-class Finding(msgspec.Struct, frozen=True):
-    """Something about a server that is not as it should be, and the SQL that mends it. `fatal`: capture cannot run."""
-
-    problem: str
-    remedy: str
-    fatal: bool = True
 
 
 class Slot(msgspec.Struct, frozen=True):
@@ -162,98 +153,11 @@ def judge(known: Known, identity: Identity, slot: Slot | None, database: str) ->
     return ""
 
 
-# --- fit for capture ---------------------------------------------------------------------------------------
+# --- made and dropped ---------------------------------------------------------------------------------------
 
 
-def check(findings: Iterable[Finding]) -> None:
-    """SourceUnfit if capture cannot run."""
-    fatal = [each for each in findings if each.fatal]
-    if fatal:
-        problems = "; ".join(each.problem for each in fatal)
-        raise SourceUnfit(problems, hint="Run: " + " ".join(each.remedy for each in fatal))
-
-
-def examine(connection: Connection, server: Server, slot: str, tables: Sequence[str]) -> list[Finding]:
-    """Everything that keeps this database from being captured, or captured well."""
-    found = _settings(connection)
-    if not _rights(connection):
-        found.append(Finding("the role may not replicate", f"ALTER ROLE {server.user} REPLICATION;"))
-    existing = find_slot(connection, slot)
-    if existing is not None:
-        found += _slot_findings(slot, existing, connection.info.dbname)
-    for name in tables:
-        if _oid(connection, name) is None:
-            found.append(Finding(f"there is no table {name!r}", f"CREATE TABLE {name} (…);", fatal=False))
-    return [*found, *_identities(connection, tables)]
-
-
-def _settings(connection: Connection) -> list[Finding]:
-    found = []
-    if connection.info.server_version < OLDEST:
-        found.append(Finding("the server is older than PostgreSQL 14", "-- upgrade the server"))
-    level, keep, standby = connection.execute(
-        "SELECT current_setting('wal_level'), current_setting('max_slot_wal_keep_size'), pg_is_in_recovery()"
-    ).fetchone() or ("", "", False)
-    if level != "logical":
-        remedy = "ALTER SYSTEM SET wal_level = logical; -- then restart the server"
-        found.append(Finding(f"wal_level is {level}", remedy))
-    if standby:
-        found.append(Finding("the server is a standby", "-- connect to the primary"))
-    if keep == "-1":
-        remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
-        problem = "nothing limits how much of its log the server keeps for a slot that is not read"
-        found.append(Finding(problem, remedy, fatal=False))
-    return found
-
-
-def _rights(connection: Connection) -> bool:
-    row = connection.execute("SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
-    member = "SELECT 1 FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(current_user, oid, 'member')"
-    return row == (True,) or connection.execute(member).fetchone() is not None
-
-
-def _slot_findings(name: str, slot: Slot, database: str) -> list[Finding]:
-    drop = f"SELECT pg_drop_replication_slot({text_literal(name)});"
-    found = []
-    if slot.plugin != "pgoutput":
-        found.append(Finding(f"the slot {name} is of {slot.plugin or 'physical replication'}", drop))
-    elif slot.database != database:
-        problem = f"the slot {name} is of the database {slot.database!r}, not of {database!r}"
-        found.append(Finding(problem, f"{drop} -- or choose another name with postgres.slot"))
-    if slot.two_phase:
-        found.append(Finding(f"the slot {name} sends transactions when they are prepared", drop))
-    if slot.wal_status in ("unreserved", "lost"):
-        remedy = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
-        problem = f"the slot {name} is {slot.wal_status}: the server no longer keeps what it needs"
-        found.append(Finding(problem, remedy, fatal=False))
-    return found
-
-
-def _identities(connection: Connection, tables: Sequence[str]) -> list[Finding]:
-    """Tables whose updates and deletes the server refuses once they are published, or tells without the old row."""
-    rows = connection.execute(
-        """
-        SELECT n.nspname, c.relname, c.relreplident::text, i.indexrelid IS NOT NULL
-        FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        LEFT JOIN pg_index i ON i.indrelid = c.oid
-          AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
-        WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
-          AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
-        ORDER BY 1, 2
-        """
-    ).fetchall()
-    wanted = {split_name(name) for name in tables}
-    found = []
-    for schema, name, identity, indexed in rows:
-        if (wanted and (schema, name) not in wanted) or identity == "f" or indexed and identity in "di":
-            continue
-        remedy = f"ALTER TABLE {quoted(schema)}.{quoted(name)} REPLICA IDENTITY FULL;"
-        problem = f"{table_name(schema, name)} has no replica identity: its updates and deletes fail once published"
-        found.append(Finding(problem, remedy, fatal=False))
-    return found
-
-
-def _oid(connection: Connection, name: str) -> int | None:
+def table_oid(connection: Connection, name: str) -> int | None:
+    """Whose name it is; None if there is no such table."""
     parts = split_name(name)
     if parts is None:
         raise ConfigError(f"{name!r} is not a table", hint="Write table, or schema.table.")
@@ -265,9 +169,6 @@ def _oid(connection: Connection, name: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-# --- made and dropped ---------------------------------------------------------------------------------------
-
-
 def ensure_publication(connection: Connection, publication: str, tables: Sequence[str]) -> None:
     """Make it, or fit it to `tables`; none named means all."""
     row = connection.execute(
@@ -275,7 +176,7 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
         "WHERE pubname = %s",
         [publication],
     ).fetchone()
-    there = [name for name in tables if _oid(connection, name) is not None]
+    there = [name for name in tables if table_oid(connection, name) is not None]
     named = ", ".join(f"ONLY {quoted(schema)}.{quoted(table)}" for schema, table in map(_parts, there))
     name = quoted(publication)
     if row is None:
@@ -298,7 +199,7 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
 
 def _parts(name: str) -> tuple[str, str]:
     parts = split_name(name)
-    assert parts is not None  # `_oid` has asked
+    assert parts is not None  # `table_oid` has asked
     return parts
 
 

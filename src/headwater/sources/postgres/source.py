@@ -25,6 +25,7 @@ from headwater.sources.postgres.barriers import Barriers, Passed, Side
 from headwater.sources.postgres.catalogue import describe
 from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.fitness import Finding
 from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
@@ -32,10 +33,11 @@ from headwater.sources.postgres.positions import Positions
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.sampling import sample
 from headwater.sources.postgres.shapes import Shapes
-from headwater.sources.postgres.slot import Finding, Identity
+from headwater.sources.postgres.slot import Identity
 from headwater.sources.postgres.stream import Stream
 from headwater.sources.postgres.tx import PostgresTx
 from headwater.sources.postgres.visibility import Snapshot, Visibility
+from headwater.sources.postgres.watch import Watch
 from headwater.sources.postgres.where import Predicates
 from headwater.sources.postgres.writing import Writers
 from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Work, Written
@@ -58,6 +60,7 @@ class PostgresSource:
         self._arrived = threading.Event()
         self._held: Held | None = None
         self._stream: Stream | None = None
+        self._watch: Watch | None = None
         self._pruned_at = 0.0
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
@@ -130,10 +133,15 @@ class PostgresSource:
         stream = Stream(self._server, attachment.slot, attachment.publication, held, self, all_tables=all_tables)
         stream.confirm(point.position)
         self._held, self._stream = held, stream
+        self._watch = Watch(self.name, attachment.slot, attachment.find_slot)
         stream.start()
+        self._watch.start()
 
     def _halt(self) -> None:
         stream, self._stream = self._stream, None
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
         if stream is not None:
             stream.stop()
         self._held = None
@@ -324,12 +332,10 @@ class PostgresSource:
     # --- life --------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Numbers for the status page and metrics; an error while the stream stands still."""
+        """Numbers for the status page and metrics; `error` says why the stream stands still."""
         held, stream = self._running()
-        error = stream.lost or stream.error
-        if error is not None:
-            raise error
-        slot = self._attachment.find_slot()
+        watch, error = self._watch, stream.lost or stream.error
+        slot = None if watch is None else watch.look()
         return {
             "head": held.latest,
             "capture_rows": held.changes,
@@ -340,8 +346,10 @@ class PostgresSource:
             "slot": self._attachment.slot,
             "slot_lag_bytes": None if slot is None else slot.lag_bytes,
             "slot_safe_bytes": None if slot is None else slot.safe_bytes,
-            "wal_status": "gone" if slot is None else slot.wal_status,
+            "slot_confirmed_seconds": None if slot is None else slot.confirmed_seconds,
+            "wal_status": None if slot is None else slot.wal_status,
             "connections": stream.sessions,
+            "error": None if error is None else f"{error.code}: {error.message}",
         }
 
     def finish_writes(self) -> None:

@@ -24,6 +24,7 @@ from psycopg.pq.abc import PGconn
 from headwater.errors import HeadwaterError, SourceError, SourceMismatch
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
+from headwater.model.repeats import Repeats, counted
 from headwater.sources.postgres.assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.catalogue import Facts
 from headwater.sources.postgres.connection import Connection, Server
@@ -77,6 +78,7 @@ class Stream:
         self.held, self.keeper, self._all_tables = held, keeper, all_tables
         self.error: HeadwaterError | None = None  # why there is no connection now
         self.error_since = 0.0
+        self._repeats, self._is_told = Repeats(), False  # a server that comes and goes does not fill the log
         self.lost: SourceMismatch | None = None  # why there will be none
         self.idle = 0  # an LSN up to which nothing is pending
         self.is_asked = False  # whether the server waits for being told so
@@ -138,7 +140,10 @@ class Stream:
             error = SourceError(f"the connection to {self.server.name!r} was lost: {' '.join(str(error).split())}")
         if self.error is None:
             self.error_since = time.monotonic()
-            logger.warning("the stream of %s stopped: %s", self.server.name, error.message)
+            left_out = self._repeats.again("stopped", self.error_since)
+            self._is_told = left_out is not None
+            if left_out is not None:
+                logger.warning("the stream of %s stopped: %s", self.server.name, counted(error.message, left_out))
         self.error = error
         self.keeper.arrived()
 
@@ -164,7 +169,7 @@ class Stream:
             interval = self._interval(side)
             self._begin(wire, side.info.server_version)
             self.sessions += 1
-            if self.error is not None:
+            if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
             self.error = None
             _Pump(self, wire, assembly, relations, interval).run()

@@ -1,0 +1,139 @@
+"""The commands `source` and `doctor` where the database is PostgreSQL."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from headwater.cli.failure import OK
+from headwater.cli.output import counted, print_json, size
+from headwater.cli.settings import load_config
+from headwater.errors import ConfigError, HeadwaterError
+
+if TYPE_CHECKING:
+    from headwater.cli.checks import Check
+    from headwater.config import Config
+    from headwater.sources.postgres.inspection import Inspection
+
+
+def _room(name: str) -> ModuleType:
+    """A module of the source, whose library need not be installed."""
+    from importlib import import_module
+
+    try:
+        return import_module(f"headwater.sources.postgres.{name}")
+    except ImportError:
+        raise ConfigError("PostgreSQL needs the library psycopg", hint="pip install 'headwater[postgres]'") from None
+
+
+# --- source ----------------------------------------------------------------------------------------------
+
+
+def list_tables(name: str, url: str, config: Config) -> list[dict[str, Any]]:
+    """Its tables, and whether they are captured."""
+    found = _room("inspection").list_tables(name, url, config.postgres)
+    findings = _room("fitness").table_findings
+    return [
+        {
+            "database": name,
+            "table": each.name,
+            "captured": each.is_published and each.is_logged,
+            "schema": None,
+            "key": list(each.key),
+            "note": "; ".join([finding.problem for finding in findings(each)])
+            or ("" if each.is_published else "not captured yet"),
+        }
+        for each in found
+    ]
+
+
+def print_attached(args: argparse.Namespace, name: str, found: dict[str, Any]) -> int:
+    """What the publication holds, and that a slot was made."""
+    if args.output == "json":
+        print_json({"database": name, "slot": found["slot"], "tables": found["tables"]})
+    else:
+        names = f": {', '.join(found['tables'])}" if found["tables"] else ""
+        print(f"capturing {counted(len(found['tables']), 'table')} as {name!r}{names}")
+        print(f"the slot {found['slot']} keeps the server's log from now on: serve it soon, or detach it")
+    return OK
+
+
+def detach(args: argparse.Namespace, name: str, url: str) -> int:
+    """Remove the slot and the publication."""
+    config = load_config(args)
+    changed = _room("detach").detach(name, url, config=config.postgres)
+    path = Path(config.data) / f"{name}.log.db"
+    kept = str(path) if path.exists() else None
+    if args.output == "json":
+        print_json({"database": name, "changed": changed, "log": kept})
+    else:
+        print(f"removed the slot and the publication of {name!r}" if changed else f"{name!r} was not attached")
+        if kept:
+            print(f"its log is kept: {kept}")
+    return OK
+
+
+# --- doctor ----------------------------------------------------------------------------------------------
+
+
+def checks(name: str, url: str, log: Path, config: Config) -> Iterator[Check]:
+    """One database and its log; see `checks.database`."""
+    from headwater.cli.checks import Check
+
+    try:
+        found: Inspection = _room("inspection").inspect(name, url, config.postgres)
+    except HeadwaterError as error:
+        yield Check(name, "fail", error.message, error.hint)
+        return
+    yield Check(name, "ok", f"PostgreSQL {found.version}, database {found.database!r}")
+    yield Check(
+        name, "ok", f"{counted(len([each for each in found.tables if each.is_logged]), 'table')} can be captured"
+    )
+    for each in found.findings:
+        yield Check(name, "fail" if each.fatal else "warn", each.problem, each.remedy)
+    yield from _slot(name, found)
+    yield from _log(name, log, found)
+
+
+def _slot(name: str, found: Inspection) -> Iterator[Check]:
+    from headwater.cli.checks import Check
+
+    slot = found.slot
+    if slot is None:
+        yield Check(name, "ok", "not captured yet; `headwater serve` or `headwater source attach` begins")
+        return
+    kept = f"the server keeps {size(slot.lag_bytes)} of its log for the slot {found.slot_name}"
+    if found.holder:
+        yield Check(name, "ok", f"{kept}, which is read by {found.holder}")
+    else:
+        remedy = "Serve the database, or give the slot back: headwater source detach."
+        yield Check(name, "warn", f"{kept}, which nobody reads", remedy)
+
+
+def _log(name: str, path: Path, found: Inspection) -> Iterator[Check]:
+    from headwater.cli.checks import Check
+    from headwater.log.disk import DiskLog
+
+    again = "Readers take a new snapshot after the next start, which begins a new generation."
+    if not path.exists():
+        if found.slot is not None:
+            yield Check(name, "warn", f"its log {path} is missing", f"Check --data and the name. {again}")
+        return
+    try:
+        log = DiskLog.open(path, read_only=True)
+    except HeadwaterError as error:
+        yield Check(name, "fail", error.message, error.hint)
+        return
+    try:
+        holds = "no changes" if log.latest < log.horizon else f"offsets {log.horizon} to {log.latest}"
+        yield Check(name, "ok", f"log {path}: {holds}, generation {log.generation}")
+        reason = found.mismatch(log.note("postgres"), log.latest, lambda after: log.scan(after=after))
+        if reason:
+            yield Check(name, "warn", reason, again)
+    except HeadwaterError as error:
+        yield Check(name, "fail", error.message, error.hint)
+    finally:
+        log.close()

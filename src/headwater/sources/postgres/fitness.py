@@ -1,0 +1,193 @@
+"""Whether a database can be captured, and how well: what is wrong is told with the SQL that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from headwater.errors import SourceUnfit
+from headwater.sources.postgres.connection import Connection, Server, quoted, text_literal
+from headwater.sources.postgres.relations import split_name, table_name
+from headwater.sources.postgres.slot import Slot, find_slot, table_oid
+
+OLDEST = 140000  # the first server that sends unfinished transactions
+SENDERS = 2  # connections that we need of those for replication: the stream, and for a moment one that asks
+KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something about a server that is not as it should be, and the SQL that mends it. `fatal`: capture cannot run."""
+
+    problem: str
+    remedy: str
+    fatal: bool = True
+
+
+class TableFit(msgspec.Struct, frozen=True):
+    """A table as the catalogue has it, captured or not."""
+
+    schema: str
+    table: str
+    identity: str  # d: by its primary key, i: by an index, f: whole old rows, n: nothing
+    has_identity: bool  # whether the key or index that `identity` means is there
+    is_logged: bool
+    is_readable: bool
+    is_published: bool
+    may_toast: bool  # a column outside the key whose values may be stored beside the row
+    key: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What we call it."""
+        return table_name(self.schema, self.table)
+
+    @property
+    def full_name(self) -> str:
+        """For SQL."""
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
+
+
+def check(findings: Iterable[Finding]) -> None:
+    """SourceUnfit if capture cannot run."""
+    fatal = [each for each in findings if each.fatal]
+    if fatal:
+        problems = "; ".join(each.problem for each in fatal)
+        raise SourceUnfit(problems, hint="Run: " + " ".join(each.remedy for each in fatal))
+
+
+def examine(
+    connection: Connection, server: Server, slot: str, publication: str, tables: Sequence[str]
+) -> list[Finding]:
+    """Everything that keeps this database from being captured, or captured well."""
+    existing = find_slot(connection, slot)
+    found = [*_settings(connection), *_room(connection, existing)]
+    if not _rights(connection):
+        found.append(Finding("the role may not replicate", f"ALTER ROLE {server.user} REPLICATION;"))
+    if existing is not None:
+        found += slot_findings(slot, existing, connection.info.dbname)
+    for name in tables:
+        if table_oid(connection, name) is None:
+            found.append(Finding(f"there is no table {name!r}", f"CREATE TABLE {name} (…);", fatal=False))
+    for each in wanted_tables(connection, publication, tables):
+        found += table_findings(each, server.user)
+    return found
+
+
+def _settings(connection: Connection) -> list[Finding]:
+    found = []
+    if connection.info.server_version < OLDEST:
+        found.append(Finding("the server is older than PostgreSQL 14", "-- upgrade the server"))
+    level, keep, standby = connection.execute(
+        "SELECT current_setting('wal_level'), current_setting('max_slot_wal_keep_size'), pg_is_in_recovery()"
+    ).fetchone() or ("", "", False)
+    if level != "logical":
+        remedy = "ALTER SYSTEM SET wal_level = logical; -- then restart the server"
+        found.append(Finding(f"wal_level is {level}", remedy))
+    if standby:
+        found.append(Finding("the server is a standby", "-- connect to the primary"))
+    if keep == "-1":
+        problem = "nothing limits how much of its log the server keeps for a slot that is not read"
+        found.append(Finding(problem, KEEP, fatal=False))
+    return found
+
+
+def _room(connection: Connection, existing: Slot | None) -> list[Finding]:
+    """Slots and connections for replication are counted, and few."""
+    slots, most_slots, senders, most_senders = connection.execute(
+        "SELECT (SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int, "
+        "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'), "
+        "current_setting('max_wal_senders')::int"
+    ).fetchone() or (0, 1, 0, 1)
+    found = []
+    if existing is None and slots >= most_slots:
+        remedy = f"ALTER SYSTEM SET max_replication_slots = {most_slots + 10}; -- then restart the server"
+        found.append(Finding(f"all {most_slots} replication slots are taken", remedy))
+    is_ours = existing is not None and existing.active_pid != 0
+    if senders + SENDERS - is_ours > most_senders:
+        remedy = f"ALTER SYSTEM SET max_wal_senders = {most_senders + 10}; -- then restart the server"
+        problem = f"{senders} of {most_senders} connections for replication are taken, and we need {SENDERS}"
+        found.append(Finding(problem, remedy, fatal=most_senders < SENDERS))
+    return found
+
+
+def _rights(connection: Connection) -> bool:
+    row = connection.execute("SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+    member = "SELECT 1 FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(current_user, oid, 'member')"
+    return row == (True,) or connection.execute(member).fetchone() is not None
+
+
+def slot_findings(name: str, slot: Slot, database: str) -> list[Finding]:
+    """What is wrong with a slot that is there. Pure."""
+    drop = f"SELECT pg_drop_replication_slot({text_literal(name)});"
+    found = []
+    if slot.plugin != "pgoutput":
+        found.append(Finding(f"the slot {name} is of {slot.plugin or 'physical replication'}", drop))
+    elif slot.database != database:
+        problem = f"the slot {name} is of the database {slot.database!r}, not of {database!r}"
+        found.append(Finding(problem, f"{drop} -- or choose another name with postgres.slot"))
+    if slot.two_phase:
+        found.append(Finding(f"the slot {name} sends transactions when they are prepared", drop))
+    if slot.wal_status in ("unreserved", "lost"):
+        problem = f"the slot {name} is {slot.wal_status}: the server no longer keeps what it needs"
+        found.append(Finding(problem, KEEP, fatal=False))
+    return found
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+_TABLES = """
+SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.relpersistence = 'p',
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+       EXISTS (SELECT FROM pg_publication_tables p
+         WHERE p.pubname = %s AND p.schemaname = n.nspname AND p.tablename = c.relname),
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         AND a.attstorage IN ('x', 'e') AND a.attgenerated = '' AND NOT coalesce(a.attnum = ANY (r.indkey), false)),
+       ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey) WITH ORDINALITY u(number, place)
+         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
+         WHERE k.indrelid = c.oid AND k.indisprimary ORDER BY u.place)
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_index r ON r.indrelid = c.oid
+  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
+WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
+ORDER BY 1, 2
+"""
+
+
+def all_tables(connection: Connection, publication: str) -> list[TableFit]:
+    """Every table that holds rows: of a partitioned one, its partitions."""
+    rows = connection.execute(_TABLES, [publication]).fetchall()
+    return [msgspec.convert(dict(zip(TableFit.__struct_fields__, row, strict=True)), TableFit) for row in rows]
+
+
+def wanted_tables(connection: Connection, publication: str, tables: Sequence[str]) -> list[TableFit]:
+    """Of those, the ones that the settings name; none named means all."""
+    wanted = {split_name(name) for name in tables}
+    return [
+        each
+        for each in all_tables(connection, publication)
+        if not wanted or (each.schema, each.table) in wanted or each.is_published
+    ]
+
+
+def table_findings(table: TableFit, role: str = "YOUR_ROLE") -> list[Finding]:
+    """What is wrong with one. Pure."""
+    if not table.is_logged:
+        remedy = f"ALTER TABLE {table.full_name} SET LOGGED;"
+        return [Finding(f"{table.name} is unlogged: its changes are not in the server's log", remedy, fatal=False)]
+    found = []
+    full = f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
+    if table.identity != "f" and not table.has_identity:
+        problem = f"{table.name} has no replica identity: its updates and deletes fail once published"
+        found.append(Finding(problem, full, fatal=False))
+    elif table.identity != "f" and table.may_toast:
+        problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
+        found.append(Finding(problem, full, fatal=False))
+    if not table.key and table.identity != "i":
+        problem = f"{table.name} has no primary key: nothing tells its rows apart, so only its feeds are served"
+        found.append(Finding(problem, f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…);", fatal=False))
+    if not table.is_readable:
+        grant = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; GRANT SELECT ON {table.full_name} TO {role};"
+        found.append(Finding(f"{table.name} cannot be read by the role", grant, fatal=False))
+    return found

@@ -1,0 +1,25 @@
+"""What comes and goes is said at most once a minute, with a count; nothing is forgotten silently."""
+
+from headwater.model.repeats import MOST, Repeats, counted
+
+
+def test_the_first_is_said_and_then_one_a_minute_with_a_count() -> None:
+    repeats = Repeats(60)
+    assert [repeats.again("stopped", at) for at in (0, 1, 30, 59.9, 60, 61, 200)] == [0, None, None, None, 3, None, 1]
+
+
+def test_another_kind_is_said_at_once() -> None:
+    repeats = Repeats(60)
+    assert [repeats.again(kind, 1) for kind in ("a", "b", "a", "b")] == [0, 0, None, None]
+
+
+def test_kinds_without_end_take_no_memory_without_end() -> None:
+    repeats = Repeats(60)
+    for number in range(10 * MOST):
+        assert repeats.again(str(number), 1) == 0
+    assert len(repeats._said) <= MOST
+
+
+def test_the_count_is_part_of_the_text_only_if_there_is_one() -> None:
+    assert counted("it stopped", 0) == "it stopped"
+    assert counted("it stopped", 3) == "it stopped (and 3 more since it was last said)"
