@@ -49,7 +49,7 @@ def embedded() -> Path | None:
 class Server:
     """Runs until `stop`; as another user where we are root, because PostgreSQL refuses to be root."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, **settings: str) -> None:
         self.programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
         as_other = {}
@@ -60,7 +60,7 @@ class Server:
         data = self.folder / "data"
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         subprocess.run([*make, "--no-sync"], check=True, capture_output=True, **as_other)
-        run = [f"--{name}={value}" for name, value in _RUN.items()]
+        run = [f"--{name}={value}" for name, value in {**_RUN, **settings}.items()]
         self._command = [programs / "postgres", "-D", data, "-k", self.folder, *run]
         self._as_other = as_other
         atexit.register(self.stop)

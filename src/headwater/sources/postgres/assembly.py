@@ -20,6 +20,7 @@ import msgspec
 
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Change, Op, Transaction
+from headwater.sources.postgres import rows
 from headwater.sources.postgres.frames import BadMessage, lsn_text, unix_ms
 from headwater.sources.postgres.pgoutput import (
     Begin,
@@ -34,7 +35,7 @@ from headwater.sources.postgres.pgoutput import (
     decode,
 )
 from headwater.sources.postgres.relations import Relations
-from headwater.sources.postgres.rows import HEAD, Decode
+from headwater.sources.postgres.row_plan import HEAD, Decode, Get
 
 PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
@@ -109,6 +110,7 @@ class Assembly:
         self.end = 0  # the end LSN of the last commit that was seen, empty ones included
         self.weight = 0  # bytes of messages that went into parts
         self._relations, self._spills, self._part = relations, spills, part
+        self._take = rows.twin().take
         self._resume = resume or Resume()
         self._rows = _NOBODY  # relations.rows while rows are wanted as they come
         self._head: _Head | None = None
@@ -153,6 +155,14 @@ class Assembly:
         if step is None:
             raise BadMessage(f"a message {message[:1]!r} of {len(message)} bytes: no such message is known")
         return step(message)
+
+    def take(self, get: Get) -> tuple[int, memoryview]:
+        """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
+        if self._rows is _NOBODY:
+            return get(1)
+        size, frame, weight = self._take(get, self._rows, self._changes, self._part, PART_BYTES - self._weight)
+        self._weight += weight
+        return size, frame
 
     def close(self) -> None:
         """Forget everything unfinished: the server sends it again on the next connection."""

@@ -25,7 +25,8 @@ from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.frames import BadMessage
 from headwater.sources.postgres.pgoutput import Relation, Type
-from headwater.sources.postgres.rows import HEAD, Decode, RowDecoders
+from headwater.sources.postgres.row_plan import HEAD, Decode
+from headwater.sources.postgres.rows import RowDecoders
 from headwater.sources.postgres.types import (
     BPCHAR,
     TypeFact,

@@ -28,7 +28,7 @@ from headwater.model.repeats import Repeats, counted
 from headwater.sources.postgres.assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.catalogue import Facts
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.frames import DATA_HEAD, Keepalive, decode_frame, status_update
+from headwater.sources.postgres.frames import DATA, DATA_HEAD, Keepalive, decode_frame, status_update
 from headwater.sources.postgres.held import Held, Point, Shapes
 from headwater.sources.postgres.relations import Relations
 from headwater.sources.postgres.slot import Identity, identify, wire_error
@@ -39,8 +39,7 @@ logger = logging.getLogger("headwater.postgres")
 STATUS_SECONDS = 5.0  # between two words to the server, at most
 SILENCE_SECONDS = 60.0  # without an answer after which the connection counts as dead
 BACK_OFF = (0.1, 10.0)  # seconds before connecting again: first, longest
-FRAMES = 512  # between two looks at the clock
-DATA = ord("w")
+FRAMES = 64  # between two looks at the clock; those of rows that came in a run count as one
 GONE = ("42704", "55000", "58P01")  # no such slot or publication; invalidated; its log was removed
 
 
@@ -225,7 +224,7 @@ class _Pump:
         with contextlib.suppress(_Over):
             while not self._is_over():
                 for _ in range(FRAMES):
-                    size, data = self._wire.get_copy_data(1)
+                    size, data = self._assembly.take(self._wire.get_copy_data)
                     if size <= 0:
                         break
                     self._frame(data)
