@@ -29,7 +29,7 @@ from server_process import Asking, Gone, Refused, ServerProcess
 
 from headwater.model.clock import parse_ts, ts_ms
 
-LATER = {"unavailable", "busy", "limit_exceeded"}  # come again in a moment
+LATER = {"unavailable", "busy", "limit_exceeded", "source_error"}  # come again in a moment
 GIVE_UP = -2  # a goal
 OPS = ("insert", "update", "delete", "schema_change", "truncate")
 
@@ -189,6 +189,8 @@ class Reader:
             self.lost(body["reason"], body)
         elif word == "backpressure":
             self.pressure = body["state"]
+        elif word == "failed" and body["code"] in LATER:
+            raise Ended
         else:
             self.defects.append(f"{word}: {body}")
             raise Ended

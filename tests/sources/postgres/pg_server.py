@@ -1,6 +1,7 @@
 """A real PostgreSQL of our own, with logical replication, and its stream as the tests read it."""
 
 import atexit
+import contextlib
 import os
 import pwd
 import shutil
@@ -98,6 +99,34 @@ class Server:
         """End it as a crash does, so that it recovers at the next start; or by another signal."""
         self._process.send_signal(how)
         self._process.wait(PATIENCE)
+
+    def crash(self) -> None:
+        """SIGKILL to all of it at once, as the machine's end would be."""
+        self.signal(signal.SIGSTOP)  # the first process starts no more
+        for pid in self._children():
+            os.kill(pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait(PATIENCE)
+        end = time.monotonic() + PATIENCE
+        while self._children():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def signal(self, number: signal.Signals) -> None:
+        """The same to every process of it."""
+        self._process.send_signal(number)
+        for pid in self._children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _children(self) -> list[int]:
+        """By its folder, which all of them work in: they outlive the first one for a moment."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (path / "cwd").readlink() == self.folder / "data" and path.name != str(self._process.pid):
+                    found.append(int(path.name))
+        return found
 
     def copy(self) -> Path:
         """What a standby would have by now; while it does not run."""
