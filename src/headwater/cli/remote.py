@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import select
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -57,6 +58,7 @@ class Remote:
         self._connection.close()
 
     def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
+        self._leave_what_was_closed()
         try:
             self._connection.request(method, path, body, self._headers)
             response = self._connection.getresponse()
@@ -68,6 +70,12 @@ class Remote:
                 hint="Start one with `headwater serve`, or name another with --server.",
                 exit_code=UNREACHABLE,
             ) from None
+
+    def _leave_what_was_closed(self) -> None:
+        """A connection that the server ended while nothing was asked is readable: the next request opens another."""
+        sock = self._connection.sock
+        if sock is not None and select.select([sock], [], [], 0)[0]:
+            self._connection.close()
 
     def _decoded(self, body: bytes) -> dict[str, Any]:
         try:

@@ -24,6 +24,7 @@ class Described(msgspec.Struct, frozen=True):
     schema_changed_at: int | None = None  # the first change of the shape after `after`, if the shape is another one
     resnapshot: bool = False  # rows may have changed unseen with it
     step_upto: int | None = None  # where a step of the size asked for ends, at best with a transaction
+    remedy: str = ""  # the SQL that makes the source tell whole rows; "" where it does
 
 
 class Range(msgspec.Struct, frozen=True):

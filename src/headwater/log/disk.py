@@ -29,6 +29,7 @@ from headwater.log.storage import (
     storage_errors,
 )
 from headwater.model.change import Transaction
+from headwater.model.table import Table
 
 TRIM_STEP = 256  # blocks freed by one `retain`: a few milliseconds of the writer's time
 MERGE_LOOK = 2 * BLOCK_CHANGES  # blocks looked at together by `merge`: more than one run ever has
@@ -139,6 +140,10 @@ class DiskLog:
     def note(self, name: str) -> str:
         """See Log."""
         return self._reader.note(name)
+
+    def shape(self, name: str, version: int) -> Table | None:
+        """A table as it was at `version`, told by the newest change that has it; None if none does."""
+        return self._reader.shape(name, version)
 
     # Reading
 

@@ -90,6 +90,11 @@ class Reader:
         with self._connection() as connection:
             return connection.execute("SELECT value FROM note WHERE name = ?", (name,)).get or ""
 
+    def shape(self, name: str, version: int) -> Table | None:
+        """A stored shape; None if there is none."""
+        with self._connection() as connection:
+            return self._shapes.find(connection, name, version)
+
     def page(self, offset: int, upto: int, limit: int) -> list[Transaction]:
         """Adjacent transactions of whole blocks, from the one that holds `offset`; empty if none does.
 

@@ -51,6 +51,12 @@ class Shapes:
             self._tables[numbers] = found
         return found
 
+    def find(self, connection: apsw.Connection, name: str, version: int) -> Table | None:
+        """The table of that name and version that was stored last; None if there is none."""
+        sql = "SELECT number FROM schema WHERE name = ? AND version = ? ORDER BY number DESC LIMIT 1"
+        number = connection.execute(sql, (name, version)).get
+        return None if number is None else self._table(connection, int(number))
+
     def _table(self, connection: apsw.Connection, number: int) -> Table:
         table = self._interned.get(number)
         if table is None:

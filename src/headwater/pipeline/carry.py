@@ -46,6 +46,7 @@ from headwater.pipeline.stages import (
 )
 from headwater.pipeline.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.watch import Watcher
+from headwater.pipeline.whole import READ_AGAIN, check_whole, refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,7 +145,7 @@ class Carry:
             reason = SCHEMA_CHANGED  # while rows were read: the log is fitted to the shape of the sink
         if isinstance(error, OffsetExpired) or reason:
             self._anew = reason or error.code
-        elif not error.retryable:
+        elif not error.retryable and not error.extra.get(READ_AGAIN):
             raise error
         if self._begun >= ATTEMPTS or (self._once and failures >= ATTEMPTS):
             raise error
@@ -162,6 +163,7 @@ class Carry:
 
     def _next(self, state: State | None) -> Action:
         seen = self._look(state)
+        check_whole(seen)
         if self._once:
             self._goal = seen.latest if self._goal is None else self._goal
             seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
@@ -171,10 +173,16 @@ class Carry:
         return decide(
             state,
             seen,
-            shape=state.plan.table.version,
+            shape=self._shape(state, seen),
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
         )
+
+    def _shape(self, state: State, seen: Described) -> int:
+        """The version the sink has columns for; none of those there are if it was told before it was final."""
+        has = state.plan.table
+        is_same = has.version != seen.table.version or chosen(self._table, seen.table).names == has.names
+        return has.version if is_same or self._table.schema == PIN else 0
 
     def _look(self, state: State | None) -> Described:
         table = self._table
@@ -277,6 +285,7 @@ class Carry:
         if step.upto - step.after <= SMALL:
             frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
         began = time.monotonic()
+        frame = refuse_unknown(frame)
         kind = about(frame).change_type
         changes = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape), kind)
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)

@@ -41,6 +41,17 @@ class Databases(Protocol):
         ...
 
 
+def told_apart(source: Source, name: str) -> Table:
+    """A captured table whose rows have keys; NotFound, NotSupported."""
+    table = captured(source, name)
+    if not table.key:
+        raise NotSupported(
+            f"table {name!r} has no primary key: nothing tells its rows apart",
+            hint="Give it one, or, over NOT NULL columns, ALTER TABLE … REPLICA IDENTITY USING INDEX ….",
+        )
+    return table
+
+
 def captured(source: Source, name: str) -> Table:
     """The table whose changes are in the log; NotFound, NotSupported."""
     tables = source.describe()

@@ -17,7 +17,7 @@ from headwater.sources.source import SideReader
 POLL_SECONDS = 0.005  # between two looks whether the log is durable further on
 IDLE_SECONDS = 30.0  # a database nobody asks for is closed: its files may be deleted by now
 
-OpenReader = Callable[[Place], SideReader]
+OpenReader = Callable[[Place, DiskLog], SideReader]
 
 
 class DurableLog:
@@ -108,7 +108,7 @@ class Databases:
         log = DiskLog.open(place.log, read_only=True)
         try:
             _check_inode(place)
-            return Opened(self._open_reader(place), DurableLog(log))
+            return Opened(self._open_reader(place, log), DurableLog(log))
         except BaseException:
             log.close()
             raise

@@ -26,12 +26,12 @@ from headwater.model.database import real_name
 from headwater.model.key import Span, decode_key
 from headwater.model.principal import Principal
 from headwater.model.table import Table
-from headwater.ranges.database import Database, Databases, captured
+from headwater.ranges.database import Database, Databases, captured, told_apart
 from headwater.ranges.range import Range
 from headwater.ranges.spans import Merge, Split, applied, bounds, cut, measured, pieces, resized, sample_size, within
 from headwater.ranges.store import Cut, Pull, Store
 from headwater.ranges.waiting import Waiting
-from headwater.sources.source import Sample
+from headwater.sources.source import Sample, Sparing
 
 CATCH_UP_SECONDS = 0.25  # longest a look waits for what was committed before it
 REGISTER_SECONDS = 10.0  # and a registration, which must have it
@@ -67,6 +67,7 @@ class Described(msgspec.Struct, frozen=True):
     schema_changed_at: int | None = None
     resnapshot: bool = False
     step_upto: int | None = None
+    remedy: str = ""  # what makes the source tell whole rows, where it does not
 
 
 class Step(NamedTuple):
@@ -142,7 +143,7 @@ class Ranges:
     def _place(self, db: str | None, table: str) -> _Place:
         name = real_name(db)
         database = self._databases.database(name)
-        return _Place(name, database, captured(database.source, table))
+        return _Place(name, database, told_apart(database.source, table))
 
     def _ranges(self, place: _Place) -> list[Range]:
         return self._store.ranges(place.db, place.table.name)
@@ -286,7 +287,9 @@ class Ranges:
         (closed, at), generation = log.closed, log.generation
         with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
             log.flush()
-        return Described(name, shape, generation, log.horizon, log.durable, closed if at <= log.durable else 0)
+        remedy = database.source.remedy(table) if isinstance(database.source, Sparing) else ""
+        closed = closed if at <= log.durable else 0
+        return Described(name, shape, generation, log.horizon, log.durable, closed, remedy=remedy)
 
     def _look_again(self, seen: Described) -> Described:
         database = self._databases.database(seen.db)
@@ -299,6 +302,7 @@ class Ranges:
             log.horizon,
             log.durable,
             closed if at <= log.durable else seen.closed,
+            remedy=seen.remedy,
         )
 
     def _find_change(self, seen: Described, after: int) -> Described:

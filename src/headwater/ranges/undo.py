@@ -150,6 +150,7 @@ def _packed(row: Row) -> bytes:
         raise NotSupported(
             "the source does not send whole rows before a change, so this table's past cannot be told",
             hint="Let the source send full before images, or take a snapshot of now.",
+            read_again=True,
         )
     return encode_row(row)
 

@@ -132,6 +132,8 @@ def pulled(seen: Described) -> dict[str, Any]:
     }
     if seen.closed:
         answer["closed_ts"] = ts_text(seen.closed)
+    if seen.remedy:
+        answer["remedy"] = seen.remedy
     if seen.schema_changed_at is not None:
         answer |= {"schema_changed_at": seen.schema_changed_at, "resnapshot": seen.resnapshot}
     if seen.step_upto is not None:

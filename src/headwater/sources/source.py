@@ -254,6 +254,15 @@ class Placing(Protocol):
         ...
 
 
+@runtime_checkable
+class Sparing(Protocol):
+    """A source that may leave values out of the rows it tells: `UNAVAILABLE` stands there."""
+
+    def remedy(self, table: str) -> str:
+        """The SQL after which whole rows of `table` are told as they are after each change; "" where they are now."""
+        ...
+
+
 class Source(Protocol):
     """One database. Every method may be called from any thread unless it says otherwise."""
 

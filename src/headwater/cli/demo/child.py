@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from headwater.cli.failure import Failure
@@ -23,12 +24,12 @@ def clean_environment() -> dict[str, str]:
 class Child:
     """`headwater serve` on a free port."""
 
-    def __init__(self, data: Path) -> None:
-        command = [sys.executable, "-m", "headwater", "serve", "--data", str(data), "--http", "127.0.0.1:0"]
+    def __init__(self, data: Path, databases: Sequence[str] = (), settings: Mapping[str, str] = {}) -> None:
+        command = [sys.executable, "-m", "headwater", "serve", *databases, "--data", str(data), "--http", "127.0.0.1:0"]
         started = time.perf_counter()
         self._errors = (data / "server.err").open("ab")
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._errors, env=clean_environment(), text=True
+            command, stdout=subprocess.PIPE, stderr=self._errors, env=clean_environment() | dict(settings), text=True
         )
         try:
             self.url = self._ready_url(data)

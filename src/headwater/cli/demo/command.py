@@ -17,6 +17,7 @@ from headwater.cli.failure import OK, UNREACHABLE, Failure
 if TYPE_CHECKING:
     from headwater.cli.demo.child import Child
     from headwater.cli.demo.follower import Arrival, Follower
+    from headwater.cli.demo.ground import Ground
     from headwater.cli.demo.page import Page
     from headwater.model.change import Transaction
 
@@ -27,38 +28,54 @@ LARGE = "quantity >= 3"
 
 def add(commands: Any) -> None:
     """Register `demo`."""
-    parser = commands.add_parser("demo", help="see it work, in about a minute")
+    parser = commands.add_parser("demo", help="see it work, in about a minute", allow_abbrev=False)
+    parser.add_argument(
+        "--source", choices=("sqlite", "postgres"), default="sqlite", help="the database it plays on (sqlite)"
+    )
+    parser.add_argument(
+        "--url", metavar="URL", help="a PostgreSQL superuser's, in place of a server that is started and removed"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(args: argparse.Namespace) -> int:
+    from headwater.cli.demo.ground import ground_of
+
+    with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
+        ground = ground_of(args.source, args.url, Path(folder))
+        try:
+            _play(Path(folder), ground)
+        finally:
+            ground.close()
+    return OK
+
+
+def _play(data: Path, ground: Ground) -> None:
     from headwater.cli.demo.child import Child
     from headwater.cli.demo.page import Page
 
-    with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
-        data, page = Path(folder), Page()
-        page.heading(1, "A server on an embedded database")
-        child = Child(data)
-        page.say(f"process {child.pid} answers at {child.url} after {child.seconds:.2f} s")
-        try:
-            story = Story(page, data, child)
-        except BaseException:
-            child.stop()
-            raise
-        try:
-            story.tell()
-        finally:
-            story.close()
-    return OK
+    page = Page()
+    page.heading(1, ground.title)
+    child = Child(data, ground.databases, ground.settings)
+    page.say(f"process {child.pid} answers at {child.url} after {child.seconds:.2f} s")
+    try:
+        story = Story(page, data, child, ground)
+    except BaseException:
+        child.stop()
+        raise
+    try:
+        story.tell()
+    finally:
+        story.close()
 
 
 class Story:
     """What happens, in order. Commits and orders are counted when they are acknowledged."""
 
-    def __init__(self, page: Page, data: Path, child: Child) -> None:
+    def __init__(self, page: Page, data: Path, child: Child, ground: Ground) -> None:
         from headwater.log.disk import DiskLog
 
-        self._page, self._data, self._child = page, data, child
+        self._page, self._data, self._child, self._ground = page, data, child, ground
         self._log = DiskLog.open(data / "main.log.db", read_only=True)
         self._commits = self._outside = self._orders = 0
         self._restart_seconds = 0.0
@@ -145,10 +162,8 @@ class Story:
         self._check(came == list(range(last + 1, last + WHILE_AWAY + 1)), f"it was at {last}; no gap, no repeat")
 
     def _write_from_outside(self) -> None:
-        from headwater.cli.demo import shop
-
-        self._page.heading(5, "Another program writes straight into the file, with plain sqlite3")
-        pid = shop.write_from_outside(self._data / "main.db", 0, FROM_OUTSIDE)
+        self._page.heading(5, self._ground.outside)
+        pid = self._ground.order(0, FROM_OUTSIDE)
         self._outside += FROM_OUTSIDE
         self._orders += FROM_OUTSIDE
         self._page.say(f"process {pid} made {FROM_OUTSIDE} commits, then deleted every order and rolled back:")
@@ -167,7 +182,6 @@ class Story:
         self._check(self._latest() == before, f"the log still ends at offset {before}")
 
     def _kill(self) -> None:
-        from headwater.cli.demo import shop
         from headwater.cli.demo.child import Child
 
         self._page.heading(7, "kill -9 while orders come in")
@@ -183,10 +197,10 @@ class Story:
         self._commits += counted[0]
         self._orders += counted[0] + WHILE_DOWN
         self._page.say(f"process {pid} is gone; {counted[0]} more orders had been acknowledged")
-        shop.write_from_outside(self._data / "main.db", FROM_OUTSIDE, WHILE_DOWN)
+        self._ground.order(FROM_OUTSIDE, WHILE_DOWN)
         self._outside += WHILE_DOWN
         self._page.say(f"with no server at all, the other program makes {WHILE_DOWN} commits")
-        self._child = Child(self._data)
+        self._child = Child(self._data, self._ground.databases, self._ground.settings)
         self._restart_seconds = self._child.seconds
         self._page.say(f"process {self._child.pid} takes over after {self._restart_seconds:.2f} s")
         last = self._arrived[-1].offset
@@ -236,8 +250,8 @@ class Story:
         from headwater.cli.demo.lake import SPEC, TABLES, VISITS, Lake
 
         self._page.heading(9, "The Spark pipeline: all rows, then every change, into a Delta lake")
-        self._child.remote.call("schema.create_database", db="web")
-        shop.visit(self._data / "web.db", VISITS)
+        self._ground.open_web(self._child.remote)
+        self._ground.visit(VISITS)
         self._page.say(f"a second database with {VISITS:,} visits; the pipeline is this file:")
         for line in SPEC.format(url=self._child.url).splitlines():
             self._page.say(f"    {line}")
@@ -250,7 +264,7 @@ class Story:
                     shop.order(self._child.remote, number)
                 self._orders += FROM_OUTSIDE
                 self._commits += FROM_OUTSIDE
-                shop.visit(self._data / "web.db", 0)
+                self._ground.visit(0)
                 lake.wait(self._latest(), self._web())
             self._arrived += self._feed.take(self._latest())
             self._page.heading(10, "The lake equals the database: range by range, at the lake's own offset")
@@ -263,13 +277,7 @@ class Story:
 
     def _web(self) -> int:
         """The offset at which the second database stands, once everything committed is in its log."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while time.monotonic() < deadline:
-            found = self._child.remote.call("stats.snapshot", db="web")["databases"]["web"]
-            if found.get("lag_changes") == 0:
-                return int(found["latest"])
-            time.sleep(0.02)
-        raise Failure("the log did not catch up", hint="Is the disk very slow? Try again.")
+        return int(self._child.remote.call("pull.describe", db="web", table="visits")["latest"])
 
     def _sum_up(self) -> None:
         parts = self._parts(0)
@@ -291,7 +299,7 @@ class Story:
         self._page.table(("what", "how much"), facts)
         self._page.say("")
         self._page.say("Commits of another program that are taken in together share a transaction in the log.")
-        self._page.say("Next: headwater serve app=app.db --wal, headwater tail app, and docs/quickstart.md")
+        self._page.say(f"Next: {self._ground.next}")
 
     # --- looking ---------------------------------------------------------------------------------------------
 
@@ -314,8 +322,8 @@ class Story:
         """The newest offset once the log file holds everything that is committed."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
-            found = self._child.remote.call("stats.snapshot")["databases"]["main"]
-            if found.get("lag_changes") == 0 and self._log.latest >= found["latest"]:
+            found = self._child.remote.call("pull.describe", db="main", table="orders")  # which asks the source
+            if self._log.latest >= found["latest"]:
                 return self._log.latest
             time.sleep(0.02)
         raise Failure("the log did not catch up", hint="Is the disk very slow? Try again.")

@@ -76,7 +76,9 @@ class Attachment:
             point = Point(offset, position, shapes)
             return History(generation, who.system, who.timeline, connection.info.dbname, position, point)
 
-        self._keep(self._side.ask(work))
+        found = self._side.ask(work)
+        self._notes.set_notes(**{history.FIRST: history.save_first(found.point.shapes)})
+        self._keep(found)
         return self._known.point
 
     def renew(self, generation: str, offset: int) -> Point:

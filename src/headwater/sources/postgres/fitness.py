@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -151,13 +152,26 @@ LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
 WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
-ORDER BY 1, 2
 """
 
 
 def all_tables(connection: Connection, publication: str) -> list[TableFit]:
     """Every table that holds rows: of a partitioned one, its partitions."""
-    rows = connection.execute(_TABLES, [publication]).fetchall()
+    return _found(connection.execute(_TABLES + "ORDER BY 1, 2", [publication]).fetchall())
+
+
+def whole_rows_remedy(connection: Connection, schema: str, table: str) -> str:
+    """See Sparing."""
+    rows = connection.execute(_TABLES + "AND n.nspname = %s AND c.relname = %s", ["", schema, table]).fetchall()
+    return "".join(_full(each) for each in _found(rows) if is_sparing(each))
+
+
+def is_sparing(table: TableFit) -> bool:
+    """Whether an update may leave a value out of the row it tells. Pure."""
+    return table.identity != "f" and table.may_toast
+
+
+def _found(rows: list[tuple[Any, ...]]) -> list[TableFit]:
     return [msgspec.convert(dict(zip(TableFit.__struct_fields__, row, strict=True)), TableFit) for row in rows]
 
 
@@ -171,17 +185,21 @@ def wanted_tables(connection: Connection, publication: str, tables: Sequence[str
     ]
 
 
+def _full(table: TableFit) -> str:
+    return f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
+
+
 def table_findings(table: TableFit, role: str = "YOUR_ROLE") -> list[Finding]:
     """What is wrong with one. Pure."""
     if not table.is_logged:
         remedy = f"ALTER TABLE {table.full_name} SET LOGGED;"
         return [Finding(f"{table.name} is unlogged: its changes are not in the server's log", remedy, fatal=False)]
     found = []
-    full = f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
+    full = _full(table)
     if table.identity != "f" and not table.has_identity:
         problem = f"{table.name} has no replica identity: its updates and deletes fail once published"
         found.append(Finding(problem, full, fatal=False))
-    elif table.identity != "f" and table.may_toast:
+    elif is_sparing(table):
         problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
         found.append(Finding(problem, full, fatal=False))
     if not table.key and table.identity != "i":

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 import msgspec
 
 from headwater.model.change import Op, Transaction
+from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.slot import Known
 
 NOTE = "postgres"
+FIRST = "postgres_first"  # the shapes that a generation began with: no change in its log has them
 
 
 class History(msgspec.Struct, frozen=True):
@@ -41,6 +43,17 @@ def load(text: str) -> History | None:
 def save(history: History) -> str:
     """For the note."""
     return msgspec.json.encode(history).decode()
+
+
+def save_first(shapes: Shapes) -> str:
+    """For the note FIRST."""
+    return msgspec.json.encode(list(shapes.tables.values())).decode()
+
+
+def first_shape(text: str, name: str, version: int) -> Table | None:
+    """From that note; None if it is not there."""
+    tables = msgspec.json.decode(text, type=list[Table]) if text else []
+    return next((table for table in tables if (table.name, table.version) == (name, version)), None)
 
 
 def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:

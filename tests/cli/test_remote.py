@@ -1,0 +1,32 @@
+"""Asking a server over a connection that it closed in the meantime."""
+
+import socket
+import threading
+
+from headwater.cli.remote import Remote
+
+ANSWER = b'{"ok": true, "result": 7}'
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(ANSWER)
+
+
+def test_a_connection_that_the_server_let_go_is_made_again() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = threading.Semaphore(0)
+
+        def serve() -> None:
+            """One answer for each connection, which is then ended without a word, as after a long silence."""
+            for _ in range(3):
+                connection, _ = listener.accept()
+                with connection:
+                    connection.recv(65_536)
+                    connection.sendall(HEAD + ANSWER)
+                closed.release()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        remote = Remote(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for _ in range(3):
+            assert remote.call("x") == 7
+            assert closed.acquire(timeout=10)
+        remote.close()
+        thread.join(10)

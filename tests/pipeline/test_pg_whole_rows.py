@@ -1,0 +1,153 @@
+"""Pipelines from PostgreSQL where it tells less than whole rows: nothing is written as null that is only not known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.pipeline.lakes import Lake, Watching
+from tests.pipeline.pg_story import PgLive
+
+from headwater.client import Client
+from headwater.errors import NotSupported, SourceUnfit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DOCS = "CREATE TABLE docs(id int PRIMARY KEY, body text, n int)"
+LARGE = "(SELECT string_agg(md5(x::text), '') FROM generate_series(1, 1000) x)"  # too large for its row, compressed too
+PLAIN = "CREATE TABLE plain(id int PRIMARY KEY, n int, f float8)"
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., PgLive]]:
+    made: list[PgLive] = []
+
+    def start(*statements: str) -> PgLive:
+        made.append(PgLive(tmp_path, *statements))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def test_a_table_whose_updates_may_lack_values_is_refused_with_the_sql_that_mends_it(
+    spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
+) -> None:
+    source = serve(DOCS, f"INSERT INTO docs VALUES (1, {LARGE}, 1), (2, 'small', 2)")
+    lake = Lake(spark, source.live, tmp_path)
+    spec = lake.spec("docs")
+    error = lake.failure(spec)
+    assert isinstance(error, SourceUnfit) and not (tmp_path / "lake").exists()
+    remedy = error.hint.removeprefix("Run: ")
+    assert remedy == 'ALTER TABLE "public"."docs" REPLICA IDENTITY FULL;'
+    source.run("UPDATE docs SET n = 5 WHERE id = 1", remedy)  # that update is in the log, without the large value
+    lake.carry(spec)
+    source.run("UPDATE docs SET n = 6 WHERE id = 1")
+    lake.carry(spec)
+    assert lake.is_equal("docs") and lake.verify(spec).is_good
+    assert [len(row["body"]) for row in lake.rows("docs")] in ([32_000, 5], [5, 32_000])
+
+
+def test_a_value_that_was_left_out_while_nobody_looked_is_read_anew(
+    spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
+) -> None:
+    full = "ALTER TABLE docs REPLICA IDENTITY FULL"
+    source = serve(DOCS, full, f"INSERT INTO docs VALUES (1, {LARGE}, 1), (2, 'small', 2)")
+    lake = Lake(spark, source.live, tmp_path)
+    spec = lake.spec("docs")
+    lake.carry(spec)
+    source.run("ALTER TABLE docs REPLICA IDENTITY DEFAULT", "UPDATE docs SET n = 7", full, "UPDATE docs SET n = n + 1")
+    watcher = Watching()
+    lake.carry(spec, watcher)
+    assert watcher.reasons in (["values_unavailable"], ["schema_changed"])
+    assert lake.is_equal("docs") and lake.verify(spec).is_good
+    assert all(row["body"] and row["_misfit"] is None for row in lake.rows("docs"))
+
+
+def test_a_table_that_tells_only_keys_of_old_rows_is_carried_while_it_is_written_to(
+    spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
+) -> None:
+    source = serve(PLAIN, "INSERT INTO plain SELECT i, i, i FROM generate_series(1, 100) i")
+    lake = Lake(spark, source.live, tmp_path)
+    spec = lake.spec("plain")
+    writes = iter(range(3))
+
+    class Writing(Watching):
+        """Writes before the first reads, after their offset was taken."""
+
+        def stage(self, task: object, stage: str) -> None:
+            if next(writes, None) is not None:
+                source.run("UPDATE plain SET n = n + 1 WHERE id % 7 = 0", "DELETE FROM plain WHERE id % 50 = 3")
+                source.run("UPDATE plain SET id = -id WHERE id = 9")
+
+    lake.carry(spec, Writing())
+    source.run(
+        "UPDATE plain SET n = 0 WHERE id = 5", "DELETE FROM plain WHERE id = 6", "INSERT INTO plain VALUES (500)"
+    )
+    lake.carry(spec)
+    assert lake.is_equal("plain") and lake.verify(spec).is_good
+
+
+def test_a_read_that_lost_a_race_is_read_again(
+    spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = serve(PLAIN, "INSERT INTO plain SELECT i, i, i FROM generate_series(1, 100) i")
+    lake = Lake(spark, source.live, tmp_path)
+    original, races = Client.register, iter((False, True))  # the first one begins the plan, the second reads
+
+    def late(self: Client, *args: object, **more: object) -> object:
+        found = original(self, *args, **more)  # type: ignore[arg-type]
+        if next(races, False):
+            source.run("UPDATE plain SET n = n + 1")  # between the offset and the read
+        return found
+
+    monkeypatch.setattr(Client, "register", late)
+    watcher = Watching()
+    lake.carry(lake.spec("plain"), watcher)
+    assert [type(error) for error in watcher.errors] == [NotSupported]
+    assert lake.is_equal("plain")
+
+
+def test_a_table_altered_twice_before_its_next_row_has_all_columns(
+    spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
+) -> None:
+    source = serve(PLAIN, "ALTER TABLE plain REPLICA IDENTITY FULL", "INSERT INTO plain VALUES (1, 1, 1)")
+    lake = Lake(spark, source.live, tmp_path)
+    spec = lake.spec("plain")
+    lake.carry(spec)
+    source.run("ALTER TABLE plain ADD COLUMN one text")
+    lake.carry(spec)
+    source.run("ALTER TABLE plain ADD COLUMN two text")
+    lake.carry(spec)
+    source.run("UPDATE plain SET one = 'a', two = 'b'", "INSERT INTO plain VALUES (2, 2, 2, 'c', 'd')")
+    lake.carry(spec)
+    assert lake.is_equal("plain") and lake.verify(spec).is_good
+    assert {row["two"] for row in lake.rows("plain")} == {"b", "d"}
+
+
+def test_a_table_without_a_key_is_refused_with_a_remedy(
+    spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
+) -> None:
+    source = serve(
+        "CREATE TABLE bare(x int)",
+        "CREATE TABLE whole(x int)",
+        "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "CREATE TABLE chosen(x int NOT NULL UNIQUE, y int)",
+        "ALTER TABLE chosen REPLICA IDENTITY USING INDEX chosen_x_key",
+        "INSERT INTO bare VALUES (1), (1)",
+        "INSERT INTO whole VALUES (1), (1)",
+        "INSERT INTO chosen VALUES (1, 1), (2, 2)",
+    )
+    lake = Lake(spark, source.live, tmp_path)
+    for name in ("bare", "whole"):
+        error = lake.failure(lake.spec(name))
+        assert isinstance(error, NotSupported) and "primary key" in error.message + error.hint, error
+        assert source.live.error("pull.ranges", table=name)["code"] == "not_supported"
+    lake.carry(lake.spec("chosen"))
+    source.run("UPDATE chosen SET y = 5 WHERE x = 1", "UPDATE chosen SET x = 3 WHERE x = 2")
+    lake.carry(lake.spec("chosen"))
+    assert lake.is_equal("chosen")
