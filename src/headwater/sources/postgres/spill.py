@@ -10,6 +10,7 @@ from pathlib import Path
 from headwater.errors import StorageFull
 
 IN_MEMORY = 1 << 20
+CHUNK = 256 << 10  # read at a time
 _SIZE = struct.Struct("<I")
 
 
@@ -32,8 +33,21 @@ class FileSpill:
     def read(self) -> Iterator[bytes]:
         """All of them, in order. Nothing may be appended meanwhile."""
         self._file.seek(0)
-        while head := self._file.read(_SIZE.size):
-            yield self._file.read(_SIZE.unpack(head)[0])
+        data, at, needed = b"", 0, _SIZE.size
+        while chunk := self._file.read(max(CHUNK, needed)):
+            data, at = data[at:] + chunk, 0
+            while (needed := self._missing(data, at)) <= 0:
+                end = len(data) + needed
+                yield data[at + _SIZE.size : end]
+                at = end
+
+    @staticmethod
+    def _missing(data: bytes, at: int) -> int:
+        """How many bytes lack until the message at `at` is whole; what follows it counts below zero."""
+        begin = at + _SIZE.size
+        if begin > len(data):
+            return begin - len(data)
+        return begin + int(_SIZE.unpack_from(data, at)[0]) - len(data)
 
     def drop(self) -> None:
         """Give the space back."""
