@@ -159,6 +159,8 @@ class Assembly:
 
     def take(self, get: Get) -> tuple[int, memoryview]:
         """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
+        if self._stream is not None:
+            return _keep(get, self._stream.spill)
         if self._rows is _NOBODY:
             return get(1)
         size, frame, weight = self._take(get, self._rows, self._changes, self._part, PART_BYTES - self._weight)
@@ -365,6 +367,16 @@ class Assembly:
         for relation in newer:  # told to the transactions that were committed meanwhile, and valid for the next
             if relation is not None:
                 relations.tell(relation)
+
+
+def _keep(get: Get, spill: Spill) -> tuple[int, memoryview]:
+    """Put rows of an open block aside as they come, but not for ever; gives the frame after them."""
+    for _ in range(PART):
+        size, frame = get(1)
+        if size <= DATA_HEAD or frame[0] != DATA or frame[DATA_HEAD] not in b"IUD":
+            return size, frame
+        spill.append(bytes(frame[DATA_HEAD:]))
+    return get(1)
 
 
 def _frames(ahead: _Ahead) -> Iterator[tuple[int, memoryview]]:
