@@ -128,10 +128,7 @@ class Stream:
     def close(self) -> None:
         """Give everything back."""
         self._move_on()
-        if self._group is not None:
-            self.seat.hub.leave(self._group)
-            self._group.waiting.discard(self)
-            self._group = None
+        self._leave()
         if self._loose is not None:
             self._loose.close()
         self._note_quiet()
@@ -238,8 +235,17 @@ class Stream:
 
     # --- catching up ---------------------------------------------------------------------------------------------
 
+    def _leave(self) -> None:
+        if self._group is not None:
+            self.seat.hub.leave(self._group)
+            self._group.waiting.discard(self)
+            self._group = None
+
     async def _catch_up(self) -> bytes:
         seat = self.seat
+        if seat.hub.is_far(seat.view, self.cursor) and (self._group is None or self._group.failed is None):
+            self._leave()  # nothing need be published for who would not take it
+            return await self._read(min(seat.log.latest, self._upto or seat.log.latest))
         if self._group is None:
             self._group = seat.hub.join(seat.view, self._frame)
         failed = self._group.failed
@@ -271,7 +277,7 @@ class Stream:
             return b""
         self.cursor = page.upto
         if page.deliveries:
-            self._count(len(page.deliveries), page.deliveries[-1].offset)
+            self.deliveries, self._delivered = self.deliveries + len(page.deliveries), page.deliveries[-1].offset
         frames = [self._frame(offset, op.word, data) for offset, op, data in page.deliveries]
         if page.ts and time.monotonic() >= self._checkpoint_at:
             frames.append(self._checkpoint(page.ts, page.upto))
@@ -386,10 +392,6 @@ class Stream:
             return b""
         self._sent_at = now
         return self._ping
-
-    def _count(self, number: int, offset: int) -> None:
-        self.deliveries += number
-        self._delivered = offset
 
     def _note_quiet(self) -> None:
         """Nothing since the acked cursor concerned the subscriber: it need not be looked at again."""

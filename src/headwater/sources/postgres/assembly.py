@@ -21,7 +21,7 @@ import msgspec
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Change, Op, Transaction
 from headwater.sources.postgres import rows
-from headwater.sources.postgres.frames import BadMessage, lsn_text, unix_ms
+from headwater.sources.postgres.frames import DATA, DATA_HEAD, BadMessage, lsn_text, unix_ms
 from headwater.sources.postgres.pgoutput import (
     Begin,
     Commit,
@@ -77,6 +77,7 @@ class Resume(msgspec.Struct, frozen=True):
 Item = Transaction | Barrier
 T = TypeVar("T")
 _NOBODY: dict[bytes, Decode] = {}
+_FRAME, _NO_FRAME = bytes([DATA]).ljust(DATA_HEAD, b"\0"), (0, memoryview(b""))
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -158,6 +159,8 @@ class Assembly:
 
     def take(self, get: Get) -> tuple[int, memoryview]:
         """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
+        if self._stream is not None:
+            return _keep(get, self._stream.spill)
         if self._rows is _NOBODY:
             return get(1)
         size, frame, weight = self._take(get, self._rows, self._changes, self._part, PART_BYTES - self._weight)
@@ -355,15 +358,33 @@ class Assembly:
         newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
         self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
         try:
-            for message in ahead.spill.read():
-                if int.from_bytes(message[1:5], "big") not in ahead.aborted:
-                    yield from self.feed(message[:1] + message[5:])
+            kept = _frames(ahead)
+            while frame := self.take(lambda _: next(kept, _NO_FRAME))[1]:
+                yield from self.feed(bytes(frame[DATA_HEAD:]))
             yield from self._finish(commit.end)
         finally:
             ahead.spill.drop()
         for relation in newer:  # told to the transactions that were committed meanwhile, and valid for the next
             if relation is not None:
                 relations.tell(relation)
+
+
+def _keep(get: Get, spill: Spill) -> tuple[int, memoryview]:
+    """Put rows of an open block aside as they come, but not for ever; gives the frame after them."""
+    for _ in range(PART):
+        size, frame = get(1)
+        if size <= DATA_HEAD or frame[0] != DATA or frame[DATA_HEAD] not in b"IUD":
+            return size, frame
+        spill.append(bytes(frame[DATA_HEAD:]))
+    return get(1)
+
+
+def _frames(ahead: _Ahead) -> Iterator[tuple[int, memoryview]]:
+    """What was kept of `ahead`, as if it came outside of any block; without what was rolled back."""
+    for message in ahead.spill.read():
+        if int.from_bytes(message[1:5], "big") not in ahead.aborted:
+            frame = _FRAME + message[:1] + message[5:]
+            yield len(frame), memoryview(frame)
 
 
 def _expect(kind: type[T], message: bytes, *, in_stream: bool = False) -> T:
