@@ -45,7 +45,7 @@ def save(history: History) -> str:
 
 def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
     """`point` after the transactions that the log has after it."""
-    offset, position = point.offset, point.position
+    offset, position, xid = point.offset, point.position, point.xid
     tables, oids = dict(point.shapes.tables), dict(point.shapes.oids)
     versions = dict(point.shapes.versions)
     for part in parts:
@@ -58,5 +58,5 @@ def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
                 tables[name] = change.table
                 versions[name] = max(change.table.version, versions.get(name, 0))
         if part.last:
-            offset, position = part.upto, lsn_of(part.position)
-    return Point(offset, position, Shapes(tables, oids, versions))
+            offset, position, xid = part.upto, lsn_of(part.position), part.id
+    return Point(offset, position, Shapes(tables, oids, versions), xid)
