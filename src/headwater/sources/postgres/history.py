@@ -9,6 +9,7 @@ import msgspec
 from headwater.model.change import Op, Transaction
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
+from headwater.sources.postgres.publication import Publication
 from headwater.sources.postgres.slot import Known
 
 NOTE = "postgres"
@@ -16,7 +17,7 @@ NOTE = "postgres"
 
 class History(msgspec.Struct, frozen=True):
     """`point` is an end of a transaction in the log, not always the newest; `confirmed` the furthest LSN that the
-    server may have been told."""
+    server may have been told; `publication` what it sends."""
 
     generation: str
     system: str
@@ -24,6 +25,7 @@ class History(msgspec.Struct, frozen=True):
     database: str
     confirmed: int
     point: Point
+    publication: Publication | None = None  # None: not known
 
     def known(self, point: Point) -> Known:
         """What a server is judged by, where our log ends at `point`."""

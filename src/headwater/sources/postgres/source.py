@@ -43,6 +43,7 @@ from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample
 T = TypeVar("T")
 RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
 DOWN_SECONDS = 1.0  # without a connection before it is an error
+WATCH_SECONDS = 5.0  # between two looks at what could make the server send less
 MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
 
 
@@ -58,7 +59,7 @@ class PostgresSource:
         self._arrived = threading.Event()
         self._held: Held | None = None
         self._stream: Stream | None = None
-        self._pruned_at = 0.0
+        self._pruned_at = self._watched_at = 0.0
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
         self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
@@ -229,6 +230,15 @@ class PostgresSource:
         if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
             self._pruned_at = time.monotonic()
             self._prune()
+        if time.monotonic() - self._watched_at > WATCH_SECONDS:
+            self._watched_at = time.monotonic()
+            self._watch(stream)
+
+    def _watch(self, stream: Stream) -> None:
+        with suppress(HeadwaterError):
+            reason = self._attachment.watch()
+            if reason:
+                stream.give_up(reason)
 
     def _save(self, point: Point, stream: Stream) -> None:
         stream.is_asked = False

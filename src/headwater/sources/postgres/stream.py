@@ -106,6 +106,11 @@ class Stream:
         with contextlib.suppress(OSError):  # it has been woken often enough, or is over
             self._wake_out.send(b"x")
 
+    def give_up(self, reason: str) -> None:
+        """It was found elsewhere that changes are missing."""
+        self.lost = SourceMismatch(reason, hint="Readers need a new snapshot.")
+        self.keeper.arrived()
+
     def confirm(self, lsn: int) -> None:
         """The server may forget everything up to `lsn`."""
         if lsn > self.confirmed:
