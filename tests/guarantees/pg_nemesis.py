@@ -103,7 +103,7 @@ class PgNemesis:
             thread.start()
         try:
             for event in self._events():
-                time.sleep(0.8 + self.random.random())
+                self._let_them_write()
                 self.events.append(event)
                 getattr(self, "_" + event.replace(" ", "_"))()
                 self.rewritten.note_reading(placed(self.recorder.parts))
@@ -117,6 +117,13 @@ class PgNemesis:
         self.server.stop()
         self.recorder.read()
         self._judge(rows)
+
+    def _let_them_write(self) -> None:
+        """Until so many more writes of our clients are acknowledged; some seconds at most."""
+        time.sleep(0.3 + self.random.random())
+        wanted, end = self.history.codes["ok"] + 15, time.monotonic() + 10
+        while self.history.codes["ok"] < wanted and time.monotonic() < end:
+            time.sleep(0.02)
 
     def _prepare(self) -> None:
         with self.postgres.connect() as admin:

@@ -13,6 +13,7 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import SourceMismatch
+from headwater.model.change import Change, Op
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 _numbers = itertools.count(1)
@@ -89,9 +90,94 @@ def test_a_table_may_be_dropped_but_not_taken_out_of_the_publication(rig: Callab
     own.acknowledge()
     own.open()
     own.acknowledge()
-    assert list(own.source.follow(after=own.latest)) == []
+    assert [change.ddl for part in own.pull() for change in part.changes] == ["DROP TABLE w"]
     own.run(f"ALTER PUBLICATION {own.slot} DROP TABLE u", "INSERT INTO u VALUES (2)")
     assert "publication" in lost(own)
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def reshaped(own: PgRig) -> list[Change]:
+    """What the log is told of shapes, once the catalogue was looked at."""
+    own.pull()
+    own.acknowledge()
+    return [change for part in own.pull() for change in part.changes if change.op is Op.SCHEMA_CHANGE]
+
+
+def test_a_table_that_is_dropped_is_told_though_no_row_ever_comes(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE TABLE w(k int PRIMARY KEY)")
+    own.run("INSERT INTO u VALUES (1)", "DROP TABLE u", "ALTER TABLE w RENAME TO x")
+    assert [(change.table.name, change.ddl) for change in reshaped(own)] == [("u", "DROP TABLE u")]
+    assert reshaped(own) == []
+    own.run("CREATE TABLE u(k int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'anew')")
+    parts = own.pull()
+    assert [change.op for change in parts[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
+    assert parts[-1].changes[0].table.version == 2 and not parts[-1].changes[0].resnapshot
+    own.source.close()
+    own.run("DROP TABLE u")  # also when we are away
+    own.open()
+    assert [change.ddl for change in reshaped(own)] == ["DROP TABLE u"]
+
+
+def test_what_rows_do_not_show_of_a_table_is_told(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE bare(x int NOT NULL)", "ALTER TABLE bare REPLICA IDENTITY FULL")
+    own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ALTER v SET NOT NULL")
+    (change,) = reshaped(own)
+    assert (change.table.name, change.table.version, change.resnapshot) == ("t", 2, False)
+    assert not change.table.columns[1].nullable
+    assert own.source.describe()["t"] is change.table
+    own.run("INSERT INTO t VALUES (2, 'b')")
+    assert own.pull()[-1].changes[0].table is change.table
+    own.run("INSERT INTO bare VALUES (1)", "ALTER TABLE bare ADD PRIMARY KEY (x)")
+    (change,) = reshaped(own)
+    assert (change.table.key, change.resnapshot) == (("x",), True)  # what tells its rows apart is another
+    own.run("ALTER TABLE t ADD w int")  # the next row tells that
+    assert reshaped(own) == []
+    own.run("INSERT INTO t VALUES (3, 'c', 3)")
+    assert [change.op for change in own.pull()[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
+
+
+def test_rows_come_again_under_the_same_offsets_whatever_was_altered_since(rig: Callable[..., PgRig]) -> None:
+    """What was handed on, and seen by readers, but not durable when we were killed."""
+    own = rig(TABLE)
+    own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, 'b', 2)")
+    once = own.pull()
+    own.log.clear()
+    own.run("ALTER TABLE t ALTER v SET NOT NULL", "ALTER TABLE t ALTER v SET DEFAULT 'x'")
+    own.open()
+    again = own.pull()
+    assert [(part.first, [change.op for change in part.changes]) for part in again] == [
+        (part.first, [change.op for change in part.changes]) for part in once
+    ]
+    assert reshaped(own) == []
+    assert own.source.describe()["t"] is again[-1].changes[-1].table
+
+
+def test_a_table_that_somebody_alters_is_told_of_later(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.run("ALTER TABLE t ALTER v SET NOT NULL")
+    with own.server.connect(own.name) as other, other.transaction():
+        other.execute("ALTER TABLE t ADD w int")
+        own.acknowledge()
+        assert list(own.source.follow(after=0)) == []
+    assert reshaped(own) == []  # it has another column now: that is for its next row to tell
+    own.run("ALTER TABLE t DROP w")
+    assert [column.nullable for change in reshaped(own) for column in change.table.columns] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "{}", '{"tables": {"1": 5}}', '{"gone": [[1, "t"], [0, "t"]]}', '{"gone": 7}']
+)
+def test_a_message_that_anybody_wrote_under_our_name_does_no_harm(text: str, rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.db.execute("SELECT pg_logical_emit_message(true, 'headwater.shapes', %s)", [text])
+    own.db.execute("SELECT pg_logical_emit_message(false, 'headwater.shapes', %s)", [text])
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    assert [change.op for part in own.pull() for change in part.changes] == [Op.INSERT]
+
+
+# --- the server's log ----------------------------------------------------------------------------------------
 
 
 def test_a_slot_whose_log_the_server_removed_is_told(pg: Server) -> None:

@@ -33,12 +33,13 @@ from headwater.sources.postgres.pgoutput import (
     Type,
     decode,
 )
-from headwater.sources.postgres.relations import Relations
+from headwater.sources.postgres.relations import Announcement, Relations
 from headwater.sources.postgres.rows import HEAD, Decode
 
 PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
 PREFIX = "headwater"  # of logical messages that are ours
+SHAPES = "headwater.shapes"  # of announcements
 
 
 class Spill(Protocol):
@@ -297,18 +298,29 @@ class Assembly:
 
     def _message(self, message: bytes) -> Iterable[Item]:
         found = _expect(Message, message, in_stream=self._stream is not None)
-        if found.prefix != PREFIX:
+        if found.prefix not in (PREFIX, SHAPES):
             return ()
         if self._stream is not None and found.transactional:
             self._stream.spill.append(message)
             return ()
         barrier = Barrier(found.content.decode("utf-8", "replace"), found.lsn)
         if not found.transactional:
-            return (barrier,)
+            return (barrier,) if found.prefix == PREFIX else ()
         if self._head is None:
             raise BadMessage("a transactional message outside of any transaction")
+        if found.prefix == SHAPES:
+            return self._announced(found.content)
         self._barriers.append(barrier)
         return ()
+
+    def _announced(self, content: bytes) -> list[Item]:
+        if self._skip:
+            return []
+        try:
+            told = msgspec.json.decode(content, type=Announcement)
+        except msgspec.MsgspecError:
+            return []  # anybody may write a message
+        return [part for change in self._relations.announce(told) for part in self._append(change)]
 
     def _origin(self, message: bytes) -> Iterable[Item]:
         return ()

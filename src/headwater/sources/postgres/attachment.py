@@ -15,8 +15,9 @@ import msgspec
 from headwater.config import PostgresConfig
 from headwater.model.change import Transaction
 from headwater.sources.postgres import history
+from headwater.sources.postgres.announcement import announce
 from headwater.sources.postgres.barriers import Side
-from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.catalogue import describe, schema_number
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.history import NOTE, History
@@ -50,6 +51,7 @@ class Attachment:
         self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
         self._history: History | None = None
         self._told_at = 0.0
+        self._announced = 0  # the number of the schema
 
     def findings(self, connection: Connection) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
@@ -119,6 +121,16 @@ class Attachment:
     def watch(self) -> str:
         """Why changes may be missing though the stream runs; "" if none is."""
         return self._side.ask(self._altered)
+
+    def announce(self, shapes: Shapes) -> None:
+        """Have the stream tell what it does not tell by itself, where something was altered since the last time."""
+
+        def work(connection: Connection) -> None:
+            number = schema_number(connection)
+            if number != self._announced and announce(connection, self.publication, shapes):
+                self._announced = number
+
+        self._side.ask(work)
 
     def _altered(self, connection: Connection) -> str:
         known = self._known.publication

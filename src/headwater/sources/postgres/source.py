@@ -43,7 +43,7 @@ from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample
 T = TypeVar("T")
 RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
 DOWN_SECONDS = 1.0  # without a connection before it is an error
-WATCH_SECONDS = 5.0  # between two looks at what could make the server send less
+WATCH_SECONDS = 5.0  # between two looks at what the stream does not tell: of the publication, and of tables
 MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
 
 
@@ -190,7 +190,7 @@ class PostgresSource:
     def _notice(self, found: Passed) -> None:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
-            self._schema = found.schema
+            self._schema, self._watched_at = found.schema, 0.0
             self._columns.forget()
 
     def glance(self) -> Look | None:
@@ -232,13 +232,14 @@ class PostgresSource:
             self._prune()
         if time.monotonic() - self._watched_at > WATCH_SECONDS:
             self._watched_at = time.monotonic()
-            self._watch(stream)
+            self._watch(held, stream)
 
-    def _watch(self, stream: Stream) -> None:
+    def _watch(self, held: Held, stream: Stream) -> None:
         with suppress(HeadwaterError):
             reason = self._attachment.watch()
             if reason:
                 stream.give_up(reason)
+            self._attachment.announce(held.whole.shapes)
 
     def _save(self, point: Point, stream: Stream) -> None:
         stream.is_asked = False
