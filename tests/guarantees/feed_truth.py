@@ -149,6 +149,7 @@ class Expected:
         self.tables = dict(tables or truth.shapes)
         self.void: set[str] = set()  # tables that must be read again: the changes do not tell them any more
         self._versions: dict[Keyed, tuple[list[int], list[Any]]] = {}
+        self._touched: tuple[list[int], list[Keyed]] = [], []  # every version, in the order of offsets
         self._inside = _Inside(truth, spec)
         bases = list(truth.bases)
         for seen in truth.changes:
@@ -162,6 +163,11 @@ class Expected:
     def between(self, after: int, upto: int) -> list[int]:
         """The offsets in (after, upto] that must be delivered."""
         return self.offsets[bisect_right(self.offsets, after) : bisect_right(self.offsets, upto)]
+
+    def touched(self, after: int, upto: int) -> list[Keyed]:
+        """The rows that are, or may be, others at `upto` than at `after`."""
+        offsets, keys = self._touched
+        return keys[bisect_right(offsets, after) : bisect_right(offsets, upto)]
 
     def state(self, offset: int) -> dict[Keyed, Any]:
         """The table under the filter at `offset`, as images look."""
@@ -206,6 +212,8 @@ class Expected:
             offsets, images = self._versions.setdefault(key, ([], []))
             offsets.append(offset)
             images.append(image)
+            self._touched[0].append(offset)
+            self._touched[1].append(key)
 
     def _reshape(self, seen: Seen) -> None:
         """Columns were added, and every row has them now; or went. Or the rows must be read again, or are gone."""

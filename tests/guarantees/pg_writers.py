@@ -194,7 +194,7 @@ class PgWriter:
 
     def bulk(self, mark: str) -> int:
         """Sent while it is still open; some of it is taken back, and a transfer is in its midst."""
-        rows = self.random.choice((100, 600, 1_500))
+        rows = self.random.choice((100, 300, 900))
         text = "INSERT INTO line(x, mark) SELECT n, %s FROM generate_series(1, %s) n"
         changes = self.sql(text, mark, rows)
         self.sql("SAVEPOINT s")

@@ -32,4 +32,4 @@ def test_the_guarantees_hold_on_postgresql_under_the_nemesis_of_a_fixed_seed(tmp
 def test_the_guarantees_hold_on_postgresql_for_many_fresh_seeds(place: int, tmp_path: Path) -> None:
     seed = fresh_seed()
     print(f"seed {seed}")
-    PgNemesis(seed, tmp_path, programs(), rounds=8, readers=12).run()
+    PgNemesis(seed, tmp_path, programs(), rounds=7).run()

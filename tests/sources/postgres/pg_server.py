@@ -134,6 +134,12 @@ class Server:
         subprocess.run(["cp", "-a", self.folder / "data", found], check=True)
         return found
 
+    def restore(self, data: Path) -> None:
+        """Start over the files of `data`, as if nothing had happened since."""
+        shutil.rmtree(self.folder / "data")
+        data.rename(self.folder / "data")
+        self.start()
+
     def promote(self, data: Path | None = None) -> None:
         """Start as a standby does that takes over: with a history of its own from here on."""
         own = self.folder / "data"

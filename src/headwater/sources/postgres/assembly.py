@@ -34,12 +34,13 @@ from headwater.sources.postgres.pgoutput import (
     Type,
     decode,
 )
-from headwater.sources.postgres.relations import Relations
+from headwater.sources.postgres.relations import Announcement, Relations
 from headwater.sources.postgres.row_plan import HEAD, Decode, Get
 
 PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
 PREFIX = "headwater"  # of logical messages that are ours
+SHAPES = "headwater.shapes"  # of announcements
 
 
 class Spill(Protocol):
@@ -67,11 +68,15 @@ class Barrier(msgspec.Struct, frozen=True):
 
 class Resume(msgspec.Struct, frozen=True):
     """Where a log ends. `position` is that of its last part; if that was not the last of its transaction, `start` is
-    how many changes of the transaction the log has, and `rows` how many of them are not changes of schema."""
+    how many changes of the transaction the log has, and `rows` how many of them are not changes of schema.
+
+    `proof` is the number of the transaction that ends at `position`, where the server is to send it again: a server
+    that does not has another history, such as a copy of its files that was written to."""
 
     position: int = 0
     start: int = 0
     rows: int = 0
+    proof: str = ""
 
 
 Item = Transaction | Barrier
@@ -113,6 +118,7 @@ class Assembly:
         self._relations, self._spills, self._part = relations, spills, part
         self._take = rows.twin().take
         self._resume = resume or Resume()
+        self._proof = self._resume.proof
         self._rows = _NOBODY  # relations.rows while rows are wanted as they come
         self._head: _Head | None = None
         self._changes: list[Change] = []
@@ -139,8 +145,8 @@ class Assembly:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open: then everything the server has sent so far may be confirmed."""
-        return self._head is None and not self._ahead
+        """Whether nothing is open or unproven: then everything the server has sent so far may be confirmed."""
+        return self._head is None and not self._ahead and not self._proof
 
     def feed(self, message: bytes) -> Iterable[Item]:
         """What `message` completes; to be taken up before the next one is fed."""
@@ -186,6 +192,8 @@ class Assembly:
         self._head, self._changes, self._weight, self._start, self._skip = head, [], 0, 0, 0
         if head.lsn < self._resume.position:
             self._skip = -1
+        elif self._proof:
+            raise self._other_history()
         elif head.lsn == self._resume.position:
             self._skip, self._start = self._resume.rows, self._resume.start
         self._rows = _NOBODY if self._skip else self._relations.rows
@@ -196,6 +204,10 @@ class Assembly:
     def _finish(self, end: int) -> list[Item]:
         if self._head is None:
             raise BadMessage("a commit of nothing")
+        if self._proof and end >= self._resume.position:
+            if (end, str(self._head.xid)) != (self._resume.position, self._proof):
+                raise self._other_history()
+            self._proof = ""
         found: list[Item] = []
         if self._changes:
             found.append(self._cut(end))
@@ -207,6 +219,13 @@ class Assembly:
         found += self._barriers
         self._barriers, self._head, self._rows, self.end = [], None, _NOBODY, end
         return found
+
+    def _other_history(self) -> SourceMismatch:
+        return SourceMismatch(
+            f"the server's log has no transaction {self._proof} that ends at {lsn_text(self._resume.position)}, where "
+            "our log ends: it is a copy of the server, or was restored, and went on differently",
+            hint="Readers need a new snapshot.",
+        )
 
     def _append(self, change: Change, weight: int = 0) -> tuple[Item, ...]:
         """Take one more; gives the part that is full. A part is cut when more comes, so that none is empty."""
@@ -292,18 +311,29 @@ class Assembly:
 
     def _message(self, message: bytes) -> Iterable[Item]:
         found = _expect(Message, message, in_stream=self._stream is not None)
-        if found.prefix != PREFIX:
+        if found.prefix not in (PREFIX, SHAPES):
             return ()
         if self._stream is not None and found.transactional:
             self._stream.spill.append(message)
             return ()
         barrier = Barrier(found.content.decode("utf-8", "replace"), found.lsn)
         if not found.transactional:
-            return (barrier,)
+            return (barrier,) if found.prefix == PREFIX else ()
         if self._head is None:
             raise BadMessage("a transactional message outside of any transaction")
+        if found.prefix == SHAPES:
+            return self._announced(found.content)
         self._barriers.append(barrier)
         return ()
+
+    def _announced(self, content: bytes) -> list[Item]:
+        if self._skip:
+            return []
+        try:
+            told = msgspec.json.decode(content, type=Announcement)
+        except msgspec.MsgspecError:
+            return []  # anybody may write a message
+        return [part for change in self._relations.announce(told) for part in self._append(change)]
 
     def _origin(self, message: bytes) -> Iterable[Item]:
         return ()
@@ -356,8 +386,8 @@ class Assembly:
         the server says it again where it still holds."""
         relations = self._relations
         newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
-        self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
         try:
+            self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
             kept = _frames(ahead)
             while frame := self.take(lambda _: next(kept, _NO_FRAME))[1]:
                 yield from self.feed(bytes(frame[DATA_HEAD:]))

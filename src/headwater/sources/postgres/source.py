@@ -46,6 +46,7 @@ from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample
 T = TypeVar("T")
 RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
 DOWN_SECONDS = 1.0  # without a connection before it is an error
+LOOK_SECONDS = 5.0  # between two looks at what the stream does not tell: of the publication, and of tables
 MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
 
 
@@ -62,7 +63,7 @@ class PostgresSource:
         self._held: Held | None = None
         self._stream: Stream | None = None
         self._watch: Watch | None = None
-        self._pruned_at = 0.0
+        self._pruned_at = self._looked_at = 0.0
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
         self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
@@ -203,7 +204,7 @@ class PostgresSource:
     def _notice(self, found: Passed) -> None:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
-            self._schema = found.schema
+            self._schema, self._looked_at = found.schema, 0.0
             self._columns.forget()
 
     def glance(self) -> Look | None:
@@ -243,6 +244,16 @@ class PostgresSource:
         if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
             self._pruned_at = time.monotonic()
             self._prune()
+        if time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            self._look_around(held, stream)
+
+    def _look_around(self, held: Held, stream: Stream) -> None:
+        with suppress(HeadwaterError):
+            reason = self._attachment.watch()
+            if reason:
+                stream.give_up(reason)
+            self._attachment.announce(held.whole.shapes)
 
     def _save(self, point: Point, stream: Stream) -> None:
         stream.is_asked = False

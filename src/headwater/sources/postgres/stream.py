@@ -31,7 +31,7 @@ from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.frames import DATA, DATA_HEAD, Keepalive, decode_frame, status_update
 from headwater.sources.postgres.held import Held, Point, Shapes
 from headwater.sources.postgres.relations import Relations
-from headwater.sources.postgres.slot import Identity, identify, wire_error
+from headwater.sources.postgres.slot import Identity, find_slot, identify, wire_error
 from headwater.sources.postgres.spill import FileSpill
 
 logger = logging.getLogger("headwater.postgres")
@@ -107,6 +107,11 @@ class Stream:
         with contextlib.suppress(OSError):  # it has been woken often enough, or is over
             self._wake_out.send(b"x")
 
+    def give_up(self, reason: str) -> None:
+        """It was found elsewhere that changes are missing."""
+        self.lost = SourceMismatch(reason, hint="Readers need a new snapshot.")
+        self.keeper.arrived()
+
     def confirm(self, lsn: int) -> None:
         """The server may forget everything up to `lsn`."""
         if lsn > self.confirmed:
@@ -164,9 +169,10 @@ class Stream:
             relations = Relations(
                 shapes.tables, Facts(side), oids=shapes.oids, versions=shapes.versions, all_tables=self._all_tables
             )
-            assembly = Assembly(relations, FileSpill, resume=Resume(point.position))
             interval = self._interval(side)
             self._begin(wire, side.info.server_version)
+            resume = Resume(point.position, proof=self._proof(side, point))
+            assembly = Assembly(relations, FileSpill, resume=resume)
             self.sessions += 1
             if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
@@ -178,6 +184,11 @@ class Stream:
             if wire is not None:
                 wire.finish()
             side.close()
+
+    def _proof(self, side: Connection, point: Point) -> str:
+        """The last transaction of the log, if the server is to send it again. Nobody moves the slot now: it is ours."""
+        slot = find_slot(side, self._slot)
+        return point.xid if slot is not None and slot.confirmed < point.position else ""
 
     def _interval(self, side: Connection) -> float:
         """How often the server wants to hear of us, at least."""
