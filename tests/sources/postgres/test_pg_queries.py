@@ -13,6 +13,7 @@ from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.model.dependency_words import of_condition
 from headwater.model.literal import DateTime
 from headwater.sources.postgres.analysis import analyse
 from headwater.sources.source import Read
@@ -195,6 +196,92 @@ def test_an_argument_that_the_clock_tells_is_refused(own: PgRig) -> None:
 def test_nothing_of_a_look_stays(own: PgRig) -> None:
     own.source.analyse("SELECT id FROM t WHERE id = $1")
     assert own.db.execute("SELECT count(*) FROM pg_proc WHERE proname ~ 'headwater'").fetchone() == (0,)
+
+
+# --- what is seen of tables ------------------------------------------------------------------------------------
+
+WHOLE = None
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns", "condition", "is_total"),
+    [
+        ("SELECT * FROM u", "id tid f", "", True),
+        ("SELECT id FROM u ORDER BY f", "id f", "", True),
+        ("SELECT u FROM u", WHOLE, "", True),
+        ("SELECT count(*) FROM u", "", "", True),
+        ("SELECT id FROM u WHERE tid = $1", "id tid", "tid = ?1", True),
+        ("SELECT id FROM u WHERE 3 < tid AND tid IN (5, 6, NULL)", "id tid", "tid > 3 and tid in (5, 6, null)", True),
+        ("SELECT id FROM u WHERE tid IS NULL OR id = 1", "id tid", "tid is null or id = 1", True),
+        ("SELECT id FROM u WHERE tid IS NOT NULL", "id tid", "tid is not null", True),
+        ("SELECT id FROM u WHERE tid = 1 AND f > 0", "id tid f", "tid = 1", True),
+        ("SELECT id FROM u WHERE tid = 1 AND 10 / tid > 1", "id tid", "", True),  # what may fail, may fail on any row
+        ("SELECT id FROM u WHERE tid = 1 AND id IN (SELECT 1)", "id tid", "", True),
+        ("SELECT id FROM u WHERE tid + 0 = 1", "id tid", "", True),
+        ("SELECT a.id FROM u a JOIN u b ON a.id = b.tid WHERE a.id = 1", "id tid", "", True),
+        ("SELECT id FROM u WHERE id = 1 UNION SELECT 2", WHOLE, "", False),
+        ("SELECT tid, count(*) FROM u WHERE id > 5 GROUP BY tid", WHOLE, "id > 5", False),
+        ("SELECT tid, count(*) FROM u WHERE id > 5 GROUP BY tid ORDER BY tid", "id tid", "id > 5", True),
+        ("SELECT sum(f) FROM u", WHOLE, "", False),
+        ("SELECT max(tid) FROM u", "tid", "", True),
+        ("SELECT f, count(*) FROM u GROUP BY f ORDER BY f", WHOLE, "", False),
+        ("SELECT id FROM u ORDER BY tid, id LIMIT 3", "id tid", "", True),
+        ("SELECT string_agg(tid::text, ',' ORDER BY tid::text) FROM u", "tid", "", True),
+        ("SELECT row_number() OVER (ORDER BY tid, id) FROM u ORDER BY id", "id tid", "", True),
+        ("SELECT id FROM (SELECT * FROM u) x WHERE id = 1", WHOLE, "", False),
+        ("SELECT id FROM u, generate_series(1, 10 / tid) g WHERE id = 1", WHOLE, "", False),
+    ],
+)  # fmt: skip
+def test_what_is_seen_of_a_table(own: PgRig, sql: str, columns: str | None, condition: str, is_total: bool) -> None:
+    found = own.source.analyse(sql)
+    assert found.is_cacheable, found.volatile
+    (place,) = found.dependencies
+    assert place.columns == (None if columns is None else frozenset(columns.split()))
+    assert (of_condition(place.condition), found.is_total) == (condition, is_total)
+
+
+@pytest.mark.parametrize(
+    ("sql", "u", "t"),
+    [
+        ("SELECT t.a FROM t JOIN u ON u.tid = t.id AND u.f > 1 AND u.tid > 3 WHERE t.a = 'x'", "tid > 3", "a = 'x'"),
+        ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id AND u.tid > 3 WHERE t.a = 'x'", "", "a = 'x'"),
+        ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id WHERE u.tid IS NULL", "", ""),
+        ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id WHERE u.tid = 3", "tid = 3", ""),
+        ("SELECT t.a FROM t FULL JOIN u ON u.tid = t.id WHERE u.id = 3 OR t.id = 3", "", ""),
+        ("SELECT t.a FROM t JOIN u ON 1 / u.tid = t.id WHERE t.a = 'x'", "", ""),
+    ],
+)  # fmt: skip
+def test_conditions_of_joins(own: PgRig, sql: str, u: str, t: str) -> None:
+    found = {each.table: of_condition(each.condition) for each in own.source.analyse(sql).dependencies}
+    assert found == {"t": t, "u": u}
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("SELECT a FROM t ORDER BY d LIMIT 3", "LIMIT without a total order"),
+        ("SELECT id FROM t OFFSET 3", "LIMIT without a total order"),
+        ("SELECT DISTINCT ON (a) a, d FROM t ORDER BY a", "DISTINCT ON without a total order"),
+        ("SELECT array_agg(id) FROM t", "array_agg() takes rows in any order"),
+        ("SELECT string_agg(a, ',' ORDER BY d) FROM t", "string_agg() takes rows in any order"),
+        ("SELECT json_agg(t) FROM t", "json_agg() takes rows in any order"),
+        ("SELECT row_number() OVER (ORDER BY a) FROM t", "row_number() OVER without"),
+        ("SELECT lag(a) OVER (ORDER BY d) FROM t", "lag() OVER without"),
+        ("SELECT sum(id) OVER (ORDER BY d ROWS 1 PRECEDING) FROM t", "sum() OVER without"),
+        ("SELECT ARRAY(SELECT id FROM t)", "ARRAY(SELECT …)"),
+        ("SELECT (SELECT a FROM t LIMIT 1)", "LIMIT without a total order"),
+        ("SELECT x.a FROM (SELECT a FROM t LIMIT 1) x", "LIMIT without a total order"),
+    ],
+)  # fmt: skip
+def test_what_the_plan_decides_cannot_be_kept(own: PgRig, sql: str, reason: str) -> None:
+    assert any(reason in each for each in own.source.analyse(sql).volatile)
+
+
+def test_an_order_is_made_total_by_the_engines_leave(own: PgRig) -> None:
+    found = own.source.analyse("SELECT x.a FROM t x LEFT JOIN u ON u.id = x.id ORDER BY x.d DESC -- done")
+    assert found.sql.endswith('-- done\n, "x"."id", "u"."id"') and found.is_total
+    assert own.source.answer(found, {}) is not None
+    assert own.source.analyse(found.sql).epoch == found.epoch
 
 
 # --- epochs ------------------------------------------------------------------------------------------------

@@ -8,14 +8,17 @@ from collections import OrderedDict
 
 import msgspec
 
-from headwater.errors import Busy, Forbidden, InvalidRequest
-from headwater.model.dependency import Analysis, Dependency
+from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
+from headwater.model.dependency import Analysis
 from headwater.model.literal import Value
-from headwater.sources.postgres.analysis.catalogued import read_relations, unseen, volatility
-from headwater.sources.postgres.analysis.engine import Facts, facts_of
+from headwater.sources.postgres.analysis.catalogued import known_to, operators, read_relations, unseen, volatility
+from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
 from headwater.sources.postgres.analysis.epoch import epoch_of, number_in, session_of
+from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
 from headwater.sources.postgres.analysis.nodes import Unreadable
+from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge
 from headwater.sources.postgres.analysis.parameters import Marked, bound_args, marked, may_say_now
+from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
 from headwater.sources.postgres.link import Limit, Link, Pool
 from headwater.sources.postgres.reading import Visibility, snapshot_of
@@ -68,8 +71,8 @@ class Analyses:
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
             if self._number() == found.number:
                 with self._lock:
-                    self._known[statement.sql] = found
-                    self._known.move_to_end(statement.sql)
+                    self._known[found.analysis.sql] = found
+                    self._known.move_to_end(found.analysis.sql)
                     if len(self._known) > MAX_KNOWN:
                         self._known.popitem(last=False)
                 return found
@@ -83,8 +86,8 @@ class Analyses:
         types, columns = _described(link, statement)
         touched: frozenset[int] | None = None
         try:
-            facts = facts_of(link, statement.sql, types)
-            analysis = self._analysed(link, statement, columns, facts)
+            statement, facts, known = _ordered(link, statement, types)
+            analysis = self._analysed(link, statement, columns, facts, known)
             touched = frozenset(each.oid for each in read_relations(facts))
         except (Unreadable, Forbidden, RecursionError) as error:
             analysis = _unknown(statement, columns, error)
@@ -92,23 +95,27 @@ class Analyses:
         analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
         return _Known(number, session, types, analysis, touched)
 
-    def _analysed(self, link: Link, statement: Marked, columns: tuple[str, ...], facts: Facts) -> Analysis:
-        hidden = unseen(link, facts, self._publication)
-        volatile = {*volatility(link, facts), *hidden}
+    def _analysed(
+        self, link: Link, statement: Marked, columns: tuple[str, ...], facts: Facts, known: Known
+    ) -> Analysis:
+        hidden, judged = unseen(link, facts, self._publication), judge([facts.query, *facts.views], known)
+        volatile = {*volatility(link, facts), *hidden, *judged.reasons}
         if facts.used.has_moment and may_say_now(statement.sql):
             volatile.add("a date or a time in it may be told by the clock")
-        relations = read_relations(facts)
-        tables = sorted({each.called for each in relations if each.kind not in "vp"})
+        relations, is_total = read_relations(facts), not judged.doubts
+        conditions = Conditions(facts, statement.names, operators(link, facts), set(known.odd))
         return Analysis(
             sql=statement.sql,
             parameters=statement.names,
             columns=columns,
-            tables=tuple(tables),
+            tables=tuple(sorted({each.called for each in relations if each.kind not in "vp"})),
             objects=tuple(sorted({each.called for each in relations})),
-            dependencies=tuple(Dependency(name) for name in tables),
+            dependencies=dependencies(facts, conditions, is_total=is_total),
             epoch=epoch_of(link, facts),
             volatile=tuple(sorted(volatile)),
             unseen=hidden,
+            doubts=judged.doubts,
+            is_total=is_total,
         )
 
     # --- answering ---------------------------------------------------------------------------------------------
@@ -156,6 +163,24 @@ def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, s
         if known.relations is not None and touched - known.relations:
             return None
     return read, snapshot
+
+
+def _ordered(link: Link, statement: Marked, types: tuple[int, ...]) -> tuple[Marked, Facts, Known]:
+    """The statement, its order made total where PostgreSQL takes that for the same question; and what it says of it."""
+    facts = facts_of(link, statement.sql, types)
+    known = known_to(link, facts, operators(link, facts))
+    if judge([facts.query], known).doubts == (NO_ORDER,):
+        columns = {oid: each.columns for oid, each in facts.relations.items()}
+        text = in_order(statement.sql, facts.query, columns, known)
+        if text is not None:
+            link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{LOOK}")
+            try:
+                again = facts_of(link, text, types)
+                if is_same_question(facts, again) and not judge([again.query], known).doubts:
+                    return msgspec.structs.replace(statement, sql=text), again, known
+            except (Unreadable, HeadwaterError):
+                link.script("ROLLBACK TO headwater_order")
+    return statement, facts, known
 
 
 def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from headwater.sources.postgres.analysis.engine import Facts, Relation, oids
 from headwater.sources.postgres.analysis.functions import (
@@ -13,6 +13,8 @@ from headwater.sources.postgres.analysis.functions import (
     Function,
     reasons,
 )
+from headwater.sources.postgres.analysis.order import Known
+from headwater.sources.postgres.analysis.places import Operator
 from headwater.sources.postgres.analysis.reading import WHOLE_ROW
 from headwater.sources.postgres.link import Link
 
@@ -143,6 +145,41 @@ def _unseen(each: Relation, published: set[int], partly: set[int], by_root: bool
     if each.oid in partly:
         return f"table {each.called!r} is published in part only: drop its row filter or column list"
     return ""
+
+
+# Comparisons that never fail: of one type with itself, or of integers.
+_COMPARED = "16,17,20,21,23,25,1042,1082,1083,1114,1184,1186,1266,1700,700,701,2950"
+_OPERATORS = f"""
+SELECT oid, oprname, oprleft, oprright FROM pg_operator
+WHERE oid = ANY ($1::oid[]) AND oid < 16384 AND oprname IN ('=', '<>', '<', '<=', '>', '>=')
+  AND oprleft IN ({_COMPARED}) AND (oprleft = oprright OR oprleft IN (20, 21, 23) AND oprright IN (20, 21, 23))
+"""
+_KEYS = """
+SELECT i.indrelid, k.number::int FROM pg_index i JOIN pg_class c ON c.oid = i.indrelid
+CROSS JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+WHERE i.indrelid = ANY ($1::oid[]) AND i.indisprimary AND i.indisvalid AND k.place <= i.indnkeyatts
+  AND (c.relkind = 'p' OR NOT EXISTS (SELECT 1 FROM pg_inherits h WHERE h.inhparent = c.oid))
+ORDER BY 1, k.place
+"""
+_NAMES = "SELECT oid, proname FROM pg_proc WHERE oid = ANY ($1::oid[]) AND oid < 16384"
+_ODD = "SELECT oid FROM pg_collation WHERE NOT collisdeterministic"
+_WORDS = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+
+
+def operators(link: Link, facts: Facts) -> dict[int, Operator]:
+    """The comparisons of PostgreSQL's own that a statement makes."""
+    found = link.run(_OPERATORS, [oids(facts.used.operators)]).values()
+    return {oid: Operator(_WORDS[name], left, right) for oid, name, left, right in found}
+
+
+def known_to(link: Link, facts: Facts, compared: Mapping[int, Operator]) -> Known:
+    """What `order` must know."""
+    keys: dict[int, tuple[int, ...]] = {}
+    for oid, number in link.run(_KEYS, [oids(facts.used.columns)]).values():
+        keys[oid] = (*keys.get(oid, ()), number)
+    functions = dict(link.run(_NAMES, [oids(facts.used.functions)]).values())
+    odd = frozenset(oid for (oid,) in link.run(_ODD).values())
+    return Known(keys, functions, frozenset(oid for oid, each in compared.items() if each.op == "eq"), odd)
 
 
 def read_relations(facts: Facts) -> list[Relation]:

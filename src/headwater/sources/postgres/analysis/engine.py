@@ -20,7 +20,7 @@ LOOK = "headwater_look"
 MAX_VIEWS = 1_000
 
 _TYPES = "SELECT format_type(t.oid, NULL) FROM unnest($1::oid[]) WITH ORDINALITY t(oid, place) ORDER BY place"
-_BODY = "SELECT p.prosqlbody::text, p.oid FROM pg_proc p WHERE p.oid = $1::regproc"
+_BODY = "SELECT p.prosqlbody::text, p.proargdefaults::text FROM pg_proc p WHERE p.oid = $1::regproc"
 _RELATIONS = """
 WITH RECURSIVE every (oid) AS (
   SELECT unnest($1::oid[])
@@ -67,10 +67,12 @@ class Facts(msgspec.Struct, frozen=True):
     """What is known of a statement."""
 
     query: Node
+    views: tuple[Node, ...]  # the rules of its views
     trees: tuple[str, ...]  # its own, and those of its views: what it means
     used: Used
     relations: dict[int, Relation]  # all that is read, views and children too
     children: dict[int, list[int]]  # of tables that are read with them: all below
+    is_little: bool  # the bytes of numbers in the tree begin with the lowest
 
 
 def oids(found: Collection[int]) -> Bound:
@@ -83,8 +85,9 @@ def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
 
     InvalidRequest for what does more than reading, Forbidden for a role that may not have temporary objects.
     """
-    body, text = _body(link, sql, types)
+    body, text, is_little = _body(link, sql, types)
     used, trees, relations = Used(), [text], dict[int, Relation]()
+    views: list[Node] = []
     query = _single(body)
     try:
         Reader(used).query(query)
@@ -97,7 +100,8 @@ def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
                     if each.rule is None or len(trees) > MAX_VIEWS:
                         raise Unreadable(f"the view {each.called}")
                     trees.append(each.rule)
-                    Reader(used, each.oid).query(_single([parse(each.rule)]))
+                    views.append(_single([parse(each.rule)]))
+                    Reader(used, each.oid).query(views[-1])
     except Writes:
         raise InvalidRequest(
             "a query only reads; this statement writes or locks rows", hint="Use sql.exec or data.* to write."
@@ -105,22 +109,24 @@ def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
     below: dict[int, list[int]] = {}
     for root, oid in link.run(_CHILDREN, [oids(used.heirs)]).values():
         below.setdefault(root, []).append(oid)
-    return Facts(query, tuple(trees), used, relations, below)
+    return Facts(query, tuple(views), tuple(trees), used, relations, below, is_little)
 
 
-def _body(link: Link, sql: str, types: Sequence[int]) -> tuple[list[Item], str]:
-    named = ", ".join(str(name) for (name,) in link.run(_TYPES, [array_text([str(oid) for oid in types])]).texts())
+def _body(link: Link, sql: str, types: Sequence[int]) -> tuple[list[Item], str, bool]:
+    named = [str(name) for (name,) in link.run(_TYPES, [array_text([str(oid) for oid in types])]).texts()]
+    # The default is a number that is known: it tells how PostgreSQL writes the bytes of one.
+    arguments = ", ".join([*named, "integer DEFAULT 1"])
     try:
-        link.run(f"CREATE FUNCTION pg_temp.{LOOK}({named}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END")
+        link.run(f"CREATE FUNCTION pg_temp.{LOOK}({arguments}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END")
     except Forbidden:
         raise
     except HeadwaterError as error:
         raise Unreadable(error.message) from None
-    ((text, _),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
+    ((text, one),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
     found = parse(text or "<>")
     if not isinstance(found, list):
         raise Unreadable("no statement")
-    return found, str(text)
+    return found, str(text), "[ 1 0 0 0" in str(one)
 
 
 def _single(body: list[Item]) -> Node:

@@ -41,6 +41,7 @@ class Used(msgspec.Struct):
     """All that a statement uses, by oid. A column's number is 0 for the whole row, and below it for system columns."""
 
     columns: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    counts: dict[int, int] = msgspec.field(default_factory=dict)  # in how many places a relation stands
     heirs: set[int] = msgspec.field(default_factory=set)  # tables of which the children are read, too
     functions: set[int] = msgspec.field(default_factory=set)
     operators: set[int] = msgspec.field(default_factory=set)
@@ -99,6 +100,7 @@ class Reader:
             if oid == self._own:
                 return
             self._used.columns.setdefault(oid, set())
+            self._used.counts[oid] = self._used.counts.get(oid, 0) + 1
             if entry.is_true("inh"):
                 self._used.heirs.add(oid)
             if entry["tablesample"] is not None:
