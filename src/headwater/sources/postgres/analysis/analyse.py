@@ -13,7 +13,7 @@ from headwater.model.dependency import Analysis
 from headwater.model.literal import Value
 from headwater.sources.postgres.analysis.catalogued import known_to, operators, read_relations, unseen, volatility
 from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
-from headwater.sources.postgres.analysis.epoch import epoch_of, number_in, session_of
+from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
 from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
 from headwater.sources.postgres.analysis.nodes import Unreadable
 from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge
@@ -21,8 +21,9 @@ from headwater.sources.postgres.analysis.parameters import Marked, bound_args, m
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
 from headwater.sources.postgres.link import Limit, Link, Pool
-from headwater.sources.postgres.reading import Visibility, snapshot_of
+from headwater.sources.postgres.reading import Visibility
 from headwater.sources.postgres.session import MAX_ROWS, MAX_WEIGHT
+from headwater.sources.postgres.shapes import OURS
 from headwater.sources.postgres.statements import check_allowed, check_ours
 from headwater.sources.source import Read
 
@@ -30,8 +31,9 @@ MAX_KNOWN = 10_000  # statements whose meaning is remembered
 TRIES = 5  # at a schema that is being changed all the time
 _NO_TYPE = "42P18"
 _READS = frozenset({"select", "values", "table", "with"})
-_LOCKED = """
-SELECT DISTINCT l.relation FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+_LOCKED = f"""
+SELECT DISTINCT l.relation, starts_with(c.relname, '{OURS}') OR starts_with(c.relnamespace::regnamespace::text, '{OURS}')
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
 WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 AND c.relkind NOT IN ('i', 'I', 't')
 """
 
@@ -39,8 +41,7 @@ WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 163
 class _Known(msgspec.Struct, frozen=True):
     """What a statement means in one state of the schema."""
 
-    number: int
-    session: str
+    state: State
     types: tuple[int, ...]
     analysis: Analysis
     relations: frozenset[int] | None  # that it may touch; None where that is not known
@@ -69,7 +70,7 @@ class Analyses:
         """What it means, in a state of the schema that still was there afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
-            if self._number() == found.number:
+            if self._number() == found.state.number:
                 with self._lock:
                     self._known[found.analysis.sql] = found
                     self._known.move_to_end(found.analysis.sql)
@@ -82,7 +83,7 @@ class Analyses:
         return self._pool.read(number_in, self._seconds)
 
     def _looked_at(self, link: Link, statement: Marked) -> _Known:
-        number, session = number_in(link), session_of(link)
+        state = state_in(link)
         types, columns = _described(link, statement)
         touched: frozenset[int] | None = None
         try:
@@ -91,9 +92,9 @@ class Analyses:
             touched = frozenset(each.oid for each in read_relations(facts))
         except (Unreadable, Forbidden, RecursionError) as error:
             analysis = _unknown(statement, columns, error)
-        digest = hashlib.blake2b(f"{analysis.epoch}/{session}/{types}".encode(), digest_size=12)
+        digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
         analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
-        return _Known(number, session, types, analysis, touched)
+        return _Known(state, types, analysis, touched)
 
     def _analysed(
         self, link: Link, statement: Marked, columns: tuple[str, ...], facts: Facts, known: Known
@@ -122,18 +123,25 @@ class Analyses:
 
     def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
         """See Source."""
+        known = self._known.get(analysis.sql)
         for _ in range(TRIES):
-            known = self._known.get(analysis.sql)
             if known is None:
-                known = self._understand(Marked(analysis.sql, analysis.parameters))
-            if known.analysis.epoch != analysis.epoch:
+                known = self._meaning(analysis)
+            if known is None or known.analysis.epoch != analysis.epoch:
                 return None
             found = self._answered(known, args)
             if found is not None:
                 return found
             self._pool.renew()  # a session may be older than the settings of the database or the role
-            self._understand(Marked(analysis.sql, analysis.parameters))
+            known = None
         raise _moving()
+
+    def _meaning(self, analysis: Analysis) -> _Known | None:
+        """What it means now; None where it means nothing any more."""
+        try:
+            return self._understand(Marked(analysis.sql, analysis.parameters))
+        except InvalidRequest:
+            return None
 
     def _answered(self, known: _Known, args: dict[str, Value]) -> Read | None:
         """The answer, if it was read in the state of the schema that is `known`.
@@ -144,25 +152,26 @@ class Analyses:
         bound = bound_args(known.analysis.parameters, known.types, args)
         with self._visibility.reading():
             found = self._pool.read(lambda link: _read(link, known, bound), self._seconds)
-            if found is None or self._number() != known.number:
+            if found is None or self._number() != known.state.number:
                 return None
             read, snapshot = found
             return msgspec.structs.replace(read, offset=self._visibility.seen(snapshot))
 
 
 def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, str] | None:
-    if number_in(link) != known.number or session_of(link) != known.session:
+    state = state_in(link)
+    if (state.number, state.session) != (known.state.number, known.state.session):
         return None
-    snapshot = snapshot_of(link)
     answer = link.run(known.analysis.sql, bound, known.types, limit=Limit(MAX_ROWS, MAX_WEIGHT), to_end=False)
     # One that was cut short has ended the transaction, and nobody knows what it would have touched: it has no tag.
     read = Read(answer.columns, tuple(answer.values()), 0, answer.truncated, settled=not answer.truncated)
     if not answer.truncated:
-        check_ours(link)
-        touched = {oid for (oid,) in link.again(_LOCKED).values()}
-        if known.relations is not None and touched - known.relations:
+        touched = link.again(_LOCKED).values()
+        if any(is_ours for _, is_ours in touched):
+            check_ours(link)
+        if known.relations is not None and {oid for oid, _ in touched} - known.relations:
             return None
-    return read, snapshot
+    return read, state.snapshot
 
 
 def _ordered(link: Link, statement: Marked, types: tuple[int, ...]) -> tuple[Marked, Facts, Known]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
+import msgspec
+
 from headwater.sources.postgres.analysis.catalogued import read_relations
 from headwater.sources.postgres.analysis.engine import Facts, oids
 from headwater.sources.postgres.catalogue import number_of, schema_sql
@@ -37,10 +39,19 @@ def number_in(link: Link) -> int:
     return number_of(str(text))
 
 
-def session_of(link: Link) -> str:
-    """Settings of the session that a statement's meaning depends on."""
-    ((text,),) = link.again(_SESSION).texts()
-    return str(text)
+class State(msgspec.Struct, frozen=True):
+    """What a transaction finds: the number of the schema, the settings of its session, and what it sees."""
+
+    number: int
+    session: str
+    snapshot: str
+
+
+def state_in(link: Link) -> State:
+    """Of the transaction, by one statement."""
+    sql = f"SELECT ({schema_sql(link.version)}), ({_SESSION}), pg_current_snapshot()::text"
+    ((text, session, snapshot),) = link.again(sql).texts()
+    return State(number_of(str(text)), str(session), str(snapshot))
 
 
 def epoch_of(link: Link, facts: Facts) -> str:
