@@ -21,7 +21,6 @@ from headwater.model.query import (
     Star,
     Subquery,
     TableRef,
-    With,
 )
 
 _JOINS = {"inner": "JOIN", "left": "LEFT JOIN", "right": "RIGHT JOIN", "full": "FULL JOIN", "cross": "CROSS JOIN"}
@@ -32,6 +31,7 @@ class QueryText:
 
     database = ""  # as it is called in errors
     parameter = ""  # the mark before the number of an argument
+    with_word = "WITH"
     no_limit = ""  # LIMIT where there is only an OFFSET
 
     def ident(self, name: str) -> str:
@@ -52,17 +52,13 @@ class QueryText:
 
     def query(self, query: Query) -> str:
         """A whole query, or one inside another."""
-        withs = [self.with_(each) for each in query.with_]
+        withs = [f"{self.ident(each.name)} AS ({self.query(each.query)})" for each in query.with_]
         return (
-            (f"WITH {', '.join(withs)} " if withs else "")
+            (f"{self.with_word} {', '.join(withs)} " if withs else "")
             + self.body(query.body)
             + _listed(" ORDER BY ", [self.order(order) for order in query.order_by])
             + self.window(query)
         )
-
-    def with_(self, each: With) -> str:
-        """A query that the rest calls by a name."""
-        return f"{self.ident(each.name)} AS ({self.query(each.query)})"
 
     def order(self, order: Order) -> str:
         """One thing to sort by."""

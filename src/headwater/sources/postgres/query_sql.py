@@ -9,7 +9,7 @@ from uuid import UUID
 from headwater.errors import InvalidRequest
 from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
-from headwater.model.query import Query, SetOp, With
+from headwater.model.query import Query, SetOp
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import ident
 from headwater.sources.postgres.sql import called, cast_sql, function_sql
@@ -71,24 +71,18 @@ def _quoted(value: Value, kind: str = "") -> str:
 class _QueryText(QueryText):
     """PostgreSQL's own way where it has one. Tables go by their schema: a search path means nothing here."""
 
-    database, parameter, no_limit = "PostgreSQL", "$", "ALL"
+    database, with_word, parameter, no_limit = "PostgreSQL", "WITH RECURSIVE", "$", "ALL"
 
     def __init__(self) -> None:
         self._withs: list[set[str]] = []  # names that stand for a query here
 
     def query(self, query: Query) -> str:
         """A whole query, or one inside another."""
-        self._withs.append(set())
+        self._withs.append({each.name for each in query.with_})  # each may read itself, and the others
         try:
             return super().query(query)
         finally:
             self._withs.pop()
-
-    def with_(self, each: With) -> str:
-        """A query that the rest calls by a name; inside, the name is still that of a table."""
-        text = super().with_(each)
-        self._withs[-1].add(each.name)
-        return text
 
     def ident(self, name: str) -> str:
         """A name, quoted."""

@@ -32,8 +32,8 @@ TRIES = 5  # at a schema that is being changed all the time
 _NO_TYPE = "42P18"
 _READS = frozenset({"select", "values", "table", "with"})
 _LOCKED = f"""
-SELECT DISTINCT l.relation, starts_with(c.relname, '{OURS}') OR starts_with(c.relnamespace::regnamespace::text, '{OURS}')
-FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+SELECT DISTINCT l.relation, starts_with(c.relname, '{OURS}') OR starts_with(n.nspname, '{OURS}')
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 AND c.relkind NOT IN ('i', 'I', 't')
 """
 
