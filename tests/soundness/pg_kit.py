@@ -11,6 +11,9 @@ import contextlib
 import itertools
 import random
 from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -58,12 +61,32 @@ class Instance:
         self.held: list[Seen] = []  # the newest last
 
 
+class _Slow:
+    """Tells where answers stand; something may happen between an answer and that question."""
+
+    def __init__(self, positions: Any) -> None:
+        self._positions = positions
+        self.between: Callable[[], None] | None = None
+
+    def reading(self) -> AbstractContextManager[None]:
+        found: AbstractContextManager[None] = self._positions.reading()
+        return found
+
+    def seen(self, snapshot: str) -> int:
+        between, self.between = self.between, None
+        if between is not None:
+            between()
+        return int(self._positions.seen(snapshot))
+
+
 class Kit:
     """One database for many trials."""
 
     def __init__(self, rig: PgRig) -> None:
         self.rig = rig
         self.product = Product(rig.source)  # type: ignore[arg-type]
+        self.slow: Any = _Slow(rig.source._positions)
+        rig.source._analyses._visibility = self.slow
         self.numbers = itertools.count()
         self.trials = itertools.count()
         self.other = rig.server.connect(rig.name)
@@ -191,6 +214,29 @@ class Trial:
         for sql in step.late:
             self.done.append("-- one that commits late")
             self._run(self.kit.late, sql)
+        changes: list[tuple[int, Change]] = []
+        slow = self._slowly(lambda: changes.extend(self._written(step)))
+        if self.kit.slow.between is not None:  # nobody asked
+            self.kit.slow.between = None
+            changes += self._written(step)
+        self.look(changes, slow)
+        if step.late:
+            self.done.append("-- it commits")
+            self.kit.late.commit()
+            self.look(self.kit.pull())
+
+    def _slowly(self, write: Callable[[], None]) -> dict[int, Seen]:
+        """An answer that is read before `write`, and told where it stands behind it."""
+        self.kit.slow.between = write
+        ready = [one for one in self.instances if one.analysis is not None and one.held]
+        if not ready:
+            return {}
+        instance = self.random.choice(ready)
+        found = self.answer(instance)
+        return {} if found is None else {instance.number: found}
+
+    def _written(self, step: Step) -> list[tuple[int, Change]]:
+        """Write; what was captured of it."""
         if step.own:
             self.done.append("-- by our writer")
             self.source.write(lambda session: [self._own(session, sql) for sql in step.statements]).result(30)
@@ -200,19 +246,15 @@ class Trial:
             with contextlib.suppress(psycopg.Error), self.kit.other.transaction():
                 for sql in step.statements:
                     self._run(self.kit.other, sql)
-        self.look(self.kit.pull())
-        if step.late:
-            self.done.append("-- it commits")
-            self.kit.late.commit()
-            self.look(self.kit.pull())
+        return self.kit.pull()
 
     def _own(self, session: Session, sql: str) -> None:
         with contextlib.suppress(HeadwaterError):
             session.execute(sql)
             self.done.append(f"{sql};")
 
-    def look(self, changes: list[tuple[int, Change]]) -> None:
-        """Compare every answer with those that came before."""
+    def look(self, changes: list[tuple[int, Change]], slow: Mapping[int, Seen] = MappingProxyType({})) -> None:
+        """Compare every answer with those that came before, and with one that was on its way."""
         self.tables = {}
         self.product.versions.advance()
         routed = {(key, offset) for offset, change in changes for key, _ in self.router.route(change)}
@@ -222,9 +264,9 @@ class Trial:
             matter = {offset for offset, change in changes if instance.bound.matters(change) is not None}
             if matter != {offset for key, offset in routed if key == instance.number}:
                 self.fail(instance, f"the router says otherwise than the matcher: {matter}")
-            self._check(instance, bool(matter), changes)
+            self._check(instance, bool(matter), changes, slow.get(instance.number))
 
-    def _check(self, instance: Instance, matters: bool, changes: list[tuple[int, Change]]) -> None:
+    def _check(self, instance: Instance, matters: bool, changes: list[tuple[int, Change]], slow: Seen | None) -> None:
         assert instance.analysis is not None
         now = self.answer(instance)
         if now is None:
@@ -239,7 +281,7 @@ class Trial:
             if changed and not matters:
                 told = [change for _, change in changes]
                 self.fail(instance, f"nothing matters in {told}\nwas {instance.held[-1]}\nis  {now}")
-        for before in instance.held:
+        for before in [*instance.held, *([] if slow is None else [slow])]:
             if before.rows is not None and self.product.is_current(instance.number, before.offset):
                 self.counts["304"] += 1
                 if not now.same(before, in_order):
