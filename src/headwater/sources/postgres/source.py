@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from headwater.config import PostgresConfig
-from headwater.errors import HeadwaterError, NotSupported, SourceError, Unavailable
+from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
+from headwater.sources.postgres.analysis.analyse import Analyses
 from headwater.sources.postgres.attachment import Attachment
 from headwater.sources.postgres.barriers import Barriers, Passed, Side
 from headwater.sources.postgres.catalogue import describe
@@ -30,6 +31,7 @@ from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
 from headwater.sources.postgres.positions import Positions
+from headwater.sources.postgres.query_sql import query_sql
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.sampling import sample
@@ -71,6 +73,8 @@ class PostgresSource:
         odd = self._columns.odd
         self._reading = Reading(self._pool, self._shapes, self._positions, odd, statement_seconds=seconds)
         self._predicates = Predicates(self._pool, odd)
+        publication = self._attachment.publication
+        self._analyses = Analyses(self._pool, self._positions, publication, statement_seconds=seconds)
         self._writers = Writers(connect, self._shapes, self._positions, statement_seconds=seconds)
         self._transactions: set[PostgresTx] = set()
 
@@ -289,15 +293,15 @@ class PostgresSource:
 
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL."""
-        raise _not_yet("queries of the JSON form")
+        return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
         """What one read-only statement depends on."""
-        raise _not_yet("prepared queries")
+        return self._analyses.analyse(sql)
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
-        """Run it, unless it means something else by now."""
-        raise _not_yet("prepared queries")
+        """Run it, unless it means something else by now. There are no guards."""
+        return self._analyses.answer(analysis, args)
 
     def is_read_only(self, sql: str) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
@@ -387,7 +391,3 @@ class PostgresSource:
         self._halt()
         self._side.close()
         self._pool.close()
-
-
-def _not_yet(what: str) -> NotSupported:
-    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Send it as a statement by sql.exec.")
