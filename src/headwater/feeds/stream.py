@@ -57,7 +57,7 @@ class Stream:
         self._state = HEALTHY
         self._alarm = 0  # the log reaching this offset changes the state
         self._dirty = True  # something besides the log may have changed
-        self._stopping = False
+        self._stopping: bool | HeadwaterError = False
         self._calm = False  # live, and nothing to look at but what the group publishes
         self._sent = False  # since the last tick
         self._sleeping: asyncio.Future[None] | None = None
@@ -90,9 +90,9 @@ class Stream:
         self._due_at = 0.0
         self.wake()
 
-    def stop(self) -> None:
-        """The server goes away: say good-bye and end."""
-        self._stopping, self._calm = True, False
+    def stop(self, why: HeadwaterError | None = None) -> None:
+        """The server goes away, or the reader may not stay: say good-bye, or why, and end."""
+        self._stopping, self._calm = why or True, False
         self.wake()
 
     def leave(self) -> None:
@@ -183,6 +183,8 @@ class Stream:
         return b""
 
     async def _step(self) -> bytes:
+        if isinstance(self._stopping, HeadwaterError) and self.ending is None:
+            raise self._stopping
         if self._stopping and self.ending is None:
             self._end("stopping", "the server is stopping")
             return self._due_checkpoint(last=True) + self._farewell
