@@ -327,8 +327,7 @@ class Stream:
             return b""
         if self._snapshot is None and (reason := seat.why_lost(self.cursor)):
             self._end("resnapshot_required", reason)
-            from_offset = seat.log.horizon - 1
-            return self._frame(from_offset, "resnapshot", _encode(seat.resnapshot(reason)))
+            return self._frame(seat.log.horizon - 1, "resnapshot", _encode(seat.resnapshot(reason)))
         self._skip_acked()
         found = seat.pressure(self.cursor)
         self._alarm = seat.alarm()
