@@ -68,7 +68,7 @@ class One:
         return found.ranges
 
     def find(self, one: Range) -> Span:
-        return self.ranges.find(None, "t", one.id, one.epoch)
+        return self.ranges.find(ANONYMOUS, None, "t", one.id, one.epoch)
 
     def stale(self, one: Range) -> list[Any]:
         with pytest.raises(StaleEpoch) as caught:
@@ -178,7 +178,7 @@ def test_a_range_that_never_was_is_not_found(one: One) -> None:
     one.listed()
     for id in (0, 99, other.id):
         with pytest.raises(NotFound):
-            one.ranges.find(None, "t", id, 1)
+            one.ranges.find(ANONYMOUS, None, "t", id, 1)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_tables_that_are_not_there_or_not_captured_are_refused(tmp_path: Path) -
             lambda name: one.listed(name),
             lambda name: one.describe(name),
             lambda name: one.ranges.register(ANONYMOUS, None, name, "s"),
-            lambda name: one.ranges.find(None, name, 1, 1),
+            lambda name: one.ranges.find(ANONYMOUS, None, name, 1, 1),
         ):
             with pytest.raises(NotSupported, match="not captured"):
                 call("aside")
