@@ -276,6 +276,8 @@ class PgNemesis:
             failures.append("the server met what it did not expect: " + said[said.index("Traceback") :][:3000])
         for reader in self.readers:
             if found := self._judge_reader(reader, truth):
+                lines = [f"{each.time:.3f} {each.kind} {each.offset} {str(each.body)[:200]}" for each in reader.journal]
+                (self.folder / f"{reader.name}.journal").write_text("\n".join(lines))
                 failures.append(f"{reader.name} {reader.spec} losses {reader.losses}:\n  " + "\n  ".join(found[:12]))
         assert not failures, "\n".join(failures)
         entries = sum(len(reader.journal) for reader in self.readers)
