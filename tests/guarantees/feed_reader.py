@@ -190,8 +190,8 @@ class Reader:
             self.lost(body["reason"], body)
         elif word == "backpressure":
             self.pressure = body["state"]
-        elif word == "failed" and body["code"] in LATER:
-            raise Ended
+        elif word == "failed" and (body["code"] in LATER or body["code"] == "conflict" and self.rows_due):
+            raise Ended  # among the rows: our connection before this one had not ended yet
         else:
             self.defects.append(f"{word}: {body}")
             raise Ended

