@@ -193,3 +193,19 @@ def test_feeds_tell_when_an_answer_is_stale_also_after_a_restart(live: Live, oth
     live.caught_up(sub)
     assert [each["reason"]["columns"] for each in live.changes(sub)][-1] == ["total"]
     assert get(live, query, "open", if_none_match=event["etag"]).status_code == 200
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_feed_follows_a_view_to_other_tables(live: Live, other: Any, table: str, is_first: bool) -> None:
+    other.execute(f"CREATE TABLE {table}_b(id int PRIMARY KEY)")
+    other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table}")
+    query = prepared(live, f"SELECT count(*) FROM {table}_v")
+    stream = live.get(f"/api/v1/q/{query}/events")
+    if not is_first:
+        other.execute(f"INSERT INTO {table} VALUES (20, 'open', 1)")
+        assert stream.next("invalidate").data["table"] == table
+    other.execute(f"CREATE OR REPLACE VIEW {table}_v AS SELECT id FROM {table}_b")
+    other.execute(f"INSERT INTO {table}_b VALUES (1)")
+    event = stream.next("invalidate").data
+    assert event["table"] == f"{table}_b"
+    assert get(live, query).headers["etag"] == event["etag"]
