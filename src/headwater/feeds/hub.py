@@ -32,7 +32,7 @@ from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
 from headwater.model.change import Transaction
 from headwater.model.table import Table
-from headwater.sources.source import Source
+from headwater.sources.source import Look, Source
 
 logger = logging.getLogger("headwater.feeds")
 
@@ -224,9 +224,9 @@ class Hub:
         if source.glance() is not None:
             return False
         with contextlib.suppress(HeadwaterError):
-            schema = (await self._run(source.look)).schema
-            known, self._schema = self._schema, schema
-            return known != schema
+            found: Look = await self._run(source.look)
+            known, self._schema = self._schema, found.schema
+            return known != found.schema
         return False
 
     def _read(self, after: int, upto: int) -> list[Transaction]:

@@ -189,6 +189,7 @@ def test_feeds_tell_when_an_answer_is_stale_also_after_a_restart(live: Live, oth
     assert told["pk"] == [11] and told["reason"]["condition"] == "status = 'open'"
     assert get(live, query, "open").headers["etag"] == event["etag"]
     live.restart()
+    live.until(lambda: get(live, query, "open", if_none_match=event["etag"]).status_code == 304)
     other.execute(f"UPDATE {table} SET total = 5 WHERE id = 11")
     live.caught_up(sub)
     assert [each["reason"]["columns"] for each in live.changes(sub)][-1] == ["total"]
