@@ -282,6 +282,23 @@ def test_what_the_plan_decides_cannot_be_kept(own: PgRig, sql: str, reason: str)
     assert any(reason in each for each in own.source.analyse(sql).volatile)
 
 
+@pytest.mark.parametrize(
+    ("sql", "key"),
+    [
+        ("SELECT f, id FROM u", (1,)),
+        ("SELECT u.id, t.id FROM u LEFT JOIN t ON t.id = u.tid LIMIT 5", (0, 1)),
+        ("SELECT u.id FROM u LEFT JOIN t ON t.id = u.tid", None),
+        ("SELECT id + 1 FROM u", None),
+        ("SELECT id, count(*) FROM u GROUP BY id", None),
+        ("SELECT id, generate_series(1, 2) FROM u", None),
+        ("SELECT u.id, t.id FROM u FULL JOIN t ON t.id = u.tid", None),
+        ("SELECT id FROM parent", None),
+    ],
+)
+def test_what_tells_rows_apart(own: PgRig, sql: str, key: tuple[int, ...] | None) -> None:
+    assert own.source.analyse(sql).key == key
+
+
 def test_a_column_that_rounds_or_cuts_is_compared_by_equality_alone(rig: Callable[..., PgRig]) -> None:
     own = rig("CREATE TABLE t(id int PRIMARY KEY, ts timestamptz(0), v varchar(4))")
     for condition, expected in {

@@ -210,3 +210,21 @@ def test_a_feed_follows_a_view_to_other_tables(live: Live, other: Any, table: st
     event = stream.next("invalidate").data
     assert event["table"] == f"{table}_b"
     assert get(live, query).headers["etag"] == event["etag"]
+
+
+def test_patches_and_other_formats(live: Live, other: Any, table: str) -> None:
+    query = prepared(live, f"SELECT id, total, status FROM {table} ORDER BY id")
+    for accept in ("text/csv", "application/vnd.apache.arrow.stream", "application/json"):
+        found = get(live, query, accept=accept)
+        assert found.status_code == 200 and found.content
+        assert get(live, query, accept=accept, if_none_match=found.headers["etag"]).status_code == 304
+    tag = get(live, query).headers["etag"]
+    assert live.ok("query.patch", query_id=query, base_etag=tag)["not_modified"]
+    other.execute(f"UPDATE {table} SET total = 77 WHERE id = 1")
+    after = live.ok("query.patch", query_id=query, base_etag=tag)
+    assert not after["not_modified"] and after["data"]["key"] == [0] and "77.00" in json.dumps(after)
+
+
+def test_explain_says_why(live: Live, table: str) -> None:
+    query = prepared(live, f"SELECT id FROM {table} WHERE status = $1 LIMIT 1")
+    assert "add a key to ORDER BY" in json.dumps(live.ok("query.explain", query_id=query))

@@ -16,7 +16,7 @@ from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
 from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
 from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
 from headwater.sources.postgres.analysis.nodes import Unreadable
-from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge
+from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge, row_key
 from headwater.sources.postgres.analysis.parameters import Marked, bound_args, marked, may_say_now
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
@@ -117,6 +117,7 @@ class Analyses:
             unseen=hidden,
             doubts=judged.doubts,
             is_total=is_total,
+            key=row_key(facts.query, known),
         )
 
     # --- answering ---------------------------------------------------------------------------------------------
