@@ -44,7 +44,7 @@ class _Known(msgspec.Struct, frozen=True):
     state: State
     types: tuple[int, ...]
     analysis: Analysis
-    relations: frozenset[int] | None  # that it may touch; None where that is not known
+    relations: frozenset[int] | None  # all that it may touch; None where it may be anything
 
 
 class Analyses:
@@ -89,7 +89,8 @@ class Analyses:
         try:
             statement, facts, known = _ordered(link, statement, types)
             analysis = self._analysed(link, statement, columns, facts, known)
-            touched = frozenset(each.oid for each in read_relations(facts))
+            if analysis.is_cacheable:  # what else it touches is of no account
+                touched = frozenset(each.oid for each in read_relations(facts))
         except (Unreadable, Forbidden, RecursionError) as error:
             analysis = _unknown(statement, columns, error)
         digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
