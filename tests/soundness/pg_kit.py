@@ -139,7 +139,9 @@ class Trial:
                 self.product.forget(instance.number)
             self.kit.late.rollback()
             names = ", ".join(table.name for table in self.world.tables)
-            self.kit.other.execute(f"DROP TABLE IF EXISTS {names} CASCADE".encode())
+            with self.kit.other.transaction():
+                self.kit.other.execute("SET LOCAL lock_timeout = 0")  # the server may be tidying up
+                self.kit.other.execute(f"DROP TABLE IF EXISTS {names} CASCADE".encode())
 
     def _run(self, connection: Any, sql: str) -> None:
         """What fails leaves nothing behind."""
