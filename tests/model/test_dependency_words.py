@@ -15,6 +15,7 @@ from headwater.model.dependency import (
     TopGuard,
 )
 from headwater.model.dependency_words import of_condition, of_dependency, words
+from headwater.model.literal import Date
 
 
 def test_a_place() -> None:
@@ -37,6 +38,7 @@ def test_conditions() -> None:
         (Test("c", "not_in", tuple(map(Const, range(10)))), "c not in (0, 1, 2, 3, 4, 5, 6, 7, and 2 more)"),
         (Test("c", "ne", (Const("it's"),)), "c <> 'it''s'"),
         (Test("c", "le", (Const(b"\x00"),)), "c <= x'00'"),
+        (Test("c", "le", (Const(Date("2024-01-01")),)), "c <= '2024-01-01'"),
     ]
     for condition, text in cases:
         assert of_condition(condition) == text

@@ -113,9 +113,9 @@ class Kit:
 class Trial:
     """One seed being run."""
 
-    def __init__(self, kit: Kit, seed: int, counts: Counter[str]) -> None:
+    def __init__(self, kit: Kit, seed: int, counts: Counter[str], world: World | None = None) -> None:
         self.kit, self.seed, self.counts = kit, seed, counts
-        self.world = World(seed, f"x{next(kit.trials)}_")
+        self.world = world or World(seed, f"x{next(kit.trials)}_")
         self.random = random.Random(f"trial {seed}")
         self.source, self.product = kit.rig.source, kit.product
         self.router = Router(self.source)
@@ -129,17 +129,19 @@ class Trial:
             for sql in self.world.setup:
                 self._run(self.kit.other, sql)
             self.kit.pull()
-            self.instances = [Instance(next(self.kit.numbers), self.world.query()) for _ in range(QUERIES)]
+            self.instances = [Instance(next(self.kit.numbers), query) for query in self.world.queries(QUERIES)]
             for instance in self.instances:
                 self.prepare(instance)
-            for _ in range(STEPS):
-                self.step(self.world.step())
+            for step in self.world.steps(STEPS):
+                self.step(step)
         finally:
             for instance in self.instances:
                 self.product.forget(instance.number)
             self.kit.late.rollback()
             names = ", ".join(table.name for table in self.world.tables)
-            self.kit.other.execute(f"DROP TABLE IF EXISTS {names} CASCADE".encode())
+            with self.kit.other.transaction():
+                self.kit.other.execute("SET LOCAL lock_timeout = 0")  # the server may be tidying up
+                self.kit.other.execute(f"DROP TABLE IF EXISTS {names} CASCADE".encode())
 
     def _run(self, connection: Any, sql: str) -> None:
         """What fails leaves nothing behind."""

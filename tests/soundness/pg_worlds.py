@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -18,7 +19,7 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
     "smallint": [("0", 0), ("1", 1), ("2", 2)],
     "bigint": [("0", 0), ("1", 1), ("2", 2), ("9007199254740993", 9007199254740993), ("9007199254740992", 2**53)],
     "text": [("''", ""), ("'a'", "a"), ("'A'", "A"), ("'a '", "a "), ("'b'", "b")],
-    "varchar(4)": [("''", ""), ("'a'", "a"), ("'A'", "A"), ("'a '", "a ")],
+    "varchar(2)": [("''", ""), ("'a'", "a"), ("'A'", "A"), ("'a '", "a "), ("'a  '", "a  ")],
     "char(3)": [("'a'", "a"), ("'a  '", "a"), ("'b'", "b")],
     "numeric": [("0", Decimal(0)), ("1", Decimal(1)), ("1.0", Decimal("1.0")), ("1.00", Decimal("1.00"))],
     "numeric(6,2)": [("0", Decimal(0)), ("1", Decimal(1)), ("1.005", Decimal("1.005")), ("1.01", Decimal("1.01"))],
@@ -31,6 +32,11 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
         ("'2024-01-01 02:00+02'", DateTime("2024-01-01T02:00:00+02:00")),
         ("'2024-01-01 00:00:00.5+00'", DateTime("2024-01-01T00:00:00.5+00:00")),
         ("'2023-12-31 23:59:59.999999+00'", DateTime("2023-12-31T23:59:59.999999+00:00")),
+    ],
+    "timestamptz(0)": [
+        ("'2024-01-01 00:00+00'", DateTime("2024-01-01T00:00:00+00:00")),
+        ("'2024-01-01 00:00:00.4+00'", DateTime("2024-01-01T00:00:00.4+00:00")),
+        ("'2024-01-01 00:00:00.6+00'", DateTime("2024-01-01T00:00:00.6+00:00")),
     ],
     "timestamp": [
         ("'2024-01-01 00:00'", DateTime("2024-01-01T00:00:00")),
@@ -186,6 +192,10 @@ class World:
 
     # --- queries ---------------------------------------------------------------------------------------------
 
+    def queries(self, count: int) -> list[Query]:
+        """So many of them."""
+        return [self.query() for _ in range(count)]
+
     def query(self) -> Query:
         """One query."""
         self._args, self._by_argument = {}, self.chance(0.5)
@@ -219,8 +229,9 @@ class World:
                 text += f" CROSS JOIN {other.name} {alias}"
             else:
                 a, b = self.pick(pairs)
-                is_more = self.chance(0.3) and how != "FULL JOIN"
-                extra = f" AND {self._simple(f'{alias}.', other.columns)}" if is_more else ""
+                is_more = self.chance(0.35) and how != "FULL JOIN"
+                side, of = self.pick([(alias, other), sources[0]])
+                extra = f" AND {self._simple(f'{side}.', of.columns)}" if is_more else ""
                 text += f" {how} {other.name} {alias} ON x.{a} = {alias}.{b}{extra}"
             sources.append((alias, other))
         return text, sources
@@ -288,6 +299,10 @@ class World:
         set_ = ", ".join(f"{name} = {self._value(kind, bare=True)}" for name, kind in pairs)
         return f"UPDATE {table.name} SET {set_} WHERE {where}"
 
+    def steps(self, count: int) -> Iterator[Step]:
+        """So many of them, one after the other."""
+        return (self.step() for _ in range(count))
+
     def step(self) -> Step:
         """One transaction, perhaps beside another, or a change of the schema."""
         roll = self.random.random()
@@ -314,3 +329,22 @@ class World:
         if roll < 0.85:
             return f"ANALYZE {table.name}"
         return f"ALTER TABLE {table.name} RENAME COLUMN {name} TO {name}x{self._serial}"
+
+
+class ByHand(World):
+    """One table `t`, perhaps `u`, one query, and one write after the other."""
+
+    def __init__(self, prefix: str, setup: list[str], query: str, writes: list[str]) -> None:
+        self.prefix = prefix
+        self.setup = [self._named(sql) for sql in setup]
+        self.tables = [TableSpec(f"{prefix}{name}", [], []) for name in "tu"]
+        self._query, self._writes = Query(self._named(query), {}), [Step([self._named(sql)]) for sql in writes]
+
+    def _named(self, sql: str) -> str:
+        return sql.replace(" t ", f" {self.prefix}t ").replace(" u ", f" {self.prefix}u ")
+
+    def queries(self, count: int) -> list[Query]:
+        return [self._query]
+
+    def steps(self, count: int) -> Iterator[Step]:
+        return iter(self._writes)

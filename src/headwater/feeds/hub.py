@@ -32,7 +32,7 @@ from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
 from headwater.model.change import Transaction
 from headwater.model.table import Table
-from headwater.sources.source import Source
+from headwater.sources.source import Look, Source
 
 logger = logging.getLogger("headwater.feeds")
 
@@ -65,6 +65,7 @@ class Hub:
         self.upto = self._routed = log.latest  # everything at or below was published; is being published
         self._whole = self.upto  # where the last whole transaction ends that was published
         self.ts = 0  # of the transaction that ends at `upto`; 0 in the midst of one
+        self._schema: int | None = None  # its number when a question was last understood, where that must be asked for
         self._promised = 0  # the time of the newest checkpoint: none goes back
         self.epoch = 0  # raised when continuity broke: every stream reads the log again
         log.add_listener(self._tell)
@@ -214,8 +215,24 @@ class Hub:
                     filters = [group.view.filter for group in self._groups.values()]
                     await self._run(_warm, table, [each for each in filters if each.wants(table.name)])
         if self._questions:
+            if await self._has_schema_moved():
+                self._questions.outdate()
             for group, error in (await self._questions.refresh(max(map(schema_changes, parts), default=-1))).items():
                 self._fail(group, error)
+
+    async def _has_schema_moved(self) -> bool:
+        """Whether questions may mean something else though no change tells so.
+
+        Of a database that is seen at a glance every change of the schema is in the log; others are asked.
+        """
+        source = self._source
+        if source.glance() is not None:
+            return False
+        with contextlib.suppress(HeadwaterError):
+            found: Look = await self._run(source.look)
+            known, self._schema = self._schema, found.schema
+            return known != found.schema
+        return False
 
     def _read(self, after: int, upto: int) -> list[Transaction]:
         return self._log.read(after=after, upto=upto)

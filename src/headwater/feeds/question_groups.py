@@ -101,6 +101,10 @@ class QuestionGroups:
         """Continuity broke: what was open is void, and everything may mean something else."""
         self._open, self._found, self._all_outdated = {}, {}, True
 
+    def outdate(self) -> None:
+        """Everything may mean something else."""
+        self._all_outdated = True
+
     async def refresh(self, schema: int) -> dict[Group, HeadwaterError]:
         """Understand anew what was understood before the change of the schema at `schema`; those that cannot be."""
         wanted: dict[Hashable, QueryView] = {}

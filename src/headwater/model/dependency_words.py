@@ -15,7 +15,7 @@ from headwater.model.dependency import (
     Param,
     Test,
 )
-from headwater.model.literal import Value
+from headwater.model.literal import Date, DateTime, Time, Value
 
 _SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "is", "is_not": "is not"}
 _SHOWN = 8  # of the values of a list
@@ -91,7 +91,8 @@ def _value(value: Value) -> str:
     elif isinstance(value, int | float):
         return repr(value)
     else:
-        text = "'" + str(value).replace("'", "''") + "'"
+        plain = value.iso if isinstance(value, Date | DateTime | Time) else str(value)
+        text = "'" + plain.replace("'", "''") + "'"
     return text if len(text) <= _LONG else text[:_LONG] + "…"
 
 

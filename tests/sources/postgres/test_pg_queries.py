@@ -15,6 +15,7 @@ from tests.sources.postgres.pg_source import PgRig
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.dependency_words import of_condition
 from headwater.model.literal import DateTime
+from headwater.model.query_form import parse_query
 from headwater.sources.postgres.analysis import analyse
 from headwater.sources.source import Read
 
@@ -152,6 +153,13 @@ def test_what_cannot_be_kept_says_why(own: PgRig, sql: str, reason: str) -> None
 
 
 @pytest.mark.parametrize(
+    "sql", ["SELECT liar(1) FROM u", "SELECT total(id) FROM t", "SELECT count(*) > 0 FROM pg_class"]
+)
+def test_what_cannot_be_kept_is_answered_all_the_same(own: PgRig, sql: str) -> None:
+    assert own.source.answer(own.source.analyse(sql), {}) is not None
+
+
+@pytest.mark.parametrize(
     "sql",
     [
         "INSERT INTO t(id) VALUES (1)",
@@ -249,6 +257,10 @@ def test_what_is_seen_of_a_table(own: PgRig, sql: str, columns: str | None, cond
         ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id WHERE u.tid = 3", "tid = 3", ""),
         ("SELECT t.a FROM t FULL JOIN u ON u.tid = t.id WHERE u.id = 3 OR t.id = 3", "", ""),
         ("SELECT t.a FROM t JOIN u ON 1 / u.tid = t.id WHERE t.a = 'x'", "", ""),
+        ("SELECT t.a FROM t, u WHERE t.d <= '2024-01-01' AND t.u <> $1 AND t.a <> 'x' AND t.a < 'y' AND u.f = 1",
+         "", "d <= '2024-01-01' and u <> ?1 and a <> 'x'"),
+        ("SELECT t.a FROM t, u WHERE t.s = 3 AND t.n = 1 AND u.tid = $1::bigint", "tid = ?1", ""),
+        ("SELECT t.a FROM t, u WHERE t.m = 'ok' AND u.tid = 4", "", ""),
     ],
 )  # fmt: skip
 def test_conditions_of_joins(own: PgRig, sql: str, u: str, t: str) -> None:
@@ -275,6 +287,35 @@ def test_conditions_of_joins(own: PgRig, sql: str, u: str, t: str) -> None:
 )  # fmt: skip
 def test_what_the_plan_decides_cannot_be_kept(own: PgRig, sql: str, reason: str) -> None:
     assert any(reason in each for each in own.source.analyse(sql).volatile)
+
+
+@pytest.mark.parametrize(
+    ("sql", "key"),
+    [
+        ("SELECT f, id FROM u", (1,)),
+        ("SELECT u.id, t.id FROM u LEFT JOIN t ON t.id = u.tid LIMIT 5", (0, 1)),
+        ("SELECT u.id FROM u LEFT JOIN t ON t.id = u.tid", None),
+        ("SELECT id + 1 FROM u", None),
+        ("SELECT id, count(*) FROM u GROUP BY id", None),
+        ("SELECT id, generate_series(1, 2) FROM u", None),
+        ("SELECT u.id, t.id FROM u FULL JOIN t ON t.id = u.tid", None),
+        ("SELECT id FROM parent", None),
+    ],
+)
+def test_what_tells_rows_apart(own: PgRig, sql: str, key: tuple[int, ...] | None) -> None:
+    assert own.source.analyse(sql).key == key
+
+
+def test_a_column_that_rounds_or_cuts_is_compared_by_equality_alone(rig: Callable[..., PgRig]) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, ts timestamptz(0), v varchar(4))")
+    for condition, expected in {
+        "ts < '2024-01-01 00:00:00.4'": "",
+        "ts <> '2024-01-01 00:00:00.4'": "",
+        "v <> 'abcd '": "",
+        "v = 'abcd'": "v = 'abcd'",
+    }.items():
+        (place,) = own.source.analyse(f"SELECT id FROM t WHERE {condition}").dependencies
+        assert of_condition(place.condition) == expected
 
 
 def test_an_order_is_made_total_by_the_engines_leave(own: PgRig) -> None:
@@ -453,3 +494,60 @@ def pg_session(own: PgRig) -> Any:
     made = own.server.connect(own.name)
     made.autocommit = False
     return made
+
+
+# --- the JSON form -------------------------------------------------------------------------------------------
+
+
+def col(name: str, table: str | None = None) -> dict[str, Any]:
+    return {"col": name} if table is None else {"col": name, "table": table}
+
+
+def select(projection: list[Any], *tables: Any, **more: Any) -> dict[str, Any]:
+    items = [each if "expr" in each else {"expr": each} for each in projection]
+    return {"select": {"projection": items, "from": [*tables], **more}}
+
+
+ID, U, ODD = col("id"), {"table": "u"}, {"table": 'odd one."a.b"'}
+JOINED = {"join": {"type": "left", "left": {"table": "t", "as": "x"}, "right": U,
+                   "on": {"op": "eq", "a": col("id", "x"), "b": col("tid", "u")}}}  # fmt: skip
+COUNT = {"setop": {"kind": "union", "all": True, "left": select([{"expr": {"lit": 1}, "as": "n"}]),
+                   "right": select([{"op": "add", "a": col("n"), "b": {"lit": 1}}], {"table": "w"},
+                                   where={"op": "lt", "a": col("n"), "b": {"lit": 4}})}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("form", "sql"),
+    [
+        ({"body": select([ID], U)}, "SELECT id FROM u"),
+        ({"body": select([col("*")], ODD)}, 'SELECT * FROM "odd one"."a.b"'),
+        ({"body": select([col("x y", 'odd one."a.b"')], ODD)}, 'SELECT "x y" FROM "odd one"."a.b"'),
+        ({"body": select([col("id", "x"), col("f", "u")], JOINED)},
+         "SELECT x.id, f FROM t x LEFT JOIN u ON x.id = tid"),
+        ({"body": select([{"fn": "count"}, {"fn": "total", "args": [col("f")]}], U)},
+         "SELECT count(*), coalesce(sum(f), 0) FROM u"),
+        ({"body": select([{"fn": "group_concat", "args": [ID]}], U)}, "SELECT string_agg(id::text, ',') FROM u"),
+        ({"with": [{"name": "w", "query": {"body": COUNT}}], "body": select([col("n")], {"table": "w"})},
+         "VALUES (1), (2), (3), (4)"),
+        ({"with": [{"name": "t", "query": {"body": select([ID], U)}}], "body": select([ID], {"table": "t"})},
+         "SELECT id FROM u"),
+        ({"body": select([ID], U), "order_by": [{"expr": ID, "dir": "desc"}], "limit": {"limit": 2, "offset": 1}},
+         "SELECT id FROM u ORDER BY id DESC LIMIT 2 OFFSET 1"),
+        ({"body": select([ID], U, where={"op": "eq", "a": col("tid"), "b": {"param": 0}})},
+         "SELECT id FROM u WHERE tid = 7"),
+        ({"body": select([{"lit": "it's \\ "}, {"lit": -1}, {"lit": {"t": "dec", "v": "2.50"}}, {"lit": True}])},
+         "SELECT 'it''s ' || chr(92) || ' ', -1, 2.50, true"),
+        ({"body": select([{"lit": {"t": "date", "iso": "2024-02-01"}}, {"lit": {"t": "bytes", "b64": "YQA="}}])},
+         "SELECT date '2024-02-01', '\\x6100'::bytea"),
+    ],
+)  # fmt: skip
+def test_the_json_form_is_what_it_says(own: PgRig, form: dict[str, Any], sql: str) -> None:
+    own.run("INSERT INTO u VALUES (1, 7, 1.5), (2, 7, 2), (3, 8, NULL) ON CONFLICT DO NOTHING")
+    own.run("INSERT INTO t(id) VALUES (7), (9) ON CONFLICT DO NOTHING")
+    own.run('INSERT INTO "odd one"."a.b" VALUES (1), (2) ON CONFLICT DO NOTHING')
+    query = parse_query(form)
+    text = own.source.text(query)
+    assert text == own.source.text(parse_query(form))
+    found = own.source.answer(own.source.analyse(text), {str(n + 1): 7 for n in range(len(query.parameters))})
+    assert found is not None
+    assert sorted(map(repr, found.rows)) == sorted(map(repr, own.source.read(sql).rows))

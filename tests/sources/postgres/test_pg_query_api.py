@@ -189,7 +189,42 @@ def test_feeds_tell_when_an_answer_is_stale_also_after_a_restart(live: Live, oth
     assert told["pk"] == [11] and told["reason"]["condition"] == "status = 'open'"
     assert get(live, query, "open").headers["etag"] == event["etag"]
     live.restart()
+    live.until(lambda: get(live, query, "open", if_none_match=event["etag"]).status_code == 304)
     other.execute(f"UPDATE {table} SET total = 5 WHERE id = 11")
     live.caught_up(sub)
     assert [each["reason"]["columns"] for each in live.changes(sub)][-1] == ["total"]
     assert get(live, query, "open", if_none_match=event["etag"]).status_code == 200
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_feed_follows_a_view_to_other_tables(live: Live, other: Any, table: str, is_first: bool) -> None:
+    other.execute(f"CREATE TABLE {table}_b(id int PRIMARY KEY)")
+    other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table}")
+    query = prepared(live, f"SELECT count(*) FROM {table}_v")
+    stream = live.get(f"/api/v1/q/{query}/events")
+    if not is_first:
+        other.execute(f"INSERT INTO {table} VALUES (20, 'open', 1)")
+        assert stream.next("invalidate").data["table"] == table
+    other.execute(f"CREATE OR REPLACE VIEW {table}_v AS SELECT id FROM {table}_b")
+    other.execute(f"INSERT INTO {table}_b VALUES (1)")
+    event = stream.next("invalidate").data
+    assert event["table"] == f"{table}_b"
+    assert get(live, query).headers["etag"] == event["etag"]
+
+
+def test_patches_and_other_formats(live: Live, other: Any, table: str) -> None:
+    query = prepared(live, f"SELECT id, total, status FROM {table} ORDER BY id")
+    for accept in ("text/csv", "application/vnd.apache.arrow.stream", "application/json"):
+        found = get(live, query, accept=accept)
+        assert found.status_code == 200 and found.content
+        assert get(live, query, accept=accept, if_none_match=found.headers["etag"]).status_code == 304
+    tag = get(live, query).headers["etag"]
+    assert live.ok("query.patch", query_id=query, base_etag=tag)["not_modified"]
+    other.execute(f"UPDATE {table} SET total = 77 WHERE id = 1")
+    after = live.ok("query.patch", query_id=query, base_etag=tag)
+    assert not after["not_modified"] and after["data"]["key"] == [0] and "77.00" in json.dumps(after)
+
+
+def test_explain_says_why(live: Live, table: str) -> None:
+    query = prepared(live, f"SELECT id FROM {table} WHERE status = $1 LIMIT 1")
+    assert "add a key to ORDER BY" in json.dumps(live.ok("query.explain", query_id=query))

@@ -9,7 +9,7 @@ from uuid import UUID
 from headwater.errors import InvalidRequest
 from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
-from headwater.model.query import Query, SetOp
+from headwater.model.query import Aggregate, Query, SetOp, Star
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import ident
 from headwater.sources.postgres.sql import called, cast_sql, function_sql
@@ -105,7 +105,7 @@ class _QueryText(QueryText):
         """An expression."""
         match expr:
             case Col(name, table):
-                return ident(name) if table is None else f"{ident(table)}.{ident(name)}"
+                return ident(name) if table is None else f"{_qualifier(table)}.{ident(name)}"
             case Literal(value):
                 return constant(value)
             case Call(op, args):
@@ -121,3 +121,21 @@ class _QueryText(QueryText):
                 return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
             case Queried():
                 return self.queried(expr)
+
+    def queried(self, expr: Queried) -> str:
+        """Parameters, aggregates and queries inside; some aggregates go by another name."""
+        match expr:
+            case Star(str() as table):
+                return f"{_qualifier(table)}.*"
+            case Aggregate("total", (arg,), distinct):
+                return f"coalesce(sum({'DISTINCT ' if distinct else ''}{self.expr(arg)}), 0)::double precision"
+            case Aggregate("group_concat", (arg, *rest), distinct):
+                by = self.expr(rest[0]) if rest else "','"
+                return f"string_agg({'DISTINCT ' if distinct else ''}({self.expr(arg)})::text, {by})"
+        return super().queried(expr)
+
+
+def _qualifier(name: str) -> str:
+    """A table, or another name of one, before a column of it."""
+    parts = split_name(name) if "." in name else None
+    return ident(name) if parts is None or parts[0] == "public" else f"{ident(parts[0])}.{ident(parts[1])}"

@@ -28,7 +28,8 @@ _BINARY = {
 _CASTS = {"i64": "bigint", "f64": "double precision", "str": "text", "bytes": "bytea"}
 _FUNCTIONS = {
     **{name: name for name in ("lower", "upper", "length", "octet_length", "abs", "sign", "nullif", "coalesce")},
-    **{name: name for name in ("round", "replace", "substr", "ltrim", "rtrim")},
+    **{name: name for name in ("round", "replace", "substr", "ltrim", "rtrim", "floor", "ceil", "sqrt", "exp", "ln")},
+    **{name: name for name in ("power", "concat", "concat_ws")},
     "substring": "substr",
     "trim": "btrim",
     "ifnull": "coalesce",

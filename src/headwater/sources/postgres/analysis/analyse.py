@@ -16,7 +16,7 @@ from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
 from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
 from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
 from headwater.sources.postgres.analysis.nodes import Unreadable
-from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge
+from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge, row_key
 from headwater.sources.postgres.analysis.parameters import Marked, bound_args, marked, may_say_now
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
@@ -44,7 +44,7 @@ class _Known(msgspec.Struct, frozen=True):
     state: State
     types: tuple[int, ...]
     analysis: Analysis
-    relations: frozenset[int] | None  # that it may touch; None where that is not known
+    relations: frozenset[int] | None  # all that it may touch; None where it may be anything
 
 
 class Analyses:
@@ -89,7 +89,8 @@ class Analyses:
         try:
             statement, facts, known = _ordered(link, statement, types)
             analysis = self._analysed(link, statement, columns, facts, known)
-            touched = frozenset(each.oid for each in read_relations(facts))
+            if analysis.is_cacheable:  # what else it touches is of no account
+                touched = frozenset(each.oid for each in read_relations(facts))
         except (Unreadable, Forbidden, RecursionError) as error:
             analysis = _unknown(statement, columns, error)
         digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
@@ -117,6 +118,7 @@ class Analyses:
             unseen=hidden,
             doubts=judged.doubts,
             is_total=is_total,
+            key=row_key(facts.query, known),
         )
 
     # --- answering ---------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from headwater.errors import Forbidden, HeadwaterError, InvalidRequest
+from headwater.errors import InvalidRequest, NotSupported
 from headwater.sources.postgres.analysis.nodes import Item, Node, Unreadable, parse
 from headwater.sources.postgres.analysis.reading import Reader, Used, Writes
+from headwater.sources.postgres.faults import CANCELED, state_of
 from headwater.sources.postgres.link import Link
 from headwater.sources.postgres.relations import table_name
 from headwater.sources.postgres.values import Bound, array_text
@@ -118,9 +119,9 @@ def _body(link: Link, sql: str, types: Sequence[int]) -> tuple[list[Item], str, 
     arguments = ", ".join([*named, "integer DEFAULT 1"])
     try:
         link.run(f"CREATE FUNCTION pg_temp.{LOOK}({arguments}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END")
-    except Forbidden:
-        raise
-    except HeadwaterError as error:
+    except (InvalidRequest, NotSupported) as error:
+        if state_of(error) == CANCELED:
+            raise
         raise Unreadable(error.message) from None
     ((text, one),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
     found = parse(text or "<>")

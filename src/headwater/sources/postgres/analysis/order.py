@@ -43,6 +43,7 @@ _ROUNDED = frozenset({"sum", "avg", "corr", "covar_pop", "covar_samp", "variance
 _ROUNDED |= {"stddev_pop", "stddev_samp"}
 _FLOATS = frozenset({700, 701})
 _SHAPING = ("setOperations", "limitCount", "limitOffset", "distinctClause", "groupClause", "groupingSets", "havingQual")
+_MERGING = ("setOperations", "distinctClause", "groupClause", "groupingSets", "havingQual")
 NO_ORDER = "the order of its rows is not determined: add a key to ORDER BY"
 Cell = tuple[int, int]  # place of a table, number of a column
 
@@ -228,6 +229,18 @@ def keys_of(query: Node, known: Known) -> list[Cell]:
         return _Keys(query, known).cells()
     except _Undecided:
         return []
+
+
+def row_key(query: Node, known: Known) -> tuple[int, ...] | None:
+    """The places in the answer of columns that tell its rows apart; None where they are not all there."""
+    if any(query[name] is not None for name in _MERGING) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
+        return None
+    try:
+        cells = _Keys(query, known).cells()
+    except _Undecided:
+        return None
+    shown = [_cell(bare(each["expr"])) for each in query.items("targetList") if not each.is_true("resjunk")]
+    return tuple(shown.index(cell) for cell in cells) if cells and set(cells) <= set(shown) else None
 
 
 class _Undecided(Exception):

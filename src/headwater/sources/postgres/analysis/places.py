@@ -140,7 +140,11 @@ class _Of:
         if not self._is_column(left):
             left, right, op = right, left, _TURNED[op]
         self._check(found, op, node)
-        return Test(self._column(left, None), op, (self._operand(right),))
+        column = self._column(left, None)
+        if op != "eq" and bare(left)["vartypmod"] != "-1":
+            # The column would round or cut what it is compared with; the comparison does not.
+            raise Unclear
+        return Test(column, op, (self._operand(right),))
 
     def _among(self, node: Node) -> Condition:
         found = self._of.operators[node.number("opno")]
