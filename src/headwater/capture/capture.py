@@ -28,7 +28,7 @@ logger = logging.getLogger("headwater.capture")
 
 STAGE = 512  # changes staged at a time: one block
 GATHER = 8  # parts of a transaction that are waited for, so that it is staged with others; a larger one goes alone
-FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
+FLUSH_CHANGES = 8_192  # staged changes that do not wait for the clock: one fsync for so many, far behind
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
 PASS_SECONDS = 0.002  # between two passes under load: commits that come together go out together
 CLOSE_SECONDS = 0.1  # between two closed times

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 import msgspec
 
@@ -13,6 +12,7 @@ from headwater.model.table import Row
 
 BLOCK_CHANGES = 512  # a seek decodes one block: small enough for well under a millisecond
 BLOCK_BYTES = 8 << 20  # about what is encoded at once of large rows
+_SIZED = (str, bytes)
 
 
 def in_order(parts: Iterable[Transaction], *, after: int, ts: int) -> Iterator[Transaction]:
@@ -117,8 +117,6 @@ def estimated_bytes(part: Transaction) -> int:
 
 
 def _row_bytes(row: Row | None) -> int:
-    return 0 if row is None else sum(map(_value_bytes, row))
-
-
-def _value_bytes(value: Any) -> int:
-    return 32 + len(value) if isinstance(value, (str, bytes)) else 32
+    if row is None:
+        return 0
+    return 32 * len(row) + sum([len(value) for value in row if isinstance(value, _SIZED)])

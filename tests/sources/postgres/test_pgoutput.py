@@ -2,6 +2,7 @@
 
 import functools
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -45,6 +46,8 @@ from headwater.sources.postgres.pgoutput import (
     Type,
     Update,
     decode,
+    decode_begin,
+    decode_commit,
 )
 from headwater.sources.postgres.row_plan import HEAD, Careful
 from headwater.sources.postgres.rows import RowDecoders
@@ -101,6 +104,14 @@ def test_inside_a_stream_block_these_carry_their_transaction(kind: bytes) -> Non
         if message[:1] == kind:
             found = decode(kind + struct.pack(">I", 99) + message[1:], in_stream=True)
             assert found == type(meaning)(**{f: getattr(meaning, f) for f in meaning.__struct_fields__} | {"xid": 99})
+
+
+@pytest.mark.parametrize(("soon", "message"), [(decode_begin, pg.begin(7, 100)), (decode_commit, pg.commit(100))])
+def test_begins_and_commits_are_read_sooner_and_alike(soon: Callable[[bytes], Decoded], message: bytes) -> None:
+    assert soon(message) == decode(message)
+    for odd in (message[:-1], message + b"x", message[:1], b""):
+        with pytest.raises(BadMessage):
+            soon(odd)
 
 
 @given(st.binary(max_size=60), st.booleans())

@@ -23,8 +23,6 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.sources.postgres import rows
 from headwater.sources.postgres.frames import DATA, DATA_HEAD, BadMessage, lsn_text, unix_ms
 from headwater.sources.postgres.pgoutput import (
-    Begin,
-    Commit,
     Message,
     Relation,
     StreamAbort,
@@ -33,6 +31,8 @@ from headwater.sources.postgres.pgoutput import (
     Truncate,
     Type,
     decode,
+    decode_begin,
+    decode_commit,
 )
 from headwater.sources.postgres.relations import Announcement, Relations
 from headwater.sources.postgres.row_plan import HEAD, Decode, Get
@@ -186,7 +186,7 @@ class Assembly:
     # --- a transaction whose rows come ---------------------------------------------------------------------
 
     def _begin(self, message: bytes) -> Iterable[Item]:
-        found = _expect(Begin, message)
+        found = decode_begin(message)
         if self._head is not None or self._stream is not None:
             raise BadMessage(f"transaction {found.xid} begins inside another one")
         self._open(_Head(found.xid, found.lsn, unix_ms(found.commit_us)))
@@ -203,7 +203,7 @@ class Assembly:
         self._rows = _NOBODY if self._skip else self._relations.rows
 
     def _commit(self, message: bytes) -> Iterable[Item]:
-        return self._finish(_expect(Commit, message).end)
+        return self._finish(decode_commit(message).end)
 
     def _finish(self, end: int) -> list[Item]:
         if self._head is None:

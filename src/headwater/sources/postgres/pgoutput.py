@@ -361,6 +361,20 @@ _PLAIN: dict[int, Callable[[_Reader], Decoded]] = {
 }
 
 
+def decode_begin(data: bytes) -> Begin:
+    """A Begin, as `decode` reads it, but sooner: every transaction has one."""
+    if len(data) != 1 + _BEGIN.size:
+        _Reader(data).bad("it has not the length of a begin")
+    return Begin(*_BEGIN.unpack_from(data, 1))
+
+
+def decode_commit(data: bytes) -> Commit:
+    """The same of its end."""
+    if len(data) != 1 + _END.size:
+        _Reader(data).bad("it has not the length of a commit")
+    return Commit(*_END.unpack_from(data, 1))
+
+
 def decode(data: bytes, *, in_stream: bool = False) -> Decoded:
     """One message; BadMessage. `in_stream`: it came between StreamStart and StreamStop."""
     reader = _Reader(data)

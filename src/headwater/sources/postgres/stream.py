@@ -25,6 +25,7 @@ from headwater.errors import HeadwaterError, SourceError, SourceMismatch
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
 from headwater.model.repeats import Repeats, counted
+from headwater.sources.postgres import rows
 from headwater.sources.postgres.assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.catalogue import Facts
 from headwater.sources.postgres.connection import Connection, Server
@@ -90,6 +91,7 @@ class Stream:
 
     def start(self) -> None:
         """Begin where `held` stands."""
+        logger.info("rows of %s are decoded by the %s decoder", self.server.name, rows.twin().name)
         self._thread.start()
 
     def stop(self) -> None:
@@ -278,7 +280,7 @@ class _Pump:
         self._keeper.logged(item, upto)
         if item.last or not self._held.has_room:
             self._keeper.arrived()
-        while not self._held.wait_for_room(self._interval / 2):
+        while not (self._held.has_room or self._held.wait_for_room(self._interval / 2)):
             self._tell()
             self._heard_at = time.monotonic()  # we did not listen
             if self._is_over():
