@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMPILED := src/headwater/sources/postgres/rows_compiled.pyx
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
 WORKERS := 2 --dist worksteal
@@ -19,7 +20,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml hatch_build.py $(COMPILED)
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.11 or newer is needed: install python3 and python3-venv"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; PYTHON=/path/to/python3.11 make …"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }

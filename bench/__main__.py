@@ -12,7 +12,10 @@ from bench import (
     log,
     microbatch,
     not_modified,
+    pg_drain,
+    pg_latency,
     pg_snapshot,
+    pg_transaction,
     pull,
     restart,
     routing,
@@ -40,6 +43,9 @@ ALL = {
     "routing": routing.main,
     "not_modified": not_modified.main,
     "asking": asking.main,
+    "pg_drain": pg_drain.main,
+    "pg_latency": pg_latency.main,
+    "pg_transaction": pg_transaction.main,
 }
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def served(folder: Path, retention: int | None = None) -> Iterator[httpx.Client]
     config = Config(data=str(folder))
     app = App(config if retention is None else replace(config, log=LogConfig(retention_events=retention)))
     app.start()
-    server = Server(ServeConfig(http="127.0.0.1:0"), Api.over(app), app.open_feeds)
+    server = Server(ServeConfig(http="127.0.0.1:0"), Api.over(app), app.open_feeds, folder)
     started = threading.Event()
     stops: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
 
@@ -79,11 +79,12 @@ class Remembered:
     """Fills in what only a running server knows: the newest transaction and the newest tag."""
 
     def __init__(self) -> None:
-        self.tx = self.tag = self.etag = ""
+        self.tx = self.tag = self.etag = self.key = ""
 
     def note(self, result: Any) -> None:
         if isinstance(result, dict):
             self.tx, self.tag = result.get("tx", self.tx), result.get("etag", self.tag)
+            self.key = result["id"] if "token" in result else self.key
 
     def fill(self, value: Any) -> Any:
         match value:
@@ -95,6 +96,8 @@ class Remembered:
                 return self.tx
             case '"row:…"':
                 return self.tag
+            case "abcdefghijkl":
+                return self.key
             case _:
                 return value
 

@@ -42,6 +42,7 @@ HOME = {  # library -> the folders (or files) that may import it
     "prometheus_client": {"serve"},
     "pyarrow": {"model/arrow.py", "feeds", "serve", "ranges", "client", "pipeline"},
     "grpc": {"serve"},
+    "jwt": {"serve"},
     "rich": {"cli"},
     "sqlglot": {"sources", "queries"},
 }

@@ -158,11 +158,15 @@ class Live:
         """The changes of one page."""
         return self.poll(sub, **params)["events"]
 
-    def caught_up(self, sub: dict[str, Any]) -> int:
-        """The offset behind all that was committed before: a busy log may be longer on its way than one poll waits."""
+    def whole(self, sub: dict[str, Any]) -> dict[str, Any]:
+        """A page with all that was committed before: a busy log may be longer on its way than one poll waits."""
         pages: list[dict[str, Any]] = []
         self.until(lambda: pages.append(self.poll(sub)) or pages[-1]["caught_up"])  # type: ignore[func-returns-value]
-        return int(pages[-1]["next_offset"])
+        return pages[-1]
+
+    def caught_up(self, sub: dict[str, Any]) -> int:
+        """The offset behind all that was committed before."""
+        return int(self.whole(sub)["next_offset"])
 
     # --- streams -----------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from headwater.feeds.subscriptions import Subscriptions
 from headwater.model.change import Change, Op
 from headwater.model.principal import Principal
 
-ANN = Principal("ann", "reader")
+ANN = Principal("ann", "viewer")
 
 
 class Only:

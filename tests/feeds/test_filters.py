@@ -18,6 +18,8 @@ from tests.feeds.sources import (
     PAIRED,
     SOURCE,
     TABLES,
+    Comparison,
+    FilterSource,
     at,
     filters,
     histories,
@@ -27,7 +29,7 @@ from tests.feeds.sources import (
     rows,
 )
 
-from headwater.errors import InvalidRequest
+from headwater.errors import InvalidRequest, SourceError
 from headwater.feeds.filters import Cut, Filter
 from headwater.feeds.options import Options, Shard
 from headwater.feeds.rule import same, share
@@ -377,6 +379,19 @@ def test_a_filter_that_does_not_fit_its_table_says_why(table: Table, parts: dict
     with pytest.raises(InvalidRequest, match=why) as caught:
         made(table, **parts).interest(table)
     assert caught.value.hint
+
+
+class Away(FilterSource):
+    """Its database does not answer now."""
+
+    def condition(self, table: Table, where: str) -> Comparison:
+        raise SourceError("cannot connect")
+
+
+def test_a_database_that_is_away_says_nothing_about_the_filter() -> None:
+    found = Filter(Options(db="main", tables=(NUMBERED.name,), where="size = 1"), Away("main", NUMBERED))
+    with pytest.raises(SourceError, match="cannot connect"):
+        found.interest(NUMBERED)
 
 
 def test_a_key_without_an_order_matters_only_to_filters_by_key() -> None:

@@ -40,7 +40,7 @@ from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscripti
 from headwater.feeds.subscriptions import Subscriptions
 from headwater.model.principal import Principal
 
-OWNER, ANN, BOB = Principal("root"), Principal("ann", "reader"), Principal("bob", "reader")
+OWNER, ANN, BOB = Principal("root"), Principal("ann", "viewer"), Principal("bob", "viewer")
 PLAIN = Options(db="main", tables=("t",))
 RICH = Options(
     db="main",

@@ -334,6 +334,33 @@ def test_who_was_too_slow_reads_the_log_and_is_told_when_it_caught_up(monkeypatc
     in_loop(work)
 
 
+def test_for_who_is_far_behind_nothing_is_published_until_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
+    monkeypatch.setattr(stream_module, "PAGE", 5)
+
+    async def work() -> None:
+        fed = Fed()
+        for id in range(40):
+            fed.commit(insert(id))
+        async with place(fed) as here:
+            reading = here.read(cursor=0)
+            reading.stalled.clear()
+            await moments(20)
+            for id in range(40, 80):
+                fed.commit(insert(id))
+                await moments(2)
+            assert not here.hub._groups
+            reading.stalled.set()
+            await reading.idle()
+            assert len(here.hub._groups) == 1
+            fed.commit(insert(80))
+            await reading.idle()
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert words(reading.frames).count("caught_up") == 1
+
+    in_loop(work)
+
+
 def test_a_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (group_module, stream_module):
         monkeypatch.setattr(module, "PIECE", 4000)

@@ -29,7 +29,7 @@ from server_process import Asking, Gone, Refused, ServerProcess
 
 from headwater.model.clock import parse_ts, ts_ms
 
-LATER = {"unavailable", "busy", "limit_exceeded"}  # come again in a moment
+LATER = {"unavailable", "busy", "limit_exceeded", "source_error"}  # come again in a moment
 GIVE_UP = -2  # a goal
 OPS = ("insert", "update", "delete", "schema_change", "truncate")
 
@@ -54,6 +54,7 @@ class Reader:
         self.base: int | None = None  # never seek behind this
         self.has_shown = not self.rows_due  # that it has the rows: by an ack, or by an offset
         self.is_paused = False
+        self.trusts_time = True  # a checkpoint later than the last row of a snapshot is past all of them
         self.sleepy = 0.1 if dice.random() < 0.4 else 0.0  # how often it forgets to read for a while
         self.losses: list[str] = []
         self.pressure = "healthy"  # the last it was told of
@@ -189,6 +190,8 @@ class Reader:
             self.lost(body["reason"], body)
         elif word == "backpressure":
             self.pressure = body["state"]
+        elif word == "failed" and body["code"] in LATER:
+            raise Ended
         else:
             self.defects.append(f"{word}: {body}")
             raise Ended
@@ -211,7 +214,7 @@ class Reader:
         self.last = max(self.last or 0, offset)
 
     def hear_checkpoint(self, ts: int, offset: int) -> None:
-        if self.base is None and ts_ms(ts) > self._window:
+        if self.trusts_time and self.base is None and ts_ms(ts) > self._window:
             self.caught_up(offset)  # whoever knows everything up to a time after the rows is past them
         self.note(CHECKPOINT, offset, ts=ts)
         self.last = max(self.last or 0, offset)

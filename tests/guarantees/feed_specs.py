@@ -22,18 +22,21 @@ WHERES = (
 )
 
 
-def specs(dice: random.Random, number: int) -> list[Spec]:
+Wheres = tuple[tuple[str, str], ...]
+
+
+def specs(dice: random.Random, number: int, wheres: Wheres = WHERES) -> list[Spec]:
     """One of each transport first, then by the dice; the first sees everything from the beginning."""
     transports = list(dict.fromkeys(TRANSPORTS))
     transports += [dice.choice(TRANSPORTS) for _ in range(number - len(transports))]
     found = [Spec(transport="sse", start="earliest")]
-    return found + [_spec(dice, transport) for transport in transports[: number - 1]]
+    return found + [_spec(dice, transport, wheres) for transport in transports[: number - 1]]
 
 
-def _spec(dice: random.Random, transport: str) -> Spec:
+def _spec(dice: random.Random, transport: str, wheres: Wheres) -> Spec:
     start = dice.choice(("earliest", "latest", "snapshot", "snapshot"))
     both = start == "snapshot" or dice.random() < 0.8
-    more = _filter(dice)
+    more = _filter(dice, wheres)
     if transport in ("ndjson", "changes_sse") and len(more.get("tables", ())) > 1:
         more["tables"] = more["tables"][:1]
     if start == "snapshot":
@@ -50,7 +53,7 @@ def _spec(dice: random.Random, transport: str) -> Spec:
     )
 
 
-def _filter(dice: random.Random) -> dict[str, Any]:
+def _filter(dice: random.Random, wheres: Wheres) -> dict[str, Any]:
     low = dice.randrange(40)
     match dice.randrange(11):
         case 0:
@@ -66,12 +69,12 @@ def _filter(dice: random.Random) -> dict[str, Any]:
         case 4:
             return {"tables": ("pair",), **_spans(dice)}
         case 5 | 6 | 7:
-            table, where = dice.choice(WHERES)
+            table, where = dice.choice(wheres)
             return {"tables": (table,), "params": {"where": where}, "condition": where}
         case 8:
             return {"tables": ("item",), "columns": ("n", "name")}
         case 9:
-            table, where = WHERES[0]
+            table, where = wheres[0]
             return {"tables": (table,), "params": {"where": where}, "condition": where, "columns": ("mark", "n")}
         case _:
             return {"tables": ("item", "ledger"), "ops": ("delete", "insert")}

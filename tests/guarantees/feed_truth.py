@@ -7,6 +7,7 @@ the documented hash of `shard`.
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -17,13 +18,14 @@ import msgspec
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_text
-from headwater.model.literal import Value, to_lit, to_plain
+from headwater.model.literal import UNAVAILABLE, Value, to_lit, to_plain
 from headwater.model.table import Row, Table
 from headwater.sources.sqlite.order import order
 from headwater.sources.sqlite.values import to_stored
 
 DB = "main"
 DEFAULT = "d"  # what every column that is added begins with
+ENDS = re.compile(r"(DROP TABLE|ALTER TABLE .* RENAME TO) ", re.DOTALL)  # schema changes after which a name is free
 Keyed = tuple[str, str]  # a table, and a key of it as JSON
 Named = dict[str, Value]  # a row by the names of its columns, hidden ones included
 
@@ -86,14 +88,20 @@ class Base(msgspec.Struct):
 class Truth:
     """All transactions in order, over all generations."""
 
-    def __init__(self, parts: Iterable[Transaction], bases: Iterable[Base] = ()) -> None:
-        self.bases = list(bases)
+    def __init__(
+        self, parts: Iterable[Transaction], bases: Iterable[Base] = (), *, added: str | None = DEFAULT
+    ) -> None:
+        """`added` is what every row has in a column that came later."""
+        self.bases, self.added = list(bases), added
         self.changes = [
             Seen(offset, part.start + place, part.last and place + 1 == len(part.changes), part, change)
             for part in parts
             for place, (offset, change) in enumerate(zip(range(part.first, part.upto + 1), part.changes, strict=True))
         ]
         self.by_offset = {each.offset: each for each in self.changes}
+        self.shapes: dict[str, Table] = {}  # the first one of every name: that of the rows that were there before
+        for each in self.changes:
+            self.shapes.setdefault(each.change.table.name, each.change.table)
         self._starts = [base.offset for base in self.bases]
         self._whole: dict[str, Expected] = {}
         # Told straight from the database and then, after a crash, given a later time: until the log holds a
@@ -138,8 +146,10 @@ class Expected:
         self.truth, self.spec = truth, spec
         self.bodies: dict[int, dict[str, Any]] = {}
         self._now: dict[Keyed, Named] = {}  # rows as they are, whether they pass or not
-        self.tables = dict(tables or {})
+        self.tables = dict(tables or truth.shapes)
+        self.void: set[str] = set()  # tables that must be read again: the changes do not tell them any more
         self._versions: dict[Keyed, tuple[list[int], list[Any]]] = {}
+        self._touched: tuple[list[int], list[Keyed]] = [], []  # every version, in the order of offsets
         self._inside = _Inside(truth, spec)
         bases = list(truth.bases)
         for seen in truth.changes:
@@ -153,6 +163,11 @@ class Expected:
     def between(self, after: int, upto: int) -> list[int]:
         """The offsets in (after, upto] that must be delivered."""
         return self.offsets[bisect_right(self.offsets, after) : bisect_right(self.offsets, upto)]
+
+    def touched(self, after: int, upto: int) -> list[Keyed]:
+        """The rows that are, or may be, others at `upto` than at `after`."""
+        offsets, keys = self._touched
+        return keys[bisect_right(offsets, after) : bisect_right(offsets, upto)]
 
     def state(self, offset: int) -> dict[Keyed, Any]:
         """The table under the filter at `offset`, as images look."""
@@ -173,15 +188,20 @@ class Expected:
         change, table = seen.change, seen.change.table
         if change.op is Op.SCHEMA_CHANGE:
             self._reshape(seen)
-        else:
+        elif change.op is Op.TRUNCATE:
+            self._empty(table.name, seen.offset)
+        elif table.name not in self.void:
             before, after = change.before, change.after
             old = None if before is None else self.key(table, before)
             new = None if after is None else self.key(table, after)
+            had = {} if old is None else self._now.get(old, {})
             if old is not None and old != new:
                 self._now.pop(old, None)
                 self._version(old, seen.offset, None)
             if new is not None and after is not None:
-                self._now[new] = named = dict(zip(table.names, after, strict=True))
+                pairs = zip(table.names, after, strict=True)
+                named = {name: had.get(name) if value is UNAVAILABLE else value for name, value in pairs}
+                self._now[new] = named
                 inside = self._inside(seen.offset, 1)
                 self._version(new, seen.offset, self._image(table, named) if inside else None)
         if self.spec.wants(table.name) and (body := self._body(seen)) is not None:
@@ -192,17 +212,32 @@ class Expected:
             offsets, images = self._versions.setdefault(key, ([], []))
             offsets.append(offset)
             images.append(image)
+            self._touched[0].append(offset)
+            self._touched[1].append(key)
 
     def _reshape(self, seen: Seen) -> None:
-        """A column was added: every row has it now."""
-        table = seen.change.table
+        """Columns were added, and every row has them now; or went. Or the rows must be read again, or are gone."""
+        table, ddl = seen.change.table, seen.change.ddl or ""
+        if seen.change.resnapshot or ENDS.match(ddl):
+            self._empty(table.name, seen.offset)
+            self.void.discard(table.name)
+            self.void |= {table.name} if seen.change.resnapshot else set()
         known, self.tables[table.name] = self.tables.get(table.name), table
-        added = [] if known is None else [name for name in table.names if name not in known.index]
+        if known is None or known.names == table.names:
+            return
         for key, row in self._now.items():
-            if key[0] == table.name and added:
-                row.update(dict.fromkeys(added, DEFAULT))
+            if key[0] == table.name:
+                was = dict(row)
+                row.clear()
+                row.update({name: was.get(name, self.truth.added) for name in table.names})
                 if self.image(key, seen.offset) is not None:
                     self._version(key, seen.offset, self._image(table, row))
+
+    def _empty(self, table: str, offset: int) -> None:
+        """No row is left."""
+        for key in [key for key in self._now if key[0] == table]:
+            del self._now[key]
+            self._version(key, offset, None)
 
     def _rebase(self, base: Base) -> None:
         for key in self._versions:
@@ -242,6 +277,8 @@ class Expected:
         }
         if op == "schema_change":
             return body | {"ddl": change.ddl or "", "resnapshot": change.resnapshot}
+        if op == "truncate":
+            return body
         before = None if op == "insert" else change.before
         after = None if op == "delete" else change.after
         self._name_key(body, table, before, after)

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from feed_journal import BEGIN, CAUGHT_UP, CHANGE, CHECKPOINT, LOADED, REACHED, ROW, ROWS, Entry, Step, walk
-from feed_truth import Expected, Keyed, dumps
+from feed_truth import ENDS, Expected, Keyed, dumps
 from validators import Validator
 
 from headwater.model.clock import parse_ts
 
 SETTLED = ("op", "table", "pk", "pk_before", "before", "after", "ddl")  # the rest may change once, by a crash
+LACKS = {"t": "unavailable"}
 MARKS = (REACHED, CAUGHT_UP, CHECKPOINT)  # "everything up to here"
 
 
@@ -255,13 +256,18 @@ class Folded(FeedValidator):
     def __init__(self) -> None:
         super().__init__()
         self._rows: dict[Keyed, Any] = {}
+        self._void: set[str] = set()  # tables of which it was told to read them again
         self._knows = False
+        self._equal_at: int | None = None  # where all rows were compared; None: nowhere since they were set anew
+        self._dirty: set[Keyed] = set()  # rows it was told of since
         self.checks = 0
 
     def step(self, step: Step, expected: Expected) -> None:
         entry = step.entry
         if not expected.spec.folds:
             return
+        if entry.kind not in (CHANGE, *MARKS):
+            self._equal_at = None
         match entry.kind:
             case "begin" if not self._knows:  # it begins with what is there
                 self._rows, self._knows = expected.state(entry.offset), True
@@ -282,50 +288,66 @@ class Folded(FeedValidator):
                 self._compare(entry, expected)
 
     def _upsert(self, body: dict[str, Any], expected: Expected) -> None:
-        if body["op"] == "schema_change":
+        self._equal_at = None
+        if body["op"] in ("schema_change", "truncate"):
             return self._reshape(body, expected)
-        for key in keys_of(body):
-            self._rows.pop(key, None)
+        held: Any = None
+        for key in keys_of(body)[::-1]:
+            held = self._rows.pop(key, held)
         if body["op"] != "delete":
-            self._rows[key_of(body)] = body["after"]
+            self._rows[key_of(body)] = filled(body["after"], held)
         return None
 
     def _apply(self, body: dict[str, Any], expected: Expected) -> None:
-        if body["op"] == "schema_change":
+        if body["op"] in ("schema_change", "truncate"):
             self._reshape(body, expected)
             return
+        if body["table"] in self._void:
+            return
         old, new = keys_of(body)
+        self._dirty |= {old, new}
         held = self._rows.pop(old, None)
         if body["op"] == "insert":
             if held is not None:
                 self.fail(f"{body['offset']} inserts {new}, which is there")
         elif held is None:
             self.fail(f"{body['offset']} is a {body['op']} of {old}, which is not there")
-        elif "before" in body and dumps(held) != dumps(body["before"]):
+        elif "before" in body and dumps(held) != dumps(filled(body["before"], held)):
             self.fail(f"{body['offset']}: before is {dumps(body['before'])}, and there was {dumps(held)}")
         if body["op"] != "delete":
             if new in self._rows:
                 self.fail(f"{body['offset']} moves a row to {new}, which is there")
-            self._rows[new] = body["after"]
+            self._rows[new] = filled(body["after"], held)
 
     def _reshape(self, body: dict[str, Any], expected: Expected) -> None:
-        """A column was added; its default is what the table says."""
-        for key in self._rows:
-            if key[0] == body["table"]:
-                self._rows[key] = (expected.image(key, body["offset"]) or {}) | self._rows[key]
+        """A column was added; its default is what the table says. Or one went; or all rows did."""
+        table, self._equal_at = body["table"], None
+        if body["op"] == "truncate" or body["resnapshot"] or ENDS.match(body["ddl"]):
+            self._rows = {key: row for key, row in self._rows.items() if key[0] != table}
+            self._void.discard(table)
+            self._void |= {table} if body.get("resnapshot") else set()
+        for key, row in self._rows.items():
+            image = expected.image(key, body["offset"])
+            if key[0] == table and image is not None:
+                self._rows[key] = {name: row.get(name, value) for name, value in image.items()}
 
     def _compare(self, entry: Entry, expected: Expected) -> None:
+        """All rows; or, where they were equal before, those that either side has touched since."""
         self.checks += 1
-        wanted = expected.state(entry.offset)
-        odd = [key for key in self._rows.keys() | wanted.keys() if self._odd(key, wanted)]
+        if self._equal_at is None or entry.offset < self._equal_at:
+            wanted = expected.state(entry.offset)
+            keys = self._rows.keys() | wanted.keys()
+        else:
+            keys = self._dirty.union(expected.touched(self._equal_at, entry.offset))
+            wanted = {key: expected.image(key, entry.offset) for key in keys}
+        odd = [key for key in keys if dumps(self._rows.get(key)) != dumps(wanted.get(key))]
+        self._equal_at = entry.offset
+        self._dirty.clear()
         if odd:
             key = sorted(odd)[0]
             mine, theirs = dumps(self._rows.get(key)), dumps(wanted.get(key))
             self.fail(f"at {entry.kind} {entry.offset} {len(odd)} rows differ; {key} is {mine}, in the table {theirs}")
-            self._rows = wanted  # one fault is told once
-
-    def _odd(self, key: Keyed, wanted: Mapping[Keyed, Any]) -> bool:
-        return dumps(self._rows.get(key)) != dumps(wanted.get(key))
+            self._rows = expected.state(entry.offset)  # one fault is told once
 
 
 class Bounded(Validator):
@@ -349,6 +371,13 @@ class Isolated(Validator):
         if late:
             mark = max(late, key=lambda each: late[each])
             self.fail(f"{name} saw {len(late)} of {len(sent)} late, {mark} by {late[mark]:.2f} s")
+
+
+def filled(image: Any, held: Any) -> Any:
+    """An image with what the database did not send taken from the row as it was."""
+    if not isinstance(held, dict):
+        return image
+    return {name: held.get(name) if value == LACKS else value for name, value in image.items()}
 
 
 def halved(body: dict[str, Any], op: str) -> dict[str, Any]:

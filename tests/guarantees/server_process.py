@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,10 @@ class Asking:
 class ServerProcess:
     """`headwater serve` over one data folder. Settings go to it by a file: no variable of the test leaks in."""
 
-    def __init__(self, folder: Path, settings: str = "", http: str = "127.0.0.1:0") -> None:
-        self.folder, self._http = folder, http
+    def __init__(
+        self, folder: Path, settings: str = "", http: str = "127.0.0.1:0", databases: Sequence[str] = ()
+    ) -> None:
+        self.folder, self._http, self._databases = folder, http, databases
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "headwater.toml"
         self._config.write_text(settings)
@@ -68,7 +71,7 @@ class ServerProcess:
     def launch(self) -> None:
         """Start without waiting: to be killed on the way up."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
-        command = [sys.executable, "-m", "headwater", "serve", "--config", str(self._config)]
+        command = [sys.executable, "-m", "headwater", "serve", *self._databases, "--config", str(self._config)]
         self._process = subprocess.Popen(
             [*command, "--data", str(self.folder), "--http", self._http],
             stdout=subprocess.PIPE,

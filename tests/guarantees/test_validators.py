@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 from fold import raw_row
-from validators import Atomic, CompleteInTheLog, Durable, NeverRewritten, Ordered, Placed, placed
+from validators import Answered, Atomic, CompleteInTheLog, Constant, Durable, NeverRewritten, Ordered, Placed, placed
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table
@@ -171,3 +171,24 @@ def test_complete_in_the_log_catches_a_table_that_nobody_announced() -> None:
     validator = CompleteInTheLog()
     validator.check(placed(GOOD), ["t", "u"], lambda _: [raw_row(row) for row in TABLE])
     assert "'u'" in validator.failures[0]
+
+
+def test_answered_catches_a_write_that_is_elsewhere_or_nowhere() -> None:
+    changes, answered = placed(GOOD), Answered()
+    answered.check(changes, {"a": {"t": 3}, "b": {"t": 4}, "c": {"t": 6}})
+    assert answered.failures == []
+    answered.check(changes, {"a": {"t": 4}, "b": {"u": 4}, "c": {"t": 7}})
+    assert [text.split()[1] for text in answered.failures] == ["a", "b", "c"]
+
+
+def test_constant_catches_what_is_lost_on_the_way_but_only_at_the_end_of_a_transaction() -> None:
+    table = Table("t", (Column("id", "i64"), Column("n", "i64")), ("id",))
+    there = Change(Op.UPDATE, table, (1, 5), (1, 3))
+    here = Change(Op.UPDATE, table, (2, 5), (2, 7))
+    moved = Change(Op.UPDATE, table, (2, 7), (4, 7))
+    held = {(1,): 5, (2,): 5}
+    good, split = Constant(), Constant()
+    good.check(placed(history((there, here), (moved,))), "t", "n", held)
+    assert good.failures == []
+    split.check(placed(history((there,), (here,))), "t", "n", held)
+    assert len(split.failures) == 1

@@ -6,7 +6,7 @@ what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from fold import Fold, RawRow
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.pack import encode_row
-from headwater.model.table import Table
+from headwater.model.table import Key, Table
 
 Rows = Callable[[Table], list[RawRow]]  # a table as the database has it
 
@@ -170,6 +170,36 @@ class NeverRewritten(Validator):
 
 def _bytes(change: Change) -> tuple[bytes | None, ...]:
     return tuple(None if row is None else encode_row(row) for row in (change.before, change.after))
+
+
+class Answered(Validator):
+    """A write that was answered with a place is in the log at this very place, whatever broke since."""
+
+    def check(self, changes: Iterable[Placed], places: Mapping[str, Mapping[str, int]]) -> None:
+        """Tables and offsets, by mark: there the transaction left its last row in the table."""
+        by_offset = {each.offset: each for each in changes}
+        for mark, tables in places.items():
+            for table, offset in tables.items():
+                found = by_offset.get(offset)
+                if found is None or found.change.table.name != table or found.mark != mark:
+                    self.fail(f"{mark} was said to be at {offset} of {table}, where the log has {found}")
+
+
+class Constant(Validator):
+    """What is only moved between rows is as much at the end of every transaction as at the beginning."""
+
+    def check(self, changes: Sequence[Placed], name: str, column: str, held: Mapping[Key, Any]) -> None:
+        """The sum of `column` over the rows of the table `name`, which has `held` at the beginning."""
+        rows, total = dict(held), sum(held.values())
+        for place, each in enumerate(changes):
+            table, before, after = each.change.table, each.change.before, each.change.after
+            if table.name == name and before is not None:
+                rows.pop(table.key_of(before), None)
+            if table.name == name and after is not None:
+                rows[table.key_of(after)] = after[table.index[column]]
+            is_last = place + 1 == len(changes) or changes[place + 1].txn != each.txn
+            if table.name == name and is_last and sum(rows.values()) != total:
+                self.fail(f"after {each.offset} there is {sum(rows.values())} of {total}")
 
 
 class CompleteInTheLog(Validator):

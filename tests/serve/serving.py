@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -57,10 +58,10 @@ def envelope(body: Any, id: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(databases: Databases, **settings: Any) -> Iterator[Client]:
+def serving(databases: Databases, *, folder: Path | None = None, **settings: Any) -> Iterator[Client]:
     """A started server; stopped and its thread joined at the end."""
     config = ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | settings)
-    server = Server(config, Api.over(databases), getattr(databases, "open_feeds", None))
+    server = Server(config, Api.over(databases), getattr(databases, "open_feeds", None), folder)
     started, done = threading.Event(), threading.Event()
     waiting: list[asyncio.Event] = []
     loops: list[asyncio.AbstractEventLoop] = []

@@ -130,6 +130,9 @@ NEARLY: dict[str, dict[str, Any]] = {  # method -> params that would do, to be s
     "pull.split": {"db": "main", "table": "users", "range": 1, "epoch": 1, "at": "13043400"},
     "pull.merge": {"db": "main", "table": "users", "ranges": [{"id": 1, "epoch": 1}, {"id": 2, "epoch": 1}]},
     "security.ticket.create": {},
+    "security.token.create": {"name": "ann", "role": "viewer", "scopes": ["main.users"], "expires_in_seconds": 60},
+    "security.token.list": {},
+    "security.token.revoke": {"id": "abcdefghijkl"},
 }
 WORDS = (
     ["", "main", "default", "users", "pairs", "id", "email", "a", "b", "rowid", "'", '"', ";", "\0", "é", "ﬀ"]
@@ -205,10 +208,11 @@ def spoilt(random: Random, method: str) -> Any:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Client, Whole]]:
-    with Whole(Path(tmp_path_factory.mktemp("random"))) as files:
+    folder = Path(tmp_path_factory.mktemp("random"))
+    with Whole(folder) as files:
         for sql in (*DDL, *ROWS):
             files.run(sql)
-        with serving(files) as client:
+        with serving(files, folder=folder) as client:
             yield client, files
 
 

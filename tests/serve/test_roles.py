@@ -22,6 +22,9 @@ OWNER = {
     "schema.drop_table",
     "pull.split",
     "pull.merge",
+    "security.token.create",
+    "security.token.list",
+    "security.token.revoke",
 }
 
 
@@ -38,8 +41,8 @@ def code(role: str, method: str) -> str:
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_is_open_to_its_role_and_those_above(method: str) -> None:
-    needed = "owner" if method in OWNER else "writer" if method in WRITER else "reader"
-    ranks = ["nobody", "reader", "writer", "owner"]
+    needed = "owner" if method in OWNER else "editor" if method in WRITER else "viewer"
+    ranks = ["nobody", "viewer", "editor", "owner"]
     for role in ranks:
         wanted = "invalid_request" if ranks.index(role) >= ranks.index(needed) else "forbidden"
         assert code(role, method) == wanted, role

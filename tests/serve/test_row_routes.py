@@ -637,7 +637,7 @@ def test_a_floor_that_was_reached_is_answered_and_not_kept(rows: Rows) -> None:
 
 @pytest.mark.parametrize(
     ("role", "reads", "writes"),
-    [("reader", True, False), ("writer", True, True), ("owner", True, True), ("", False, False)],
+    [("viewer", True, False), ("editor", True, True), ("owner", True, True), ("", False, False)],
 )
 def test_which_role_each_method_needs(monkeypatch: pytest.MonkeyPatch, role: str, reads: bool, writes: bool) -> None:
     with serving(NoDatabases(), token=Secret("t")) as client:

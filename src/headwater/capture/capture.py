@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from headwater.capture.stamp import Stamper
 from headwater.errors import HeadwaterError, SourceMismatch
@@ -27,6 +27,7 @@ from headwater.sources.source import Look, Source
 logger = logging.getLogger("headwater.capture")
 
 STAGE = 512  # changes staged at a time: one block
+GATHER = 8  # parts of a transaction that are waited for, so that it is staged with others; a larger one goes alone
 FLUSH_CHANGES = 4_096  # staged changes that do not wait for the clock
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
 PASS_SECONDS = 0.002  # between two passes under load: commits that come together go out together
@@ -168,18 +169,19 @@ class Capture:
         self._housekeep()
 
     def _take(self, parts: Iterator[Transaction]) -> None:
-        """Stage whole transactions; one that comes in parts goes to the log in one step, as it comes."""
+        """Stage whole transactions; one of many parts goes to the log in one step, as they come."""
         batch: list[Transaction] = []
         waiting = 0
         for part in parts:
-            if not part.last:
+            gathered = [part, *_rest(parts, GATHER - 1)] if not part.last else [part]
+            if not gathered[-1].last:
                 self._log.stage(batch)
-                self._log.append(chain([part], _rest(parts)))
+                self._log.append(chain(gathered, _rest(parts)))
                 self._source.acknowledge(self._log.durable)
                 batch, waiting = [], 0
                 continue
-            batch.append(part)
-            waiting += len(part.changes)
+            batch += gathered
+            waiting += gathered[-1].upto - part.first + 1
             if waiting >= STAGE:
                 self._log.stage(batch)
                 batch, waiting = [], 0
@@ -234,9 +236,9 @@ class Capture:
             return 0  # a file that was never captured has no numbering yet
 
 
-def _rest(parts: Iterator[Transaction]) -> Iterator[Transaction]:
-    """The parts up to the end of the transaction that has begun."""
-    for part in parts:
+def _rest(parts: Iterator[Transaction], most: int | None = None) -> Iterator[Transaction]:
+    """The parts up to the end of the transaction that has begun, or as many as `most` of them."""
+    for part in islice(parts, most):
         yield part
         if part.last:
             return

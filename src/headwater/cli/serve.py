@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 from headwater.cli.failure import OK
@@ -39,7 +40,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.grpc is not None:
         logging.getLogger(__name__).warning("gRPC is not served yet: nothing listens on %s", config.serve.grpc)
     app = App(config)
-    server = Server(config.serve, Api.over(app), app.open_feeds)  # first of all: it refuses an open door
+    # First of all: it refuses an open door.
+    server = Server(config.serve, Api.over(app), app.open_feeds, Path(config.data))
     server.bind()  # a taken port must not cost anybody's history
     try:
         app.start()

@@ -38,6 +38,13 @@ class ServeConfig:
         None, SECRET, "the admin credential; setting it locks every route", "HEADWATER_TOKEN", "SKEINDB_TOKEN"
     )
     auth: bool = setting(False, FLAG, "demand a credential also on loopback")
+    key_pepper: Secret | None = setting(
+        None, SECRET, "what API keys are hashed with; made in the data directory unless given", "HEADWATER_KEY_PEPPER"
+    )
+    jwt_secret: Secret | None = setting(None, SECRET, "trust JWTs signed with it by HS256", "HEADWATER_JWT_SECRET")
+    jwt_keys: str | None = setting(None, or_none(TEXT), "trust JWTs signed by RS256 with a key of this JWKS file")
+    jwt_issuer: str | None = setting(None, or_none(TEXT), "trust only JWTs of this issuer (`iss`)")
+    jwt_audience: str | None = setting(None, or_none(TEXT), "trust only JWTs for this audience (`aud`)")
     max_body_bytes: int = setting(16 << 20, integer(1024), "largest request body")
     drain_seconds: float = setting(10.0, SECONDS, "how long a stop waits for open requests")
     metrics_open: bool = setting(False, FLAG, "serve /metrics without a credential")

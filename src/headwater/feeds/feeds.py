@@ -26,12 +26,12 @@ from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
 from headwater.feeds.starting import check_cursor, check_reached, cursor_of
 from headwater.feeds.stream import Stream
-from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
+from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check, named_tables
 from headwater.feeds.subscribing_query import SubscribeQuery, lits_of
 from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
 from headwater.feeds.subscriptions import Subscriptions, tables_of
 from headwater.feeds.waiting import silent
-from headwater.feeds.watching import Watching
+from headwater.feeds.watching import Watching, allowed
 from headwater.model.database import real_name
 from headwater.model.principal import Principal
 
@@ -162,6 +162,7 @@ class Feeds:
         """cdc.subscribe_query."""
         watching, args = self._asking(), lits_of(params.args)
         question = await watching.ask(params.query_id, args)
+        who.check(question.db, question.tables)
         held, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, question)
         await watching.add(held.id, held.options, question)
         view = self._hub(question.db, self.databases.database(question.db)).view(held.options, question)
@@ -173,6 +174,7 @@ class Feeds:
         """The invalidations of a query, without a stored subscription."""
         self._check_room()
         question = await self._asking().ask(query_id, args)
+        who.check(question.db, question.tables)
         options = Options(db=question.db, query_id=query_id, args=args or None, format=BRIEF)
         database = self.databases.database(question.db)
         caught_up = await self._heads.caught_up(question.db, database)
@@ -207,7 +209,7 @@ class Feeds:
 
     async def poll(self, who: Principal, id: str, asked: Asked) -> dict[str, Any]:
         """cdc.poll."""
-        held = self._registry.get(who, id)
+        held = await allowed(self._registry.get(who, id), who, self._asking)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
         poll = Poll(await self._seat(database, held, caught_up), asked, caught_up=caught_up)
@@ -231,7 +233,7 @@ class Feeds:
     async def open(self, who: Principal, id: str, opening: Opening, begin: From) -> Stream:
         """The stream of a subscription."""
         self._check_room()
-        held = self._registry.get(who, id)
+        held = await allowed(self._registry.get(who, id), who, self._asking)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
         asked = begin.cursor
@@ -262,14 +264,18 @@ class Feeds:
         if held.snapshot is not None and offset is not None:
             await self.run(self.subscriptions.note_told, held, offset)
 
+    async def _asked(self, who: Principal, params: SubscribeTable) -> tuple[str, Database, Request]:
+        self._check_room()
+        name = real_name(params.db)
+        who.check(name, named_tables(params))
+        database = self.databases.database(name)
+        return name, database, await self.run(check, params, database.source)
+
     async def open_changes(
         self, who: Principal, params: SubscribeTable, opening: Opening, begin: From, *, upto: int | None = None
     ) -> Stream:
         """A stream without a stored subscription."""
-        self._check_room()
-        name = real_name(params.db)
-        database = self.databases.database(name)
-        request: Request = await self.run(check, params, database.source)
+        name, database, request = await self._asked(who, params)
         caught_up = await self._heads.caught_up(name, database)
         hub = self._hub(name, database)
         seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
@@ -278,11 +284,9 @@ class Feeds:
         if request.start.kind == SNAPSHOT and asked is None:
             tables = await self.run(tables_of, request.options, database)
             reader = self._loose_rows(seat, SnapshotState(tables=tables), restarted=bool(begin.place))
-        if asked is None:
-            cursor = await self.run(self._start, database, request)
-        else:
+        if asked is not None:
             check_reached(database.log, asked, "from_offset", caught_up)
-            cursor = asked
+        cursor = await self.run(self._start, database, request) if asked is None else asked
         stream = self._opened(seat, opening, cursor, reader, upto=upto)
         if name not in self.databases.names():  # dropped meanwhile
             seat.closed = True
@@ -292,19 +296,15 @@ class Feeds:
         self, who: Principal, params: SubscribeTable, begin: From, *, upto: int | None = None
     ) -> Batches:
         """Changes of one table as Arrow, without a stored subscription."""
-        self._check_room()
         if params.table is None or params.start == SNAPSHOT:
             raise InvalidRequest(
                 "Arrow carries the changes of one table",
                 hint="Name a table; its rows are at /api/v1/snapshot/{db}/{table}.",
             )
-        name = real_name(params.db)
-        database = self.databases.database(name)
-        request: Request = await self.run(check, params, database.source)
+        name, database, request = await self._asked(who, params)
         await self._heads.caught_up(name, database)
-        cursor = begin.cursor
-        if cursor is None:
-            cursor = await self.run(self._start, database, request)
+        asked = begin.cursor
+        cursor = await self.run(self._start, database, request) if asked is None else asked
         check_cursor(database.log, cursor, "from_offset")
         hub = self._hub(name, database)
         seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)

@@ -129,6 +129,8 @@ class Filter:
         try:
             return Rule(self.options, table, self._source)
         except HeadwaterError as error:
+            if error.retryable:
+                raise  # the database is away: it says nothing about the filter
             raise InvalidRequest(
                 f"the filter does not fit table {table.name!r} at version {table.version}: {error.message}",
                 hint=error.hint or "Close the subscription and subscribe anew with a filter that fits.",

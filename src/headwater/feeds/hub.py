@@ -163,6 +163,11 @@ class Hub:
         if self._questions is not None:
             self._questions.remove(group)
 
+    def is_far(self, view: View, cursor: int) -> bool:
+        """Whether a reader at `cursor` is so far behind that what is published now would be forgotten before it comes
+        to it: then it need not be published. Who sees whole transactions only is always taken along."""
+        return self._log.latest - cursor > KEPT_FRAMES and not view.is_whole
+
     def sleep(self, sleeper: Sleeper) -> None:
         """Wake `sleeper` when the next batch was published."""
         self._waiting.add(sleeper)

@@ -17,7 +17,7 @@ from headwater.feeds.commits import Apply, Commits
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.model.clock import wall_ms
-from headwater.model.principal import Principal
+from headwater.model.principal import OWNER, Principal
 
 MOST = 100_000  # subscriptions
 
@@ -74,7 +74,7 @@ class Registry:
     def get(self, principal: Principal, id: str) -> Subscription:
         """The subscription called `id`; NotFound also when it is somebody else's."""
         found = self._all.get(id)
-        if found is None or not may_see(principal, found.owner):
+        if found is None or not _is_for(principal, found):
             meant = next((one.id for one in self.visible_to(principal) if one.name == id), "")
             raise unknown(id, f"{id[:40]!r} is the name of {meant}: send that." if meant else "")
         return found
@@ -92,7 +92,7 @@ class Registry:
     def visible_to(self, principal: Principal, db: str | None = None) -> list[Subscription]:
         """Those that `principal` may see, of one database or of all, oldest first."""
         found = self._everything() if db is None else self.for_db(db)
-        return [one for one in found if may_see(principal, one.owner)]
+        return [one for one in found if _is_for(principal, one)]
 
     def for_db(self, db: str) -> list[Subscription]:
         """Those of one database, oldest first."""
@@ -305,7 +305,17 @@ class Registry:
 
 def may_see(principal: Principal, owner: str) -> bool:
     """Whether what `owner` made is any business of `principal`."""
-    return principal.role == "owner" or principal.name == owner
+    return principal.role == OWNER or principal.name == owner
+
+
+def _is_for(principal: Principal, one: Subscription) -> bool:
+    """The same, and that what it shows is in the scopes. Of a query its reader has to find out the tables."""
+    mine = principal.tables(one.db)
+    if mine is None:
+        return may_see(principal, one.owner)
+    shown = set(one.options.tables)
+    fits = principal.sees(one.db) if one.options.query_id else bool(shown) and shown <= mine
+    return fits and may_see(principal, one.owner)
 
 
 def unknown(id: str, hint: str = "") -> NotFound:

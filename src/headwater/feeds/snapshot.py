@@ -19,7 +19,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from headwater.errors import HeadwaterError, InvalidRequest, NotFound
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED
 from headwater.feeds.database import Database
 from headwater.feeds.filters import Cut
@@ -36,6 +36,7 @@ PAGE_SECONDS = 0.25  # a filter that lets few rows through must not hide that th
 LOG_SECONDS = 5.0  # how long a look at the log waits for it
 SNAPSHOT_EXPIRED = "snapshot_expired"
 SCHEMA_CHANGED = "schema_changed"
+TRUNCATED = "truncated"
 
 
 _ALTER = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bRENAME\s+TO\b)", re.IGNORECASE | re.DOTALL)
@@ -250,6 +251,9 @@ class SnapshotReader:
         if self._has_other_form(chunk.table):
             self._begin(SCHEMA_CHANGED)
             return []
+        if self._was_emptied(chunk):
+            self._begin(TRUNCATED)
+            return []
         before = self._position.text()
         encoded = self._encoded(chunk, self._known_part(chunk), before)
         if encoded:
@@ -276,6 +280,20 @@ class SnapshotReader:
         return any(
             change.op is Op.SCHEMA_CHANGE and change.table.name == table.name and not _keeps_rows(change)
             for part in log.scan(after=lowest(self.state))
+            for change in part.changes
+        )
+
+    def _was_emptied(self, chunk: Chunk) -> bool:
+        """Whether the table was emptied between the reads of two stretches: no change tells which rows are left."""
+        name, log = chunk.table.name, self._database.log
+        read = [stretch.offset for stretch in self.state.chunks if stretch.table == name]
+        if not read or max(read) >= chunk.offset:
+            return False
+        if log.latest < chunk.offset and not self._database.catch_up(LOG_SECONDS):
+            raise Unavailable("the log is behind the rows", hint="Try again in a moment.")
+        return any(
+            change.op is Op.TRUNCATE and change.table.name == name
+            for part in log.scan(after=max(read), upto=chunk.offset)
             for change in part.changes
         )
 

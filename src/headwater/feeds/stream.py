@@ -57,7 +57,7 @@ class Stream:
         self._state = HEALTHY
         self._alarm = 0  # the log reaching this offset changes the state
         self._dirty = True  # something besides the log may have changed
-        self._stopping = False
+        self._stopping: bool | HeadwaterError = False
         self._calm = False  # live, and nothing to look at but what the group publishes
         self._sent = False  # since the last tick
         self._sleeping: asyncio.Future[None] | None = None
@@ -90,9 +90,9 @@ class Stream:
         self._due_at = 0.0
         self.wake()
 
-    def stop(self) -> None:
-        """The server goes away: say good-bye and end."""
-        self._stopping, self._calm = True, False
+    def stop(self, why: HeadwaterError | None = None) -> None:
+        """The server goes away, or the reader may not stay: say good-bye, or why, and end."""
+        self._stopping, self._calm = why or True, False
         self.wake()
 
     def leave(self) -> None:
@@ -128,10 +128,7 @@ class Stream:
     def close(self) -> None:
         """Give everything back."""
         self._move_on()
-        if self._group is not None:
-            self.seat.hub.leave(self._group)
-            self._group.waiting.discard(self)
-            self._group = None
+        self._leave()
         if self._loose is not None:
             self._loose.close()
         self._note_quiet()
@@ -186,6 +183,8 @@ class Stream:
         return b""
 
     async def _step(self) -> bytes:
+        if isinstance(self._stopping, HeadwaterError) and self.ending is None:
+            raise self._stopping
         if self._stopping and self.ending is None:
             self._end("stopping", "the server is stopping")
             return self._due_checkpoint(last=True) + self._farewell
@@ -238,8 +237,17 @@ class Stream:
 
     # --- catching up ---------------------------------------------------------------------------------------------
 
+    def _leave(self) -> None:
+        if self._group is not None:
+            self.seat.hub.leave(self._group)
+            self._group.waiting.discard(self)
+            self._group = None
+
     async def _catch_up(self) -> bytes:
         seat = self.seat
+        if seat.hub.is_far(seat.view, self.cursor) and (self._group is None or self._group.failed is None):
+            self._leave()  # nothing need be published for who would not take it
+            return await self._read(min(seat.log.latest, self._upto or seat.log.latest))
         if self._group is None:
             self._group = seat.hub.join(seat.view, self._frame)
         failed = self._group.failed
@@ -271,7 +279,7 @@ class Stream:
             return b""
         self.cursor = page.upto
         if page.deliveries:
-            self._count(len(page.deliveries), page.deliveries[-1].offset)
+            self.deliveries, self._delivered = self.deliveries + len(page.deliveries), page.deliveries[-1].offset
         frames = [self._frame(offset, op.word, data) for offset, op, data in page.deliveries]
         if page.ts and time.monotonic() >= self._checkpoint_at:
             frames.append(self._checkpoint(page.ts, page.upto))
@@ -319,8 +327,7 @@ class Stream:
             return b""
         if self._snapshot is None and (reason := seat.why_lost(self.cursor)):
             self._end("resnapshot_required", reason)
-            from_offset = seat.log.horizon - 1
-            return self._frame(from_offset, "resnapshot", _encode(seat.resnapshot(reason)))
+            return self._frame(seat.log.horizon - 1, "resnapshot", _encode(seat.resnapshot(reason)))
         self._skip_acked()
         found = seat.pressure(self.cursor)
         self._alarm = seat.alarm()
@@ -386,10 +393,6 @@ class Stream:
             return b""
         self._sent_at = now
         return self._ping
-
-    def _count(self, number: int, offset: int) -> None:
-        self.deliveries += number
-        self._delivered = offset
 
     def _note_quiet(self) -> None:
         """Nothing since the acked cursor concerned the subscriber: it need not be looked at again."""

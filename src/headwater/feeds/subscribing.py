@@ -47,6 +47,12 @@ class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     txn: str | None = None
 
 
+def named_tables(params: SubscribeTable) -> list[str] | None:
+    """The tables that are asked for; None where it is the whole database."""
+    named = ([params.table] if params.table is not None else []) + (params.tables or [])
+    return named or None
+
+
 class Start(msgspec.Struct, frozen=True):
     """Where to begin: at one of the words, or just after `at`, an offset or a timestamp."""
 

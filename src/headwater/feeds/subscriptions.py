@@ -20,7 +20,7 @@ from headwater.feeds.reader import View
 from headwater.feeds.registry import Registry
 from headwater.feeds.snapshot import Position, highest, lowest
 from headwater.feeds.starting import at_time, check_cursor, check_reached, cursor_of
-from headwater.feeds.subscribing import EARLIEST, SNAPSHOT, Request, Start, SubscribeTable, check
+from headwater.feeds.subscribing import EARLIEST, SNAPSHOT, Request, Start, SubscribeTable, check, named_tables
 from headwater.feeds.subscribing_query import SubscribeQuery, check_query
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.model.clock import parse_ts, ts_of_ms, wall_ms
@@ -47,6 +47,7 @@ class Subscriptions:
     def subscribe(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
         """cdc.subscribe_table."""
         name = real_name(params.db)
+        who.check(name, named_tables(params))
         database = self._databases.database(name)
         request = check(params, database.source)
         return _subscribed(*self._found_or_made(who, database, request))
@@ -194,6 +195,7 @@ class Subscriptions:
         _check_page(limit, after)
         name = None if db is None else real_name(db)
         if name is not None:
+            who.glimpse(name)
             self._databases.database(name)  # NotFound for one that is not there
         found = [self._registry.get(who, id)] if id is not None else self._registry.visible_to(who, name)
         found = sorted((held for held in found if held.id > (after or "")), key=lambda held: held.id)
@@ -228,7 +230,9 @@ class Subscriptions:
 
     def backtest(self, who: Principal, params: SubscribeTable) -> dict[str, Any]:
         """cdc.backtest."""
-        database = self._databases.database(real_name(params.db))
+        name = real_name(params.db)
+        who.check(name, named_tables(params))
+        database = self._databases.database(name)
         request = check(params, database.source)
         start = Start(EARLIEST) if params.start is None else request.start
         if request.start.kind == SNAPSHOT:

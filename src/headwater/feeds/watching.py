@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import msgspec
 
@@ -14,6 +14,8 @@ from headwater.feeds.question_groups import QuestionGroups
 from headwater.feeds.questions import Args, Question, Questions
 from headwater.feeds.registry import Registry
 from headwater.feeds.storage import Stand
+from headwater.feeds.subscription import Subscription
+from headwater.model.principal import Principal
 
 Held = tuple[str, Hashable]  # a database, and the key of an instance
 
@@ -104,3 +106,10 @@ class Watching:
 def instance_text(options: Options) -> str:
     """An instance as one text."""
     return msgspec.json.encode([options.query_id, options.args or []]).decode()
+
+
+async def allowed(held: Subscription, who: Principal, asking: Callable[[], Watching]) -> Subscription:
+    """`held`; Forbidden where it is on a query that reads what is none of the caller's business."""
+    if held.options.query_id and who.tables(held.db) is not None:
+        who.check(held.db, (await asking().find(held.options)).tables)
+    return held

@@ -21,7 +21,10 @@ class Op(enum.IntEnum):
     @property
     def word(self) -> str:
         """The name on the wire."""
-        return self.name.lower()
+        return _WORDS[self]
+
+
+_WORDS = ("", *(op.name.lower() for op in Op))  # by number: asked for with every change
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):

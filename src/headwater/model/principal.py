@@ -1,15 +1,77 @@
-"""Principal: who asks. Every entry into feeds, queries and ranges takes one."""
+"""Principal: who asks, what they may do, and where. Every entry into feeds, queries and ranges takes one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
+
+from headwater.errors import Forbidden
+
+VIEWER, EDITOR, OWNER = "viewer", "editor", "owner"
+RANK = {VIEWER: 1, EDITOR: 2, OWNER: 3}
+
+
+class Scope(msgspec.Struct, frozen=True, order=True):
+    """A database, or some of its tables."""
+
+    db: str
+    tables: tuple[str, ...] = ()  # none named: all of them, and statements of any kind
+
+    def __str__(self) -> str:
+        return ",".join(f"{self.db}.{table}" for table in self.tables) or self.db
 
 
 class Principal(msgspec.Struct, frozen=True):
-    """A caller: a name for the logs and a role. Scopes join it when roles do more than admit."""
+    """A caller: a name for the logs, a role, and the scopes to which it is held."""
 
     name: str
-    role: str = "owner"
+    role: str = OWNER
+    scopes: tuple[Scope, ...] | None = None  # None: everywhere
+    credential: str = ""  # the id by which it is revoked
+    until: int | None = None  # in ms of the epoch: then it is nobody's any more
+
+    def need(self, role: str, what: str) -> None:
+        """Forbidden unless it may do what takes `role`."""
+        if RANK.get(self.role, 0) < RANK[role]:
+            raise Forbidden(f"{what} needs the role {role}", hint="Ask for another role.")
+
+    def sees(self, db: str) -> bool:
+        """Whether any of `db` is its business."""
+        return self.scopes is None or any(scope.db == db for scope in self.scopes)
+
+    def tables(self, db: str) -> frozenset[str] | None:
+        """The tables of `db` to which it is held; None where it has the whole database."""
+        if self.scopes is None:
+            return None
+        mine = [scope for scope in self.scopes if scope.db == db]
+        if any(not scope.tables for scope in mine):
+            return None
+        return frozenset(table for scope in mine for table in scope.tables)
+
+    def check(self, db: str, tables: Iterable[str] | None = None) -> None:
+        """Forbidden unless these tables of `db`, or without any named the whole of it, are in its scopes.
+
+        The same is said of what exists and of what does not.
+        """
+        if self.scopes is None:
+            return
+        held = self.tables(db)
+        if held is None:
+            return
+        missing = None if tables is None else sorted(set(tables) - held)
+        if not self.sees(db) or missing is None:
+            raise Forbidden(f"access denied to database {db!r} for {self.name!r}", hint=self._hint())
+        if missing:
+            raise Forbidden(f"access denied to table {missing[0]!r} of {db!r} for {self.name!r}", hint=self._hint())
+
+    def glimpse(self, db: str) -> None:
+        """Forbidden unless it may know of `db` at all."""
+        if not self.sees(db):
+            raise Forbidden(f"access denied to database {db!r} for {self.name!r}", hint=self._hint())
+
+    def _hint(self) -> str:
+        return f"Its scopes are {', '.join(map(str, self.scopes or ())) or 'empty'}."
 
 
 ANONYMOUS = Principal("anonymous")  # loopback with authentication off

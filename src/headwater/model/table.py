@@ -80,6 +80,11 @@ class Table(msgspec.Struct, frozen=True, omit_defaults=True, dict=True):
         """Where the key stands in a row."""
         return tuple(self.index[name] for name in self.key)
 
+    @property
+    def lone_key(self) -> Column | None:
+        """The column that is the whole key."""
+        return self.columns[self.key_places[0]] if len(self.key) == 1 else None
+
     @cached_property
     def key_of(self) -> Callable[[Row], Key]:
         """`table.key_of(row)` is the key of `row`; a cached function, because every change asks."""

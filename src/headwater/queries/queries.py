@@ -66,15 +66,21 @@ class Queries:
     async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explained:
         """What a query depends on, without keeping it."""
         made = unkept(sql, db)
-        return Explained(made, await self.run(self._databases.database(made.db).source.analyse, made.sql))
+        principal.glimpse(made.db)
+        found = await self.run(self._databases.database(made.db).source.analyse, made.sql)
+        principal.check(made.db, found.tables)
+        return Explained(made, found)
 
     async def explain_prepared(self, principal: Principal, id: str) -> Explained:
         """What a query that was kept depends on, today."""
-        return await self.explain(principal, self._prepared.get(id).sql, db=self._prepared.get(id).db)
+        found = self.get(principal, id)
+        return await self.explain(principal, found.sql, db=found.db)
 
     def get(self, principal: Principal, id: str) -> Prepared:
         """The query with this id; NotFound."""
-        return self._prepared.get(id)
+        found = self._prepared.get(id)
+        principal.glimpse(found.db)
+        return found
 
     async def ask(
         self,
@@ -87,7 +93,12 @@ class Queries:
         floor: Token | None = None,
     ) -> Answer:
         """The answer of a query, or that what the asker has is current."""
-        return await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+        principal.glimpse(prepared.db)
+        answering = self.answering(prepared.db)
+        if principal.tables(prepared.db) is not None:
+            instance, _ = await answering.understood(prepared, args)
+            principal.check(prepared.db, instance.analysis.tables)
+        return await answering.ask(prepared, args, format=format, tags=tags, floor=floor)
 
     def answering(self, db: str) -> Answering:
         """The queries of one database; NotFound."""

@@ -119,6 +119,7 @@ class Resources:
     def get(self, principal: Principal, address: Address) -> Shown:
         """The row; NotFound."""
         db = real_name(address.db)
+        principal.check(db, [address.table])
         source = self._databases.get(db)
         tables = source.describe()
         if address.table not in tables:
@@ -166,6 +167,7 @@ class Resources:
             if not session.delete(spot.table.name, key_is(spot.table, spot.key), None).affected:
                 raise spot.thwarted()
 
+        principal.check(real_name(address.db), [address.table])
         return self._transactions.write(principal, address.db, None, work, lambda _, seen: Deleted(seen))
 
     def _shown(self, principal: Principal, address: Address, work: Callable[[Spot], Shown]) -> Pending[Shown]:
@@ -175,6 +177,7 @@ class Resources:
         def finish(shown: Shown, seen: Token | None) -> Shown:
             return msgspec.structs.replace(shown, causality=seen)
 
+        principal.check(real_name(address.db), [address.table])
         return self._transactions.write(principal, address.db, None, run, finish)
 
     def _whole(self, spot: Spot, body: Body) -> dict[str, Value]:

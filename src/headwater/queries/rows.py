@@ -60,8 +60,11 @@ class Rows:
     ) -> Found | Pending[Found]:
         """The row whose primary key is `key`; NotFound if there is none."""
         if tx is not None:
-            return self._transactions.inside(principal, tx, place.db, lambda _, s: _select(s, place, key))
+            return self._transactions.inside(
+                principal, tx, place.db, lambda db, session: _select(principal, db, session, place, key)
+            )
         db = real_name(place.db)
+        principal.check(db, [place.table])
         source = self._databases.get(db)
         tables = source.describe()
         if place.table not in tables:
@@ -142,15 +145,20 @@ class Rows:
     def _write(
         self, principal: Principal, place: Place, tx: str | None, work: Callable[[str, Session], Stored]
     ) -> Pending[Stored]:
+        def checked(db: str, session: Session) -> Stored:
+            principal.check(db, [place.table])
+            return work(db, session)
+
         def finish(stored: Stored, seen: Token | None) -> Stored:
             # A tag is a promise about committed rows: inside a transaction there is none.
             tag = stored.etag if seen is not None else None
             return msgspec.structs.replace(stored, etag=tag, causality=seen)
 
-        return self._transactions.write(principal, place.db, tx, work, finish)
+        return self._transactions.write(principal, place.db, tx, checked, finish)
 
 
-def _select(session: Session, place: Place, key: Sequence[Value]) -> Found:
+def _select(principal: Principal, db: str, session: Session, place: Place, key: Sequence[Value]) -> Found:
+    principal.check(db, [place.table])
     table = session.describe(place.table)
     rows = session.select(place.table, key_is(table, check_key(table, key)), 1)
     return Found(table, _there(table, rows[0] if rows else None))

@@ -33,6 +33,7 @@ class Schema:
     def create_database(self, principal: Principal, db: str) -> Done:
         """Create an embedded database."""
         name = check_new_name(db)
+        principal.check(name)
         if not self._databases.create(name):
             raise Conflict(f"database {name!r} exists", hint="Use it, or choose another name.")
         return Done(True)
@@ -40,6 +41,7 @@ class Schema:
     def drop_database(self, principal: Principal, db: str) -> Done:
         """Delete an embedded database with everything in it."""
         name = real_name(db)
+        principal.check(name)
         if name == MAIN:
             raise InvalidRequest(f"database {MAIN!r} cannot be dropped", hint="Drop its tables instead.")
         self._transactions.abandon(name)
@@ -48,16 +50,21 @@ class Schema:
         return Done(True)
 
     def list_databases(self, principal: Principal) -> list[str]:
-        """The names of all databases."""
-        return self._databases.names()
+        """The names of all databases, as far as they are its business."""
+        return [name for name in self._databases.names() if principal.sees(name)]
 
     def list_tables(self, principal: Principal, db: str | None = None) -> list[str]:
         """The names of the tables of one database."""
-        return sorted(self._databases.get(real_name(db)).describe())
+        name = real_name(db)
+        principal.glimpse(name)
+        mine = principal.tables(name)
+        return sorted(table for table in self._databases.get(name).describe() if mine is None or table in mine)
 
     def describe_table(self, principal: Principal, db: str | None, table: str) -> Table:
         """The shape of one table."""
-        tables = self._databases.get(real_name(db)).describe()
+        name = real_name(db)
+        principal.check(name, [table])
+        tables = self._databases.get(name).describe()
         if table not in tables:
             raise NotFound(f"there is no table {table!r}", hint=nearest(table, tables))
         return tables[table]
@@ -67,6 +74,7 @@ class Schema:
     ) -> Pending[Done]:
         """Create `table`; the database too, if it is new."""
         name = real_name(db)
+        principal.check(name)
         made = name not in self._databases.names() and self._databases.create(check_new_name(name))
 
         def work(_: str, session: Session) -> bool:
@@ -79,6 +87,7 @@ class Schema:
 
     def drop_table(self, principal: Principal, db: str | None, table: str, *, if_exists: bool = False) -> Pending[Done]:
         """Drop `table` with its rows."""
+        principal.check(real_name(db))
 
         def work(_: str, session: Session) -> bool:
             return session.drop_table(table, if_exists=if_exists)

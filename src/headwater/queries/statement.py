@@ -58,12 +58,17 @@ class Statement:
         _check_text(sql)
         _check_args(args)
         if tx is None:
-            source = self._databases.get(real_name(db))
+            name = real_name(db)
+            principal.glimpse(name)
+            source = self._databases.get(name)
             if source.is_read_only(sql):
+                if principal.tables(name) is not None:
+                    principal.check(name, source.analyse(sql).tables)
                 read = source.read(sql, args)
                 return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
 
-        def work(_: str, session: Session) -> Result:
+        def work(name: str, session: Session) -> Result:
+            principal.check(name)  # what a statement writes is not known beforehand
             if reads and not session.is_read_only(sql):
                 raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec to write.")
             result = session.execute(sql, args)

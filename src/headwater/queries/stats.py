@@ -16,9 +16,10 @@ class Stats:
         self._databases = databases
 
     def snapshot(self, principal: Principal, db: str | None = None) -> dict[str, DatabaseStatus]:
-        """Every database; NotFound when `db` (`main` unless named) is not one of them."""
-        found = self._databases.status()
+        """Every database of its scopes; NotFound when `db` (`main` unless named) is not one of them."""
         name = real_name(db)
+        principal.glimpse(name)
+        found = {each: status for each, status in self._databases.status().items() if principal.sees(each)}
         if name not in found:
             raise NotFound(f"there is no database {name!r}", hint=nearest(name, found))
         return found

@@ -75,6 +75,7 @@ class Transactions:
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
         """Open a transaction on one database."""
         name = real_name(db)
+        principal.glimpse(name)
         source = self._databases.get(name)
         self._roll_back(self._is_forgotten)
         self._reserve()
@@ -118,6 +119,7 @@ class Transactions:
             future = self._run(held, lambda session: work(held.db, session))
             return Pending(future, lambda value: finish(value, None))
         name = real_name(db)
+        principal.glimpse(name)
         written = self._databases.get(name).write(lambda session: work(name, session))
         return Pending(written, lambda done: finish(done.value, token(name, done.tables)))
 

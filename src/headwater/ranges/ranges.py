@@ -101,7 +101,7 @@ class Ranges:
 
     def listed(self, who: Principal, db: str | None, table: str, target_bytes: int | None = None) -> Listed:
         """The ranges of `table`, cut at the first call, and again as they grow and shrink."""
-        place = self._place(db, table)
+        place = self._place(who, db, table)
         held = self._ensure(place, target_bytes)
         target = target_bytes or held.target
         ranges = self._ranges(place)
@@ -109,15 +109,15 @@ class Ranges:
             self._resize(place, ranges, target)
         return Listed(place.database.log.generation, self._ranges(place))
 
-    def find(self, db: str | None, table: str, id: int, epoch: int) -> Span:
+    def find(self, who: Principal, db: str | None, table: str, id: int, epoch: int) -> Span:
         """The keys of a range; StaleEpoch with those that hold them now, NotFound if there never was one."""
-        place = self._place(db, table)
+        place = self._place(who, db, table)
         self._ensure(place)
         return self._live(place, self._ranges(place), id, epoch).span
 
     def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
         """Cut one range in two, at the key `at` or in its middle; the two."""
-        place = self._place(db, table)
+        place = self._place(who, db, table)
         for _ in range(ATTEMPTS):
             held, ranges = self._ensure(place), self._ranges(place)
             one = self._live(place, ranges, id, epoch)
@@ -130,7 +130,7 @@ class Ranges:
 
     def merge(self, who: Principal, db: str | None, table: str, pair: Sequence[tuple[int, int]]) -> Listed:
         """Make one of two neighbours, named by id and epoch; the one."""
-        place = self._place(db, table)
+        place = self._place(who, db, table)
         for _ in range(ATTEMPTS):
             held, ranges = self._ensure(place), self._ranges(place)
             first, last = sorted(ranges.index(self._live(place, ranges, id, epoch)) for id, epoch in pair)
@@ -140,8 +140,9 @@ class Ranges:
                 return Listed(place.database.log.generation, self._ranges(place)[first : first + 1])
         raise _contended(table)
 
-    def _place(self, db: str | None, table: str) -> _Place:
+    def _place(self, who: Principal, db: str | None, table: str) -> _Place:
         name = real_name(db)
+        who.check(name, [table])
         database = self._databases.database(name)
         return _Place(name, database, told_apart(database.source, table))
 
@@ -216,9 +217,9 @@ class Ranges:
         _check_subscriber(subscriber)
         if (range is None) != (epoch is None):
             raise InvalidRequest("`range` and `epoch` belong together", hint="Send both, or none for the whole table.")
-        place = self._place(db, table)
+        place = self._place(who, db, table)
         if range is not None and epoch is not None:
-            self.find(db, table, range, epoch)
+            self.find(who, db, table, range, epoch)
         generation, version = _durable_now(place.database)
         kept = version if keep is None else keep
         if kept > version:
@@ -231,6 +232,7 @@ class Ranges:
         """Give up every lease of `subscriber` on `table`; whether there was one."""
         _check_subscriber(subscriber)
         name = real_name(db)
+        who.check(name, [table])
         log = self._databases.database(name).log
         dropped = self._store.drop_leases(name, table, subscriber)
         for pull in dropped:
@@ -268,6 +270,7 @@ class Ranges:
         if (wait_ms or step) and after is None:
             raise InvalidRequest("this needs `after`", hint="Send the `latest` of the answer before.")
         name = real_name(db)
+        who.check(name, [table])
         seen = await asyncio.to_thread(self._look, name, table)
         if after is not None and wait_ms and seen.latest <= after:
             log = self._databases.database(name).log

@@ -14,12 +14,12 @@ from headwater.queries.statement import Statement
 from headwater.queries.stats import Stats
 from headwater.queries.transactions import Transactions
 from headwater.ranges.ranges import Ranges
-from headwater.serve.tickets import Tickets
+from headwater.serve.auth import Gate
 
 
 @dataclass
 class Api:
-    """The rooms behind the wire. Feeds and tickets join it when the server starts: they live in its loop."""
+    """The rooms behind the wire. Feeds and the gate join it when the server starts: they live in its loop."""
 
     databases: Databases
     rows: Rows
@@ -29,7 +29,7 @@ class Api:
     stats: Stats
     feeds: Feeds | None = None
     queries: Queries | None = None
-    tickets: Tickets | None = None
+    gate: Gate | None = None
 
     @classmethod
     def over(cls, databases: Databases) -> Api:

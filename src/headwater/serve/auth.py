@@ -6,12 +6,17 @@ import functools
 import hmac
 import ipaddress
 import re
+import time
 from collections.abc import Iterable
 from enum import Enum
+from pathlib import Path
 
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Forbidden, Unauthorized
 from headwater.model.principal import ADMIN, ANONYMOUS, Principal
+from headwater.serve.jwts import JWT, Jwts, is_token
+from headwater.serve.keys import Keys
+from headwater.serve.sessions import Sessions
 from headwater.serve.tickets import Tickets
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
@@ -31,48 +36,97 @@ class Access(Enum):
 class Gate:
     """Admits callers.
 
-    With a token every locked route needs it. Without one the server listens on loopback only, everybody is
-    `anonymous`, and no web page may drive it: Host and Origin must be loopback too.
+    Locked, every route but the open ones needs a credential: the admin's token, an API key, or a JWT of an issuer that
+    is trusted. Unlocked, the server listens on loopback only, everybody is `anonymous`, and no web page may drive it:
+    Host and Origin must be loopback too.
     """
 
-    def __init__(self, token: bytes | None, *, metrics_open: bool = False, ticket_seconds: float = 60.0) -> None:
-        self._token = token
+    def __init__(
+        self,
+        token: bytes | None,
+        *,
+        keys: Keys | None = None,
+        jwts: Jwts | None = None,
+        locked: bool | None = None,
+        metrics_open: bool = False,
+        ticket_seconds: float = 60.0,
+        signing: bytes | None = None,
+    ) -> None:
+        self._token, self._jwts, self.keys = token, jwts, keys
         self._metrics_open = metrics_open
-        self.tickets = Tickets(token, seconds=ticket_seconds)
+        self.locked = token is not None if locked is None else locked  # whether a credential is asked for
+        self.sessions = Sessions()
+        self.tickets = Tickets(token if signing is None else signing, seconds=ticket_seconds)
 
     @classmethod
-    def of(cls, config: ServeConfig) -> Gate:
-        """The gate that `config` asks for; ConfigError if it would leave the door open or shut for good."""
+    def of(cls, config: ServeConfig, folder: Path | None = None) -> Gate:
+        """The gate that `config` asks for; ConfigError if it would leave the door open or shut for good.
+
+        API keys are kept in `folder`.
+        """
         host, _ = split_address(config.http)
-        if config.token is None and not is_loopback(host):
+        token = None if config.token is None else config.token.encode()
+        jwts = Jwts.of(config)
+        locked = token is not None or jwts is not None or config.auth
+        if not locked and not is_loopback(host):
             raise ConfigError(
                 f"{config.http} can be reached from other machines, and no credential is set",
                 hint="Set HEADWATER_TOKEN, or listen on 127.0.0.1.",
             )
-        if config.token is None and config.auth:
-            raise ConfigError("authentication is on and no credential is set", hint="Set HEADWATER_TOKEN as well.")
-        token = None if config.token is None else config.token.encode()
-        return cls(token, metrics_open=config.metrics_open, ticket_seconds=config.ticket_seconds)
-
-    @property
-    def locked(self) -> bool:
-        """Whether a credential is asked for."""
-        return self._token is not None
+        pepper = None if config.key_pepper is None else config.key_pepper.encode()
+        keys = None if folder is None else Keys(folder, pepper)
+        if token is None and jwts is None and config.auth and not keys:
+            raise ConfigError(
+                "authentication is on and no credential is set",
+                hint="Set HEADWATER_TOKEN, or make a key before: headwater token create.",
+            )
+        return cls(
+            token,
+            keys=keys,
+            jwts=jwts,
+            locked=locked,
+            metrics_open=config.metrics_open,
+            ticket_seconds=config.ticket_seconds,
+            signing=keys.signing if keys is not None and locked else None,
+        )
 
     def admit(self, headers: Headers, access: Access, ticket: str | None = None) -> Principal:
         """The caller; Unauthorized or Forbidden if they may not come in. A `ticket` stands in for a header."""
         if access is Access.OPEN:
             return ANONYMOUS
-        if self._token is None:
+        if not self.locked:
             _from_here(headers)
             return ANONYMOUS if ticket is None else self.tickets.check(ticket)
         if ticket is not None:
-            return self.tickets.check(ticket)
+            return self._still(self.tickets.check(ticket))
         if access is Access.METRICS and self._metrics_open:
             return ANONYMOUS
-        if not any(hmac.compare_digest(found, self._token) for found in _credentials(headers)):
-            raise Unauthorized("a credential is needed, and none that holds was sent")
-        return ADMIN
+        why = Unauthorized("a credential is needed, and none that holds was sent")
+        for found in _credentials(headers):
+            try:
+                return self._who(found)
+            except Unauthorized as error:
+                why = error
+        raise why
+
+    def _who(self, credential: bytes) -> Principal:
+        """Whose it is. Which kind it is may be seen from outside; whether it is a good one takes the same time."""
+        if self._token is not None and hmac.compare_digest(credential, self._token):
+            return ADMIN
+        if self.keys is not None and (key := self.keys.find(credential)) is not None:
+            return self._still(key.principal())
+        if self._jwts is not None and is_token(credential):
+            return self._jwts.check(credential)
+        raise Unauthorized("a credential is needed, and none that holds was sent")
+
+    def _still(self, who: Principal) -> Principal:
+        """One whose key was not revoked and has not expired."""
+        if who.until is not None and time.time_ns() // 1_000_000 >= who.until:
+            raise Unauthorized("the credential has expired", hint="Ask for another.")
+        is_key = who.credential and not who.credential.startswith(JWT)
+        if is_key and (self.keys is None or not self.keys.has(who.credential)):
+            raise Unauthorized("the credential was revoked", hint="Ask for another.")
+        return who
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -48,6 +48,7 @@ class Snapshots:
     async def answer(self, call: Call) -> int:
         """One table, or where its present version is."""
         db, table = real_name(call.values["db"]), call.values["table"]
+        call.who.check(db, [table])
         database = self._databases.database(db)
         kind = wanted_kind(call.joined(b"accept"), (NDJSON_KIND, ARROW_KIND))
         format = call.query.get("format", FORMATS[0])

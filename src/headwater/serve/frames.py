@@ -21,6 +21,8 @@ OPS = frozenset(op.word for op in Op)
 
 def sse(id: int | str, word: str, data: bytes) -> bytes:
     """One event of a text/event-stream. Compact JSON has no line breaks."""
+    if id.__class__ is int:
+        return b"id: %d\nevent: %b\ndata: %b\n\n" % (id, word.encode(), data)
     return b"id: %s\nevent: %s\ndata: %s\n\n" % (str(id).encode(), word.encode(), data)
 
 

@@ -217,6 +217,8 @@ class Application:
         return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
 
     async def _text(self, principal: Principal, request: Request) -> Response:
+        if principal.scopes is not None:
+            raise Forbidden("the numbers are those of all databases", hint="Use a credential without scopes.")
         text = await self._bridge.call(self._metrics.text)
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 

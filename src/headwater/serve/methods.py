@@ -16,7 +16,7 @@ from headwater.feeds.subscribing_query import lits_of
 from headwater.model.database import real_name
 from headwater.model.literal import Value, from_json
 from headwater.model.predicate import Expr, parse_expr
-from headwater.model.principal import Principal
+from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
 from headwater.queries.etag import one_tag
 from headwater.queries.pending import Pending
 from headwater.queries.rows import Place
@@ -24,12 +24,11 @@ from headwater.queries.statement import check_format
 from headwater.queries.subscribed import Subscribed
 from headwater.queries.transactions import one_tx
 from headwater.ranges.ranges import Step
-from headwater.serve import answers, params, query_methods, query_params, query_patches
+from headwater.serve import answers, params, query_methods, query_params, query_patches, security
 from headwater.serve.api import Api
 from headwater.serve.tables import table_of
 
-READ, WRITE, OWN = "reader", "writer", "owner"
-RANK = {READ: 1, WRITE: 2, OWN: 3}
+READ, WRITE, OWN = VIEWER, EDITOR, OWNER
 
 
 @dataclass(frozen=True)
@@ -205,6 +204,7 @@ async def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery)
 
 async def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
     question = await Subscribed(api.asking()).find(None, p.query_id, lits_of(p.args))
+    who.check(question.db, question.tables)
     path, mark, args = question.url.partition("?")
     url = f"{path}/events{mark}{args}"
     keys = [f"{question.db}.{name}" for name in question.tables]
@@ -283,15 +283,6 @@ def _key(text: str) -> bytes:
         raise InvalidRequest("`at` is not a key in hex", hint="Send a key as it was received.") from None
 
 
-# --- security --------------------------------------------------------------------------------------------
-
-
-def _ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
-    if api.tickets is None:
-        raise NotSupported("no tickets are given out here")
-    return api.tickets.create(who)
-
-
 # --- the tables ------------------------------------------------------------------------------------------
 
 METHODS: dict[str, Method] = {
@@ -354,11 +345,16 @@ METHODS: dict[str, Method] = {
         Method("pull.release", params.PullRelease, _pull_release, READ, "Keep it no longer.", True),
         Method("pull.split", params.PullSplit, _pull_split, OWN, "Make two ranges of one.", True),
         Method("pull.merge", params.PullMerge, _pull_merge, OWN, "Make one range of two.", True),
-        Method("security.ticket.create", params.Nothing, _ticket, READ, "A short-lived ticket for stream URLs."),
+        Method(
+            "security.ticket.create", params.Nothing, security.ticket, READ, "A short-lived ticket for stream URLs."
+        ),
+        Method("security.token.create", params.TokenCreate, security.create, OWN, "Make an API key, shown once.", True),
+        Method("security.token.list", params.Nothing, security.listed, OWN, "The API keys, without their secrets."),
+        Method("security.token.revoke", params.TokenRevoke, security.revoke, OWN, "End an API key and its streams."),
     )
 }
 
-LATER_GROUPS = ("merge.", "vector.", "view.", "security.token.")
+LATER_GROUPS = ("merge.", "vector.", "view.")
 
 
 def refusal(name: str) -> HeadwaterError:

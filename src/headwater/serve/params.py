@@ -34,6 +34,21 @@ class TableName(Params):
     db: str | None = None
 
 
+class TokenCreate(Params):
+    """security.token.create"""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    role: str = "viewer"
+    scopes: list[str] | None = None
+    expires_in_seconds: Annotated[int, msgspec.Meta(ge=1, le=10 * 366 * 86_400)] | None = None
+
+
+class TokenRevoke(Params):
+    """security.token.revoke"""
+
+    id: str
+
+
 class Get(Params):
     """data.get"""
 

@@ -63,7 +63,7 @@ class Pulls:
 
     async def snapshot(self, call: Call) -> int:
         """Rows as of one version, or where the present version is."""
-        db, table = real_name(call.values["db"]), call.values["table"]
+        db, table = _asked(call)
         database = self._databases.database(db)
         if "version" not in call.query:
             return await self._redirect(call, database, table)
@@ -80,7 +80,7 @@ class Pulls:
 
     async def log(self, call: Call) -> int:
         """Changes of one table in (after, upto]."""
-        db, table = real_name(call.values["db"]), call.values["table"]
+        db, table = _asked(call)
         after, upto = self._stretch(call, self._databases.database(db))
         shape, pick = number(call.query, "shape"), pick_in(call.query, span_in(call.query))
         compression, place = compression_in(call.query), await self._run(self._bulk.place, db)
@@ -89,9 +89,10 @@ class Pulls:
     async def tables(self, call: Call) -> int:
         """Changes of several tables in (after, upto]."""
         db = real_name(call.values["db"])
-        after, upto = self._stretch(call, self._databases.database(db))
         names = names_in(call.query, "tables") or ()
         wanted = () if names in ((), ("*",)) else names
+        call.who.check(db, wanted or None)
+        after, upto = self._stretch(call, self._databases.database(db))
         place = await self._run(self._bulk.place, db)
         return await self._pour(call, TablesJob(place, wanted, after, upto), _of_stretch(upto))
 
@@ -113,7 +114,7 @@ class Pulls:
         named, span = range_in(call.query), span_in(call.query)
         if named is None:
             return span
-        found: Span = await self._run(self._find, db, table, *named)
+        found: Span = await self._run(self._find, call.who, db, table, *named)
         both = found.intersect(span)
         if both is None:
             raise InvalidRequest("no key lies both in the range and in the span", hint="Send one of them.")
@@ -169,6 +170,13 @@ class Pulls:
             except HeadwaterError:
                 call.abort()  # too late for a status: without its end mark nobody takes the body for whole
         await call.send({"type": "http.response.body", "body": b""})
+
+
+def _asked(call: Call) -> tuple[str, str]:
+    """The database and the table of a route, which have to be the caller's business."""
+    db, table = real_name(call.values["db"]), call.values["table"]
+    call.who.check(db, [table])
+    return db, table
 
 
 def _leave(answers: list[Answer]) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from headwater.errors import Forbidden, InvalidRequest, PreconditionFailed
+from headwater.errors import InvalidRequest, PreconditionFailed
 from headwater.model.literal import Value
+from headwater.model.principal import VIEWER
 from headwater.queries.answering import Answer
 from headwater.queries.causality import Token, from_header, to_header, token
 from headwater.queries.preconditions import ENCODED, Conditions
@@ -15,7 +16,6 @@ from headwater.queries.prepared import Prepared
 from headwater.serve.again import Again
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
-from headwater.serve.methods import RANK, READ
 from headwater.serve.query_answers import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
 from headwater.serve.query_params import values_of
 from headwater.serve.query_patches import MANIPULATION, PATCHED, patched, wants_patch
@@ -45,8 +45,7 @@ class QueryPages:
 
     async def query(self, call: Call) -> int:
         """One request."""
-        if RANK.get(call.who.role, 0) < RANK[READ]:
-            raise Forbidden(f"a query needs the role {READ}", hint="Ask for another role.")
+        call.who.need(VIEWER, "a query")
         kept = self._api.asking().get(call.who, call.values["query_id"])
         kind = wanted_kind(call.joined(b"accept"), tuple(KINDS))
         conditions = Conditions.of(call.scope["method"], call.scope["headers"])

@@ -9,9 +9,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headwater.errors import Forbidden, InvalidRequest, PreconditionFailed
+from headwater.errors import InvalidRequest, PreconditionFailed
 from headwater.model.database import real_name
-from headwater.model.principal import Principal
+from headwater.model.principal import EDITOR, VIEWER, Principal
 from headwater.queries.answering import Answering
 from headwater.queries.causality import WHOLE, Token, demand, floor_of, from_header, to_header, token
 from headwater.queries.pending import Pending
@@ -22,7 +22,6 @@ from headwater.serve.api import Api
 from headwater.serve.body import JSON, check_type, no_json, read_body
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import wanted_kind
-from headwater.serve.methods import RANK, READ, WRITE
 from headwater.serve.routes import key_parts
 
 CAUSALITY = "x-headwater-causality"
@@ -45,7 +44,7 @@ class RowPages:
         return {"get_row": self._get, "put_row": self._put, "patch_row": self._patch, "delete_row": self._delete}
 
     async def _get(self, who: Principal, request: Request) -> Response:
-        _check_role(who, READ, request)
+        _admit(who, VIEWER, request)
         conditions = Conditions.of(request.method, request.scope["headers"])
         address, floor = _address(request), _floor(request)
         shown = await self._bridge.call(self._read, who, address, self._answering(address))
@@ -93,7 +92,7 @@ class RowPages:
         demand(wanted, {address.table: offset, WHOLE: offset}, began=began)
 
     async def _put(self, who: Principal, request: Request) -> Response:
-        _check_role(who, WRITE, request)
+        _admit(who, EDITOR, request)
         if "content-range" in request.headers:
             raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
         conditions = Conditions.of("PUT", request.scope["headers"])
@@ -102,14 +101,14 @@ class RowPages:
         return await self._written(request, pending)
 
     async def _patch(self, who: Principal, request: Request) -> Response:
-        _check_role(who, WRITE, request)
+        _admit(who, EDITOR, request)
         conditions = Conditions.of("PATCH", request.scope["headers"])
         await self._check_floor(request)
         pending = self._rows.patch(who, _address(request), await self._body(request), conditions)
         return await self._written(request, pending)
 
     async def _delete(self, who: Principal, request: Request) -> Response:
-        _check_role(who, WRITE, request)
+        _admit(who, EDITOR, request)
         conditions = Conditions.of("DELETE", request.scope["headers"])
         if await read_body(request.scope, request.receive, self._max_body):
             raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
@@ -151,9 +150,10 @@ def _wants_lits(request: Request) -> bool:
     return wanted_kind(accept, (OBJECTS.encode(), JSON), default=JSON) != JSON
 
 
-def _check_role(who: Principal, role: str, request: Request) -> None:
-    if RANK.get(who.role, 0) < RANK[role]:
-        raise Forbidden(f"{request.method} of a row needs the role {role}", hint="Ask for another role.")
+def _admit(who: Principal, role: str, request: Request) -> None:
+    """Forbidden unless the caller may do this to rows of this table."""
+    who.need(role, f"{request.method} of a row")
+    who.check(real_name(request.path_params["db"]), [request.path_params["table"]])
 
 
 def _columns(body: bytes) -> dict[str, Any]:

@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
+from headwater.errors import HeadwaterError, InvalidRequest, UnsupportedVersion
 from headwater.model.principal import Principal
 from headwater.queries.pending import Pending
 from headwater.serve import params
 from headwater.serve.api import Api
 from headwater.serve.body import no_json
 from headwater.serve.bridge import Bridge
-from headwater.serve.methods import METHODS, RANK, Method, refusal
+from headwater.serve.methods import METHODS, Method, refusal
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places
 
@@ -115,8 +115,7 @@ class Rpc:
         method = METHODS.get(request.method)
         if method is None:
             raise refusal(request.method)
-        if RANK.get(who.role, 0) < RANK[method.role]:
-            raise Forbidden(f"{method.name} needs the role {method.role}", hint="Ask for another role.")
+        who.need(method.role, method.name)
         found = _params(method, request.params)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
             with self._places.take(client):

@@ -9,6 +9,7 @@ import importlib.util
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import uvicorn
 
@@ -40,11 +41,17 @@ MAX_FRAME = 64 << 10  # bytes a WebSocket client may send at a time
 class Server:
     """HTTP on the address of `config`, answered by `api`. Start and stop it in one loop."""
 
-    def __init__(self, config: ServeConfig, api: Api, open_feeds: Callable[[], Feeds] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        api: Api,
+        open_feeds: Callable[[], Feeds] | None = None,
+        folder: Path | None = None,
+    ) -> None:
         self._config = config
         self._api = api
         self._open_feeds = open_feeds  # in the loop that serves
-        self._gate = Gate.of(config)
+        self._gate = Gate.of(config, folder)
         self._bridge: Bridge | None = None
         self._snapshots: Snapshots | None = None
         self._pulls: Pulls | None = None
@@ -76,7 +83,7 @@ class Server:
             self.bind()
         sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
-        self._api.tickets = self._gate.tickets
+        self._api.gate = self._gate
         self._api.feeds = None if self._open_feeds is None else self._open_feeds()
         databases = self._api.databases
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
@@ -97,7 +104,7 @@ class Server:
         if feeds is not None:
             self._snapshots = Snapshots(feeds.databases, feeds.run)
             self._pulls = self._open_pulls(feeds)
-            streams = Streams(feeds, self._snapshots, places, self._pulls)
+            streams = Streams(feeds, self._snapshots, places, self._pulls, self._gate.sessions)
         return Application(
             self._api,
             self._gate,

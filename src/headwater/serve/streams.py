@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, Unauthorized, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.ending import Ending
 from headwater.feeds.feeds import Feeds
@@ -18,6 +18,7 @@ from headwater.feeds.questions import Args
 from headwater.feeds.snapshot import Position
 from headwater.feeds.stream import Stream
 from headwater.model.literal import to_lit
+from headwater.model.principal import VIEWER
 from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
@@ -25,6 +26,7 @@ from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, He
 from headwater.serve.places import Places, client_of
 from headwater.serve.pulls import Pulls
 from headwater.serve.query_pages import args_in
+from headwater.serve.sessions import Sessions
 
 SSE = Opening("sse", frames.sse, ping=frames.SSE_PING, farewell=frames.SSE_FAREWELL)
 WS = Opening("websocket", frames.websocket)
@@ -33,6 +35,7 @@ UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel
 
 _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
 CLOSE = {"closed": 1000, "complete": 1000, "stopping": 1012, "resnapshot_required": 4410, "bad_frame": 1008}
+CLOSE[Unauthorized.code] = 4401
 OTHER_CLOSE = 4400  # ended by an error, which was told before
 
 
@@ -49,11 +52,20 @@ _frames = msgspec.json.Decoder(Frame)
 class Streams:
     """Answers the stream routes."""
 
-    def __init__(self, feeds: Feeds, snapshots: Snapshots, places: Places, pulls: Pulls | None = None) -> None:
+    def __init__(
+        self,
+        feeds: Feeds,
+        snapshots: Snapshots,
+        places: Places,
+        pulls: Pulls | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
         self._feeds, self._snapshots, self._places, self._pulls = feeds, snapshots, places, pulls
+        self._sessions = sessions or Sessions()
 
     async def serve(self, handler: str, call: Call) -> int:
         """Answer one request; the status that was sent."""
+        call.who.need(VIEWER, "a stream")
         with self._places.take(client_of(call.scope)):
             if handler == "sse":
                 return await self._sse(call)
@@ -61,9 +73,10 @@ class Streams:
                 return await self._query_events(call)
             if handler == "changes":
                 return await self._changes(call)
-            if handler == "snapshot":
-                return await self._snapshots.answer(call)
-            return await self._pull(handler, call)
+            with self._sessions.during(call.who, _cutting()):
+                if handler == "snapshot":
+                    return await self._snapshots.answer(call)
+                return await self._pull(handler, call)
 
     async def _pull(self, handler: str, call: Call) -> int:
         if self._pulls is None:
@@ -114,7 +127,8 @@ class Streams:
                 stream.leave()
             elif first:
                 await send({"type": "http.response.body", "body": first, "more_body": True})
-            await _carry(call.raw, stream, {"type": "http.response.body", "more_body": True}, "body")
+            with self._sessions.during(call.who, lambda: _expire(stream)):
+                await _carry(call.raw, stream, {"type": "http.response.body", "more_body": True}, "body")
             await send({"type": "http.response.body", "body": b""})
         finally:
             leaving.cancel()
@@ -126,6 +140,7 @@ class Streams:
     async def websocket(self, handler: str, call: Call) -> int:
         """Answer one WebSocket; an error before it is accepted leaves as it came."""
         await call.receive()
+        call.who.need(VIEWER, "a stream")
         with self._places.take(client_of(call.scope)):
             if handler == "query_events":
                 stream = await self._open_query(call, WS)
@@ -135,7 +150,8 @@ class Streams:
                 await call.send({"type": "websocket.accept"})
                 listening = asyncio.ensure_future(self._listen(call, stream))
                 try:
-                    await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
+                    with self._sessions.during(call.who, lambda: _expire(stream)):
+                        await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
                     await call.send({"type": "websocket.close", **_close(stream.ending)})
                 finally:
                     listening.cancel()
@@ -178,6 +194,21 @@ class Streams:
             await self._feeds.run(subscriptions.ack, call.who, id, frame.ack, None)
         if frame.pause is not None:
             await self._feeds.run(subscriptions.pause, call.who, id, frame.pause)
+
+
+def _expire(stream: Stream | Batches) -> None:
+    """Its reader is nobody any more: told so where the transport can say it."""
+    if isinstance(stream, Stream):
+        stream.stop(Unauthorized("the credential was revoked, or has expired"))
+    else:
+        stream.leave()
+
+
+def _cutting() -> Callable[[], object]:
+    """Ends what the task of now is sending, without an end: the reader notices."""
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancel
 
 
 async def _carry(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import Unauthorized
-from headwater.model.principal import Principal
+from headwater.model.principal import ANONYMOUS, Principal
 
 _SIGNATURE = hashlib.sha256().digest_size
 
@@ -27,7 +27,7 @@ class Tickets:
     def create(self, who: Principal) -> dict[str, Any]:
         """A ticket for `who`, good for a short while."""
         until = time.time_ns() // 1_000_000 + int(self._seconds * 1000)
-        body = msgspec.msgpack.encode((who.name, who.role, until))
+        body = msgspec.msgpack.encode((who, until))
         ticket = base64.urlsafe_b64encode(self._sign(body) + body).rstrip(b"=").decode()
         return {"ticket": ticket, "expires_at_ms": until}
 
@@ -37,14 +37,14 @@ class Tickets:
             raw = base64.b64decode(ticket + "=" * (-len(ticket) % 4), altchars=b"-_", validate=True)
             signature, body = raw[:_SIGNATURE], raw[_SIGNATURE:]
             good = hmac.compare_digest(signature, self._sign(body))
-            name, role, until = msgspec.msgpack.decode(body, type=tuple[str, str, int])
+            who, until = msgspec.msgpack.decode(body, type=tuple[Principal, int]) if good else (ANONYMOUS, 0)
         except (ValueError, binascii.Error, msgspec.MsgspecError):
-            good, until, name, role = False, 0, "", ""
+            good, until, who = False, 0, ANONYMOUS
         if not good or time.time_ns() // 1_000_000 >= until:
             raise Unauthorized(
                 "the ticket is not one of ours, or too old", hint="Ask for a new one with security.ticket.create."
             )
-        return Principal(name, role)
+        return who
 
     def _sign(self, body: bytes) -> bytes:
         return hmac.digest(self._key, body, "sha256")

@@ -1,6 +1,7 @@
 """A real PostgreSQL of our own, with logical replication, and its stream as the tests read it."""
 
 import atexit
+import contextlib
 import os
 import pwd
 import shutil
@@ -49,7 +50,7 @@ def embedded() -> Path | None:
 class Server:
     """Runs until `stop`; as another user where we are root, because PostgreSQL refuses to be root."""
 
-    def __init__(self, programs: Path) -> None:
+    def __init__(self, programs: Path, **settings: str) -> None:
         self.programs = programs
         self.folder = Path(tempfile.mkdtemp(prefix="headwater-pg-"))
         as_other = {}
@@ -60,7 +61,7 @@ class Server:
         data = self.folder / "data"
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         subprocess.run([*make, "--no-sync"], check=True, capture_output=True, **as_other)
-        run = [f"--{name}={value}" for name, value in _RUN.items()]
+        run = [f"--{name}={value}" for name, value in {**_RUN, **settings}.items()]
         self._command = [programs / "postgres", "-D", data, "-k", self.folder, *run]
         self._as_other = as_other
         atexit.register(self.stop)
@@ -99,11 +100,45 @@ class Server:
         self._process.send_signal(how)
         self._process.wait(PATIENCE)
 
+    def crash(self) -> None:
+        """SIGKILL to all of it at once, as the machine's end would be."""
+        self.signal(signal.SIGSTOP)  # the first process starts no more
+        for pid in self._children():
+            os.kill(pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait(PATIENCE)
+        end = time.monotonic() + PATIENCE
+        while self._children():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    def signal(self, number: signal.Signals) -> None:
+        """The same to every process of it."""
+        self._process.send_signal(number)
+        for pid in self._children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def _children(self) -> list[int]:
+        """By its folder, which all of them work in: they outlive the first one for a moment."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (path / "cwd").readlink() == self.folder / "data" and path.name != str(self._process.pid):
+                    found.append(int(path.name))
+        return found
+
     def copy(self) -> Path:
         """What a standby would have by now; while it does not run."""
         found = self.folder / "copy"
         subprocess.run(["cp", "-a", self.folder / "data", found], check=True)
         return found
+
+    def restore(self, data: Path) -> None:
+        """Start over the files of `data`, as if nothing had happened since."""
+        shutil.rmtree(self.folder / "data")
+        data.rename(self.folder / "data")
+        self.start()
 
     def promote(self, data: Path | None = None) -> None:
         """Start as a standby does that takes over: with a history of its own from here on."""

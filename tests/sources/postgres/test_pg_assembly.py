@@ -189,3 +189,22 @@ def test_closing_forgets_what_is_unfinished() -> None:
     assert not one.is_idle
     one.close()
     assert one.is_idle
+
+
+def test_a_server_proves_that_it_has_the_transaction_our_log_ends_with() -> None:
+    def sent(xid: int, lsn: int) -> list[bytes]:
+        return [pg.begin(xid, lsn), pg.relation(NARROW), pg.insert(b"%d" % xid), pg.commit(lsn)]
+
+    ours = Resume(30, proof="2")
+    proven = assembly(ours)
+    assert keys(feed(proven, sent(1, 10))) == [] and not proven.is_idle
+    assert keys(feed(proven, sent(2, 20) + sent(3, 30))) == [3] and proven.is_idle
+    for other in (
+        sent(1, 10) + sent(3, 30),  # it is not there
+        sent(3, 30),  # nor anything before it
+        sent(7, 20),  # another one has its place
+        sent(1, 10) + sent(2, 24),  # another one lies across it
+        [pg.stream_start(9), pg.relation(NARROW, xid=9), b"E", pg.stream_commit(9, 40)],
+    ):
+        with pytest.raises(SourceMismatch, match="no transaction 2 that ends at 0/1E"):
+            feed(assembly(ours), other)

@@ -226,6 +226,60 @@ def test_a_failover_that_lost_nothing_is_gone_on_with_and_one_that_did_is_told(o
         own.close()
 
 
+def lost(own: PgRig) -> str:
+    """Why the stream ended for good."""
+    with pytest.raises(SourceMismatch) as caught:
+        for _ in range(600):
+            list(own.source.follow(after=own.latest))
+            own.source.wait(0.05)
+    return caught.value.message
+
+
+def _set_back(own: PgRig) -> None:
+    """The server's files are those of a while ago; since then we logged something."""
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    own.pull()
+    _end(own)
+    copy = own.server.copy()
+    own.server.start()
+    own.db = own.server.connect(own.name)
+    own.run("INSERT INTO t VALUES (2, 'ours')")
+    own.pull()
+    _end(own)
+    own.source.close()
+    own.server.restore(copy)
+    own.db = own.server.connect(own.name)
+
+
+def test_a_backup_that_ends_before_our_log_is_not_gone_on_with(own_server: Server) -> None:
+    own = PgRig(own_server, "behind", TABLE)
+    try:
+        _set_back(own)
+        own.open(expect="restored from a backup")
+        own.source.restart(generation="next", first=10)
+        own.run("INSERT INTO t VALUES (3, 'seen')")
+        assert own.head() == 10
+    finally:
+        own.close()
+
+
+def test_a_copy_that_grew_past_our_log_is_not_gone_on_with(own_server: Server) -> None:
+    """Its identity is ours, and its log reaches further: only its transactions are others."""
+    own = PgRig(own_server, "copied", TABLE)
+    try:
+        _set_back(own)
+        own.run("INSERT INTO t SELECT n, 'theirs' FROM generate_series(2, 500) n", "SELECT pg_switch_wal()", "VACUUM t")
+        own.open()
+        own.run("INSERT INTO t VALUES (1000, 'theirs')")
+        assert "went on differently" in lost(own)
+        own.source.reopen()
+        own.source.restart(generation="next", first=10)
+        own.run("INSERT INTO t VALUES (1001, 'seen')")
+        assert own.head() == 10
+    finally:
+        own.close()
+
+
 FACTS = Known(system="1", timeline=1, database="d", position=500, confirmed=600)
 SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
 

@@ -1,10 +1,12 @@
 """The decoder of messages and rows without a server: every message, cut, garbled, and against its slow twin."""
 
+import functools
 import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.pipeline.servers import missing
 from tests.sources.postgres import pg_messages as pg
 
 from headwater.errors import SourceError
@@ -44,6 +46,7 @@ from headwater.sources.postgres.pgoutput import (
     Update,
     decode,
 )
+from headwater.sources.postgres.row_plan import HEAD, Careful
 from headwater.sources.postgres.rows import RowDecoders
 from headwater.sources.postgres.types import converter
 
@@ -115,12 +118,31 @@ KINDS = ("i64", "bool", "f64", "str", "dec", "json", "datetime", "bytes")
 TABLE = Table("t", tuple(Column(n, k) for n, k in zip(TYPES, KINDS, strict=True)), ("id",))
 CONVERTS = [converter(oid, {}) for oid in TYPES.values()]
 KEYS = [place == 0 for place in range(len(KINDS))]
-DECODERS = RowDecoders(pg.OID, TABLE, KEYS, CONVERTS)
-CAREFUL = rows._Careful(TABLE, KEYS, CONVERTS)
+CAREFUL = Careful(TABLE, KEYS, CONVERTS)
+both = pytest.mark.parametrize(
+    "twin",
+    [
+        pytest.param(rows.PYTHON, id="python"),
+        pytest.param(rows.COMPILED, id="compiled", marks=pytest.mark.skipif(not rows.COMPILED, reason="not compiled")),
+    ],
+)
 
 
-def fast(message: bytes) -> Change:
-    found = DECODERS.of(message[: rows.HEAD])
+def test_the_decoder_was_compiled() -> None:
+    if rows.COMPILED is None:
+        missing("the compiled decoder was not built: make setup, with a C compiler")
+
+
+@functools.cache
+def decoders(twin: rows.Twin, careful: bool = True) -> RowDecoders:
+    found = RowDecoders(pg.OID, TABLE, KEYS, CONVERTS, twin)
+    if not careful:
+        found._careful = None  # type: ignore[assignment]  # would be called in vain
+    return found
+
+
+def fast(twin: rows.Twin, message: bytes, careful: bool = True) -> Change:
+    found = decoders(twin, careful).of(message[:HEAD])
     if found is None:
         raise BadMessage("nobody reads this")
     return found(message)
@@ -151,58 +173,119 @@ MESSAGE = st.one_of(
 )
 
 
+@both
 @given(MESSAGE)
-def test_the_written_decoders_agree_with_the_slow_one_and_need_it_not(message: bytes) -> None:
-    wanted = CAREFUL(message)
-    scope = DECODERS._scope
-    kept, scope["again"] = scope["again"], None  # would be called in vain
-    try:
-        assert repr(fast(message)) == repr(wanted)
-    finally:
-        scope["again"] = kept
+def test_the_fast_decoders_agree_with_the_slow_one_and_need_it_not(twin: rows.Twin, message: bytes) -> None:
+    assert repr(fast(twin, message, careful=False)) == repr(CAREFUL(message))
 
 
+@both
+@given(st.lists(st.tuples(MESSAGE, st.booleans()), max_size=12), st.integers(1, 8), st.integers(1, 2000))
+def test_rows_are_taken_until_something_else_comes_or_it_is_enough(
+    twin: rows.Twin, sent: list[tuple[bytes, bool]], most: int, most_bytes: int
+) -> None:
+    made = decoders(twin)
+    for message, is_known in sent:
+        if is_known:
+            made.of(message[:HEAD])
+    known = {message[:HEAD]: made.made[message[:HEAD]] for message, is_known in sent if is_known}
+    frames = [b"w" + bytes(24) + message for message, _ in sent]
+    coming = iter([(len(frame), memoryview(frame)) for frame in frames])
+    changes: list[Change] = []
+    size, frame, taken = twin.take(lambda _: next(coming, (0, memoryview(b""))), known, changes, most, most_bytes)
+
+    wanted: list[bytes] = []
+    for message, _ in sent:
+        if message[:HEAD] not in known or len(wanted) >= most or sum(map(len, wanted)) >= most_bytes:
+            break
+        wanted.append(message)
+    assert repr(changes) == repr([CAREFUL(message) for message in wanted])
+    assert taken == sum(map(len, wanted))
+    stopped_at = frames[len(wanted)] if len(wanted) < len(frames) else b""
+    assert (size, bytes(frame)) == (len(stopped_at), stopped_at)
+
+
+@both
+@pytest.mark.parametrize("frame", [b"k" + bytes(17), b"k" + bytes(40), b"w" + bytes(24) + b"E", b"w", b"\0" * 50])
+def test_what_is_no_row_is_not_taken(twin: rows.Twin, frame: bytes) -> None:
+    changes: list[Change] = []
+    assert twin.take(lambda _: (len(frame), memoryview(frame)), {}, changes, 9, 9) == (len(frame), frame, 0)
+    assert twin.take(lambda _: (-1, memoryview(b"")), {}, changes, 9, 9) == (-1, b"", 0)
+    assert changes == []
+
+
+@both
+def test_a_row_that_cannot_be_read_says_so_from_inside_a_run(twin: rows.Twin) -> None:
+    message = pg.insert(b"1")
+    head = message[:HEAD]
+    found = decoders(twin).of(head)
+    assert found is not None
+    frame = b"w" + bytes(24) + message
+    with pytest.raises(BadMessage, match="has 1 values"):
+        twin.take(lambda _: (len(frame), memoryview(frame)), {head: found}, [], 9, 999)
+
+
+@both
+@pytest.mark.parametrize("text", ["0", "-0", "-1", "9" * 18, "-" + "9" * 18, str(2**63 - 1), str(-(2**63)), "9" * 30])
+def test_integers_of_any_length(twin: rows.Twin, text: str) -> None:
+    assert fast(twin, pg.insert(text.encode(), *[None] * 7), careful=False).after == (int(text), *[None] * 7)
+
+
+@both
+@pytest.mark.parametrize(
+    "text", [b"", b"-", b"--1", b"1-", b"1\x002", b"\xc2\xb2", b"t", b"0x1p3", b"1_0", b" 1", b"9" * 99]
+)
+def test_odd_numbers_are_read_alike(twin: rows.Twin, text: bytes) -> None:
+    message = pg.insert(text, text, text, *[None] * 5)
+    assert repr(fast(twin, message)) == repr(CAREFUL(message))
+
+
+@both
 @given(MESSAGE, st.data())
-def test_a_row_that_is_cut_is_refused(message: bytes, data: st.DataObject) -> None:
+def test_a_row_that_is_cut_is_refused(twin: rows.Twin, message: bytes, data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(message) - 1))
     with pytest.raises(BadMessage):
-        fast(message[:end])
+        fast(twin, message[:end])
     with pytest.raises(BadMessage):
-        fast(message + b"n")
+        fast(twin, message + b"n")
 
 
+@both
 @given(MESSAGE, st.data())
-def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(message: bytes, data: st.DataObject) -> None:
+def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(twin: rows.Twin, message: bytes, data: st.DataObject) -> None:
     place = data.draw(st.integers(5, len(message) - 1))
     broken = message[:place] + bytes([data.draw(st.integers(0, 255))]) + message[place + 1 :]
     try:
-        found = repr(fast(broken))
+        found = repr(fast(twin, broken))
     except BadMessage:
         return
     assert found == repr(CAREFUL(broken))
 
 
-def test_what_cannot_be_converted_keeps_its_text() -> None:
+@both
+def test_what_cannot_be_converted_keeps_its_text(twin: rows.Twin) -> None:
     odd = (b"no number", b"maybe", b"1.5.5", b"\xff\xfe", b"x", b"{", b"yesterday", b"\\xzz")
-    change = fast(pg.insert(*odd))
+    change = fast(twin, pg.insert(*odd))
     assert change.after == tuple(value.decode("utf-8", "surrogateescape") for value in odd)
-    assert fast(pg.insert(*odd[:5], b"{}", None, "u")).after == (*change.after[:5], Json("{}"), None, UNAVAILABLE)
+    assert fast(twin, pg.insert(*odd[:5], b"{}", None, "u")).after == (*change.after[:5], Json("{}"), None, UNAVAILABLE)
 
 
-def test_binary_values_are_refused_until_somebody_asks_for_them() -> None:
+@both
+def test_binary_values_are_refused_until_somebody_asks_for_them(twin: rows.Twin) -> None:
     with pytest.raises(BadMessage, match="binary"):
-        fast(pg.row(b"I", b"N\0\x08" + b"b\0\0\0\1x" + b"n" * 7))
+        fast(twin, pg.row(b"I", b"N\0\x08" + b"b\0\0\0\1x" + b"n" * 7))
 
 
-def test_a_row_of_another_width_is_refused() -> None:
+@both
+def test_a_row_of_another_width_is_refused(twin: rows.Twin) -> None:
     with pytest.raises(BadMessage, match="has 1 values"):
-        fast(pg.insert(b"1"))
+        fast(twin, pg.insert(b"1"))
 
 
-def test_a_table_without_columns_has_rows_too() -> None:
-    decoders = RowDecoders(pg.OID, Table("t", ()), [], [])
+@both
+def test_a_table_without_columns_has_rows_too(twin: rows.Twin) -> None:
     message = pg.insert()
-    found = decoders.of(message[: rows.HEAD])
+    found = RowDecoders(pg.OID, Table("t", ()), [], [], twin).of(message[:HEAD])
     assert found is not None
     assert found(message) == Change(Op.INSERT, Table("t", ()), None, ())
 

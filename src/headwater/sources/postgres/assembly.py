@@ -20,7 +20,8 @@ import msgspec
 
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Change, Op, Transaction
-from headwater.sources.postgres.frames import BadMessage, lsn_text, unix_ms
+from headwater.sources.postgres import rows
+from headwater.sources.postgres.frames import DATA, DATA_HEAD, BadMessage, lsn_text, unix_ms
 from headwater.sources.postgres.pgoutput import (
     Begin,
     Commit,
@@ -33,12 +34,13 @@ from headwater.sources.postgres.pgoutput import (
     Type,
     decode,
 )
-from headwater.sources.postgres.relations import Relations
-from headwater.sources.postgres.rows import HEAD, Decode
+from headwater.sources.postgres.relations import Announcement, Relations
+from headwater.sources.postgres.row_plan import HEAD, Decode, Get
 
 PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
 PREFIX = "headwater"  # of logical messages that are ours
+SHAPES = "headwater.shapes"  # of announcements
 
 
 class Spill(Protocol):
@@ -66,16 +68,21 @@ class Barrier(msgspec.Struct, frozen=True):
 
 class Resume(msgspec.Struct, frozen=True):
     """Where a log ends. `position` is that of its last part; if that was not the last of its transaction, `start` is
-    how many changes of the transaction the log has, and `rows` how many of them are not changes of schema."""
+    how many changes of the transaction the log has, and `rows` how many of them are not changes of schema.
+
+    `proof` is the number of the transaction that ends at `position`, where the server is to send it again: a server
+    that does not has another history, such as a copy of its files that was written to."""
 
     position: int = 0
     start: int = 0
     rows: int = 0
+    proof: str = ""
 
 
 Item = Transaction | Barrier
 T = TypeVar("T")
 _NOBODY: dict[bytes, Decode] = {}
+_FRAME, _NO_FRAME = bytes([DATA]).ljust(DATA_HEAD, b"\0"), (0, memoryview(b""))
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -109,7 +116,9 @@ class Assembly:
         self.end = 0  # the end LSN of the last commit that was seen, empty ones included
         self.weight = 0  # bytes of messages that went into parts
         self._relations, self._spills, self._part = relations, spills, part
+        self._take = rows.twin().take
         self._resume = resume or Resume()
+        self._proof = self._resume.proof
         self._rows = _NOBODY  # relations.rows while rows are wanted as they come
         self._head: _Head | None = None
         self._changes: list[Change] = []
@@ -136,8 +145,8 @@ class Assembly:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is open: then everything the server has sent so far may be confirmed."""
-        return self._head is None and not self._ahead
+        """Whether nothing is open or unproven: then everything the server has sent so far may be confirmed."""
+        return self._head is None and not self._ahead and not self._proof
 
     def feed(self, message: bytes) -> Iterable[Item]:
         """What `message` completes; to be taken up before the next one is fed."""
@@ -153,6 +162,16 @@ class Assembly:
         if step is None:
             raise BadMessage(f"a message {message[:1]!r} of {len(message)} bytes: no such message is known")
         return step(message)
+
+    def take(self, get: Get) -> tuple[int, memoryview]:
+        """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
+        if self._stream is not None:
+            return _keep(get, self._stream.spill)
+        if self._rows is _NOBODY:
+            return get(1)
+        size, frame, weight = self._take(get, self._rows, self._changes, self._part, PART_BYTES - self._weight)
+        self._weight += weight
+        return size, frame
 
     def close(self) -> None:
         """Forget everything unfinished: the server sends it again on the next connection."""
@@ -173,6 +192,8 @@ class Assembly:
         self._head, self._changes, self._weight, self._start, self._skip = head, [], 0, 0, 0
         if head.lsn < self._resume.position:
             self._skip = -1
+        elif self._proof:
+            raise self._other_history()
         elif head.lsn == self._resume.position:
             self._skip, self._start = self._resume.rows, self._resume.start
         self._rows = _NOBODY if self._skip else self._relations.rows
@@ -183,6 +204,10 @@ class Assembly:
     def _finish(self, end: int) -> list[Item]:
         if self._head is None:
             raise BadMessage("a commit of nothing")
+        if self._proof and end >= self._resume.position:
+            if (end, str(self._head.xid)) != (self._resume.position, self._proof):
+                raise self._other_history()
+            self._proof = ""
         found: list[Item] = []
         if self._changes:
             found.append(self._cut(end))
@@ -194,6 +219,13 @@ class Assembly:
         found += self._barriers
         self._barriers, self._head, self._rows, self.end = [], None, _NOBODY, end
         return found
+
+    def _other_history(self) -> SourceMismatch:
+        return SourceMismatch(
+            f"the server's log has no transaction {self._proof} that ends at {lsn_text(self._resume.position)}, where "
+            "our log ends: it is a copy of the server, or was restored, and went on differently",
+            hint="Readers need a new snapshot.",
+        )
 
     def _append(self, change: Change, weight: int = 0) -> tuple[Item, ...]:
         """Take one more; gives the part that is full. A part is cut when more comes, so that none is empty."""
@@ -279,18 +311,29 @@ class Assembly:
 
     def _message(self, message: bytes) -> Iterable[Item]:
         found = _expect(Message, message, in_stream=self._stream is not None)
-        if found.prefix != PREFIX:
+        if found.prefix not in (PREFIX, SHAPES):
             return ()
         if self._stream is not None and found.transactional:
             self._stream.spill.append(message)
             return ()
         barrier = Barrier(found.content.decode("utf-8", "replace"), found.lsn)
         if not found.transactional:
-            return (barrier,)
+            return (barrier,) if found.prefix == PREFIX else ()
         if self._head is None:
             raise BadMessage("a transactional message outside of any transaction")
+        if found.prefix == SHAPES:
+            return self._announced(found.content)
         self._barriers.append(barrier)
         return ()
+
+    def _announced(self, content: bytes) -> list[Item]:
+        if self._skip:
+            return []
+        try:
+            told = msgspec.json.decode(content, type=Announcement)
+        except msgspec.MsgspecError:
+            return []  # anybody may write a message
+        return [part for change in self._relations.announce(told) for part in self._append(change)]
 
     def _origin(self, message: bytes) -> Iterable[Item]:
         return ()
@@ -343,17 +386,35 @@ class Assembly:
         the server says it again where it still holds."""
         relations = self._relations
         newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
-        self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
         try:
-            for message in ahead.spill.read():
-                if int.from_bytes(message[1:5], "big") not in ahead.aborted:
-                    yield from self.feed(message[:1] + message[5:])
+            self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
+            kept = _frames(ahead)
+            while frame := self.take(lambda _: next(kept, _NO_FRAME))[1]:
+                yield from self.feed(bytes(frame[DATA_HEAD:]))
             yield from self._finish(commit.end)
         finally:
             ahead.spill.drop()
         for relation in newer:  # told to the transactions that were committed meanwhile, and valid for the next
             if relation is not None:
                 relations.tell(relation)
+
+
+def _keep(get: Get, spill: Spill) -> tuple[int, memoryview]:
+    """Put rows of an open block aside as they come, but not for ever; gives the frame after them."""
+    for _ in range(PART):
+        size, frame = get(1)
+        if size <= DATA_HEAD or frame[0] != DATA or frame[DATA_HEAD] not in b"IUD":
+            return size, frame
+        spill.append(bytes(frame[DATA_HEAD:]))
+    return get(1)
+
+
+def _frames(ahead: _Ahead) -> Iterator[tuple[int, memoryview]]:
+    """What was kept of `ahead`, as if it came outside of any block; without what was rolled back."""
+    for message in ahead.spill.read():
+        if int.from_bytes(message[1:5], "big") not in ahead.aborted:
+            frame = _FRAME + message[:1] + message[5:]
+            yield len(frame), memoryview(frame)
 
 
 def _expect(kind: type[T], message: bytes, *, in_stream: bool = False) -> T:

@@ -15,18 +15,19 @@ import msgspec
 from headwater.config import PostgresConfig
 from headwater.model.change import Transaction
 from headwater.sources.postgres import history
+from headwater.sources.postgres.announcement import announce
 from headwater.sources.postgres.barriers import Side
-from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.catalogue import describe, schema_number
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.fitness import Finding, check, examine
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.history import NOTE, History
+from headwater.sources.postgres.publication import ensure_publication, find_publication, was_altered
 from headwater.sources.postgres.slot import (
     Identity,
     Slot,
     create_slot,
     drop_slot,
-    ensure_publication,
     find_slot,
     identify,
     judge,
@@ -48,6 +49,7 @@ class Attachment:
         self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
         self._history: History | None = None
         self._told_at = 0.0
+        self._announced = 0  # the number of the schema
 
     def findings(self, connection: Connection) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
@@ -74,7 +76,8 @@ class Attachment:
             shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
             who = self._identify()
             point = Point(offset, position, shapes)
-            return History(generation, who.system, who.timeline, connection.info.dbname, position, point)
+            published = find_publication(connection, self.publication)
+            return History(generation, who.system, who.timeline, connection.info.dbname, position, point, published)
 
         found = self._side.ask(work)
         self._notes.set_notes(**{history.FIRST: history.save_first(found.point.shapes)})
@@ -102,7 +105,7 @@ class Attachment:
         reason = self._side.ask(lambda connection: self.judge(self._identify(), connection, point))
         if reason:
             return reason
-        self._side.ask(lambda connection: ensure_publication(connection, self.publication, self._config.tables))
+        self._side.ask(self._fit_publication)
         return point
 
     def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
@@ -110,10 +113,36 @@ class Attachment:
         slot = find_slot(connection, self.slot)
         with self._lock:
             known = self._known
-            reason = judge(known.known(point), identity, slot, connection.info.dbname)
+            reason = judge(known.known(point), identity, slot, connection.info.dbname) or self._altered(connection)
             if not reason and known.timeline != identity.timeline:  # at once: positions from here on are of this one
                 self._keep(msgspec.structs.replace(known, timeline=identity.timeline))
             return reason
+
+    def watch(self) -> str:
+        """Why changes may be missing though the stream runs; "" if none is."""
+        return self._side.ask(self._altered)
+
+    def announce(self, shapes: Shapes) -> None:
+        """Have the stream tell what it does not tell by itself, where something was altered since the last time."""
+
+        def work(connection: Connection) -> None:
+            number = schema_number(connection)
+            if number != self._announced and announce(connection, self.publication, shapes):
+                self._announced = number
+
+        self._side.ask(work)
+
+    def _altered(self, connection: Connection) -> str:
+        known = self._known.publication
+        if known is None or not was_altered(connection, known, find_publication(connection, self.publication)):
+            return ""
+        return f"the publication {self.publication} was dropped or altered: what was committed since may not be sent"
+
+    def _fit_publication(self, connection: Connection) -> None:
+        ensure_publication(connection, self.publication, self._config.tables)
+        published = find_publication(connection, self.publication)
+        if published != self._known.publication:
+            self._keep(msgspec.structs.replace(self._known, publication=published))
 
     def _identify(self) -> Identity:
         wire = self._server.replicate()

@@ -43,19 +43,29 @@ _PUBLISHED = _COLUMNS + (
 _GENERATED = "SELECT to_jsonb(p) ->> 'pubgencols' FROM pg_publication p WHERE pubname = %s"  # from PostgreSQL 18 on
 
 # What a statement may mean depends on these. Temporary tables are their sessions' own affair.
-_LASTING = "SELECT oid FROM pg_class WHERE oid >= 16384 AND relpersistence <> 't'"
-_WATCHED = {
-    "pg_class": "oid >= 16384 AND relpersistence <> 't'",
-    "pg_attribute": f"attnum > 0 AND attrelid IN ({_LASTING})",
-    "pg_attrdef": f"adrelid IN ({_LASTING})",
-    "pg_index": f"indrelid IN ({_LASTING})",
+_LASTING = "oid >= 16384 AND relpersistence <> 't'"
+_OWN = "SELECT oid FROM pg_class WHERE {relations}"
+_OF_RELATIONS = {
+    "pg_class": "{relations}",
+    "pg_attribute": f"attnum > 0 AND attrelid IN ({_OWN})",
+    "pg_attrdef": f"adrelid IN ({_OWN})",
+    "pg_index": f"indrelid IN ({_OWN})",
+    "pg_inherits": f"inhrelid IN ({_OWN}) OR inhparent IN ({_OWN})",
+    "pg_constraint": f"oid >= 16384 AND (conrelid = 0 OR conrelid IN ({_OWN}))",
+    "pg_rewrite": f"oid >= 16384 AND ev_class IN ({_OWN})",
+    "pg_policy": f"polrelid IN ({_OWN})",
+    "pg_publication_rel": f"prrelid IN ({_OWN})",
+}
+_OF_ALL = {
     "pg_type": "oid >= 16384 AND (typrelid = 0 AND typelem = 0 OR typtype = 'd')",
-    "pg_constraint": f"oid >= 16384 AND (conrelid = 0 OR conrelid IN ({_LASTING}))",
-    "pg_rewrite": f"oid >= 16384 AND ev_class IN ({_LASTING})",
-    **dict.fromkeys(("pg_proc", "pg_operator", "pg_cast", "pg_collation", "pg_policy", "pg_enum"), "oid >= 16384"),
+    "pg_proc": "oid >= 16384 AND pronamespace NOT IN (SELECT oid FROM pg_namespace WHERE nspname ~ '^pg_temp_')",
+    **dict.fromkeys(("pg_operator", "pg_cast", "pg_collation", "pg_enum"), "oid >= 16384"),
+    **dict.fromkeys(("pg_opclass", "pg_range", "pg_extension", "pg_publication"), "true"),
     "pg_namespace": "nspname !~ '^pg_(toast_)?temp_'",
     "pg_aggregate": "aggfnoid >= 16384",
+    "pg_publication_namespace": "true",
 }
+_FROM_15 = frozenset({"pg_publication_namespace"})
 
 
 def _watched(name: str, condition: str) -> str:
@@ -63,21 +73,31 @@ def _watched(name: str, condition: str) -> str:
     return f"SELECT '{name}' AS name, {rows} FROM {name} WHERE {condition}"
 
 
-_SCHEMA = (
-    "SELECT string_agg(name || ' ' || rows || ' ' || coalesce(sum, 0), ',' ORDER BY name) FROM ("
-    + " UNION ALL ".join(_watched(name, condition) for name, condition in _WATCHED.items())
-    + ") every_one"
-)
+def schema_sql(version: int, relations: str = _LASTING) -> str:
+    """A SELECT of one text, which is another one after every change of what statements mean, by anybody.
+
+    Every row of the catalogue is known by the transaction that wrote it and its place: a change writes a new one.
+    `relations` is a condition on pg_class: of tables and views only those count.
+    """
+    watched = {name: each.replace("{relations}", relations) for name, each in _OF_RELATIONS.items()} | _OF_ALL
+    parts = [_watched(name, each) for name, each in watched.items() if version >= 150000 or name not in _FROM_15]
+    return (
+        "SELECT string_agg(name || ' ' || rows || ' ' || coalesce(sum, 0), ',' ORDER BY name) FROM ("
+        + " UNION ALL ".join(parts)
+        + ") every_one"
+    )
+
+
+def number_of(text: str) -> int:
+    """The text of `schema_sql` as a number."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
 def schema_number(connection: Connection) -> int:
-    """Moves with every change of what statements mean, by anybody; in one snapshot, the one of the transaction.
-
-    Every row of the catalogue is known by the transaction that wrote it and its place: a change writes a new one.
-    """
-    row = connection.execute(_SCHEMA.encode()).fetchone()
+    """Moves with every change of what statements mean; in one snapshot, the one of the transaction."""
+    row = connection.execute(schema_sql(connection.info.server_version).encode()).fetchone()
     assert row is not None
-    return int.from_bytes(hashlib.blake2b(str(row[0]).encode(), digest_size=7).digest(), "big")
+    return number_of(str(row[0]))
 
 
 _Row = tuple[Any, ...]  # of _COLUMNS

@@ -13,17 +13,8 @@ import psycopg
 from psycopg import conninfo, pq
 from psycopg.pq.abc import PGconn
 
-from headwater.errors import (
-    Busy,
-    ConfigError,
-    DuplicateKey,
-    HeadwaterError,
-    InvalidRequest,
-    SourceError,
-    SourceUnfit,
-    StorageFull,
-    Unavailable,
-)
+from headwater.errors import ConfigError, HeadwaterError, InvalidRequest, SourceError, SourceUnfit
+from headwater.sources.postgres.faults import DENIED, fault
 from headwater.sources.postgres.types import SETTINGS
 
 CONNECT_SECONDS = 10
@@ -127,37 +118,14 @@ def text_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-_BAD_STATEMENT = "Check the statement and its arguments."
-_BROKEN = "The statement breaks a constraint of the table; nothing was kept."
-_STOPPED = "The statement was stopped before it ended; nothing was kept."
-
-
 def to_error(error: psycopg.Error, what: str = "") -> HeadwaterError:
     """Our error for one of psycopg's."""
     return error_of(error.sqlstate or "", error.diag.message_primary or str(error), what)
 
 
 def error_of(state: str, message: str, what: str = "") -> HeadwaterError:
-    """Our error for a SQLSTATE and the message that came with it."""
+    """Our error for what PostgreSQL said to a statement of our own, and not of a caller's."""
     text = f"{what}: {' '.join(message.split())}" if what else " ".join(message.split())
-    match state[:2], state:
-        case _, "23505" | "23P01":
-            return DuplicateKey(text)
-        case "23", _:
-            return InvalidRequest(text, hint=_BROKEN)
-        case _, "40001" | "40P01" | "55P03" | "55006":
-            return Busy(text)
-        case _, "57014" | "25P02" | "25P03" | "25P04":
-            return InvalidRequest(text, hint=_STOPPED)
-        case _, "25006":
-            return InvalidRequest(text, hint="Only statements that write nothing can be run here.")
-        case _, "42501":
-            return SourceUnfit(text, hint="Grant it to the role that Headwater connects as.")
-        case _, "53100":
-            return StorageFull(text)
-        case "53" | "57" | "58" | "08", _:
-            return Unavailable(text, hint="Try again in a moment.")
-        case "21" | "22" | "26" | "0A" | "25" | "2B" | "34" | "3D" | "3F" | "42" | "44" | "54" | "P0", _:
-            return InvalidRequest(text, hint=_BAD_STATEMENT)
-        case _:
-            return SourceError(text, hint="PostgreSQL refused; its log has the details.")
+    if state == DENIED:
+        return SourceUnfit(text, hint="Grant it to the role that Headwater connects as.")
+    return fault(state, text)

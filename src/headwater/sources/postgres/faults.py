@@ -19,7 +19,7 @@ from headwater.errors import (
 
 UNIQUE, EXCLUDED = "23505", "23P01"
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
-READ_ONLY = "25006"
+READ_ONLY, DENIED = "25006", "42501"
 RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
 
 _CONSTRAINT = "The statement breaks a constraint of the table; nothing was kept."

@@ -17,7 +17,8 @@ _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})\Z", re.ASCII)
 _DATA = struct.Struct(">cQQq")
 _KEEPALIVE = struct.Struct(">cQqB")
 _STATUS = struct.Struct(">cQQQqB")
-DATA_HEAD = _DATA.size  # where the message begins in a frame that starts with `w`
+DATA = ord("w")
+DATA_HEAD = _DATA.size  # where the message begins in a frame that starts with DATA
 
 
 class BadMessage(SourceError, ValueError):

@@ -33,11 +33,15 @@ class Shapes(msgspec.Struct, frozen=True):
 
 
 class Point(msgspec.Struct, frozen=True):
-    """The end of a transaction: its last offset, where the server's log goes on, and the shapes from there on."""
+    """The end of a transaction: its last offset, where the server's log goes on, and the shapes from there on.
+
+    `xid` is its number, "" where the log begins: there it is the end of none.
+    """
 
     offset: int
     position: int
     shapes: Shapes
+    xid: str = ""
 
 
 class Held:
@@ -81,7 +85,7 @@ class Held:
             self._changes += len(part.changes)
             self._bytes += weight
             if part.last:
-                self._whole = Point(part.upto, lsn_of(part.position), shapes or self._whole.shapes)
+                self._whole = Point(part.upto, lsn_of(part.position), shapes or self._whole.shapes, part.id)
                 self._ends.append(self._whole)
             self._changed.notify_all()
             return part.upto

@@ -10,6 +10,7 @@ from headwater.model.change import Op, Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
+from headwater.sources.postgres.publication import Publication
 from headwater.sources.postgres.slot import Known
 
 NOTE = "postgres"
@@ -18,7 +19,7 @@ FIRST = "postgres_first"  # the shapes that a generation began with: no change i
 
 class History(msgspec.Struct, frozen=True):
     """`point` is an end of a transaction in the log, not always the newest; `confirmed` the furthest LSN that the
-    server may have been told."""
+    server may have been told; `publication` what it sends."""
 
     generation: str
     system: str
@@ -26,6 +27,7 @@ class History(msgspec.Struct, frozen=True):
     database: str
     confirmed: int
     point: Point
+    publication: Publication | None = None  # None: not known
 
     def known(self, point: Point) -> Known:
         """What a server is judged by, where our log ends at `point`."""
@@ -58,7 +60,7 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
 
 def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
     """`point` after the transactions that the log has after it."""
-    offset, position = point.offset, point.position
+    offset, position, xid = point.offset, point.position, point.xid
     tables, oids = dict(point.shapes.tables), dict(point.shapes.oids)
     versions = dict(point.shapes.versions)
     for part in parts:
@@ -71,5 +73,5 @@ def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
                 tables[name] = change.table
                 versions[name] = max(change.table.version, versions.get(name, 0))
         if part.last:
-            offset, position = part.upto, lsn_of(part.position)
-    return Point(offset, position, Shapes(tables, oids, versions))
+            offset, position, xid = part.upto, lsn_of(part.position), part.id
+    return Point(offset, position, Shapes(tables, oids, versions), xid)

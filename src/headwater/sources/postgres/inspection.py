@@ -13,10 +13,10 @@ from headwater.model.change import Transaction
 from headwater.sources.postgres import history
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.fitness import Finding, TableFit, all_tables, examine
+from headwater.sources.postgres.publication import ensure_publication
 from headwater.sources.postgres.slot import (
     Identity,
     Slot,
-    ensure_publication,
     find_slot,
     identify,
     judge,

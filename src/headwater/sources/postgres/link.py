@@ -71,6 +71,7 @@ class Link:
         self._pg = self._connection.pgconn
         self.version = self._pg.server_version
         self.is_tainted = False  # a caller's statement may have left something in the session
+        self._named: dict[str, bytes] = {}  # statements of ours that the session knows
 
     # --- one statement -----------------------------------------------------------------------------------
 
@@ -95,15 +96,32 @@ class Link:
                 self._pg.set_single_row_mode()
             return self._collect(limit, to_end)
 
+    def again(self, sql: str) -> Answer:
+        """Run a statement of our own without parameters, which the session keeps: it is read and planned but once."""
+        with self._broken_is_ours():
+            name = self._named.get(sql)
+            if name is None:
+                name = f"headwater_{len(self._named)}".encode()
+                self._pg.send_prepare(name, sql.encode())
+                self._collect(None, True)
+                self._named[sql] = name
+            self._pg.send_query_prepared(name, ())
+            return self._collect(None, True)
+
     def prepare(self, sql: str, types: Sequence[int] | None = None) -> tuple[int, ...]:
         """Let PostgreSQL read one statement without running it; the types of its parameters."""
+        return self.describe(sql, types)[0]
+
+    def describe(self, sql: str, types: Sequence[int] | None = None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The same, and the names of the columns of its answer."""
         with self._broken_is_ours():
             self._pg.send_prepare(b"", _encoded(sql), types)
             self._collect(None, True)
             self._pg.send_describe_prepared(b"")
             (found,) = self._results()
             _check(found)
-            return tuple(found.param_type(place) for place in range(found.nparams))
+            names = tuple((found.fname(place) or b"").decode() for place in range(found.nfields))
+            return tuple(found.param_type(place) for place in range(found.nparams)), names
 
     def script(self, sql: str) -> None:
         """Statements of our own, in one go."""
@@ -207,6 +225,7 @@ class Link:
         """Nothing of one caller stays for the next: settings, roles, locks, temporary tables."""
         if self.is_tainted:
             self.run("DISCARD ALL")
+            self._named.clear()
             self.is_tainted = False
 
     def cancel(self, patience: float = 2.0) -> None:

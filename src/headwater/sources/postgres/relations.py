@@ -10,7 +10,9 @@ with neither has the key `()`: nothing tells its rows apart.
 
 **Changes of shape** are not in the stream: a table is described again before its next row. Whether its other rows
 changed with it cannot be seen, so `resnapshot` is set unless it surely is not so (see `schema_change`). A table that
-was renamed, or dropped and made anew, is noticed by its oid, then too; one that was only dropped is not.
+was renamed, or dropped and made anew, is noticed by its oid, then too. That it was only dropped, and what the stream
+does not say of columns, is told by an `Announcement`: never by the catalogue as it is now, for the same messages must
+give the same changes whenever they are read.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.frames import BadMessage
 from headwater.sources.postgres.pgoutput import Relation, Type
-from headwater.sources.postgres.rows import HEAD, Decode, RowDecoders
+from headwater.sources.postgres.row_plan import HEAD, Decode
+from headwater.sources.postgres.rows import RowDecoders
 from headwater.sources.postgres.types import (
     BPCHAR,
     TypeFact,
@@ -148,6 +151,24 @@ def is_same_shape(one: Table, other: Table) -> bool:
     return (one.name, one.columns, one.key) == (other.name, other.columns, other.key)
 
 
+def is_told_alike(one: Table, other: Table) -> bool:
+    """Whether the stream says the same of both: names and types."""
+    if one.name != other.name or len(one.columns) != len(other.columns):
+        return False
+    pairs = zip(one.columns, other.columns, strict=True)
+    return all((a.name, a.kind, a.declared) == (b.name, b.kind, b.declared) for a, b in pairs)
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """What the catalogue said at a place of the server's log: tables by their oids, and which are gone.
+
+    The log does not always know the oid of a table that it has not seen for long: then it is 0.
+    """
+
+    tables: dict[int, Table] = {}
+    gone: list[tuple[int, str]] = []
+
+
 def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
     """The change from one shape of a table to the next; None if there is none.
 
@@ -238,13 +259,34 @@ class Relations:
         if known is None or changes:
             unseen = bool(changes) or not self._all_tables
             changes.append(Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=unseen))
+        elif is_told_alike(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
+            table = known
         elif (change := schema_change(known, table, fact)) is not None:
             changes.append(change)
-        else:
-            table = known
         self.tables[table.name], self.versions[table.name] = table, table.version
         self.changed += bool(changes)
         self._make(oid, relation, table, types)
+        return changes
+
+    def announce(self, found: Announcement) -> list[Change]:
+        """What is news of an announcement. What rows tell by themselves is left to them."""
+        changes: list[Change] = []
+        for oid, name in found.gone:
+            if self.oids.get(name, 0) == oid and name in self.tables:
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables.pop(name), ddl=f"DROP TABLE {name}"))
+                self.oids.pop(name, None)
+                self._names.pop(oid, None)
+                self._forget(oid)
+        for oid, table in found.tables.items():
+            known = self.tables.get(table.name)
+            if known is None or self.oids.get(table.name, oid) != oid or not is_told_alike(known, table):
+                continue
+            table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
+            if (change := schema_change(known, table, TableFact())) is not None:
+                changes.append(change)
+                self.tables[table.name], self.versions[table.name] = table, table.version
+                self._forget(oid)
+        self.changed += bool(changes)
         return changes
 
     def is_ready(self, oid: int) -> bool:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
-from headwater.errors import Conflict, InvalidRequest
+from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
+from headwater.sources.creating import check_numbered, exists
 from headwater.sources.postgres.link import Limit, Link
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import OURS, Shape, Shapes, ident
@@ -115,16 +116,11 @@ class PostgresSession:
             )
         there = self._shapes.find(self._link, table.name) is not None
         if there and not if_not_exists:
-            raise Conflict(f"table {table.name!r} exists already", hint='Send "if_not_exists": true to accept it.')
+            raise exists(table)
         if there:
             return False
         self._before_write()
-        lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
-        if lone and lone.auto and lone.kind not in ("i64", "u64"):
-            raise InvalidRequest(
-                f"column {lone.name!r} of kind {lone.kind} cannot be numbered by the database",
-                hint="Only i64 and u64 can have auto_increment.",
-            )
+        check_numbered(table)
         name = f"{ident(parts[0])}.{ident(parts[1])}"
         self._link.run(create_table(table, name))
         self._link.run(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
@@ -168,7 +164,7 @@ def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> R
 
 def _numbered(table: Table) -> str | None:
     """The lone key that the database numbers, if there is one."""
-    lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+    lone = table.lone_key
     return lone.name if lone is not None and lone.kind == "i64" and lone.auto else None
 
 

@@ -1,14 +1,12 @@
-"""The publication and the slot: made, looked at, judged, dropped. What is wrong is told with the SQL that mends it.
+"""The slot: made, looked at, judged, dropped. What is wrong is told with the SQL that mends it.
 
-The publication says what is captured; it must be older than the slot, for the server reads it as it was at each
-change. The slot is the server's promise to keep its log until we confirm it.
+The slot is the server's promise to keep its log until we confirm it. What it sends is said by the publication.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
 
 import msgspec
 import psycopg
@@ -153,9 +151,6 @@ def judge(known: Known, identity: Identity, slot: Slot | None, database: str) ->
     return ""
 
 
-# --- made and dropped ---------------------------------------------------------------------------------------
-
-
 def table_oid(connection: Connection, name: str) -> int | None:
     """Whose name it is; None if there is no such table."""
     parts = split_name(name)
@@ -169,50 +164,11 @@ def table_oid(connection: Connection, name: str) -> int | None:
     return None if row is None else int(row[0])
 
 
-def ensure_publication(connection: Connection, publication: str, tables: Sequence[str]) -> None:
-    """Make it, or fit it to `tables`; none named means all."""
-    row = connection.execute(
-        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication "
-        "WHERE pubname = %s",
-        [publication],
-    ).fetchone()
-    there = [name for name in tables if table_oid(connection, name) is not None]
-    named = ", ".join(f"ONLY {quoted(schema)}.{quoted(table)}" for schema, table in map(_parts, there))
-    name = quoted(publication)
-    if row is None:
-        more = " WITH (publish_generated_columns = stored)" if connection.info.server_version >= 180000 else ""
-        what = "FOR ALL TABLES" if not tables else f"FOR TABLE {named}" if named else ""
-        _run(connection, f"CREATE PUBLICATION {name} {what}{more}")
-        return
-    whole, everything = row
-    if not everything:
-        _run(connection, f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
-    if whole and tables or not whole and not tables:
-        want = "only the tables of postgres.tables" if tables else "all tables"
-        raise SourceUnfit(
-            f"the publication {publication} is not of {want}",
-            hint=f"Run: DROP PUBLICATION {name}; and start again with a new postgres.publication and postgres.slot.",
-        )
-    if tables and {*map(_parts, there)} != {*_published(connection, publication)}:
-        _run(connection, f"ALTER PUBLICATION {name} SET TABLE {named}")
+# --- made and dropped ---------------------------------------------------------------------------------------
 
 
-def _parts(name: str) -> tuple[str, str]:
-    parts = split_name(name)
-    assert parts is not None  # `table_oid` has asked
-    return parts
-
-
-def _published(connection: Connection, publication: str) -> list[tuple[str, str]]:
-    rows = connection.execute(
-        "SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
-        "JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
-        [publication],
-    ).fetchall()
-    return [(schema, name) for schema, name in rows]
-
-
-def _run(connection: Connection, statement: str) -> None:
+def run_as_owner(connection: Connection, statement: str) -> None:
+    """A statement about a publication; SourceUnfit with the way out, where the role may not."""
     try:
         connection.execute(statement.encode())
     except psycopg.errors.InsufficientPrivilege as error:
@@ -245,7 +201,7 @@ def drop(connection: Connection, publication: str, slot: str) -> bool:
     dropped = drop_slot(connection, slot)
     there = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
     if there:
-        _run(connection, f"DROP PUBLICATION {quoted(publication)}")
+        run_as_owner(connection, f"DROP PUBLICATION {quoted(publication)}")
     return dropped or there is not None
 
 

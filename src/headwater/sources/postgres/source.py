@@ -13,13 +13,14 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from headwater.config import PostgresConfig
-from headwater.errors import HeadwaterError, NotSupported, SourceError, Unavailable
+from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
+from headwater.sources.postgres.analysis.analyse import Analyses
 from headwater.sources.postgres.attachment import Attachment
 from headwater.sources.postgres.barriers import Barriers, Passed, Side
 from headwater.sources.postgres.catalogue import describe
@@ -30,6 +31,7 @@ from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
 from headwater.sources.postgres.positions import Positions
+from headwater.sources.postgres.query_sql import query_sql
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.sampling import sample
@@ -46,6 +48,7 @@ from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample
 T = TypeVar("T")
 RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
 DOWN_SECONDS = 1.0  # without a connection before it is an error
+LOOK_SECONDS = 5.0  # between two looks at what the stream does not tell: of the publication, and of tables
 MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
 
 
@@ -62,7 +65,7 @@ class PostgresSource:
         self._held: Held | None = None
         self._stream: Stream | None = None
         self._watch: Watch | None = None
-        self._pruned_at = 0.0
+        self._pruned_at = self._looked_at = 0.0
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
         self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
@@ -70,6 +73,8 @@ class PostgresSource:
         odd = self._columns.odd
         self._reading = Reading(self._pool, self._shapes, self._positions, odd, statement_seconds=seconds)
         self._predicates = Predicates(self._pool, odd)
+        publication = self._attachment.publication
+        self._analyses = Analyses(self._pool, self._positions, publication, statement_seconds=seconds)
         self._writers = Writers(connect, self._shapes, self._positions, statement_seconds=seconds)
         self._transactions: set[PostgresTx] = set()
 
@@ -203,7 +208,7 @@ class PostgresSource:
     def _notice(self, found: Passed) -> None:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
-            self._schema = found.schema
+            self._schema, self._looked_at = found.schema, 0.0
             self._columns.forget()
 
     def glance(self) -> Look | None:
@@ -243,6 +248,16 @@ class PostgresSource:
         if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
             self._pruned_at = time.monotonic()
             self._prune()
+        if time.monotonic() - self._looked_at > LOOK_SECONDS:
+            self._looked_at = time.monotonic()
+            self._look_around(held, stream)
+
+    def _look_around(self, held: Held, stream: Stream) -> None:
+        with suppress(HeadwaterError):
+            reason = self._attachment.watch()
+            if reason:
+                stream.give_up(reason)
+            self._attachment.announce(held.whole.shapes)
 
     def _save(self, point: Point, stream: Stream) -> None:
         stream.is_asked = False
@@ -278,15 +293,15 @@ class PostgresSource:
 
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL."""
-        raise _not_yet("queries of the JSON form")
+        return query_sql(query)
 
     def analyse(self, sql: str) -> Analysis:
         """What one read-only statement depends on."""
-        raise _not_yet("prepared queries")
+        return self._analyses.analyse(sql)
 
     def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
-        """Run it, unless it means something else by now."""
-        raise _not_yet("prepared queries")
+        """Run it, unless it means something else by now. There are no guards."""
+        return self._analyses.answer(analysis, args)
 
     def is_read_only(self, sql: str) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
@@ -376,7 +391,3 @@ class PostgresSource:
         self._halt()
         self._side.close()
         self._pool.close()
-
-
-def _not_yet(what: str) -> NotSupported:
-    return NotSupported(f"{what}: not served for PostgreSQL yet", hint="Send it as a statement by sql.exec.")

@@ -10,6 +10,7 @@ from pathlib import Path
 from headwater.errors import StorageFull
 
 IN_MEMORY = 1 << 20
+CHUNK = 256 << 10  # read or written at a time
 _SIZE = struct.Struct("<I")
 
 
@@ -19,21 +20,43 @@ class FileSpill:
     def __init__(self, folder: Path | None = None, in_memory: int = IN_MEMORY) -> None:
         place = None if folder is None else str(folder)
         self._file = tempfile.SpooledTemporaryFile(max_size=in_memory, dir=place)  # noqa: SIM115
+        self._waiting, self._together = bytearray(), min(CHUNK, in_memory)  # written when they are so many bytes
         self.bytes = 0
 
     def append(self, message: bytes) -> None:
         """Keep `message`, after those before."""
+        self._waiting += _SIZE.pack(len(message))
+        self._waiting += message
+        self.bytes += len(message) + _SIZE.size
+        if len(self._waiting) >= self._together:
+            self._write()
+
+    def _write(self) -> None:
         try:
-            self._file.write(_SIZE.pack(len(message)) + message)
+            self._file.write(self._waiting)
         except OSError as error:
             raise StorageFull(f"an unfinished transaction cannot be kept: {error}") from error
-        self.bytes += len(message) + _SIZE.size
+        self._waiting = bytearray()
 
     def read(self) -> Iterator[bytes]:
         """All of them, in order. Nothing may be appended meanwhile."""
+        self._write()
         self._file.seek(0)
-        while head := self._file.read(_SIZE.size):
-            yield self._file.read(_SIZE.unpack(head)[0])
+        data, at, needed = b"", 0, _SIZE.size
+        while chunk := self._file.read(max(CHUNK, needed)):
+            data, at = data[at:] + chunk, 0
+            while (needed := self._missing(data, at)) <= 0:
+                end = len(data) + needed
+                yield data[at + _SIZE.size : end]
+                at = end
+
+    @staticmethod
+    def _missing(data: bytes, at: int) -> int:
+        """How many bytes lack until the message at `at` is whole; what follows it counts below zero."""
+        begin = at + _SIZE.size
+        if begin > len(data):
+            return begin - len(data)
+        return begin + int(_SIZE.unpack_from(data, at)[0]) - len(data)
 
     def drop(self) -> None:
         """Give the space back."""

@@ -106,14 +106,10 @@ class Renderer:
                 return self._call(op, args)
             case Function("iif", (condition, yes, no)):
                 return self.expr(Case(((condition, yes),), no))
-            case Function(name, args) if name in _FUNCTIONS:
-                return f"{_FUNCTIONS[name]}({', '.join(self.expr(arg) for arg in args)})"
-            case Function(name):
-                raise NotSupported(
-                    f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
-                )
+            case Function(name, args):
+                return function_sql(name, [self.expr(arg) for arg in args])
             case Cast(inner, kind):
-                return f"CAST({self.expr(inner)} AS {_CASTS[kind]})"
+                return cast_sql(self.expr(inner), kind)
             case Case(branches, otherwise):
                 whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
                 return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
@@ -127,29 +123,47 @@ class Renderer:
             beside and self.column(beside) and self._is_odd(beside, args)
         ):
             beside = None
-        texts = [self.expr(arg, beside) for arg in args]
-        match op, texts:
-            case (("and" | "or"), _):
-                return "(" + f" {op.upper()} ".join(texts) + ")"
-            case "not", [a]:
-                return f"(NOT {a})"
-            case "is_null", [a]:
-                return f"({a} IS NULL)"
-            case "in", [_]:
-                return "false"
-            case "in", [a, *options]:
-                return f"({a} IN ({', '.join(options)}))"
-            case "between", [a, low, high]:
-                return f"({a} BETWEEN {low} AND {high})"
-            case _, [a, b] if op in _BINARY:
-                return f"({a} {_BINARY[op]} {b})"
-        raise InvalidRequest(f"operator {op!r} is not known to PostgreSQL", hint="Write the condition in another way.")
+        return called(op, [self.expr(arg, beside) for arg in args])
 
     def _is_odd(self, beside: str, args: tuple[Expr, ...]) -> bool:
         """Whether a literal is a number finer than an integer column holds: compared as the number it is."""
         if self.shape.column(beside).kind != "i64":
             return False
         return any(isinstance(arg, Literal) and type(arg.value).__name__ in ("float", "Decimal", "U64") for arg in args)
+
+
+def called(op: str, texts: list[str]) -> str:
+    """An operator on operands that are SQL text."""
+    match op, texts:
+        case (("and" | "or"), _):
+            return "(" + f" {op.upper()} ".join(texts) + ")"
+        case "not", [a]:
+            return f"(NOT {a})"
+        case "is_null", [a]:
+            return f"({a} IS NULL)"
+        case "in", [_]:
+            return "false"
+        case "in", [a, *options]:
+            return f"({a} IN ({', '.join(options)}))"
+        case "between", [a, low, high]:
+            return f"({a} BETWEEN {low} AND {high})"
+        case _, [a, b] if op in _BINARY:
+            return f"({a} {_BINARY[op]} {b})"
+    raise InvalidRequest(f"operator {op!r} is not known to PostgreSQL", hint="Write the condition in another way.")
+
+
+def function_sql(name: str, texts: list[str]) -> str:
+    """A function of the JSON form, by its name in PostgreSQL."""
+    if name not in _FUNCTIONS:
+        raise NotSupported(
+            f"function {name!r} has no twin in PostgreSQL", hint="Use sql.exec with PostgreSQL's own functions."
+        )
+    return f"{_FUNCTIONS[name]}({', '.join(texts)})"
+
+
+def cast_sql(text: str, kind: str) -> str:
+    """A cast to a kind."""
+    return f"CAST({text} AS {_CASTS[kind]})"
 
 
 def order_by(table: Table) -> str:
@@ -159,7 +173,7 @@ def order_by(table: Table) -> str:
 
 def create_table(table: Table, sql: str) -> str:
     """CREATE TABLE from kinds. A lone integer key is numbered by the database."""
-    lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+    lone = table.lone_key
     parts = []
     for column in table.columns:
         if column.kind not in DECLARED:

@@ -28,10 +28,10 @@ from headwater.model.repeats import Repeats, counted
 from headwater.sources.postgres.assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.catalogue import Facts
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.frames import DATA_HEAD, Keepalive, decode_frame, status_update
+from headwater.sources.postgres.frames import DATA, DATA_HEAD, Keepalive, decode_frame, status_update
 from headwater.sources.postgres.held import Held, Point, Shapes
 from headwater.sources.postgres.relations import Relations
-from headwater.sources.postgres.slot import Identity, identify, wire_error
+from headwater.sources.postgres.slot import Identity, find_slot, identify, wire_error
 from headwater.sources.postgres.spill import FileSpill
 
 logger = logging.getLogger("headwater.postgres")
@@ -39,8 +39,7 @@ logger = logging.getLogger("headwater.postgres")
 STATUS_SECONDS = 5.0  # between two words to the server, at most
 SILENCE_SECONDS = 60.0  # without an answer after which the connection counts as dead
 BACK_OFF = (0.1, 10.0)  # seconds before connecting again: first, longest
-FRAMES = 512  # between two looks at the clock
-DATA = ord("w")
+FRAMES = 64  # between two looks at the clock; those of rows that came in a run count as one
 GONE = ("42704", "55000", "58P01")  # no such slot or publication; invalidated; its log was removed
 
 
@@ -108,6 +107,11 @@ class Stream:
         with contextlib.suppress(OSError):  # it has been woken often enough, or is over
             self._wake_out.send(b"x")
 
+    def give_up(self, reason: str) -> None:
+        """It was found elsewhere that changes are missing."""
+        self.lost = SourceMismatch(reason, hint="Readers need a new snapshot.")
+        self.keeper.arrived()
+
     def confirm(self, lsn: int) -> None:
         """The server may forget everything up to `lsn`."""
         if lsn > self.confirmed:
@@ -165,9 +169,10 @@ class Stream:
             relations = Relations(
                 shapes.tables, Facts(side), oids=shapes.oids, versions=shapes.versions, all_tables=self._all_tables
             )
-            assembly = Assembly(relations, FileSpill, resume=Resume(point.position))
             interval = self._interval(side)
             self._begin(wire, side.info.server_version)
+            resume = Resume(point.position, proof=self._proof(side, point))
+            assembly = Assembly(relations, FileSpill, resume=resume)
             self.sessions += 1
             if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
@@ -179,6 +184,11 @@ class Stream:
             if wire is not None:
                 wire.finish()
             side.close()
+
+    def _proof(self, side: Connection, point: Point) -> str:
+        """The last transaction of the log, if the server is to send it again. Nobody moves the slot now: it is ours."""
+        slot = find_slot(side, self._slot)
+        return point.xid if slot is not None and slot.confirmed < point.position else ""
 
     def _interval(self, side: Connection) -> float:
         """How often the server wants to hear of us, at least."""
@@ -225,7 +235,7 @@ class _Pump:
         with contextlib.suppress(_Over):
             while not self._is_over():
                 for _ in range(FRAMES):
-                    size, data = self._wire.get_copy_data(1)
+                    size, data = self._assembly.take(self._wire.get_copy_data)
                     if size <= 0:
                         break
                     self._frame(data)

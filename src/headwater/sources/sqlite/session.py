@@ -8,10 +8,11 @@ from typing import Any
 import apsw
 import msgspec
 
-from headwater.errors import Conflict, HeadwaterError, InvalidRequest
+from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
+from headwater.sources.creating import check_numbered, exists
 from headwater.sources.source import Result
 from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
@@ -111,16 +112,12 @@ class SqliteSession:
             )
         there = table.name in self._catalog.tables()
         if there and not if_not_exists:
-            raise Conflict(f"table {table.name!r} exists already", hint='Send "if_not_exists": true to accept it.')
+            raise exists(table)
         if there:
             return False
         self._before_write()
-        lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
-        if lone and lone.auto and lone.kind not in ("i64", "u64"):
-            raise InvalidRequest(
-                f"column {lone.name!r} of kind {lone.kind} cannot be numbered by the database",
-                hint="Only i64 and u64 can have auto_increment.",
-            )
+        check_numbered(table)
+        lone = table.lone_key
         if lone and lone.auto and lone.kind == "u64":
             self._remember_kind(table.name, lone.name, lone.kind)
         self._change_schema(create_table(table, if_not_exists=False), (), None)

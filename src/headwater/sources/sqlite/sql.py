@@ -145,7 +145,7 @@ def insert_into(table: Table, names: tuple[str, ...], returning: bool) -> str:
 
 def create_table(table: Table, *, if_not_exists: bool) -> str:
     """CREATE TABLE from kinds. A lone integer key becomes the rowid, which SQLite numbers by itself."""
-    lone = table.columns[table.index[table.key[0]]] if len(table.key) == 1 else None
+    lone = table.lone_key
     numbered = lone.name if lone and (lone.kind == "i64" or lone.auto) else None
     parts = [
         f"{ident(column.name)} INTEGER PRIMARY KEY"

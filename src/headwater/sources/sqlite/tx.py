@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import apsw
 
-from headwater.errors import Busy, InvalidRequest, TxExpired
+from headwater.errors import Busy, InvalidRequest
+from headwater.sources.interactive import Interactive
 from headwater.sources.source import Session, Work, Written
 from headwater.sources.sqlite.connection import to_error
 from headwater.sources.sqlite.guard import Guard
@@ -27,7 +26,6 @@ T = TypeVar("T")
 READ_SECONDS = 30.0  # a snapshot older than this keeps the WAL from being reused
 TURNS = 3  # a write waits for its place as long as this many others may hold it, then it is told `busy`
 _RETRY_SECONDS = 0.0005  # SQLite itself does not wait for a lock on behalf of a transaction that has read
-_NUDGE_SECONDS = 0.01  # an interrupt between two statements of a step is lost: it is repeated
 
 
 class _Stale(Exception):
@@ -80,12 +78,10 @@ class Place:
         self._returned.set()
 
 
-class SqliteTx:
-    """One interactive transaction. Its methods may be called from any thread.
+class SqliteTx(Interactive):
+    """It reads by a snapshot of its own, and writes in the writer's place."""
 
-    Its steps run one by one on a thread of its own, so that one that waits for the writer's place never keeps
-    the one that holds it from going on.
-    """
+    nudge_seconds = 0.01
 
     def __init__(
         self,
@@ -100,77 +96,27 @@ class SqliteTx:
         idle_seconds: float,
         finished: Callable[[SqliteTx, int], None],
     ) -> None:
-        self.id = "tx_" + secrets.token_hex(8)
-        self.read_only = read_only
+        super().__init__(read_only=read_only)
         self._db, self._guard, self._ledger = db, guard, ledger
         self._session = make_session(self._take_place)
         self._writer = writer
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="headwater-tx")  # its thread starts with a step
         self._seconds, self._idle_seconds = seconds, idle_seconds
         self._finished = finished
         self._place: Place | None = None
         self._fresh = True  # no step has been answered yet
-        # Guards the connection and changes of `_state`. The expiry takes it after interrupting what runs.
-        self._lock = threading.Lock()
         # Guards `_steps`; also held to interrupt, so that nothing interrupts a connection being closed.
         self._side = threading.Lock()
         self._steps = 0  # queued or running
-        self._doomed = False  # it is being ended from outside: what runs now fails for that reason
-        self._state = "open"
         guard.run("BEGIN")
         self._timer = threading.Timer(READ_SECONDS, self._expire)
         self._timer.daemon = True
         self._timer.start()
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended, by whatever cause."""
-        return self._state != "open"
-
-    def run(self, work: Work[T]) -> Future[T]:
-        """Run `work` inside; its own failure undoes only itself."""
-        return self._submit(lambda: self._run(work))
-
-    def commit(self) -> Future[Written[None]]:
-        """Make it durable."""
-        return self._submit(self._commit)
-
-    def rollback(self) -> Future[None]:
-        """Forget it."""
-        return self._submit(self._rollback)
-
-    def abandon(self) -> None:
-        """Roll back if still open: the server is going down."""
-        self._expire()
-
-    def _submit(self, step: Callable[[], T]) -> Future[T]:
-        self._count(1)
-        try:
-            future = self._worker.submit(step)
-        except RuntimeError:  # the worker was sent home when the transaction ended
-            future = Future()
-            future.set_exception(self._over())
-        future.add_done_callback(lambda _: self._count(-1))
-        return future
 
     def _count(self, more: int) -> None:
         with self._side:
             self._steps += more
             if self._place is not None:
                 self._place.working(self._steps > 0)
-
-    def _run(self, work: Work[T]) -> T:
-        with self._lock:
-            self._check_open()
-            try:
-                value = self._step(work)
-                self._fresh = False
-                return value
-            except BaseException as error:
-                ours = self._failed(error)
-                if ours is error:
-                    raise
-                raise ours from error
 
     def _step(self, work: Work[T]) -> T:
         try:
@@ -180,6 +126,7 @@ class SqliteTx:
             self._begin_as_writer()
             value = work(self._session)
         self._guard.run("RELEASE step")
+        self._fresh = False
         return value
 
     def _begin_as_writer(self) -> None:
@@ -197,7 +144,6 @@ class SqliteTx:
         self._start_place()
 
     def _failed(self, error: BaseException) -> BaseException:
-        """Undo the step that failed so, and say what the caller is told."""
         try:
             if not self._doomed and self._db.in_transaction:
                 self._guard.run("ROLLBACK TO step")
@@ -212,7 +158,7 @@ class SqliteTx:
         return to_error(error) if isinstance(error, apsw.Error) else error
 
     def _take_place(self) -> None:
-        """Called by the session ahead of a write, inside `_run`."""
+        """Called by the session ahead of a write, inside a step."""
         if self.read_only:
             raise InvalidRequest("the transaction is read-only", hint='Begin one without "read_only".')
         if self._place is not None:
@@ -273,42 +219,16 @@ class SqliteTx:
             self._end("committed", written.offset)
             return written
 
-    def _rollback(self) -> None:
-        with self._lock:
-            self._check_open()
-            self._end("rolled back")
-
-    def _expire(self) -> None:
-        """End it from outside, whatever it is doing."""
-        self._doomed = True
-        while not self._lock.acquire(timeout=_NUDGE_SECONDS):
-            self._nudge()
-        try:
-            if self._state == "open":
-                self._end("expired")
-        finally:
-            self._lock.release()
-
-    def _nudge(self) -> None:
+    def _interrupt(self) -> None:
         with self._side:
-            if self._state != "open":
+            if self.is_over:
                 return
             if self._place is not None:
                 self._place.wake()
             with contextlib.suppress(apsw.ConnectionClosedError):
                 self._db.interrupt()
 
-    def _check_open(self) -> None:
-        if self._state != "open":
-            raise self._over()
-
-    def _over(self) -> TxExpired:
-        if self._state == "committed":
-            return TxExpired("the transaction is over: committed", hint="It was kept. Begin another one.")
-        return TxExpired(f"the transaction is over: {'expired' if self._state == 'open' else self._state}")
-
     def _end(self, state: str, offset: int = 0) -> None:
-        """Leave the database as it must be, give everything back. The lock is held."""
         with self._side:
             self._state = state
         self._timer.cancel()

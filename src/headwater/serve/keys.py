@@ -1,0 +1,154 @@
+"""API keys: made once, shown once, kept as a peppered hash in a file of their own.
+
+A key is `hw_<id>_<secret>`: the id is for lists and for revoking, the secret is 256 random bits, so one keyed hash is
+enough. The file is replaced as a whole; a server that dies meanwhile has the old one or the new one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hmac
+import os
+import re
+import secrets
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from headwater.errors import ConfigError, LimitExceeded, NotFound
+from headwater.model.hint import nearest
+from headwater.model.principal import Principal, Scope
+
+MOST = 10_000
+_KEY = re.compile(rb"hw_([a-z0-9]{12})_([A-Za-z0-9_-]{43})\Z")
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+class Key(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is kept of one."""
+
+    id: str
+    name: str
+    role: str
+    hash: bytes
+    created_ms: int
+    scopes: tuple[Scope, ...] | None = None
+    until_ms: int | None = None
+
+    def principal(self) -> Principal:
+        """Who comes with it."""
+        return Principal(self.name, self.role, self.scopes, self.id, self.until_ms)
+
+
+class Keys:
+    """The keys of one server. From any thread; what changes is on disk before it is answered."""
+
+    def __init__(self, folder: Path, pepper: bytes | None = None) -> None:
+        self._path, self._given = folder / "keys.json", pepper
+        self._lock = threading.Lock()  # one change at a time
+        self._known: dict[str, Key] = {key.id: key for key in _read(self._path)}
+
+    @property
+    def signing(self) -> bytes:
+        """For what is signed by this server and checked by nobody else."""
+        return self._hash(b"tickets")
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def create(
+        self, name: str, role: str, scopes: tuple[Scope, ...] | None = None, until_ms: int | None = None
+    ) -> tuple[str, Key]:
+        """A new key, and what is kept of it. The text is not to be had again."""
+        secret = secrets.token_urlsafe(32)
+        id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
+        made = Key(id, name, role, self._hash(secret.encode()), time.time_ns() // 1_000_000, scopes, until_ms)
+        with self._lock:
+            if len(self._known) >= MOST:
+                raise LimitExceeded(f"there are {MOST} keys already", hint="Revoke some with security.token.revoke.")
+            self._write({**self._known, id: made})
+        return f"hw_{id}_{secret}", made
+
+    def all(self) -> list[Key]:
+        """The oldest first."""
+        return sorted(self._known.values(), key=lambda key: (key.created_ms, key.id))
+
+    def revoke(self, id: str) -> Key:
+        """It lets nobody in any more; NotFound."""
+        with self._lock:
+            found = self._known.get(id)
+            if found is None:
+                raise NotFound(f"there is no key {id!r}", hint=nearest(id, self._known))
+            self._write({name: key for name, key in self._known.items() if name != id})
+        return found
+
+    def find(self, text: bytes) -> Key | None:
+        """The key that `text` is; one that has expired too. Takes the same time whatever is wrong with the secret."""
+        parts = _KEY.match(text)
+        if parts is None:
+            return None
+        found = self._known.get(parts[1].decode())
+        hashed = self._hash(parts[2])
+        return found if hmac.compare_digest(hashed, b"\0" * 32 if found is None else found.hash) else None
+
+    def has(self, id: str) -> bool:
+        """Whether it was made and not revoked."""
+        return id in self._known
+
+    @functools.cached_property
+    def _pepper(self) -> bytes:
+        return _pepper(self._path.parent) if self._given is None else self._given
+
+    def _hash(self, secret: bytes) -> bytes:
+        return hmac.digest(self._pepper, secret, "sha256")
+
+    def _write(self, known: dict[str, Key]) -> None:
+        write_whole(self._path, msgspec.json.encode(list(known.values())))
+        self._known = known
+
+
+def is_key(text: bytes) -> bool:
+    """Whether `text` is written like a key."""
+    return _KEY.match(text) is not None
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace the file by `content`, for the owner's eyes only, all of it or nothing, durably."""
+    beside = path.with_suffix(".new")
+    with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _read(path: Path) -> list[Key]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=list[Key])
+    except FileNotFoundError:
+        return []
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{path.name} is damaged: {error}", hint="Restore it from a backup, or make new keys."
+        ) from None
+
+
+def _pepper(folder: Path) -> bytes:
+    """What the hashes are keyed with, made at the first start: the file of keys alone proves nothing."""
+    path = folder / "pepper"
+    try:
+        found = path.read_bytes()
+    except FileNotFoundError:
+        found = secrets.token_bytes(32)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(path, found)
+    if len(found) < 32:
+        raise ConfigError("the file `pepper` is damaged", hint="Restore it from a backup, or make new keys.")
+    return found

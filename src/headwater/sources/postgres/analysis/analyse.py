@@ -1,0 +1,232 @@
+"""Analyses of one database: what PostgreSQL says of a statement, and its answer while that holds."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+
+import msgspec
+
+from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
+from headwater.model.dependency import Analysis
+from headwater.model.literal import Value
+from headwater.sources.postgres.analysis.catalogued import known_to, operators, read_relations, unseen, volatility
+from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
+from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
+from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
+from headwater.sources.postgres.analysis.nodes import Unreadable
+from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge
+from headwater.sources.postgres.analysis.parameters import Marked, bound_args, marked, may_say_now
+from headwater.sources.postgres.analysis.places import Conditions
+from headwater.sources.postgres.faults import state_of
+from headwater.sources.postgres.link import Limit, Link, Pool
+from headwater.sources.postgres.reading import Visibility
+from headwater.sources.postgres.session import MAX_ROWS, MAX_WEIGHT
+from headwater.sources.postgres.shapes import OURS
+from headwater.sources.postgres.statements import check_allowed, check_ours
+from headwater.sources.source import Read
+
+MAX_KNOWN = 10_000  # statements whose meaning is remembered
+TRIES = 5  # at a schema that is being changed all the time
+_NO_TYPE = "42P18"
+_READS = frozenset({"select", "values", "table", "with"})
+_LOCKED = f"""
+SELECT DISTINCT l.relation, starts_with(c.relname, '{OURS}') OR starts_with(n.nspname, '{OURS}')
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 AND c.relkind NOT IN ('i', 'I', 't')
+"""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What a statement means in one state of the schema."""
+
+    state: State
+    types: tuple[int, ...]
+    analysis: Analysis
+    relations: frozenset[int] | None  # that it may touch; None where that is not known
+
+
+class Analyses:
+    """One per source; from any thread."""
+
+    def __init__(
+        self, pool: Pool, visibility: Visibility, publication: str, *, statement_seconds: float = 30.0
+    ) -> None:
+        self._pool, self._visibility, self._publication = pool, visibility, publication
+        self._seconds = statement_seconds
+        self._lock = threading.Lock()  # guards what follows
+        self._known: OrderedDict[str, _Known] = OrderedDict()  # by statement
+
+    # --- understanding -----------------------------------------------------------------------------------------
+
+    def analyse(self, sql: str) -> Analysis:
+        """See Source."""
+        if check_allowed(sql) not in _READS:
+            raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
+        return self._understand(marked(sql)).analysis
+
+    def _understand(self, statement: Marked) -> _Known:
+        """What it means, in a state of the schema that still was there afterwards."""
+        for _ in range(TRIES):
+            found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
+            if self._number() == found.state.number:
+                with self._lock:
+                    self._known[found.analysis.sql] = found
+                    self._known.move_to_end(found.analysis.sql)
+                    if len(self._known) > MAX_KNOWN:
+                        self._known.popitem(last=False)
+                return found
+        raise _moving()
+
+    def _number(self) -> int:
+        return self._pool.read(number_in, self._seconds)
+
+    def _looked_at(self, link: Link, statement: Marked) -> _Known:
+        state = state_in(link)
+        types, columns = _described(link, statement)
+        touched: frozenset[int] | None = None
+        try:
+            statement, facts, known = _ordered(link, statement, types)
+            analysis = self._analysed(link, statement, columns, facts, known)
+            touched = frozenset(each.oid for each in read_relations(facts))
+        except (Unreadable, Forbidden, RecursionError) as error:
+            analysis = _unknown(statement, columns, error)
+        digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
+        analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
+        return _Known(state, types, analysis, touched)
+
+    def _analysed(
+        self, link: Link, statement: Marked, columns: tuple[str, ...], facts: Facts, known: Known
+    ) -> Analysis:
+        hidden, judged = unseen(link, facts, self._publication), judge([facts.query, *facts.views], known)
+        volatile = {*volatility(link, facts), *hidden, *judged.reasons}
+        if facts.used.has_moment and may_say_now(statement.sql):
+            volatile.add("a date or a time in it may be told by the clock")
+        relations, is_total = read_relations(facts), not judged.doubts
+        conditions = Conditions(facts, statement.names, operators(link, facts), set(known.odd))
+        return Analysis(
+            sql=statement.sql,
+            parameters=statement.names,
+            columns=columns,
+            tables=tuple(sorted({each.called for each in relations if each.kind not in "vp"})),
+            objects=tuple(sorted({each.called for each in relations})),
+            dependencies=dependencies(facts, conditions, is_total=is_total),
+            epoch=epoch_of(link, facts),
+            volatile=tuple(sorted(volatile)),
+            unseen=hidden,
+            doubts=judged.doubts,
+            is_total=is_total,
+        )
+
+    # --- answering ---------------------------------------------------------------------------------------------
+
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+        """See Source."""
+        known = self._known.get(analysis.sql)
+        for _ in range(TRIES):
+            if known is None:
+                known = self._meaning(analysis)
+            if known is None or known.analysis.epoch != analysis.epoch:
+                return None
+            found = self._answered(known, args)
+            if found is not None:
+                return found
+            self._pool.renew()  # a session may be older than the settings of the database or the role
+            known = None
+        raise _moving()
+
+    def _meaning(self, analysis: Analysis) -> _Known | None:
+        """What it means now; None where it means nothing any more."""
+        try:
+            return self._understand(Marked(analysis.sql, analysis.parameters))
+        except InvalidRequest:
+            return None
+
+    def _answered(self, known: _Known, args: dict[str, Value]) -> Read | None:
+        """The answer, if it was read in the state of the schema that is `known`.
+
+        A transaction sees rows as of its snapshot, but PostgreSQL reads names as they are at that moment. So the
+        answer is held against the schema of the snapshot, against what was locked, and against the schema afterwards.
+        """
+        bound = bound_args(known.analysis.parameters, known.types, args)
+        with self._visibility.reading():
+            found = self._pool.read(lambda link: _read(link, known, bound), self._seconds)
+            if found is None or self._number() != known.state.number:
+                return None
+            read, snapshot = found
+            return msgspec.structs.replace(read, offset=self._visibility.seen(snapshot))
+
+
+def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, str] | None:
+    state = state_in(link)
+    if (state.number, state.session) != (known.state.number, known.state.session):
+        return None
+    answer = link.run(known.analysis.sql, bound, known.types, limit=Limit(MAX_ROWS, MAX_WEIGHT), to_end=False)
+    # One that was cut short has ended the transaction, and nobody knows what it would have touched: it has no tag.
+    read = Read(answer.columns, tuple(answer.values()), 0, answer.truncated, settled=not answer.truncated)
+    if not answer.truncated:
+        touched = link.again(_LOCKED).values()
+        if any(is_ours for _, is_ours in touched):
+            check_ours(link)
+        if known.relations is not None and {oid for oid, _ in touched} - known.relations:
+            return None
+    return read, state.snapshot
+
+
+def _ordered(link: Link, statement: Marked, types: tuple[int, ...]) -> tuple[Marked, Facts, Known]:
+    """The statement, its order made total where PostgreSQL takes that for the same question; and what it says of it."""
+    facts = facts_of(link, statement.sql, types)
+    known = known_to(link, facts, operators(link, facts))
+    if judge([facts.query], known).doubts == (NO_ORDER,):
+        columns = {oid: each.columns for oid, each in facts.relations.items()}
+        text = in_order(statement.sql, facts.query, columns, known)
+        if text is not None:
+            link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{LOOK}")
+            try:
+                again = facts_of(link, text, types)
+                if is_same_question(facts, again) and not judge([again.query], known).doubts:
+                    return msgspec.structs.replace(statement, sql=text), again, known
+            except (Unreadable, HeadwaterError):
+                link.script("ROLLBACK TO headwater_order")
+    return statement, facts, known
+
+
+def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The types of its parameters, and the names of its columns."""
+    try:
+        types, columns = link.describe(statement.sql)
+    except InvalidRequest as error:
+        if state_of(error) == _NO_TYPE:
+            raise InvalidRequest(error.message, hint="Say its type: $1::integer.") from None
+        raise
+    if len(types) != len(statement.names):
+        raise InvalidRequest(f"the statement has {len(types)} parameters", hint="Write them $1, $2 … or :name.")
+    if not columns:
+        raise InvalidRequest("the statement has no answer", hint="Send a SELECT that has columns.")
+    return types, columns
+
+
+def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception) -> Analysis:
+    """What can be said of a statement that was not understood: nothing of it may be kept."""
+    if isinstance(error, Forbidden):
+        reason = (
+            f"what it reads cannot be found out ({error.message}): GRANT TEMPORARY ON DATABASE to the server's role"
+        )
+    else:
+        reason = f"the statement was not understood ({error or type(error).__name__})"
+    return Analysis(
+        sql=statement.sql,
+        parameters=statement.names,
+        columns=columns,
+        tables=(),
+        objects=(),
+        dependencies=(),
+        epoch="unknown",
+        volatile=(reason,),
+        unseen=(reason,),
+    )
+
+
+def _moving() -> Busy:
+    return Busy("the schema is being changed", hint="Try again in a moment.")

@@ -1,0 +1,60 @@
+"""Which functions give the same for the same: those PostgreSQL calls immutable, and some that depend on settings.
+
+The settings are those that every transaction of ours sets for itself (`types.SETTINGS`), and some that the epoch holds.
+Functions of users are not looked into: one that is called immutable may read tables all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+FIRST_OWN = 16384  # objects below are PostgreSQL's own
+# Extensions whose immutable functions depend on nothing but their arguments.
+TRUSTED = frozenset({"citext", "cube", "hstore", "intarray", "isn", "ltree", "pgcrypto", "seg", "vector"})
+
+_BY_TIME_ZONE = (
+    "date time timestamp timestamptz timetz date_part date_trunc extract date_add date_subtract in_range "
+    "timestamptz_pl_interval timestamptz_mi_interval interval_pl_timestamptz generate_series make_timestamptz "
+    + " ".join(
+        f"date_{op}_timestamptz timestamp_{op}_timestamptz timestamptz_{op}_date timestamptz_{op}_timestamp"
+        for op in ("eq", "ne", "lt", "le", "gt", "ge", "cmp")
+    )
+)
+_BY_TEXT = (
+    "to_char concat concat_ws format array_to_string quote_literal quote_nullable anytextcat textanycat "
+    "date_out time_out timetz_out timestamp_out timestamptz_out interval_out enum_out array_out record_out range_out "
+    "multirange_out cash_out enum_first enum_last enum_range"
+)
+_JSON = "to_json to_jsonb row_to_json array_to_json json_build_array json_build_object jsonb_build_array "
+_JSON += "jsonb_build_object json_agg json_agg_strict jsonb_agg jsonb_agg_strict json_object_agg jsonb_object_agg "
+_JSON += "json_object_agg_strict json_object_agg_unique json_object_agg_unique_strict"
+JSON_MAKERS = frozenset(_JSON.split())
+_STEADY = frozenset(_BY_TIME_ZONE.split()) | frozenset(_BY_TEXT.split()) | JSON_MAKERS
+# Text becomes a value of these types without a look at the clock, though PostgreSQL does not call that immutable.
+STEADY_INPUTS = frozenset({"interval_in", "enum_in"})
+
+
+class Function(msgspec.Struct, frozen=True):
+    """What the catalogue says of one."""
+
+    oid: int
+    name: str  # as a caller writes it
+    volatility: str
+    language: str
+    extension: str
+
+
+def reasons(functions: Sequence[Function]) -> Iterator[str]:
+    """Why an answer may change without a change that is seen."""
+    for each in functions:
+        if each.oid >= FIRST_OWN and not is_trusted(each):
+            yield f"{each.name}() is not PostgreSQL's own: what it depends on is not known"
+        elif each.volatility != "i" and (each.oid >= FIRST_OWN or each.name not in _STEADY):
+            yield f"{each.name}() may answer differently each time"
+
+
+def is_trusted(function: Function) -> bool:
+    """Whether what it says of itself is believed, though it is not PostgreSQL's own."""
+    return function.extension in TRUSTED and function.language in ("c", "internal")

@@ -1,0 +1,102 @@
+"""The parameters of a query: `$1`, `$2` …, or by name `:name`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.model.literal import Value
+from headwater.sources.postgres.values import Bound, to_bound
+
+# What holds no parameter comes first. Comments nest; escapes are read where the string says so.
+_WORD = re.compile(
+    r"""[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*
+    |\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*|)\$.*?\$(?P=tag)\$|::|(?<![\w$\x80-\U0010ffff])\$(?P<place>\d+)
+    |(?<![\w\x80-\U0010ffff:]):(?P<name>[A-Za-z_]\w*)""",
+    re.DOTALL | re.VERBOSE,
+)
+_FLOATS = {1021: "real[]", 1022: "double precision[]"}
+MAX_PARAMETERS = 999
+
+
+class Marked(msgspec.Struct, frozen=True):
+    """A statement with `$1`, `$2` …, and what each of them is called."""
+
+    sql: str
+    names: tuple[str, ...]
+
+
+def marked(sql: str) -> Marked:
+    """`sql` as PostgreSQL takes it. Names are looked for only where there are no places."""
+    places = [int(found["place"]) for found in _words(sql) if found["place"]]
+    if places:
+        if max(places) > MAX_PARAMETERS or min(places) < 1:
+            raise InvalidRequest(f"parameters are $1 to ${MAX_PARAMETERS}", hint="Number them from $1.")
+        return Marked(sql, tuple(str(place + 1) for place in range(max(places))))
+    names: dict[str, int] = {}
+    parts: list[str] = []
+    at = 0
+    for found in _words(sql):
+        if found["name"]:
+            parts += [sql[at : found.start()], f"${names.setdefault(found['name'], len(names) + 1)}"]
+            at = found.end()
+    if len(names) > MAX_PARAMETERS:
+        raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Pass an array.")
+    return Marked("".join([*parts, sql[at:]]), tuple(names))
+
+
+def _words(sql: str) -> list[re.Match[str]]:
+    found: list[re.Match[str]] = []
+    at = 0
+    while word := _WORD.search(sql, at):
+        at = word.end()
+        if word[0] == "/*":
+            at = _behind_comment(sql, word.start())
+        elif word["place"] or word["name"]:
+            found.append(word)
+    return found
+
+
+def _behind_comment(sql: str, at: int) -> int:
+    depth = 0
+    for mark in re.finditer(r"/\*|\*/", sql[at:]):
+        depth += 1 if mark[0] == "/*" else -1
+        if not depth:
+            return at + mark.end()
+    return len(sql)
+
+
+# --- told by the clock -------------------------------------------------------------------------------------
+
+# PostgreSQL reads these words as the time of now, wherever a date or a time may stand.
+_CLOCK = re.compile(r"now|today|tomorrow|yesterday", re.IGNORECASE)
+_HIDDEN = re.compile(r"\\|[uU]&'|'\s*\n\s*'")  # an escape, or a string that goes on in the next line
+_MOMENTS = {1082, 1083, 1114, 1184, 1266, 1182, 1183, 1115, 1185, 1270}
+_MOMENTS |= {3908, 3909, 3910, 3911, 3912, 3913, 4533, 4534, 4535, 6152, 6153, 6155}  # ranges of them
+
+
+def is_moment(oid: int) -> bool:
+    """Whether a value of this type may be written as `now`: dates, times, arrays and ranges of them, types of users."""
+    return oid in _MOMENTS or oid >= 16384
+
+
+def may_say_now(sql: str) -> bool:
+    """Whether a constant in the statement may be one that the clock tells."""
+    return bool(_CLOCK.search(sql) or _HIDDEN.search(sql))
+
+
+def bound_args(names: Sequence[str], types: Sequence[int], args: Mapping[str, Value]) -> list[Bound]:
+    """The arguments as PostgreSQL wants them; InvalidRequest for one that the clock would tell."""
+    made: list[Bound] = []
+    for name, oid in zip(names, types, strict=True):
+        value = args[name]
+        if isinstance(value, str) and is_moment(oid) and _CLOCK.search(value):
+            raise InvalidRequest(
+                f"argument {name!r} is a time that the clock tells: no answer to it could be kept",
+                hint="Send the time itself.",
+            )
+        made.append(to_bound(value, _FLOATS.get(oid, "")))
+    return made

@@ -1,0 +1,163 @@
+"""What a parse tree reads: relations with their columns, functions, types, collations. Pure.
+
+Only nodes that are known are read: a tree with any other is Unreadable.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.sources.postgres.analysis.nodes import Item, Node, Unreadable
+from headwater.sources.postgres.analysis.parameters import is_moment
+
+# Older servers call some of them by a shorter name.
+_TAGS = """
+ALIAS FROMEXPR JOINEXPR RANGETBLREF RANGETBLFUNCTION TARGETENTRY CONST PARAM OPEXPR FUNCEXPR DISTINCTEXPR NULLIFEXPR
+SCALARARRAYOPEXPR BOOLEXPR SUBLINK NULLTEST BOOLEANTEST CASEEXPR CASEWHEN CASE WHEN CASETESTEXPR COALESCEEXPR COALESCE
+MINMAXEXPR MINMAX ARRAYEXPR ARRAY ROWEXPR ROW ROWCOMPAREEXPR ROWCOMPARE RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR
+CONVERTROWTYPEEXPR COLLATEEXPR COLLATE FIELDSELECT SUBSCRIPTINGREF COERCETODOMAIN AGGREF WINDOWFUNC WINDOWCLAUSE
+GROUPINGFUNC GROUPINGSET SORTGROUPCLAUSE COMMONTABLEEXPR SETOPERATIONSTMT
+"""
+_PLAIN = frozenset(_TAGS.split())
+# Where a node says of which type it is.
+TYPE_FIELDS = (
+    *("vartype", "consttype", "paramtype", "funcresulttype", "opresulttype", "resulttype", "aggtype", "wintype"),
+    *("casetype", "coalescetype", "minmaxtype", "array_typeid", "row_typeid", "refrestype"),
+)
+_TYPE_LISTS = ("colTypes", "coltypes", "ctecoltypes", "funccoltypes", "aggargtypes")
+_FUNCTIONS = ("funcid", "opfuncid", "aggfnoid", "winfnoid", "elemfuncid", "startInRangeFunc", "endInRangeFunc")
+_OPERATORS = ("opno", "eqop", "sortop", "cycle_mark_neop")
+_COLLATIONS = ("varcollid", "constcollid", "paramcollid", "inputcollid", "funccollid", "opcollid", "collOid")
+_TRUTHS = frozenset({"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "ROWCOMPAREEXPR", "DISTINCTEXPR"})
+RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION, VALUES, CTE, _, RESULT, GROUP = range(10)
+WHOLE_ROW = 0
+
+
+class Writes(Exception):
+    """The statement does more than reading."""
+
+
+class Used(msgspec.Struct):
+    """All that a statement uses, by oid. A column's number is 0 for the whole row, and below it for system columns."""
+
+    columns: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    counts: dict[int, int] = msgspec.field(default_factory=dict)  # in how many places a relation stands
+    heirs: set[int] = msgspec.field(default_factory=set)  # tables of which the children are read, too
+    functions: set[int] = msgspec.field(default_factory=set)
+    operators: set[int] = msgspec.field(default_factory=set)
+    types: set[int] = msgspec.field(default_factory=set)
+    collations: set[int] = msgspec.field(default_factory=set)
+    conversions: set[tuple[int, int]] = msgspec.field(default_factory=set)  # through text: from, to
+    has_moment: bool = False  # a constant is a date or a time
+    reasons: set[str] = msgspec.field(default_factory=set)  # why no answer may be kept
+
+
+class Reader:
+    """Adds what it reads to `used`. `own` is the view whose rule it reads: older servers mention it in there."""
+
+    def __init__(self, used: Used, own: int = 0) -> None:
+        self._used, self._own = used, own
+
+    def query(self, query: Node, outer: tuple[Node, ...] = ()) -> None:
+        """One QUERY; `outer` are those around it, the nearest first."""
+        if query.tag != "QUERY":
+            raise Unreadable(query.tag)
+        if query["commandType"] != "1" or query.is_true("hasModifyingCTE") or query["utilityStmt"] is not None:
+            raise Writes
+        if query["rowMarks"] is not None:
+            raise Writes
+        scope = (query, *outer)
+        for entry in query.items("rtable"):
+            self._entry(entry, scope)
+        for name, value in query.fields.items():
+            if name not in ("rtable", "rteperminfos"):
+                self.item(value, scope)
+
+    def item(self, item: Item, scope: tuple[Node, ...]) -> None:
+        """Anything inside a query."""
+        if isinstance(item, list):
+            for each in item:
+                self.item(each, scope)
+        elif isinstance(item, Node):
+            if item.tag == "QUERY":
+                self.query(item, scope)
+            elif item.tag == "VAR":
+                self._noted(item)
+                self._variable(item, scope)
+            elif item.tag in _PLAIN:
+                self._noted(item)
+                for value in item.fields.values():
+                    self.item(value, scope)
+            elif item.tag == "SQLVALUEFUNCTION":
+                self._used.reasons.add("the time, or the user, of now may be another one each time")
+            else:
+                raise Unreadable(item.tag)
+
+    def _entry(self, entry: Node, scope: tuple[Node, ...]) -> None:
+        kind = entry.number("rtekind")
+        if kind == RELATION:
+            oid = entry.number("relid")
+            if oid == self._own:
+                return
+            self._used.columns.setdefault(oid, set())
+            self._used.counts[oid] = self._used.counts.get(oid, 0) + 1
+            if entry.is_true("inh"):
+                self._used.heirs.add(oid)
+            if entry["tablesample"] is not None:
+                self._used.reasons.add("TABLESAMPLE may take other rows each time")
+        elif kind == SUBQUERY:
+            self.query(entry["subquery"], scope)
+        elif kind == FUNCTION:
+            self.item(entry["functions"], scope)
+        elif kind == VALUES:
+            self.item(entry["values_lists"], scope)
+        elif kind == GROUP:
+            self.item(entry["groupexprs"], scope)
+        elif kind not in (JOIN, CTE, RESULT):
+            raise Unreadable(f"table of kind {kind}")
+
+    def _variable(self, var: Node, scope: tuple[Node, ...]) -> None:
+        above = var.number("varlevelsup")
+        if above >= len(scope):
+            raise Unreadable("a column of no query")
+        scope = scope[above:]
+        entries, place = scope[0].items("rtable"), var.number("varno") - 1
+        if not 0 <= place < len(entries):
+            raise Unreadable("a column of no table")
+        entry, number = entries[place], var.number("varattno")
+        kind = entry.number("rtekind")
+        if kind == RELATION:
+            self._used.columns.setdefault(entry.number("relid"), set()).add(number)
+        elif kind == JOIN:
+            aliases = entry.items("joinaliasvars")
+            self.item(aliases if number == WHOLE_ROW else aliases[number - 1], scope)
+
+    def _noted(self, node: Node) -> None:
+        used, fields = self._used, node.fields
+        used.types.update(int(fields[name]) for name in TYPE_FIELDS if name in fields)
+        for name in _TYPE_LISTS:
+            if isinstance(fields.get(name), list):
+                used.types.update(node.numbers(name))
+        used.functions.update(int(fields[name]) for name in _FUNCTIONS if name in fields)
+        used.operators.update(int(fields[name]) for name in _OPERATORS if name in fields)
+        used.collations.update(int(fields[name]) for name in _COLLATIONS if name in fields)
+        if node.tag in ("ROWCOMPAREEXPR", "ROWCOMPARE"):
+            used.operators.update(node.numbers("opnos"))
+        elif node.tag == "COERCEVIAIO":
+            used.conversions.add((type_of(node["arg"]), node.number("resulttype")))
+        elif node.tag == "CONST":
+            used.has_moment |= is_moment(node.number("consttype"))
+
+
+def type_of(node: Item) -> int:
+    """The type of an expression."""
+    if not isinstance(node, Node):
+        raise Unreadable("no expression")
+    if node.tag in _TRUTHS:
+        return 16
+    if node.tag in ("COLLATEEXPR", "COLLATE"):
+        return type_of(node["arg"])
+    for name in TYPE_FIELDS:
+        if name in node.fields:
+            return node.number(name)
+    raise Unreadable(f"the type of {node.tag}")

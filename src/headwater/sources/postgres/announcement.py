@@ -1,0 +1,71 @@
+"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show.
+
+It is told by a message of ours in the server's own log. So it has a place among the commits, and comes again after a
+crash with the same words: what a row was delivered under never changes. While it is written nobody can alter the tables
+that it is about, and one that is gone never comes back under its oid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+import psycopg
+
+from headwater.model.table import Table
+from headwater.sources.postgres.assembly import SHAPES
+from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.connection import Connection, quoted
+from headwater.sources.postgres.held import Shapes
+from headwater.sources.postgres.relations import Announcement, is_same_shape, is_told_alike, split_name
+from headwater.sources.postgres.slot import table_oid
+
+LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time
+
+
+def announce(connection: Connection, publication: str, shapes: Shapes) -> bool:
+    """Tell how the catalogue differs from what the log ends with; False if it must be tried again."""
+    found = _look(connection, publication, shapes)
+    if not found.tables and not found.gone:
+        return True
+    try:
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
+            for table in found.tables.values():
+                schema, name = split_name(table.name) or ("", "")
+                connection.execute(f"LOCK TABLE ONLY {quoted(schema)}.{quoted(name)} IN ACCESS SHARE MODE".encode())
+            again = _look(connection, publication, shapes)
+            locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
+            _tell(connection, Announcement(locked, again.gone))
+    except psycopg.errors.InsufficientPrivilege:  # who may not read a table cannot hold it
+        _tell(connection, Announcement(gone=found.gone))
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+        return False
+    return True
+
+
+def _tell(connection: Connection, found: Announcement) -> None:
+    text = msgspec.json.encode(found).decode()
+    connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [SHAPES, text])
+
+
+def _look(connection: Connection, publication: str, shapes: Shapes) -> Announcement:
+    now = describe(connection, publication)
+    ours = {oid: now.tables[name] for name, oid in now.oids.items() if shapes.oids.get(name, oid) == oid}
+    missing = [(shapes.oids.get(name, 0), name) for name in shapes.tables if name not in now.tables]
+    missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
+    news = {oid: table for oid, table in ours.items() if _is_news(shapes.tables, table)}
+    return Announcement(news, [(oid, name) for oid, name in missing if not _is_there(connection, oid, name)])
+
+
+def _is_there(connection: Connection, oid: int, name: str) -> bool:
+    """Whether there is a table `oid`, by whatever name; where that is not known (0), one of this name."""
+    if not oid:
+        return table_oid(connection, name) is not None
+    return connection.execute("SELECT 1 FROM pg_class WHERE oid = %s", [oid]).fetchone() is not None
+
+
+def _is_news(known: Mapping[str, Table], table: Table) -> bool:
+    had = known.get(table.name)
+    return had is not None and is_told_alike(had, table) and not is_same_shape(had, table)

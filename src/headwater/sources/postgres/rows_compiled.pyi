@@ -1,0 +1,14 @@
+"""What the compiled twin offers: see `row_plan`."""
+
+from headwater.model.change import Change
+from headwater.sources.postgres.row_plan import Decode, Get, Plan
+
+FORM: int
+
+class Decoder:
+    def __init__(self, plan: Plan) -> None: ...
+    def __call__(self, message: bytes) -> Change: ...
+
+def take(
+    get: Get, rows: dict[bytes, Decode], changes: list[Change], most: int, most_bytes: int
+) -> tuple[int, memoryview, int]: ...

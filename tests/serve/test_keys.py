@@ -1,0 +1,88 @@
+"""API keys: shown once, kept as a hash, revoked for good, and whole on disk whatever happens."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from headwater.errors import ConfigError, NotFound
+from headwater.model.principal import Scope
+from headwater.serve.keys import Keys
+
+
+def test_a_key_lets_in_whoever_holds_it_also_after_a_restart(tmp_path: Path) -> None:
+    text, made = Keys(tmp_path).create("ann", "editor", (Scope("shop"),), 5)
+    found = Keys(tmp_path).find(text.encode())
+    assert found == made
+    who = found.principal()
+    assert (who.name, who.role, who.scopes, who.until, who.credential) == (
+        "ann",
+        "editor",
+        (Scope("shop"),),
+        5,
+        made.id,
+    )
+
+
+def test_nothing_on_disk_is_the_secret(tmp_path: Path) -> None:
+    text, _ = Keys(tmp_path).create("ann", "viewer")
+    secret = text.rsplit("_", 1)[1].encode()
+    for path in tmp_path.iterdir():
+        assert secret not in path.read_bytes()
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_the_file_without_the_pepper_is_worth_nothing(tmp_path: Path) -> None:
+    text, _ = Keys(tmp_path).create("ann", "viewer")
+    (tmp_path / "pepper").unlink()
+    assert Keys(tmp_path).find(text.encode()) is None
+    given = Keys(tmp_path / "other", b"p" * 32)
+    (tmp_path / "other").mkdir()
+    text, _ = given.create("bob", "viewer")
+    assert not (tmp_path / "other" / "pepper").exists()
+    assert Keys(tmp_path / "other", b"p" * 32).find(text.encode())
+    assert Keys(tmp_path / "other", b"q" * 32).find(text.encode()) is None
+
+
+def test_a_revoked_key_is_gone_for_good(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    text, made = keys.create("ann", "viewer")
+    other, _ = keys.create("bob", "viewer")
+    keys.revoke(made.id)
+    for each in (keys, Keys(tmp_path)):
+        assert each.find(text.encode()) is None and not each.has(made.id)
+        assert each.find(other.encode()) is not None
+    with pytest.raises(NotFound):
+        keys.revoke(made.id)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda t: t[:-1], lambda t: t + "A", lambda t: t[:-1] + ("A" if t[-1] != "A" else "B")]
+)
+def test_a_text_that_is_nearly_a_key_is_none(tmp_path: Path, spoil: object) -> None:
+    keys = Keys(tmp_path)
+    text, made = keys.create("ann", "viewer")
+    assert keys.find(spoil(text).encode()) is None  # type: ignore[operator]
+    assert keys.find(text.replace(made.id, "a" * 12).encode()) is None
+    for junk in (b"", b"hw_", b"\xff" * 60, text.upper().encode()):
+        assert keys.find(junk) is None
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = Keys(tmp_path)
+    text, _ = keys.create("ann", "viewer")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(os, "fsync", full)
+        keys.create("bob", "viewer")
+    assert [key.name for key in keys.all()] == ["ann"] == [key.name for key in Keys(tmp_path).all()]
+    assert Keys(tmp_path).find(text.encode())
+
+
+def test_a_damaged_file_is_said_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text("[{")
+    with pytest.raises(ConfigError, match="damaged"):
+        Keys(tmp_path)

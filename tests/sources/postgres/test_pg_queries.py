@@ -1,0 +1,455 @@
+"""What a statement depends on, by PostgreSQL's own word: what can be kept, what cannot and why, and when that ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.sources.postgres.pg_server import Server
+from tests.sources.postgres.pg_source import PgRig
+
+from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.model.dependency_words import of_condition
+from headwater.model.literal import DateTime
+from headwater.sources.postgres.analysis import analyse
+from headwater.sources.source import Read
+
+SCHEMA = [
+    "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+    "CREATE DOMAIN small AS int CHECK (VALUE < 100)",
+    "CREATE TABLE t(id int PRIMARY KEY, a text, n numeric(10,2), d date, ts timestamptz, u uuid, m mood, s small)",
+    "CREATE TABLE u(id int PRIMARY KEY, tid int, f double precision)",
+    "CREATE VIEW v AS SELECT id, upper(a) AS big FROM t WHERE n > 1",
+    "CREATE VIEW w AS SELECT v.id, u.f FROM v JOIN u USING (id)",
+    "CREATE TABLE parted(id int, k int) PARTITION BY LIST (k)",
+    "CREATE TABLE parted_1 PARTITION OF parted FOR VALUES IN (1)",
+    "CREATE TABLE parted_2 PARTITION OF parted FOR VALUES IN (2)",
+    "CREATE TABLE parent(id int PRIMARY KEY)",
+    "CREATE TABLE child(extra text) INHERITS (parent)",
+    "CREATE MATERIALIZED VIEW mv AS SELECT 1 AS one",
+    "CREATE UNLOGGED TABLE quick(id int)",
+    "CREATE SEQUENCE counter",
+    "CREATE TABLE secret(id int PRIMARY KEY)",
+    "ALTER TABLE secret ENABLE ROW LEVEL SECURITY",
+    "CREATE FUNCTION liar(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT count(*)::int FROM t'",
+    "CREATE FUNCTION plus(int, int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1 + $2'",
+    "CREATE OPERATOR <+> (FUNCTION = plus, LEFTARG = int, RIGHTARG = int)",
+    "CREATE AGGREGATE total(int) (SFUNC = plus, STYPE = int)",
+    'CREATE SCHEMA "odd one"',
+    'CREATE TABLE "odd one"."a.b"("x y" int PRIMARY KEY)',
+]
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def own(pg: Server) -> Iterator[PgRig]:
+    made = PgRig(pg, f"asked_{os.getpid()}_{next(_numbers)}", *SCHEMA)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
+    made: list[PgRig] = []
+
+    def start(*statements: str, **settings: Any) -> PgRig:
+        made.append(PgRig(pg, f"asked_{os.getpid()}_{next(_numbers)}", *statements, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables"),
+    [
+        ("SELECT id FROM t ORDER BY id", "t"),
+        ("TABLE t", "t"),
+        ("VALUES (1), (2)", ""),
+        ("SELECT count(*) FROM t", "t"),
+        ("SELECT t FROM t", "t"),
+        ("SELECT row_to_json(t) FROM t", "t"),
+        ("SELECT big FROM v WHERE id = $1", "t"),
+        ("SELECT * FROM w", "t u"),
+        ("SELECT id FROM t WHERE id IN (SELECT tid FROM u)", "t u"),
+        ("WITH x AS (SELECT * FROM u) SELECT 1 FROM x", "u"),
+        ("WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < 5) SELECT r.n FROM r, t", "t"),
+        ("SELECT id FROM t UNION SELECT id FROM u", "t u"),
+        ("SELECT * FROM parted", "parted_1 parted_2"),
+        ("SELECT * FROM parent", "child parent"),
+        ("SELECT * FROM ONLY parent", "parent"),
+        ("SELECT x.id FROM generate_series(1, 3) g(n) JOIN t x ON x.id = g.n", "t"),
+        ("SELECT id FROM t, LATERAL (SELECT f FROM u WHERE u.tid = t.id) z", "t u"),
+        ('SELECT "x y" FROM "odd one"."a.b"', '"odd one"."a.b"'.replace('"odd one"', "odd one")),
+        ("SELECT ts::text, d + 1, ts + interval '1 day', date_trunc('day', ts), to_char(ts, 'YYYY') FROM t", "t"),
+        ("SELECT id FROM t WHERE d > '2024-01-01' AND ts < $1", "t"),
+        ("SELECT m, s, u, n FROM t WHERE m = 'ok' ORDER BY m", "t"),
+        ("SELECT a::int, n::text, id::bigint FROM t", "t"),
+        ("SELECT json_agg(t ORDER BY id), jsonb_build_object('a', max(a)) FROM t", "t"),
+        ("SELECT greatest(id, 3), coalesce(a, ''), CASE WHEN id > 1 THEN 1 END, ARRAY[id], (id, a) FROM t", "t"),
+        ("SELECT a COLLATE \"C\", nullif(id, 1), id IS DISTINCT FROM 2, (id, a) < (1, 'b'), id = ANY ($1) FROM t", "t"),
+        ("SELECT rank() OVER (PARTITION BY a ORDER BY n) FROM t", "t"),
+        ("SELECT id FROM t WHERE a = 'now' -- now", "t"),
+    ],
+)  # fmt: skip
+def test_what_can_be_kept_and_what_it_reads(own: PgRig, sql: str, tables: str) -> None:
+    found = own.source.analyse(sql)
+    assert found.volatile == () and found.is_cacheable
+    expected = [tables] if '"' in tables else tables.split()
+    assert list(found.tables) == expected
+    assert {each.table for each in found.dependencies} == set(expected)
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("SELECT now()", "now() may answer differently"),
+        ("SELECT current_date", "the time, or the user"),
+        ("SELECT current_user", "the time, or the user"),
+        ("SELECT localtimestamp", "the time, or the user"),
+        ("SELECT random()", "random() may answer"),
+        ("SELECT gen_random_uuid()", "gen_random_uuid() may answer"),
+        ("SELECT clock_timestamp()", "clock_timestamp() may answer"),
+        ("SELECT age(ts) FROM t", "age() may answer"),
+        ("SELECT current_setting('search_path')", "current_setting() may answer"),
+        ("SELECT id FROM t WHERE d > 'today'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts > 'NOW'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts > E'\\x6eow'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts > U&'n\\006fw'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts > 'n'\n'ow'", "told by the clock"),
+        ("SELECT a::date FROM t", "may mean the time of now"),
+        ("SELECT CAST(a AS timestamptz) FROM t", "may mean the time of now"),
+        ("SELECT nextval('counter')", "nextval() may answer"),
+        ("SELECT last_value FROM counter", "is a sequence"),
+        ("SELECT 't'::regclass", "names things of the catalogue"),
+        ("SELECT to_tsvector('english', a) FROM t", "names things of the catalogue"),
+        ("SELECT to_tsvector(a) FROM t", "to_tsvector() may answer"),
+        ("SELECT relname FROM pg_class", "catalogue"),
+        ("SELECT table_name FROM information_schema.tables", "catalogue"),
+        ("SELECT ctid FROM t", "system columns of 't'"),
+        ("SELECT id FROM t WHERE xmin::text = '5'", "system columns of 't'"),
+        ("SELECT tableoid FROM parted", "system columns of 'parted'"),
+        ("SELECT id FROM t TABLESAMPLE SYSTEM (50)", "TABLESAMPLE"),
+        ("SELECT one FROM mv", "is a materialised view"),
+        ("SELECT id FROM quick", "is unlogged"),
+        ("SELECT id FROM secret", "has row security"),
+        ("SELECT liar(1)", "public.liar() is not PostgreSQL's own"),
+        ("SELECT id FROM t WHERE id <+> 1 = 2", "public.plus() is not PostgreSQL's own"),
+        ("SELECT total(id) FROM t", "public.total() is not PostgreSQL's own"),
+        ("SELECT pg_typeof(id) FROM t", "pg_typeof() may answer"),
+        ("SELECT * FROM json_to_recordset('[]') AS x(a timestamptz)", "json_to_recordset() may answer"),
+        ("SELECT pg_relation_size('t')", "pg_relation_size() may answer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_kept_says_why(own: PgRig, sql: str, reason: str) -> None:
+    found = own.source.analyse(sql)
+    assert any(reason in each for each in found.volatile), found.volatile
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "INSERT INTO t(id) VALUES (1)",
+        "WITH x AS (DELETE FROM t RETURNING id) SELECT id FROM x",
+        "SELECT id FROM t FOR UPDATE",
+        "SELECT id FROM t FOR SHARE",
+        "SELECT id INTO z FROM t",
+        "SELECT 1; SELECT 2",
+        "SELECT 1; DROP TABLE t",
+        "EXPLAIN SELECT 1",
+        "SHOW search_path",
+        "SELECT FROM t",
+        "SELECT nothing FROM t",
+        "SELECT id FROM nowhere",
+        "SELECT $2::int",
+        "SELECT :a::int + $2::int",
+        "SELECT 1 FROM t WHERE (",
+        "",
+    ],
+)
+def test_what_is_no_query_is_refused(own: PgRig, sql: str) -> None:
+    with pytest.raises(InvalidRequest):
+        own.source.analyse(sql)
+
+
+def test_parameters_go_by_place_or_by_name(own: PgRig) -> None:
+    found = own.source.analyse("SELECT :b::text || ':no' || $$:no$$ || :a || :b /* :no /* ' */ :no */ -- :no")
+    assert (found.parameters, found.columns) == (("b", "a"), ("?column?",))
+    read = own.source.answer(found, {"a": "x", "b": "y"})
+    assert read is not None and read.rows == (("y:no:noxy",),)
+    assert own.source.analyse("SELECT $2::int - $1::int AS less").parameters == ("1", "2")
+
+
+def test_an_argument_that_the_clock_tells_is_refused(own: PgRig) -> None:
+    found = own.source.analyse("SELECT count(*) FROM t WHERE ts < $1")
+    for value in ("now", " Yesterday", "tomorrow 10:00"):
+        with pytest.raises(InvalidRequest, match="clock"):
+            own.source.answer(found, {"1": value})
+    assert own.source.answer(found, {"1": DateTime("2024-01-01T00:00:00+00:00")}) is not None
+
+
+def test_nothing_of_a_look_stays(own: PgRig) -> None:
+    own.source.analyse("SELECT id FROM t WHERE id = $1")
+    assert own.db.execute("SELECT count(*) FROM pg_proc WHERE proname ~ 'headwater'").fetchone() == (0,)
+
+
+# --- what is seen of tables ------------------------------------------------------------------------------------
+
+WHOLE = None
+
+
+@pytest.mark.parametrize(
+    ("sql", "columns", "condition", "is_total"),
+    [
+        ("SELECT * FROM u", "id tid f", "", True),
+        ("SELECT id FROM u ORDER BY f", "id f", "", True),
+        ("SELECT u FROM u", WHOLE, "", True),
+        ("SELECT count(*) FROM u", "", "", True),
+        ("SELECT id FROM u WHERE tid = $1", "id tid", "tid = ?1", True),
+        ("SELECT id FROM u WHERE 3 < tid AND tid IN (5, 6, NULL)", "id tid", "tid > 3 and tid in (5, 6, null)", True),
+        ("SELECT id FROM u WHERE tid IS NULL OR id = 1", "id tid", "tid is null or id = 1", True),
+        ("SELECT id FROM u WHERE tid IS NOT NULL", "id tid", "tid is not null", True),
+        ("SELECT id FROM u WHERE tid = 1 AND f > 0", "id tid f", "tid = 1", True),
+        ("SELECT id FROM u WHERE tid = 1 AND 10 / tid > 1", "id tid", "", True),  # what may fail, may fail on any row
+        ("SELECT id FROM u WHERE tid = 1 AND id IN (SELECT 1)", "id tid", "", True),
+        ("SELECT id FROM u WHERE tid + 0 = 1", "id tid", "", True),
+        ("SELECT a.id FROM u a JOIN u b ON a.id = b.tid WHERE a.id = 1", "id tid", "", True),
+        ("SELECT id FROM u WHERE id = 1 UNION SELECT 2", WHOLE, "", False),
+        ("SELECT tid, count(*) FROM u WHERE id > 5 GROUP BY tid", WHOLE, "id > 5", False),
+        ("SELECT tid, count(*) FROM u WHERE id > 5 GROUP BY tid ORDER BY tid", "id tid", "id > 5", True),
+        ("SELECT sum(f) FROM u", WHOLE, "", False),
+        ("SELECT max(tid) FROM u", "tid", "", True),
+        ("SELECT f, count(*) FROM u GROUP BY f ORDER BY f", WHOLE, "", False),
+        ("SELECT id FROM u ORDER BY tid, id LIMIT 3", "id tid", "", True),
+        ("SELECT string_agg(tid::text, ',' ORDER BY tid::text) FROM u", "tid", "", True),
+        ("SELECT row_number() OVER (ORDER BY tid, id) FROM u ORDER BY id", "id tid", "", True),
+        ("SELECT id FROM (SELECT * FROM u) x WHERE id = 1", WHOLE, "", False),
+        ("SELECT id FROM u, generate_series(1, 10 / tid) g WHERE id = 1", WHOLE, "", False),
+    ],
+)  # fmt: skip
+def test_what_is_seen_of_a_table(own: PgRig, sql: str, columns: str | None, condition: str, is_total: bool) -> None:
+    found = own.source.analyse(sql)
+    assert found.is_cacheable, found.volatile
+    (place,) = found.dependencies
+    assert place.columns == (None if columns is None else frozenset(columns.split()))
+    assert (of_condition(place.condition), found.is_total) == (condition, is_total)
+
+
+@pytest.mark.parametrize(
+    ("sql", "u", "t"),
+    [
+        ("SELECT t.a FROM t JOIN u ON u.tid = t.id AND u.f > 1 AND u.tid > 3 WHERE t.a = 'x'", "tid > 3", "a = 'x'"),
+        ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id AND u.tid > 3 WHERE t.a = 'x'", "", "a = 'x'"),
+        ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id WHERE u.tid IS NULL", "", ""),
+        ("SELECT t.a FROM t LEFT JOIN u ON u.tid = t.id WHERE u.tid = 3", "tid = 3", ""),
+        ("SELECT t.a FROM t FULL JOIN u ON u.tid = t.id WHERE u.id = 3 OR t.id = 3", "", ""),
+        ("SELECT t.a FROM t JOIN u ON 1 / u.tid = t.id WHERE t.a = 'x'", "", ""),
+    ],
+)  # fmt: skip
+def test_conditions_of_joins(own: PgRig, sql: str, u: str, t: str) -> None:
+    found = {each.table: of_condition(each.condition) for each in own.source.analyse(sql).dependencies}
+    assert found == {"t": t, "u": u}
+
+
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("SELECT a FROM t ORDER BY d LIMIT 3", "LIMIT without a total order"),
+        ("SELECT id FROM t OFFSET 3", "LIMIT without a total order"),
+        ("SELECT DISTINCT ON (a) a, d FROM t ORDER BY a", "DISTINCT ON without a total order"),
+        ("SELECT array_agg(id) FROM t", "array_agg() takes rows in any order"),
+        ("SELECT string_agg(a, ',' ORDER BY d) FROM t", "string_agg() takes rows in any order"),
+        ("SELECT json_agg(t) FROM t", "json_agg() takes rows in any order"),
+        ("SELECT row_number() OVER (ORDER BY a) FROM t", "row_number() OVER without"),
+        ("SELECT lag(a) OVER (ORDER BY d) FROM t", "lag() OVER without"),
+        ("SELECT sum(id) OVER (ORDER BY d ROWS 1 PRECEDING) FROM t", "sum() OVER without"),
+        ("SELECT ARRAY(SELECT id FROM t)", "ARRAY(SELECT …)"),
+        ("SELECT (SELECT a FROM t LIMIT 1)", "LIMIT without a total order"),
+        ("SELECT x.a FROM (SELECT a FROM t LIMIT 1) x", "LIMIT without a total order"),
+    ],
+)  # fmt: skip
+def test_what_the_plan_decides_cannot_be_kept(own: PgRig, sql: str, reason: str) -> None:
+    assert any(reason in each for each in own.source.analyse(sql).volatile)
+
+
+def test_an_order_is_made_total_by_the_engines_leave(own: PgRig) -> None:
+    found = own.source.analyse("SELECT x.a FROM t x LEFT JOIN u ON u.id = x.id ORDER BY x.d DESC -- done")
+    assert found.sql.endswith('-- done\n, "x"."id", "u"."id"') and found.is_total
+    assert own.source.answer(found, {}) is not None
+    assert own.source.analyse(found.sql).epoch == found.epoch
+
+
+# --- epochs ------------------------------------------------------------------------------------------------
+
+
+def asked(own: PgRig, sql: str, **args: Any) -> Read:
+    found = own.source.answer(own.source.analyse(sql), {str(name): value for name, value in args.items()})
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("sql", "ddl"),
+    [
+        ("SELECT * FROM w", "CREATE OR REPLACE VIEW v AS SELECT id, lower(a) AS big FROM t WHERE n > 1"),
+        ("SELECT * FROM w", "ALTER VIEW v RENAME COLUMN big TO huge"),
+        ("SELECT a FROM t", "ALTER TABLE t ALTER COLUMN ts TYPE timestamp"),
+        ("SELECT a FROM t", "ALTER TABLE t ADD COLUMN z int DEFAULT 5"),
+        ("SELECT m FROM t", "ALTER TYPE mood RENAME VALUE 'ok' TO 'fine'"),
+        ("SELECT * FROM parted", "CREATE TABLE parted_3 PARTITION OF parted FOR VALUES IN (3)"),
+        ("SELECT * FROM parted", "ALTER TABLE parted DETACH PARTITION parted_2"),
+        ("SELECT * FROM parent", "CREATE TABLE other() INHERITS (parent)"),
+        ("SELECT id FROM t", "ALTER TABLE t ENABLE ROW LEVEL SECURITY"),
+        ("SELECT id FROM t", "ALTER PUBLICATION {publication} SET (publish = 'insert')"),
+        ("SELECT id FROM t", "DROP TABLE t CASCADE; CREATE TABLE t(id int PRIMARY KEY)"),
+        ("SELECT id FROM t", "ALTER TABLE t RENAME TO gone; CREATE TABLE t(id int PRIMARY KEY)"),
+        ("SELECT id FROM t", "CREATE SCHEMA postgres; CREATE TABLE postgres.t(id int PRIMARY KEY)"),
+        ("SELECT f FROM u", "DROP VIEW w; ALTER TABLE u ALTER COLUMN f TYPE text COLLATE \"C\""),
+        ("SELECT s FROM t", "ALTER DOMAIN small DROP CONSTRAINT small_check"),
+    ],
+)  # fmt: skip
+def test_a_change_of_what_it_means_ends_an_analysis(rig: Callable[..., PgRig], sql: str, ddl: str) -> None:
+    own = rig(*SCHEMA)
+    found, before = own.source.analyse(sql), own.source.look().schema
+    assert own.source.answer(found, {}) is not None
+    for statement in ddl.format(publication=own.slot).split("; "):
+        own.run(statement)
+    assert own.source.look().schema != before
+    assert own.source.answer(found, {}) is None
+    again = own.source.analyse(sql)
+    assert again.epoch != found.epoch and own.source.answer(again, {}) is not None
+
+
+def test_what_was_changed_and_changed_back_is_another(rig: Callable[..., PgRig]) -> None:
+    own = rig(*SCHEMA)
+    view = "CREATE OR REPLACE VIEW v AS SELECT id, {}(a) AS big FROM t WHERE n > 1"
+    found = own.source.analyse("SELECT * FROM v")
+    own.run(view.format("lower"), view.format("upper"))
+    assert own.source.analyse("SELECT * FROM v").epoch != found.epoch
+
+
+def test_other_changes_of_the_schema_leave_it_alone(rig: Callable[..., PgRig]) -> None:
+    own = rig(*SCHEMA)
+    found = own.source.analyse("SELECT id FROM t")
+    own.run("CREATE TABLE more(id int)", "CREATE INDEX ON u(f)", "ANALYZE t", "VACUUM t", "DROP VIEW w")
+    assert own.source.analyse("SELECT id FROM t").epoch == found.epoch
+    own.run("DROP TABLE more")
+    assert own.source.answer(found, {}) is not None  # it finds out by itself that nothing of its own moved
+
+
+def test_a_search_path_of_the_role_or_the_database_ends_it(rig: Callable[..., PgRig]) -> None:
+    own = rig(
+        *SCHEMA, "INSERT INTO t(id) VALUES (1)", "CREATE SCHEMA other", "CREATE TABLE other.t(id int PRIMARY KEY)"
+    )
+    found = own.source.analyse("SELECT id FROM t")
+    assert asked(own, "SELECT id FROM t").rows == ((1,),)
+    own.run(f"ALTER DATABASE {own.name} SET search_path = other")
+    own.source._pool.renew()  # as sessions come and go
+    assert own.source.answer(found, {}) is None
+    assert own.source.analyse("SELECT id FROM t").tables == ("other.t",)
+    assert asked(own, "SELECT id FROM t").rows == ()
+
+
+def test_a_name_that_comes_to_mean_another_table_while_it_runs_is_noticed(
+    rig: Callable[..., PgRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshot has the old catalogue, PostgreSQL reads the new one: what was locked tells."""
+    own = rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    found = own.source.analyse("SELECT id FROM t")
+    source, once = own.source, threading.Event()
+
+    real = analyse.state_in
+
+    def between(link: Any) -> Any:
+        found = real(link)
+        if not once.is_set():
+            once.set()
+            own.run("CREATE SCHEMA postgres", "CREATE TABLE postgres.t(id int PRIMARY KEY)")
+        return found
+
+    monkeypatch.setattr(analyse, "state_in", between)
+    assert source.answer(found, {}) is None
+    assert once.is_set()
+    assert source.analyse("SELECT id FROM t").tables == ("postgres.t",)
+
+
+# --- roles, publications -------------------------------------------------------------------------------------
+
+
+def test_a_role_without_temporary_objects_gets_answers_without_tags(rig: Callable[..., PgRig], pg: Server) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    own.run(
+        f"REVOKE TEMPORARY ON DATABASE {own.name} FROM PUBLIC",
+        f"CREATE ROLE plain_{own.name} LOGIN REPLICATION",
+        f"GRANT SELECT ON t TO plain_{own.name}",
+    )
+    own.user = f"plain_{own.name}"
+    own.open()
+    try:
+        found = own.source.analyse("SELECT id FROM t")
+        assert not found.is_cacheable and "GRANT TEMPORARY" in found.volatile[0]
+        assert asked(own, "SELECT id FROM t").rows == ((1,),)
+    finally:
+        own.user = "postgres"
+        own.open()
+        own.run(f"DROP OWNED BY plain_{own.name}", f"DROP ROLE plain_{own.name}")
+
+
+def test_what_is_published_in_part_or_not_at_all_is_not_kept(rig: Callable[..., PgRig], pg: Server) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY, a text)", "CREATE TABLE u(id int PRIMARY KEY)", tables=("t",))
+    assert own.source.analyse("SELECT id FROM t").is_cacheable
+    (reason,) = own.source.analyse("SELECT id FROM u").unseen
+    assert "not published" in reason
+    if own.db.info.server_version >= 150000:
+        own.run(f"ALTER PUBLICATION {own.slot} SET TABLE t WHERE (id > 5)")
+        (reason,) = own.source.analyse("SELECT id FROM t").unseen
+        assert "row filter" in reason
+        own.run(f"ALTER PUBLICATION {own.slot} SET TABLE t (id)")
+        (reason,) = own.source.analyse("SELECT id FROM t").unseen
+        assert "column list" in reason
+        own.run(f"ALTER PUBLICATION {own.slot} SET TABLE t")
+    own.run(f"ALTER PUBLICATION {own.slot} SET (publish = 'insert, update')")
+    assert any("ALTER PUBLICATION" in each for each in own.source.analyse("SELECT id FROM t").unseen)
+
+
+# --- positions -----------------------------------------------------------------------------------------------
+
+
+def test_an_answer_stands_where_its_snapshot_does_whatever_the_order_of_commits(rig: Callable[..., PgRig]) -> None:
+    own = rig("CREATE TABLE t(id int PRIMARY KEY)")
+    found = own.source.analyse("SELECT id FROM t ORDER BY id")
+    first, second = (pg_session(own) for _ in "12")
+    first.execute("INSERT INTO t VALUES (1)")
+    second.execute("INSERT INTO t VALUES (2)")
+    second.commit()
+    own.pull()
+    read = own.source.answer(found, {})
+    assert read is not None and (read.rows, read.offset) == (((2,),), own.latest)
+    first.commit()
+    own.pull()
+    read = own.source.answer(found, {})
+    assert read is not None and (read.rows, read.offset) == (((1,), (2,)), own.latest)
+    first.close()
+    second.close()
+
+
+def test_what_fails_at_run_time_is_our_error(own: PgRig) -> None:
+    found = own.source.analyse("SELECT 1 / $1::int")
+    with pytest.raises(HeadwaterError):
+        own.source.answer(found, {"1": 0})
+
+
+def test_an_answer_that_is_cut_short_has_no_tag(own: PgRig) -> None:
+    read = asked(own, "SELECT n FROM generate_series(1, 200000) n")
+    assert read.truncated and not read.settled
+
+
+def pg_session(own: PgRig) -> Any:
+    made = own.server.connect(own.name)
+    made.autocommit = False
+    return made

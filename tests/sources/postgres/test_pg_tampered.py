@@ -1,0 +1,216 @@
+"""What others do to the slot, the publication and the server's log behind our back: nothing is lost without a word."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_source import PgRig
+
+from headwater.errors import SourceMismatch
+from headwater.model.change import Change, Op
+
+TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def rig(pg: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PgRig]]:
+    """Looks at what could make the server send less at every step."""
+    monkeypatch.setattr("headwater.sources.postgres.source.WATCH_SECONDS", -1.0)
+    made: list[PgRig] = []
+
+    def start(*statements: str, **settings: Any) -> PgRig:
+        made.append(PgRig(pg, f"tampered_{os.getpid()}_{next(_numbers)}", *statements, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+def lost(own: PgRig) -> str:
+    """Why the history ended while it was followed."""
+    with pytest.raises(SourceMismatch) as caught:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            list(own.source.follow(after=own.latest))
+            own.acknowledge()
+            own.source.wait(0.02)
+    return caught.value.message
+
+
+def goes_on_anew(own: PgRig) -> None:
+    """A new generation sees what comes."""
+    own.source.reopen()
+    own.source.restart(generation="next", first=100)
+    own.run("INSERT INTO t VALUES (1000, 'seen')")
+    assert own.head() == 100
+
+
+ALTERED = {
+    "dropped": ["DROP PUBLICATION {name}"],
+    "made anew": ["DROP PUBLICATION {name}", "CREATE PUBLICATION {name} FOR ALL TABLES"],
+    "altered": ["ALTER PUBLICATION {name} SET (publish = 'insert')"],
+    "altered, and back": [
+        "ALTER PUBLICATION {name} SET (publish = 'insert')",
+        "DELETE FROM t",
+        "ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')",
+    ],
+}
+
+
+@pytest.mark.parametrize("how", ALTERED)
+def test_a_publication_that_is_altered_while_we_read_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "INSERT INTO t VALUES (1, 'a')")
+    own.run(*(statement.format(name=own.slot) for statement in ALTERED[how]), "INSERT INTO t VALUES (2, 'b')")
+    assert "publication" in lost(own)
+    goes_on_anew(own)
+
+
+@pytest.mark.parametrize("how", ALTERED)
+def test_a_publication_that_is_altered_while_we_are_away_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "INSERT INTO t VALUES (1, 'a')")
+    own.source.close()
+    own.run(*(statement.format(name=own.slot) for statement in ALTERED[how]), "INSERT INTO t VALUES (2, 'b')")
+    own.open(expect="publication")
+    goes_on_anew(own)
+
+
+def test_a_table_may_be_dropped_but_not_taken_out_of_the_publication(rig: Callable[..., PgRig]) -> None:
+    tables = [TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE TABLE w(k int PRIMARY KEY)"]
+    own = rig(*tables, tables=("t", "u", "w"))
+    own.run("DROP TABLE w", "INSERT INTO u VALUES (1)")
+    own.pull()
+    own.acknowledge()
+    own.open()
+    own.acknowledge()
+    assert [change.ddl for part in own.pull() for change in part.changes] == ["DROP TABLE w"]
+    own.run(f"ALTER PUBLICATION {own.slot} DROP TABLE u", "INSERT INTO u VALUES (2)")
+    assert "publication" in lost(own)
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+
+def reshaped(own: PgRig) -> list[Change]:
+    """What the log is told of shapes, once the catalogue was looked at."""
+    own.pull()
+    own.acknowledge()
+    return [change for part in own.pull() for change in part.changes if change.op is Op.SCHEMA_CHANGE]
+
+
+def test_a_table_that_is_dropped_is_told_though_no_row_ever_comes(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE TABLE w(k int PRIMARY KEY)")
+    own.run("INSERT INTO u VALUES (1)", "DROP TABLE u", "ALTER TABLE w RENAME TO x")
+    assert [(change.table.name, change.ddl) for change in reshaped(own)] == [("u", "DROP TABLE u")]
+    assert reshaped(own) == []
+    own.run("CREATE TABLE u(k int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'anew')")
+    parts = own.pull()
+    assert [change.op for change in parts[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
+    assert parts[-1].changes[0].table.version == 2 and not parts[-1].changes[0].resnapshot
+    own.source.close()
+    own.run("DROP TABLE u")  # also when we are away
+    own.open()
+    assert [change.ddl for change in reshaped(own)] == ["DROP TABLE u"]
+
+
+def test_what_rows_do_not_show_of_a_table_is_told(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE bare(x int NOT NULL)", "ALTER TABLE bare REPLICA IDENTITY FULL")
+    own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ALTER v SET NOT NULL")
+    (change,) = reshaped(own)
+    assert (change.table.name, change.table.version, change.resnapshot) == ("t", 2, False)
+    assert not change.table.columns[1].nullable
+    assert own.source.describe()["t"] is change.table
+    own.run("INSERT INTO t VALUES (2, 'b')")
+    assert own.pull()[-1].changes[0].table is change.table
+    own.run("INSERT INTO bare VALUES (1)", "ALTER TABLE bare ADD PRIMARY KEY (x)")
+    (change,) = reshaped(own)
+    assert (change.table.key, change.resnapshot) == (("x",), True)  # what tells its rows apart is another
+    own.run("ALTER TABLE t ADD w int")  # the next row tells that
+    assert reshaped(own) == []
+    own.run("INSERT INTO t VALUES (3, 'c', 3)")
+    assert [change.op for change in own.pull()[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
+
+
+def test_rows_come_again_under_the_same_offsets_whatever_was_altered_since(rig: Callable[..., PgRig]) -> None:
+    """What was handed on, and seen by readers, but not durable when we were killed."""
+    own = rig(TABLE)
+    own.run("INSERT INTO t VALUES (1, 'a')", "ALTER TABLE t ADD w int", "INSERT INTO t VALUES (2, 'b', 2)")
+    once = own.pull()
+    own.log.clear()
+    own.run("ALTER TABLE t ALTER v SET NOT NULL", "ALTER TABLE t ALTER v SET DEFAULT 'x'")
+    own.open()
+    again = own.pull()
+    assert [(part.first, [change.op for change in part.changes]) for part in again] == [
+        (part.first, [change.op for change in part.changes]) for part in once
+    ]
+    assert reshaped(own) == []
+    assert own.source.describe()["t"] is again[-1].changes[-1].table
+
+
+def test_a_table_that_somebody_alters_is_told_of_later(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.run("ALTER TABLE t ALTER v SET NOT NULL")
+    with own.server.connect(own.name) as other, other.transaction():
+        other.execute("ALTER TABLE t ADD w int")
+        own.acknowledge()
+        assert list(own.source.follow(after=0)) == []
+    assert reshaped(own) == []  # it has another column now: that is for its next row to tell
+    own.run("ALTER TABLE t DROP w")
+    assert [column.nullable for change in reshaped(own) for column in change.table.columns] == [False, False]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "{}", '{"tables": {"1": 5}}', '{"gone": [[1, "t"], [0, "t"]]}', '{"gone": 7}']
+)
+def test_a_message_that_anybody_wrote_under_our_name_does_no_harm(text: str, rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE)
+    own.db.execute("SELECT pg_logical_emit_message(true, 'headwater.shapes', %s)", [text])
+    own.db.execute("SELECT pg_logical_emit_message(false, 'headwater.shapes', %s)", [text])
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    assert [change.op for part in own.pull() for change in part.changes] == [Op.INSERT]
+
+
+# --- the server's log ----------------------------------------------------------------------------------------
+
+
+def test_a_slot_whose_log_the_server_removed_is_told(pg: Server) -> None:
+    server = Server(pg.programs, max_slot_wal_keep_size="1MB", max_wal_size="32MB")
+    try:
+        own = PgRig(server, "removed", TABLE)
+        own.source.close()
+        status = "SELECT wal_status FROM pg_replication_slots"
+        end = time.monotonic() + PATIENCE
+        while own.db.execute(status).fetchone() != ("lost",):
+            assert time.monotonic() < end
+            own.run(
+                "INSERT INTO t SELECT coalesce(max(k), 0) + 1, 'unseen' FROM t", "SELECT pg_switch_wal()", "CHECKPOINT"
+            )
+        own.open(expect="removed changes")
+        goes_on_anew(own)
+        own.close()
+    finally:
+        server.stop()
+
+
+def test_nothing_of_the_servers_log_is_kept_for_a_database_in_which_nothing_happens(rig: Callable[..., PgRig]) -> None:
+    """Others write in other databases: the slot lets go of that too, by what it confirms and where it would restart."""
+    own = rig(TABLE)
+    lag = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn) FROM pg_replication_slots WHERE slot_name = %s"
+    with own.server.connect() as other:
+        other.execute("CREATE TABLE IF NOT EXISTS busy(x text)")
+        other.execute("INSERT INTO busy SELECT repeat('x', 1000) FROM generate_series(1, 5000)")
+        end = time.monotonic() + PATIENCE
+        while (own.db.execute(lag, [own.slot]).fetchone() or (0,))[0] > 1_000_000:
+            assert time.monotonic() < end, own.slot_row()
+            other.execute("CHECKPOINT")  # says which transactions run: from there a slot can restart
+            own.acknowledge()
+            own.source.wait(0.05)
+        other.execute("DROP TABLE busy")
+    assert own.pull() == []
