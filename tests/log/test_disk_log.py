@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 
 import apsw
 import pytest
+from msgspec.structs import replace
 from tests.log.faults import FaultyVFS
 from tests.log.samples import ORDERS, fill, flat, ids, transaction, transactions
 
@@ -37,6 +39,17 @@ def log(path: Path) -> Iterator[DiskLog]:
     made = DiskLog.open(path)
     yield made
     made.close()
+
+
+def test_a_shape_of_an_earlier_version_is_told_by_the_changes_that_have_it(log: DiskLog, path: Path) -> None:
+    fill(log, [1])
+    wider = replace(ORDERS, columns=(*ORDERS.columns, Column("more", "str")), version=ORDERS.version + 1)
+    log.append([Transaction("t2", (Change(Op.SCHEMA_CHANGE, wider, ddl=""),), first=2, ts=2)])
+    with contextlib.closing(DiskLog.open(path, read_only=True)) as other:
+        for each in (log, other):
+            assert each.shape(ORDERS.name, ORDERS.version) == ORDERS
+            assert each.shape(ORDERS.name, wider.version) == wider
+            assert each.shape(ORDERS.name, 99) is None and each.shape("none", 1) is None
 
 
 @pytest.fixture

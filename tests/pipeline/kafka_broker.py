@@ -1,6 +1,7 @@
 """A real Kafka broker for tests: KRaft mode, one node, from Maven's jars. (PYTEST_DONT_REWRITE)"""
 
 import functools
+import json
 import os
 import shutil
 import socket
@@ -8,6 +9,7 @@ import subprocess
 import tempfile
 import uuid
 from pathlib import Path
+from typing import Any
 
 from tests.pipeline.servers import start, wait_for
 
@@ -102,3 +104,27 @@ def _answers(port: int) -> bool:
 
 if __name__ == "__main__":
     print(no_broker() or start_broker(), os.getpid())
+
+
+Line = tuple[int, Any, Any]  # partition, key, value
+
+
+def lines_of(broker: str, topic: str) -> list[Line]:
+    """Everything on the topic, by partition and offset."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": broker, "group.id": "test", "enable.auto.commit": False})
+    try:
+        found = []
+        for partition in consumer.list_topics(topic, 30).topics[topic].partitions:
+            _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)
+            consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+            while high:
+                (one,) = consumer.consume(1, 30)
+                assert one.error() is None
+                value = one.value()
+                found.append((partition, json.loads(one.key()), None if value is None else json.loads(value)))
+                high = 0 if one.offset() + 1 >= high else high
+        return found
+    finally:
+        consumer.close()

@@ -1,6 +1,5 @@
 """The Kafka sink on a real broker: what is under which key, in which order, and what comes twice."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 from pyspark.sql import SparkSession
-from tests.pipeline.kafka_broker import no_broker, start_broker
+from tests.pipeline.kafka_broker import Line, lines_of, no_broker, start_broker
 from tests.pipeline.places import Book
 from tests.pipeline.sink_story import SPANS, TABLE, Story, row
 
@@ -39,30 +38,6 @@ _topics = iter(range(1000))
 @pytest.fixture
 def topic() -> str:
     return f"orders-{next(_topics)}"
-
-
-Line = tuple[int, Any, Any]  # partition, key, value
-
-
-def lines_of(broker: str, topic: str) -> list[Line]:
-    """Everything on the topic, by partition and offset."""
-    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
-
-    consumer = Consumer({"bootstrap.servers": broker, "group.id": "test", "enable.auto.commit": False})
-    try:
-        found = []
-        for partition in consumer.list_topics(topic, 30).topics[topic].partitions:
-            _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), 30)
-            consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-            while high:
-                (one,) = consumer.consume(1, 30)
-                assert one.error() is None
-                value = one.value()
-                found.append((partition, json.loads(one.key()), None if value is None else json.loads(value)))
-                high = 0 if one.offset() + 1 >= high else high
-        return found
-    finally:
-        consumer.close()
 
 
 def by_key(lines: list[Line]) -> dict[int, list[Any]]:

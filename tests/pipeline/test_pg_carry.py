@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from tests.pipeline.kafka_broker import ROOT, lines_of, no_broker, start_broker
 from tests.pipeline.lakes import Lake, Row
 from tests.pipeline.pg_story import CHANGES, EMPTIED, FILL, KINDS, NAME, SHAPES, PgLive
 from tests.pipeline.sink_story import canon
 
+from headwater.pipeline.jars import FOLDER, KAFKA, have_jars
 from headwater.pipeline.run import run
 from headwater.pipeline.spec import PipelineSpec, SinkSpec, TableSpec
 from headwater.pipeline.verify import verify
@@ -114,6 +116,31 @@ def test_a_function_of_the_users_gets_every_image(lake: Lake, source: PgLive) ->
         assert done.error is None, done.error
     now = lake.source(NAME)
     assert replayed([{name: as_bytes(value) for name, value in row.items()} for row in taken], now) == canon(now)
+
+
+def test_a_topic_of_kafka_holds_every_change_under_its_key(lake: Lake, source: PgLive) -> None:
+    if not have_jars(KAFKA, ROOT / FOLDER):
+        pytest.skip("no Kafka jars for Spark here; `make jars` fetches them")
+    if reason := no_broker():
+        pytest.skip(reason)
+    broker, topic = start_broker(), f"from-postgresql-{source.name}"
+    spec = carried(lake, SinkSpec("kafka", {"servers": broker, "topic": topic}), "at-least-once")
+    for statements in PHASES[:2]:
+        source.run(*statements)
+        (done,) = run(spec, once=True, spark=lake.spark).tables
+        assert done.error is None, done.error
+    rows: dict[Any, Row] = {}
+    for _, key, value in lines_of(broker, topic):
+        found = key["Key`2"], key["part one"]
+        if value["op"] == "delete":
+            rows.pop(found)
+        else:
+            rows[found] = value["after"]
+    plain = ("Key`2", "part one", "n", "at", "u", "j", "a", "words", "m", "ok", "range", 'sel"ect')  # texts in JSON too
+    told = {(row["Key`2"], row["part one"]): row for row in lake.source(NAME)}
+    assert {key: [row[name] for name in plain] for key, row in rows.items()} == {
+        key: [row[name] for name in plain] for key, row in told.items()
+    }
 
 
 def as_bytes(value: Any) -> Any:

@@ -19,6 +19,7 @@ from headwater.model.hint import nearest
 
 FOLDER = Path(".jars")
 DELTA, KAFKA = "delta", "kafka"
+JDBC = "jdbc"  # PostgreSQL's, which no sink needs: for those who compare
 _COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
 _PATIENCE_SECONDS = 600.0
 
@@ -38,6 +39,7 @@ PACKAGES = {
     # The Python package is one ahead: 4.4.1 was not published for Maven.
     DELTA: Package("io.delta", "delta-spark_4.2_2.13", "4.4.0"),
     KAFKA: Package("org.apache.spark", "spark-sql-kafka-0-10_2.13", "4.2.0"),
+    JDBC: Package("org.postgresql", "postgresql", "42.7.4"),
 }
 
 # Some copies of Maven Central lack a jar in the right version. These stand in for them: an older one whose part
@@ -146,12 +148,12 @@ def _bundled() -> set[str]:
 
 
 def main(folder: Path) -> None:
-    """Fetch all kinds; one line says what is there. Where Maven does not answer that is said, and no failure."""
+    """Fetch what sinks need; one line says what is there. Where Maven does not answer that is said, and no failure."""
     said = []
-    for kind, package in PACKAGES.items():
+    for kind in (DELTA, KAFKA):
         try:
             fetch_jars(kind, folder)
-            said.append(f"{kind} {package.version}")
+            said.append(f"{kind} {PACKAGES[kind].version}")
         except PipelineError as error:
             said.append(f"no {kind} ({error.message}; what needs it skips)")
     print(f"jars in {folder}: {', '.join(said)}")

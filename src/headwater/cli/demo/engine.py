@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ SETTINGS = {
 class Engine:
     """Runs until `stop`. `url` is its superuser's; only this user can reach it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] = SETTINGS) -> None:
         programs = _programs()
         folder.mkdir()
         self._place = folder if len(str(folder)) < SOCKET_PATH else Path(tempfile.mkdtemp(prefix="hw-", dir="/tmp"))
@@ -38,7 +39,7 @@ class Engine:
         data = folder / "data"
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         self._call([*make, "--no-sync"])
-        told = [f"--{name}={value}" for name, value in SETTINGS.items()]
+        told = [f"--{name}={value}" for name, value in settings.items()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [programs / "postgres", "-D", data, "-k", self._place, *told],
@@ -47,7 +48,8 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 **self._as_other,
             )
-        self.url = f"postgresql://postgres@/postgres?host={self._place}"
+        self._port = settings.get("port", "5432")
+        self.url = f"postgresql://postgres@:{self._port}/postgres?host={self._place}"
         try:
             self._wait(programs / "pg_isready")
         except BaseException:
@@ -61,7 +63,7 @@ class Engine:
 
     def _wait(self, ask: Path) -> None:
         end = time.monotonic() + PATIENCE_SECONDS
-        while subprocess.run([ask, "-q", "-h", self._place], check=False).returncode:
+        while subprocess.run([ask, "-q", "-h", self._place, "-p", self._port], check=False).returncode:
             if self._process.poll() is not None or time.monotonic() > end:
                 said = " ".join(self._log.read_text(errors="replace").split())[-500:]
                 raise Failure(f"PostgreSQL did not start: {said}")
