@@ -14,14 +14,15 @@ A server without two-phase decoding (the slot decides) sends a prepared transact
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Change, Op, Transaction
 from headwater.sources.postgres import rows
-from headwater.sources.postgres.frames import DATA, DATA_HEAD, BadMessage, lsn_text, unix_ms
+from headwater.sources.postgres.ahead import NO_FRAME, Ahead, Spill
+from headwater.sources.postgres.frames import DATA_HEAD, BadMessage, lsn_text, unix_ms
 from headwater.sources.postgres.pgoutput import (
     Message,
     Relation,
@@ -41,22 +42,6 @@ PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
 PREFIX = "headwater"  # of logical messages that are ours
 SHAPES = "headwater.shapes"  # of announcements
-
-
-class Spill(Protocol):
-    """Messages of one unfinished transaction."""
-
-    def append(self, message: bytes) -> None:
-        """Keep `message`, after those before."""
-        ...
-
-    def read(self) -> Iterator[bytes]:
-        """All of them, in order."""
-        ...
-
-    def drop(self) -> None:
-        """Forget them."""
-        ...
 
 
 class Barrier(msgspec.Struct, frozen=True):
@@ -82,7 +67,6 @@ class Resume(msgspec.Struct, frozen=True):
 Item = Transaction | Barrier
 T = TypeVar("T")
 _NOBODY: dict[bytes, Decode] = {}
-_FRAME, _NO_FRAME = bytes([DATA]).ljust(DATA_HEAD, b"\0"), (0, memoryview(b""))
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -91,15 +75,6 @@ class _Head(msgspec.Struct, frozen=True):
     xid: int
     lsn: int
     commit_ms: int
-
-
-class _Ahead:
-    """A transaction sent before it was committed."""
-
-    def __init__(self, spill: Spill) -> None:
-        self.spill = spill
-        self.aborted: set[int] = set()  # subtransactions
-        self.told: dict[int, int] = {}  # tables that were described in it, and when by the clock of the relations
 
 
 class Assembly:
@@ -125,8 +100,8 @@ class Assembly:
         self._weight = self._start = 0
         self._skip = 0  # rows that the log has; below zero: all of them
         self._barriers: list[Barrier] = []
-        self._ahead: dict[int, _Ahead] = {}
-        self._stream: _Ahead | None = None  # the one whose block is open
+        self._ahead: dict[int, Ahead] = {}
+        self._stream: Ahead | None = None  # the one whose block is open
         self._steps: dict[int, Callable[[bytes], Iterable[Item]]] = {
             **dict.fromkeys(b"IUD", self._row),
             **dict.fromkeys(b"bPKrp", self._prepared),
@@ -170,7 +145,7 @@ class Assembly:
     def take(self, get: Get) -> tuple[int, memoryview]:
         """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
         if self._stream is not None:
-            return _keep(get, self._stream.spill)
+            return self._stream.keep(get, PART)
         if self._rows is _NOBODY:
             return get(1)
         size, frame, weight = self._take(get, self._rows, self._changes, self._part, PART_BYTES - self._weight)
@@ -357,7 +332,7 @@ class Assembly:
         if found.xid not in self._ahead:
             if not found.is_first:
                 raise BadMessage(f"transaction {found.xid} goes on, but its beginning was not sent")
-            self._ahead[found.xid] = _Ahead(self._spills())
+            self._ahead[found.xid] = Ahead(self._spills())
         self._stream = self._ahead[found.xid]
         return ()
 
@@ -385,15 +360,15 @@ class Assembly:
             raise BadMessage(f"a commit of transaction {found.xid}, which was not sent")
         return self._replay(self._ahead.pop(found.xid), found)
 
-    def _replay(self, ahead: _Ahead, commit: StreamCommit) -> Iterator[Item]:
+    def _replay(self, ahead: Ahead, commit: StreamCommit) -> Iterator[Item]:
         """Feed what was kept as if it came now. What a rolled back subtransaction was told of tables goes with it:
         the server says it again where it still holds."""
         relations = self._relations
         newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
         try:
             self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
-            kept = _frames(ahead)
-            while frame := self.take(lambda _: next(kept, _NO_FRAME))[1]:
+            kept = ahead.frames()
+            while frame := self.take(lambda _: next(kept, NO_FRAME))[1]:
                 yield from self.feed(bytes(frame[DATA_HEAD:]))
             yield from self._finish(commit.end)
         finally:
@@ -401,24 +376,6 @@ class Assembly:
         for relation in newer:  # told to the transactions that were committed meanwhile, and valid for the next
             if relation is not None:
                 relations.tell(relation)
-
-
-def _keep(get: Get, spill: Spill) -> tuple[int, memoryview]:
-    """Put rows of an open block aside as they come, but not for ever; gives the frame after them."""
-    for _ in range(PART):
-        size, frame = get(1)
-        if size <= DATA_HEAD or frame[0] != DATA or frame[DATA_HEAD] not in b"IUD":
-            return size, frame
-        spill.append(bytes(frame[DATA_HEAD:]))
-    return get(1)
-
-
-def _frames(ahead: _Ahead) -> Iterator[tuple[int, memoryview]]:
-    """What was kept of `ahead`, as if it came outside of any block; without what was rolled back."""
-    for message in ahead.spill.read():
-        if int.from_bytes(message[1:5], "big") not in ahead.aborted:
-            frame = _FRAME + message[:1] + message[5:]
-            yield len(frame), memoryview(frame)
 
 
 def _expect(kind: type[T], message: bytes, *, in_stream: bool = False) -> T:
