@@ -22,7 +22,7 @@ from headwater.sources.postgres.analysis.order import Judged
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.positions import Positions
 
-SEEDS = 10
+SEEDS = 20
 FRESH = int(os.environ.get("SOUNDNESS_SEED") or secrets.randbits(40))
 SOAK = int(os.environ.get("SOAK_SCHEMAS", "50000")) // 50  # each takes as long as fifty on SQLite
 
