@@ -221,6 +221,38 @@ def test_groups_that_nobody_reads_are_not_kept_for_ever(monkeypatch: pytest.Monk
     in_loop(work)
 
 
+def test_what_was_passed_over_when_continuity_broke_is_never_skipped_by_who_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            slow = Taker(fed, hub, options())
+            fed.commit(*(insert(id) for id in range(8)))
+            await settled(hub, fed)
+            slow.take()
+            at = slow.cursor
+            with monkeypatch.context() as patch:
+                patch.setattr(hub, "_publish", _breaks)  # the database is away, say
+                fed.commit(*(insert(id) for id in range(8, 12)))
+                await settled(hub, fed)
+            fed.commit(*(insert(id) for id in range(12, 20)))  # what is held from before goes, frame by frame
+            await settled(hub, fed)
+            assert hub.epoch == 1 and slow.group.seek(at) is None, "the log has what was passed over"
+            slow.take()
+            slow.take()
+            assert changes(slow.found) == fed.expected(slow.view)
+
+    with caplog.at_level(logging.CRITICAL, "headwater.feeds"):
+        in_loop(work)
+
+
+async def _breaks(parts: object) -> None:
+    raise RuntimeError("publishing broke")
+
+
 def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_module, "PIECE", 10_000)
 

@@ -65,7 +65,9 @@ class Group:
 
     def forget_oldest(self) -> int:
         """Drop one frame; returns its bytes."""
-        self.since, frame = self._frames.popleft()
+        offset, frame = self._frames.popleft()
+        # Never back: a frame of before continuity broke says nothing of what was passed over since.
+        self.since = max(self.since, offset)
         self._joined.clear()
         return len(frame)
 
