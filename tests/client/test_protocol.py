@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headwater import errors
+from headwater.client import protocol as client_protocol
 from headwater.client.protocol import (
     Repeat,
     error_of,
@@ -34,6 +35,11 @@ def every_kind(kind: type[HeadwaterError] = HeadwaterError) -> Iterator[type[Hea
 
 
 KINDS = [kind for kind in every_kind() if kind.__module__ == errors.__name__]
+
+
+def test_no_kind_of_a_room_stands_for_a_code() -> None:
+
+    assert set(client_protocol._KINDS.values()) == set(KINDS)
 
 
 def made(kind: type[HeadwaterError]) -> HeadwaterError:

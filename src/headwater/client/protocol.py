@@ -254,4 +254,7 @@ def _tree(kind: type[HeadwaterError]) -> Iterator[type[HeadwaterError]]:
         yield from _tree(below)
 
 
-_KINDS: dict[Any, type[HeadwaterError]] = {kind.code: kind for kind in _tree(HeadwaterError)}
+# Those of the tree alone: a room may have kinds of its own below one of them, under the same code.
+_KINDS: dict[Any, type[HeadwaterError]] = {
+    kind.code: kind for kind in _tree(HeadwaterError) if kind.__module__ == HeadwaterError.__module__
+}

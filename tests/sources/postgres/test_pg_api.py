@@ -299,10 +299,6 @@ def test_a_feed_streams_and_survives_a_restart(live: Live, table: str) -> None:
     assert [change["after"]["email"] for change in changes(live, sub)] == ["a", "b"]
 
 
-def test_queries_say_that_they_are_not_there_yet(live: Live, table: str) -> None:
-    assert live.error("query.prepare", sql=f"SELECT * FROM {table}")["code"] == "not_supported"
-
-
 # --- pulls -----------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 @pytest.fixture
 def rig(pg: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PgRig]]:
     """Looks at what could make the server send less at every step."""
-    monkeypatch.setattr("headwater.sources.postgres.source.WATCH_SECONDS", -1.0)
+    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
     made: list[PgRig] = []
 
     def start(*statements: str, **settings: Any) -> PgRig:
