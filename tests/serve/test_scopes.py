@@ -33,6 +33,7 @@ WRITES_A = WHOLE | {"table"}
 OWNERS = ANYBODY - {"viewer"}
 COLUMNS = [{"name": "k", "type": {"kind": "i64"}}]
 ONE, SEVEN = ({"op": "eq", "a": {"col": "k"}, "b": {"lit": {"t": "i64", "v": number}}} for number in (1, 7))
+FORM = {"body": {"select": {"projection": [{"expr": {"col": "v"}}], "from": [{"table": "b"}]}}}
 A, B = {"db": "shop", "table": "a"}, {"db": "shop", "table": "b"}
 CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, params, who is not refused
     ("system.ping", {}, ANYBODY),
@@ -84,6 +85,8 @@ CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, params, w
     ("query.execute_prepared", {"query_id": "Q:SELECT k FROM b", "args": []}, READS),
     ("query.select", {"db": "shop", "sql": "SELECT v FROM a"}, READS_A),
     ("query.select", {"db": "shop", "sql": "SELECT v FROM a UNION SELECT v FROM b"}, READS),
+    ("query.select", {"db": "shop", "query": FORM}, READS),
+    ("query.patch", {"db": "shop", "query": FORM, "args": []}, READS),
     ("query.explain", {"db": "shop", "sql": "SELECT v FROM b"}, READS),
     ("query.explain", {"query_id": "Q:SELECT k FROM b"}, READS),
     ("query.patch", {"query_id": "Q:SELECT k FROM b", "args": []}, READS),

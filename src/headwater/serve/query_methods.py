@@ -26,20 +26,21 @@ from headwater.sources.source import Read
 MANY = 100  # rows, from which on an answer is encoded in a thread
 
 
-def text_of(api: Api, p: Text) -> tuple[str, bytes | None]:
+def text_of(api: Api, who: Principal, p: Text) -> tuple[str, bytes | None]:
     """The SQL of a query, and the form it was sent in; InvalidRequest unless there is exactly one."""
     if (p.sql is None) == (p.query is None):
         raise InvalidRequest("a query is either `sql` or `query`", hint="Send one of them.")
     if p.sql is not None:
         return p.sql, None
     db = real_name(p.db)
+    who.glimpse(db)
     query = parse_query(p.query, db=db)
     return api.databases.get(db).text(query), canonical_bytes(query)
 
 
 async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
     """query.prepare"""
-    sql, form = text_of(api, p)
+    sql, form = text_of(api, who, p)
     return query_answers.prepared(await api.asking().prepare(who, sql, db=p.db, form=form, name=p.name))
 
 
@@ -50,7 +51,7 @@ async def explain(api: Api, who: Principal, p: Explain) -> Any:
             raise InvalidRequest("`query_id` names a query already", hint="Send it alone.")
         found = await api.asking().explain_prepared(who, p.query_id)
     else:
-        found = await api.asking().explain(who, text_of(api, p)[0], db=p.db)
+        found = await api.asking().explain(who, text_of(api, who, p)[0], db=p.db)
     return query_answers.explained(found, _words(found))
 
 
@@ -63,7 +64,7 @@ async def execute(api: Api, who: Principal, p: Execute) -> Any:
 async def select(api: Api, who: Principal, p: Select) -> Any:
     """query.select"""
     check_cache(p.cache)
-    sql, _ = text_of(api, p)
+    sql, _ = text_of(api, who, p)
     if p.tx is not None:
         return await _in_transaction(api, who, p, sql)
     tag = p.cache.if_none_match if p.cache.want_etag else None

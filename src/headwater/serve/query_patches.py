@@ -70,7 +70,7 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
             raise InvalidRequest("`query_id` names a query already", hint="Send it without `sql`, `query` and `db`.")
         query = asking.get(who, p.query_id)
     else:
-        query = unkept(text_of(api, p)[0], p.db)
+        query = unkept(text_of(api, who, p)[0], p.db)
     tags = () if p.base_etag is None else (opaque(p.base_etag),)
     answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
     if answer.read is None:
