@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.errors import ConfigError, NotFound
+from headwater.errors import ConfigError, NotFound, StorageFull
 from headwater.model.principal import Scope
 from headwater.serve.keys import Keys
 
@@ -75,7 +75,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch, pytest.raises(StorageFull, match="No space"):
         patch.setattr(os, "fsync", full)
         keys.create("bob", "viewer")
     assert [key.name for key in keys.all()] == ["ann"] == [key.name for key in Keys(tmp_path).all()]

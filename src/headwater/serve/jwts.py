@@ -55,7 +55,7 @@ class Jwts:
         """Who the token speaks for; Unauthorized."""
         try:
             found = self._checked(text.decode("ascii"))
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
+        except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             expired = isinstance(error, jwt.ExpiredSignatureError)
             raise Unauthorized(EXPIRED if expired else _BAD, hint="Ask its issuer for another.") from None
         if found.until is not None and time.time_ns() // 1_000_000 >= found.until:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.errors import ConfigError, LimitExceeded, NotFound
+from headwater.errors import ConfigError, LimitExceeded, NotFound, StorageFull
 from headwater.model.hint import nearest
 from headwater.model.principal import Principal, Scope
 
@@ -105,7 +105,10 @@ class Keys:
         return hmac.digest(self._pepper, secret, "sha256")
 
     def _write(self, known: dict[str, Key]) -> None:
-        write_whole(self._path, msgspec.json.encode(list(known.values())))
+        try:
+            write_whole(self._path, msgspec.json.encode(list(known.values())))
+        except OSError as error:
+            raise StorageFull(f"the keys cannot be written: {error.strerror}", hint="Nothing was changed.") from error
         self._known = known
 
 

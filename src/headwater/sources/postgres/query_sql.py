@@ -12,7 +12,7 @@ from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Lit
 from headwater.model.query import Aggregate, Query, SetOp, Star
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import ident
-from headwater.sources.postgres.sql import called, cast_sql, function_sql
+from headwater.sources.postgres.sql import called, composed
 from headwater.sources.postgres.values import to_bound
 from headwater.sources.query_text import QueryText
 
@@ -110,15 +110,8 @@ class _QueryText(QueryText):
                 return constant(value)
             case Call(op, args):
                 return called(op, [self.expr(arg) for arg in args])
-            case Function("iif", (condition, yes, no)):
-                return self.expr(Case(((condition, yes),), no))
-            case Function(name, args):
-                return function_sql(name, [self.expr(arg) for arg in args])
-            case Cast(inner, kind):
-                return cast_sql(self.expr(inner), kind)
-            case Case(branches, otherwise):
-                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
-                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
+            case Function() | Cast() | Case():
+                return composed(expr, self.expr)
             case Queried():
                 return self.queried(expr)
 

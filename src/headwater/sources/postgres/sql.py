@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
@@ -59,6 +61,20 @@ _TYPE_NAMES = {16: "boolean", 20: "bigint", 1700: "numeric", 701: "double precis
 _TYPE_NAMES |= {2950: "uuid", 25: "text"}
 
 
+def composed(expr: Function | Cast | Case, write: Callable[[Expr], str]) -> str:
+    """What is made of other expressions, which `write` writes."""
+    match expr:
+        case Function("iif", (condition, yes, no)):
+            return write(Case(((condition, yes),), no))
+        case Function(name, args):
+            return function_sql(name, [write(arg) for arg in args])
+        case Cast(inner, kind):
+            return cast_sql(write(inner), kind)
+        case Case(branches, otherwise):
+            whens = "".join(f" WHEN {write(a)} THEN {write(b)}" for a, b in branches)
+            return f"(CASE{whens} ELSE {write(otherwise)} END)"
+
+
 class Renderer:
     """Collects parameters while it writes text. One per statement."""
 
@@ -105,15 +121,8 @@ class Renderer:
                 return self.bind(value, beside)
             case Call(op, args):
                 return self._call(op, args)
-            case Function("iif", (condition, yes, no)):
-                return self.expr(Case(((condition, yes),), no))
-            case Function(name, args):
-                return function_sql(name, [self.expr(arg) for arg in args])
-            case Cast(inner, kind):
-                return cast_sql(self.expr(inner), kind)
-            case Case(branches, otherwise):
-                whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
-                return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
+            case Function() | Cast() | Case():
+                return composed(expr, self.expr)
             case Queried():
                 raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
 
