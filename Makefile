@@ -9,7 +9,7 @@ BROWSER := chromium chromium-driver
 WORKERS := 2 --dist worksteal
 SERVICES := mariadb-server nginx varnish
 
-.PHONY: help setup browser services jars demo check lint types unit test soak bench fmt clean
+.PHONY: help setup browser services jars protos demo check lint types unit test soak bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
@@ -42,6 +42,11 @@ browser:
 # Delta and Kafka for Spark, once, by Maven. Where no repository answers that is said, and their tests skip.
 jars: setup
 	@$(BIN)/python -m headwater.pipeline.jars .jars
+
+# The .proto files as the server loads them; a test compares.
+PROTOS := src/headwater/serve/grpc/protos
+protos: setup
+	$(BIN)/python -m grpc_tools.protoc -I $(PROTOS) --descriptor_set_out=$(PROTOS)/protos.bin $(PROTOS)/*.proto
 
 # PostgreSQL comes from PyPI; MariaDB and the caches only from the system. The tests start their own servers of them.
 services:

@@ -33,7 +33,7 @@ class KeptServer(ServerProcess):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
         command = [sys.executable, "-m", "headwater", "serve", "--config", str(self._config)]
         self._process = subprocess.Popen(
-            [*command, "--data", str(self.folder), "--http", self._address],
+            [*command, "--data", str(self.folder), "--http", self._address, "--grpc", "off"],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

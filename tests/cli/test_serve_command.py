@@ -22,7 +22,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 def test_it_says_where_it_is_once_it_is_ready(server: Served) -> None:
-    assert server.announced.split() == ["headwater", "ready", "at", server.url, "databases", "main"]
+    *words, grpc, databases, main = server.announced.split()
+    assert words == ["headwater", "ready", "at", server.url, "grpc"]
+    assert (databases, main) == ("databases", "main")
+    assert grpc.startswith("127.0.0.1:") and grpc not in server.url
 
 
 def test_sql_binds_arguments_as_json_or_as_text(server: Served) -> None:
@@ -163,11 +166,12 @@ def test_files_are_served_by_name(tmp_path: Path) -> None:
     assert query(tmp_path / "stock.db", "SELECT a FROM u") == [[1]]
 
 
-def test_grpc_is_checked_and_said_to_come_later(tmp_path: Path) -> None:
+def test_where_grpc_listens_is_checked_and_said(server: Served, tmp_path: Path) -> None:
     assert "an address" in refused(2, "serve", "--grpc", "nowhere", cwd=tmp_path)
-    with served(tmp_path, "--grpc", "127.0.0.1:7199") as server:
-        pass
-    assert "gRPC is not served yet" in server.errors.read_text()
+    taken = server.announced.split()[5]
+    assert "--grpc off" in refused(2, "serve", "--http", "127.0.0.1:0", "--grpc", taken, cwd=tmp_path)
+    with served(tmp_path, "--grpc", "off") as without:
+        assert "grpc" not in without.announced
 
 
 # --- the credential --------------------------------------------------------------------------------------

@@ -337,7 +337,7 @@ def test_nothing_is_missed_when_the_line_breaks_before_the_first_change(tmp_path
 def again(folder: Path, before: Served) -> Iterator[None]:
     """The same server once more, at the same address."""
     address = before.url.removeprefix("http://")
-    command = [*HEADWATER, "serve", "--data", str(folder / "data"), "--http", address]
+    command = [*HEADWATER, "serve", "--data", str(folder / "data"), "--http", address, "--grpc", "off"]
     with (
         before.errors.open("a") as stderr,
         subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=stderr, text=True) as process,

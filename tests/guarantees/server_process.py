@@ -61,6 +61,7 @@ class ServerProcess:
         self, folder: Path, settings: str = "", http: str = "127.0.0.1:0", databases: Sequence[str] = ()
     ) -> None:
         self.folder, self._http, self._databases = folder, http, databases
+        self._grpc = "127.0.0.1:0" if http.endswith(":0") else "off"
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "headwater.toml"
         self._config.write_text(settings)
@@ -73,7 +74,7 @@ class ServerProcess:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HEADWATER_")}
         command = [sys.executable, "-m", "headwater", "serve", *self._databases, "--config", str(self._config)]
         self._process = subprocess.Popen(
-            [*command, "--data", str(self.folder), "--http", self._http],
+            [*command, "--data", str(self.folder), "--http", self._http, "--grpc", self._grpc],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,

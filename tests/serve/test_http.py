@@ -235,7 +235,7 @@ def test_a_stop_cuts_off_a_request_that_outlasts_the_drain() -> None:
 def test_a_port_that_is_taken_is_a_clear_refusal() -> None:
     with serving(NoDatabases()) as client:
         host, port = client.server.addresses[0]
-        second = Server(ServeConfig(http=f"{host}:{port}"), Api.over(NoDatabases()))
+        second = Server(ServeConfig(http=f"{host}:{port}", grpc="off"), Api.over(NoDatabases()))
         with pytest.raises(ConfigError) as found:
             asyncio.run(second.start())
     assert str(port) in found.value.message

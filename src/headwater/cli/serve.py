@@ -6,10 +6,13 @@ import argparse
 import logging
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK
 from headwater.cli.settings import add_config_flags, add_databases, add_token_file, load_config
+
+if TYPE_CHECKING:
+    from headwater.serve.server import Server
 
 
 def add(commands: Any) -> None:
@@ -18,7 +21,7 @@ def add(commands: Any) -> None:
     add_databases(parser)
     add_config_flags(parser)
     parser.add_argument("--http", metavar="HOST:PORT", help="where HTTP listens (127.0.0.1:7171; port 0: any)")
-    parser.add_argument("--grpc", metavar="HOST:PORT", help="where gRPC will listen (127.0.0.1:7172)")
+    parser.add_argument("--grpc", metavar="HOST:PORT", help="where gRPC listens (127.0.0.1:7172; off: nowhere)")
     parser.add_argument("--auth", action="store_true", default=None, help="demand the credential on loopback too")
     parser.add_argument("--wal", action="store_true", default=None, help="allow turning a file into WAL mode")
     add_token_file(parser)
@@ -37,8 +40,6 @@ def _run(args: argparse.Namespace) -> int:
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    if args.grpc is not None:
-        logging.getLogger(__name__).warning("gRPC is not served yet: nothing listens on %s", config.serve.grpc)
     app = App(config)
     # First of all: it refuses an open door.
     server = Server(config.serve, Api.over(app), app.open_feeds, Path(config.data))
@@ -47,7 +48,7 @@ def _run(args: argparse.Namespace) -> int:
         app.start()
         _calm_collector()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(server.serve(started=lambda: _announce(server.url, app.names())))
+            runner.run(server.serve(started=lambda: _announce(server, app.names())))
     finally:
         server.unbind()
         app.close()
@@ -55,9 +56,10 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _announce(url: str, names: list[str]) -> None:
+def _announce(server: Server, names: list[str]) -> None:
     """One line, once everything is captured and requests are answered: scripts wait for it."""
-    print(f"headwater ready at {url} databases {','.join(names)}", flush=True)
+    grpc = f" grpc {server.grpc_address}" if server.grpc_addresses else ""
+    print(f"headwater ready at {server.url}{grpc} databases {','.join(names)}", flush=True)
 
 
 def _calm_collector() -> None:

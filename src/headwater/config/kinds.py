@@ -133,6 +133,9 @@ def or_none(kind: Kind) -> Kind:
 
 
 ADDRESS = Kind("an address like 127.0.0.1:7171", _address)
+ADDRESS_OR_OFF = Kind(
+    "an address like 127.0.0.1:7172, or off", lambda value: "off" if value == "off" else _address(value)
+)
 DURATION = Kind("a time like 7d, 12h, 30m, 10s, 500ms or a number of seconds", _duration)
 SECONDS = Kind("a number of seconds above 0", _seconds, float)
 FLAG = Kind("true or false", _flag, _flag_text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from headwater.config.kinds import (
     ADDRESS,
+    ADDRESS_OR_OFF,
     DURATION,
     FLAG,
     NAMES,
@@ -33,7 +34,7 @@ class ServeConfig:
     """The wire."""
 
     http: str = setting("127.0.0.1:7171", ADDRESS, "where HTTP listens", "HEADWATER_HTTP")
-    grpc: str = setting("127.0.0.1:7172", ADDRESS, "where gRPC listens", "HEADWATER_GRPC")
+    grpc: str = setting("127.0.0.1:7172", ADDRESS_OR_OFF, "where gRPC listens, or off", "HEADWATER_GRPC")
     token: Secret | None = setting(
         None, SECRET, "the admin credential; setting it locks every route", "HEADWATER_TOKEN", "SKEINDB_TOKEN"
     )

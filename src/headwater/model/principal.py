@@ -34,7 +34,7 @@ class Principal(msgspec.Struct, frozen=True):
     def need(self, role: str, what: str) -> None:
         """Forbidden unless it may do what takes `role`."""
         if RANK.get(self.role, 0) < RANK[role]:
-            raise Forbidden(f"{what} needs the role {role}", hint="Ask for another role.")
+            raise Forbidden(f"{what} needs the role {role}", hint="Ask for another role.", role=role)
 
     def sees(self, db: str) -> bool:
         """Whether any of `db` is its business."""
@@ -61,17 +61,19 @@ class Principal(msgspec.Struct, frozen=True):
             return
         missing = None if tables is None else sorted(set(tables) - held)
         if not self.sees(db) or missing is None:
-            raise Forbidden(f"access denied to database {db!r} for {self.name!r}", hint=self._hint())
+            raise self._denied(db)
         if missing:
-            raise Forbidden(f"access denied to table {missing[0]!r} of {db!r} for {self.name!r}", hint=self._hint())
+            raise self._denied(db, missing[0])
 
     def glimpse(self, db: str) -> None:
         """Forbidden unless it may know of `db` at all."""
         if not self.sees(db):
-            raise Forbidden(f"access denied to database {db!r} for {self.name!r}", hint=self._hint())
+            raise self._denied(db)
 
-    def _hint(self) -> str:
-        return f"Its scopes are {', '.join(map(str, self.scopes or ())) or 'empty'}."
+    def _denied(self, db: str, table: str = "") -> Forbidden:
+        what = f"table {table!r} of {db!r}" if table else f"database {db!r}"
+        hint = f"Its scopes are {', '.join(map(str, self.scopes or ())) or 'empty'}."
+        return Forbidden(f"access denied to {what} for {self.name!r}", hint=hint, database=db, principal=self.name)
 
 
 ANONYMOUS = Principal("anonymous")  # loopback with authentication off

@@ -64,15 +64,15 @@ class Gate:
 
         API keys are kept in `folder`.
         """
-        host, _ = split_address(config.http)
         token = None if config.token is None else config.token.encode()
         jwts = Jwts.of(config)
         locked = token is not None or jwts is not None or config.auth
-        if not locked and not is_loopback(host):
-            raise ConfigError(
-                f"{config.http} can be reached from other machines, and no credential is set",
-                hint="Set HEADWATER_TOKEN, or listen on 127.0.0.1.",
-            )
+        for address in (config.http, grpc_address(config)):
+            if not locked and address is not None and not is_loopback(split_address(address)[0]):
+                raise ConfigError(
+                    f"{address} can be reached from other machines, and no credential is set",
+                    hint="Set HEADWATER_TOKEN, or listen on 127.0.0.1.",
+                )
         pepper = None if config.key_pepper is None else config.key_pepper.encode()
         keys = None if folder is None else Keys(folder, pepper)
         if token is None and jwts is None and config.auth and not keys:
@@ -101,6 +101,14 @@ class Gate:
             return self._still(self.tickets.check(ticket))
         if access is Access.METRICS and self._metrics_open:
             return ANONYMOUS
+        return self._holder(headers)
+
+    def admit_call(self, metadata: Headers) -> Principal:
+        """The caller of a gRPC method: no web page can be one, so nothing but the credential is looked at."""
+        return self._holder(metadata) if self.locked else ANONYMOUS
+
+    def _holder(self, headers: Headers) -> Principal:
+        """Who holds the first credential that is good."""
         why = Unauthorized("a credential is needed, and none that holds was sent")
         for found in _credentials(headers):
             try:
@@ -122,7 +130,7 @@ class Gate:
     def _still(self, who: Principal) -> Principal:
         """One whose key was not revoked and has not expired."""
         if who.until is not None and time.time_ns() // 1_000_000 >= who.until:
-            raise Unauthorized("the credential has expired", hint="Ask for another.")
+            raise Unauthorized("the credential has expired", hint="Ask for another.", expired=True)
         is_key = who.credential and not who.credential.startswith(JWT)
         if is_key and (self.keys is None or not self.keys.has(who.credential)):
             raise Unauthorized("the credential was revoked", hint="Ask for another.")
@@ -133,6 +141,15 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`; brackets of an IPv6 address are taken off."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
+
+
+def grpc_address(config: ServeConfig) -> str | None:
+    """Where gRPC listens, if it does. Where HTTP takes any port, so does it, unless one was asked for."""
+    if config.grpc == "off":
+        return None
+    if config.grpc == ServeConfig().grpc and split_address(config.http)[1] == 0:
+        return "127.0.0.1:0"
+    return config.grpc
 
 
 def is_loopback(host: str) -> bool:

@@ -56,10 +56,11 @@ class Jwts:
         try:
             found = self._checked(text.decode("ascii"))
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-            expired = isinstance(error, jwt.ExpiredSignatureError)
-            raise Unauthorized(EXPIRED if expired else _BAD, hint="Ask its issuer for another.") from None
+            if isinstance(error, jwt.ExpiredSignatureError):
+                raise _expired() from None
+            raise Unauthorized(_BAD, hint="Ask its issuer for another.") from None
         if found.until is not None and time.time_ns() // 1_000_000 >= found.until:
-            raise Unauthorized(EXPIRED, hint="Ask its issuer for another.")
+            raise _expired()
         return found
 
     def _check(self, text: str) -> Principal:
@@ -145,3 +146,7 @@ def _read(path: Path) -> jwt.PyJWKSet:
         raise ConfigError(
             f"the keys of JWTs cannot be read: {type(error).__name__}", hint="serve.jwt_keys names a JWKS file."
         ) from None
+
+
+def _expired() -> Unauthorized:
+    return Unauthorized(EXPIRED, hint="Ask its issuer for another.", expired=True)

@@ -27,6 +27,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_rpc_requests_total": ("counter", "RPC requests answered.", ("method", "code")),
     "headwater_rpc_request_seconds": ("histogram", "Time to answer an RPC request.", ("method",)),
     "headwater_http_responses_total": ("counter", "HTTP responses sent.", ("route", "status")),
+    "headwater_grpc_calls_total": ("counter", "gRPC calls that ended.", ("method", "status")),
     "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
     "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
     "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
@@ -120,6 +121,7 @@ class Metrics:
         self._registry.register(_Pulled(status, feeds, pulls, queries, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
+        self._calls = self._counter("headwater_grpc_calls_total")
         name = "headwater_rpc_request_seconds"
         _, text, labels = METRICS[name]
         self._seconds = Histogram(name, text, labels, buckets=BUCKETS, registry=self._registry)
@@ -140,6 +142,10 @@ class Metrics:
         if child is None:
             child = self._sent[route, status] = self._responses.labels(route, str(status))
         child.inc()
+
+    def called(self, method: str, status: str) -> None:
+        """One gRPC call of a method that there is has ended."""
+        self._calls.labels(method, status).inc()
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text form. May block: it asks for the status of each database."""

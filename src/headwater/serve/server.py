@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import importlib.util
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -20,7 +21,8 @@ from headwater.queries.queries import Prepares
 from headwater.queries.subscribed import Subscribed
 from headwater.ranges.process import Bulk
 from headwater.serve.api import Api
-from headwater.serve.auth import Gate, split_address
+from headwater.serve.auth import Gate, grpc_address, split_address
+from headwater.serve.binding import bind, joined
 from headwater.serve.bridge import Bridge
 from headwater.serve.bulk import Snapshots
 from headwater.serve.connection import BoundedHttp
@@ -36,6 +38,7 @@ READ_THREADS = 8  # SQLite releases the GIL while it reads; more would only queu
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
 BACKLOG = 2048
 MAX_FRAME = 64 << 10  # bytes a WebSocket client may send at a time
+log = logging.getLogger(__name__)
 
 
 class Server:
@@ -58,24 +61,49 @@ class Server:
         self._uvicorn: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
+        self._grpc_sockets: list[socket.socket] = []
+        self._grpc: Any = None
         self.addresses: list[tuple[str, int]] = []  # as bound, so port 0 shows the real one
+        self.grpc_addresses: list[tuple[str, int]] = []  # none: gRPC is off
 
     @property
     def url(self) -> str:
         """Where to reach it from here."""
-        host, port = self.addresses[0]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"http://{joined(*self.addresses[0])}"
+
+    @property
+    def grpc_address(self) -> str:
+        """Where to reach gRPC from here."""
+        return joined(*self.grpc_addresses[0])
 
     def bind(self) -> None:
         """Take the address, before anything else is touched; ConfigError if it cannot be had."""
-        self._sockets = _bind(*split_address(self._config.http))
+        self._sockets = bind(*split_address(self._config.http))
         self.addresses = [each.getsockname()[:2] for each in self._sockets]
+        address = grpc_address(self._config)
+        if address is not None and self._speaks_grpc():
+            try:
+                self._grpc_sockets = bind(*split_address(address))
+            except ConfigError as error:
+                self.unbind()
+                hint = "Choose another address for gRPC with --grpc, or none: --grpc off."
+                raise ConfigError(f"gRPC {error.message}", hint=hint) from None
+            self.grpc_addresses = [each.getsockname()[:2] for each in self._grpc_sockets]
+
+    def _speaks_grpc(self) -> bool:
+        """Whether the library is here; ConfigError if it is not, and gRPC was asked for."""
+        if importlib.util.find_spec("grpc") is not None:
+            return True
+        if self._config.grpc != ServeConfig().grpc:
+            raise ConfigError("gRPC needs the library grpcio", hint="pip install 'headwater[grpc]'")
+        log.info("gRPC is off: pip install 'headwater[grpc]'")
+        return False
 
     def unbind(self) -> None:
-        """Give the address back if nobody listens on it yet."""
-        for each in self._sockets:
+        """Give the addresses back if nobody listens on them yet."""
+        for each in (*self._sockets, *self._grpc_sockets):
             each.close()
-        self._sockets = []
+        self._sockets, self._grpc_sockets = [], []
 
     async def start(self) -> None:
         """Accept; binds first unless that is done."""
@@ -89,7 +117,11 @@ class Server:
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
         if self._api.feeds is not None and self._api.queries is not None:
             self._api.feeds.ask(Subscribed(self._api.queries))
-        application = self._application(self._bridge, self._api.feeds)
+        metrics = self._metrics(self._api.feeds)
+        places = Places(self._config.max_streams_per_client)
+        application = self._application(self._bridge, self._api.feeds, metrics, places)
+        if self.grpc_addresses:
+            await self._start_grpc(metrics, places)
         self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds))
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
@@ -98,18 +130,31 @@ class Server:
         if self._task.done():
             await self._task
 
-    def _application(self, bridge: Bridge, feeds: Feeds | None) -> Application:
-        config, places = self._config, Places(self._config.max_streams_per_client)
-        streams = None
+    async def _start_grpc(self, metrics: Metrics, places: Places) -> None:
+        """Faces on the address that was kept for them."""
+        from headwater.serve.grpc.faces import open_faces  # imported late: grpcio is not everybody's
+
+        for each in self._grpc_sockets:
+            each.close()
+        self._grpc_sockets = []
+        assert self._bridge is not None
+        self._grpc = open_faces(self._api, self._gate, self._bridge, places, metrics, self._config)
+        await self._grpc.start(self.grpc_addresses)
+
+    def _metrics(self, feeds: Feeds | None) -> Metrics:
+        self._pulls = None if feeds is None else self._open_pulls(feeds)
+        return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries)
+
+    def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, places: Places) -> Application:
+        config, streams = self._config, None
         if feeds is not None:
             self._snapshots = Snapshots(feeds.databases, feeds.run)
-            self._pulls = self._open_pulls(feeds)
             streams = Streams(feeds, self._snapshots, places, self._pulls, self._gate.sessions)
         return Application(
             self._api,
             self._gate,
             bridge,
-            Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries),
+            metrics,
             max_body=config.max_body_bytes,
             places=places,
             cors=Cors(config.cors_origins, locked=self._gate.locked),
@@ -132,6 +177,8 @@ class Server:
         if self._api.ranges is not None:
             self._api.ranges.drain()
         self._uvicorn.should_exit = True
+        if self._grpc is not None:
+            await self._grpc.stop(self._config.drain_seconds)
         await self._task
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.close)
@@ -207,38 +254,3 @@ def _settings(application: Application, drain_seconds: float) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )
-
-
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """One listening socket per address of `host`, all on one port."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror}", hint="Use an IP address.") from None
-    sockets: list[socket.socket] = []
-    for family, kind, protocol, _, address in dict.fromkeys(found):
-        if sockets and port == 0:
-            address = (address[0], sockets[0].getsockname()[1], *address[2:])
-        bound = socket.socket(family, kind, protocol)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            bound.bind(address)
-        except OSError as error:
-            bound.close()
-            if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
-                continue  # the name has an IPv6 address and this machine has no IPv6
-            for other in sockets:
-                other.close()
-            raise _cannot_bind(host, port, error) from None
-        bound.setblocking(False)
-        sockets.append(bound)
-    if not sockets:
-        raise ConfigError(f"cannot listen on {host}: no address of it is on this machine")
-    return sockets
-
-
-def _cannot_bind(host: str, port: int, error: OSError) -> ConfigError:
-    hint = "Another server uses this port: stop it or choose another." if error.errno == errno.EADDRINUSE else ""
-    return ConfigError(f"cannot listen on {host}:{port}: {error.strerror}", hint=hint)

@@ -1,0 +1,155 @@
+"""Calls: who calls, and what becomes of a call that fails, for the methods of every face alike."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import grpc
+from grpc import aio
+
+from headwater.errors import HeadwaterError, InvalidRequest, Unauthorized, Unavailable
+from headwater.model.principal import Principal
+from headwater.serve.auth import Gate
+from headwater.serve.grpc import faults
+from headwater.serve.grpc.messages import decode
+from headwater.serve.metrics import Metrics
+from headwater.serve.places import Places
+from headwater.serve.rpc import unexpected
+
+HEALTH = "/grpc.health.v1.Health/"  # open to everybody
+
+_who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
+
+
+class Caller(NamedTuple):
+    """Who calls a method, from where, and the call itself."""
+
+    who: Principal
+    address: str
+    context: aio.ServicerContext[Any, Any]
+
+
+Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
+Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
+
+
+class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Asks every caller who they are before it is looked whether there is such a method."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        """The method, or one that refuses."""
+        if not details.method.startswith(HEALTH):
+            try:
+                _who.set(self._gate.admit_call(_headers(details)))
+            except HeadwaterError as error:
+                return _refusing(error)
+        return await continuation(details)
+
+
+class Calls:
+    """Turns the methods of the faces into handlers of gRPC."""
+
+    def __init__(self, gate: Gate, places: Places, metrics: Metrics) -> None:
+        self._gate, self._places, self._metrics = gate, places, metrics
+
+    def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
+        """A method with one answer."""
+
+        async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
+            async with _Call(name, context, self._metrics) as call:
+                call.answer = await answer(_caller(context), call.read(request, data))
+            return call.answer
+
+        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_bytes)
+
+    def many(self, name: str, request: str, pour: Pour) -> grpc.RpcMethodHandler[Any, Any]:
+        """A method with a stream of answers, which ends when its caller may not stay."""
+
+        async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+            async with _Call(name, context, self._metrics) as call:
+                caller, asked = _caller(context), call.read(request, data)
+                with self._places.take(caller.address), self._gate.sessions.during(caller.who, call.expire):
+                    answers = pour(caller, asked)
+                    try:
+                        async for each in answers:
+                            await context.write(each)
+                    finally:
+                        await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
+
+        return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
+
+
+class _Call:
+    """One call: counts it, and tells the caller why it failed."""
+
+    def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics) -> None:
+        self._name, self._context, self._metrics = name, context, metrics
+        self._task = asyncio.current_task()
+        self._expired = False
+        self.answer: Any = None
+
+    def read(self, message: str, data: bytes) -> Any:
+        """The request; InvalidRequest where it is none."""
+        try:
+            return decode(message, data)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from None
+
+    def expire(self) -> None:
+        """The credential ended. Also for a caller that does not read: whatever it waits for is cut off."""
+        self._expired = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def __aenter__(self) -> _Call:
+        return self
+
+    async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, aio.AbortError):
+            self._metrics.called(self._name, "OK" if error is None else "aborted")
+            return
+        if isinstance(error, asyncio.CancelledError):
+            if not self._expired:
+                self._metrics.called(self._name, "CANCELLED")
+                return  # the caller left, or the server stops
+            if self._task is not None:
+                self._task.uncancel()
+            error = Unauthorized("the credential was revoked, or has expired", expired=True)
+        if not isinstance(error, HeadwaterError):
+            error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
+        self._metrics.called(self._name, error.grpc_status)
+        await self._context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+
+
+def _defect(error: BaseException) -> HeadwaterError:
+    if not isinstance(error, Exception):
+        raise error
+    return unexpected(error, "gRPC")
+
+
+def _caller(context: aio.ServicerContext[Any, Any]) -> Caller:
+    kind, _, address = context.peer().partition(":")
+    host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
+    return Caller(_who.get(), host.strip("[]").replace("%5B", "").replace("%5D", ""), context)
+
+
+def _headers(details: grpc.HandlerCallDetails) -> list[tuple[bytes, bytes]]:
+    pairs = details.invocation_metadata or ()
+    return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in pairs]
+
+
+def _refusing(error: HeadwaterError) -> grpc.RpcMethodHandler[Any, Any]:
+    async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        await context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+
+    return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
+
+
+def _bytes(answer: Any) -> bytes:
+    return answer if isinstance(answer, bytes) else bytes(answer.SerializeToString())

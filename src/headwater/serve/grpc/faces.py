@@ -1,0 +1,20 @@
+"""The faces of a server, made ready to start."""
+
+from __future__ import annotations
+
+from headwater.config import ServeConfig
+from headwater.serve.api import Api
+from headwater.serve.auth import Gate
+from headwater.serve.bridge import Bridge
+from headwater.serve.grpc.calls import Calls, Doorman
+from headwater.serve.grpc.server import Face, GrpcServer
+from headwater.serve.metrics import Metrics
+from headwater.serve.places import Places
+
+
+def open_faces(
+    api: Api, gate: Gate, bridge: Bridge, places: Places, metrics: Metrics, config: ServeConfig
+) -> GrpcServer:
+    """Every face there is."""
+    faces: list[Face] = []
+    return GrpcServer(Calls(gate, places, metrics), Doorman(gate), faces, max_bytes=config.max_body_bytes)

@@ -1,0 +1,56 @@
+"""What a gRPC client is told when a call fails: status, text and trailers of an error.
+
+The texts of SochDB's gate are kept word for word: its clients look at them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from headwater.errors import Forbidden, HeadwaterError, LimitExceeded, Unauthorized
+from headwater.model.principal import EDITOR, OWNER, VIEWER
+
+CAPABILITY = {VIEWER: "Read", EDITOR: "Write", OWNER: "Admin"}
+Metadata = tuple[tuple[str, str], ...]
+
+
+def status(error: HeadwaterError) -> grpc.StatusCode:
+    """The status that fits."""
+    return grpc.StatusCode[error.grpc_status]
+
+
+def text(error: HeadwaterError) -> str:
+    """The message, as clients of the older system know it where it has one."""
+    if isinstance(error, Unauthorized):
+        if error.extra.get("expired"):
+            return "Authentication token has expired."
+        return "Authentication required. Provide a Bearer token or API key."
+    if isinstance(error, Forbidden) and "role" in error.extra:
+        return f"Insufficient permissions. Required capability: {CAPABILITY[error.extra['role']]}"
+    if isinstance(error, Forbidden) and "database" in error.extra:
+        found = error.extra
+        return f"Access denied to namespace '{found['database']}' for tenant '{found['principal']}'"
+    if isinstance(error, LimitExceeded) and "retry_after_ms" in error.extra:
+        return f"Rate limit exceeded. Retry after {error.extra['retry_after_ms']}ms."
+    return error.message
+
+
+def trailers(error: HeadwaterError) -> Metadata:
+    """Code, remedy, and what a program may want of the details."""
+    found: dict[str, Any] = {"headwater-code": error.code}
+    if error.hint:
+        found["headwater-hint"] = error.hint
+    if "retry_after_ms" in error.extra:
+        found["retry-after-ms"] = error.extra["retry_after_ms"]
+    if "earliest_offset" in error.extra:
+        found["oldest-available"] = error.extra["earliest_offset"]
+    return tuple((name, _ascii(value)) for name, value in found.items())
+
+
+def _ascii(value: Any) -> str:
+    """Trailers are printable ASCII; what is not is written as an escape."""
+    return "".join(
+        sign if " " <= sign <= "~" else sign.encode("unicode_escape", "surrogatepass").decode() for sign in str(value)
+    )

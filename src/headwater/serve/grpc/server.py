@@ -1,0 +1,103 @@
+"""The gRPC server: its port beside HTTP, in the same loop, with health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from headwater.errors import ConfigError
+from headwater.serve.binding import joined
+from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour
+from headwater.serve.grpc.messages import pool
+
+OPTIONS = (
+    ("grpc.so_reuseport", 0),  # else two servers would share the port, and each see half of the calls
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 30_000),  # finds readers that are gone without a word
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+)
+
+
+class Face(Protocol):
+    """A service: its name in the .proto file, and what answers its methods."""
+
+    service: str
+
+    def methods(self) -> Mapping[str, Answer | Pour]:
+        """By the name of the method; the .proto file tells which of them stream."""
+        ...
+
+
+class GrpcServer:
+    """The faces on one address. Start and stop it in one loop."""
+
+    def __init__(self, calls: Calls, doorman: Doorman, faces: list[Face], *, max_bytes: int) -> None:
+        self._calls, self._doorman, self._faces, self._max_bytes = calls, doorman, faces, max_bytes
+        self._server: Any = None
+        self._health: Any = None
+
+    async def start(self, addresses: list[tuple[str, int]]) -> None:
+        """Accept on these addresses, all of which were free a moment ago."""
+        options = [*OPTIONS, ("grpc.max_receive_message_length", self._max_bytes)]
+        self._server = aio.server(interceptors=[self._doorman], options=options)
+        for face in self._faces:
+            self._server.add_generic_rpc_handlers((_Handlers(face, self._calls),))
+        names = [face.service for face in self._faces]
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for name in ("", *names):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        reflection.enable_server_reflection(
+            [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_with_health()
+        )
+        for host, port in addresses:
+            where = joined(host, port)
+            try:
+                bound = self._server.add_insecure_port(where)
+            except RuntimeError:
+                bound = 0
+            if not bound:
+                raise ConfigError(f"cannot listen on {where} for gRPC", hint="Choose another with --grpc.")
+        await self._server.start()
+
+    async def stop(self, seconds: float) -> None:
+        """No more calls; those that are open may finish for so long."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(seconds)
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
+    """Finds the methods of one face."""
+
+    def __init__(self, face: Face, calls: Calls) -> None:
+        found = pool().FindServiceByName(face.service)
+        self._found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+        for name, method in face.methods().items():
+            described = found.FindMethodByName(name)
+            path, request = f"/{face.service}/{name}", described.input_type.full_name
+            make: Any = calls.many if described.server_streaming else calls.one
+            self._found[path] = make(path, request, method)
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Its handler."""
+        return self._found.get(details.method)
+
+
+def _with_health() -> Any:
+    """Our files, and those of the two services that come with gRPC."""
+    from google.protobuf import descriptor_pb2
+    from grpc_reflection.v1alpha import reflection_pb2
+
+    found = pool()
+    for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
+        copied = descriptor_pb2.FileDescriptorProto()
+        file.CopyToProto(copied)
+        found.Add(copied)  # the same again is nothing new
+    return found
