@@ -23,8 +23,9 @@ SETTINGS = "[serve]\nmax_streams_per_client = 16_384\n"
 class Ours:
     """`orders`, its subscriptions, and commits through `sql.exec`."""
 
-    def __init__(self, url: str, pid: int) -> None:
+    def __init__(self, url: str, pid: int, token: str = "") -> None:
         self.url, self.pids = url, [pid]
+        self._headers = {"Content-Type": "application/json"} | ({"x-api-key": token} if token else {})
         self.port = urlsplit(url).port or 80
         self._http = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         self._open: list[dict[str, Any]] = []
@@ -32,7 +33,7 @@ class Ours:
     def ask(self, method: str, **params: Any) -> Any:
         """The result of one RPC."""
         body = json.dumps({"id": 1, "method": method, "params": params})
-        self._http.request("POST", RPC, body, {"Content-Type": "application/json"})
+        self._http.request("POST", RPC, body, self._headers)
         answer = json.load(self._http.getresponse())
         if not answer["ok"]:
             raise RuntimeError(f"{method}: {answer['error']}")

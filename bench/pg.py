@@ -203,12 +203,6 @@ def database(**settings: str) -> Iterator[tuple[Database, Path]]:
             server.stop()
 
 
-def cpu_seconds(pid: int) -> float:
-    """What a process has used so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def used() -> tuple[float, float]:
     """CPU seconds and largest size in MiB of this process."""
     found = resource.getrusage(resource.RUSAGE_SELF)

@@ -16,9 +16,9 @@ from urllib.parse import urlsplit
 
 from bench import debezium
 from bench.generator import Missing
-from bench.pg import SLOT, Database, Ours, Reading, cpu_seconds, database
+from bench.pg import SLOT, Database, Ours, Reading, database
 from bench.pg_subscriber import until
-from bench.sides import server, versions
+from bench.sides import cpu_seconds, server, versions
 from headwater.sources.postgres.rows import twin
 
 ROWS, PER = 500_000, 1_000

@@ -76,6 +76,13 @@ def medians(sides: dict[str, Callable[[], float]], repeats: int) -> dict[str, fl
 @contextlib.contextmanager
 def server(data: Path, *urls: str) -> Iterator[tuple[str, int]]:
     """A real `headwater serve` in a child process: its URL and process id."""
+    with announced(data, *urls) as (words, pid):
+        yield words[3], pid
+
+
+@contextlib.contextmanager
+def announced(data: Path, *urls: str) -> Iterator[tuple[list[str], int]]:
+    """The same, with the whole line that it says: its URL is the fourth word, gRPC's address the sixth."""
     command = [sys.executable, "-m", "headwater", "serve", *urls, "--data", str(data), "--http", "127.0.0.1:0"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -87,18 +94,22 @@ def server(data: Path, *urls: str) -> Iterator[tuple[str, int]]:
             child.stdout.close()
 
 
-def _ready(child: subprocess.Popen[str]) -> str:
+def _ready(child: subprocess.Popen[str]) -> list[str]:
     assert child.stdout
-    for line in child.stdout:
-        for word in line.split():
-            if word.startswith("http://"):
-                url = word.rstrip("/,;.")
-                while True:
-                    with contextlib.suppress(OSError), urllib.request.urlopen(url + "/readyz") as answer:
-                        if answer.status == 200:
-                            return url
-                    time.sleep(0.02)
-    raise RuntimeError("the server did not start")
+    words = child.stdout.readline().split()
+    if words[:3] != ["headwater", "ready", "at"]:
+        raise RuntimeError("the server did not start")
+    while True:
+        with contextlib.suppress(OSError), urllib.request.urlopen(words[3] + "/readyz") as answer:
+            if answer.status == 200:
+                return words
+        time.sleep(0.02)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Of a process, by all its threads, so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def versions() -> str:

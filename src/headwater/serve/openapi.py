@@ -7,7 +7,10 @@ from typing import Any
 import msgspec
 
 from headwater import __version__
+from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS
+from headwater.ranges.jobs import LZ4
 from headwater.serve.answers import OBJECTS
+from headwater.serve.asked import MAX_OFFSET
 from headwater.serve.auth import Access
 from headwater.serve.methods import METHODS
 from headwater.serve.routes import ROUTES, ROW, Route
@@ -59,9 +62,15 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
     """Placeholders of the path, then what may stand behind the question mark."""
-    text = {"type": "string"}
-    held = [{"name": name, "in": "path", "required": True, "schema": text} for name in route.placeholders]
-    return held + [{"name": name, "in": "query", "schema": text} for name in route.query]
+    held = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in route.placeholders]
+    return held + [{"name": name, "in": "query", "schema": _schema(route, name)} for name in route.query]
+
+
+def _schema(route: Route, name: str) -> dict[str, Any]:
+    """What a parameter looks like. `start` and `after` are places in the log, but for pulls of rows keys."""
+    if route.path.startswith("/api/v1/pull/") and (name in ("start", "end") or route.handler + name in _KEYED):
+        return _KEY
+    return _QUERY.get(name, _TEXT)
 
 
 def _request() -> dict[str, Any]:
@@ -87,6 +96,28 @@ def _request() -> dict[str, Any]:
 
 def _ref(name: str) -> dict[str, str]:
     return {"$ref": _REF.format(name=name)}
+
+
+_TEXT: dict[str, Any] = {"type": "string"}
+_KEYED = ("pull_snapshotafter",)
+_KEY = {"type": "string", "pattern": "^([0-9a-f]{2})*$", "description": "An encoded key in hex."}
+_OFFSET = {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET}
+_WORDS = {"type": "string", "description": "Words with commas between them.", "examples": ["insert,update"]}
+_QUERY: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("from_offset", "upto", "after", "range", "epoch"), _OFFSET),
+    "args": {"type": "string", "description": "A JSON array of values.", "examples": ["[1]", '[{"t":"i64","v":1}]']},
+    "pk": {"type": "string", "description": "A key as a JSON array.", "examples": ["[1]"]},
+    "pk_range": {"type": "string", "description": "Bounds as JSON.", "examples": ['{"lower_bound": 1}']},
+    "spans": {"type": "string", "description": "Spans as JSON.", "examples": ['[{"prefix": [1]}]']},
+    "ops": _WORDS,
+    "include": {**_WORDS, "examples": ["before,after"]},
+    "format": {"enum": list(FORMATS)},
+    "shard": {"type": "string", "pattern": "^[0-9]{1,9}/[0-9]{1,9}$", "examples": ["0/4"]},
+    "start": {"enum": ["latest", "earliest", "snapshot"]},
+    "ts": {"type": "string", "description": "A time: ms of the epoch, or as events carry it.", "examples": ["1.0"]},
+    "txn": {"enum": [ATOMIC, ATOMIC_STRICT]},
+    "compression": {"enum": [LZ4]},
+}
 
 
 def _json(schema: dict[str, Any]) -> dict[str, Any]:
