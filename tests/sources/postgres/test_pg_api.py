@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import re
@@ -18,6 +19,9 @@ from tests.conformance.test_snapshot_feeds import Folded
 from tests.ranges.reading import folded
 from tests.sources.postgres.pg_source import shared_server
 
+from headwater.model.principal import ADMIN
+from headwater.serve.bridge import Bridge
+from headwater.serve.kv import Entry, Kv
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.slot import drop
 
@@ -350,3 +354,26 @@ def test_an_old_row_that_is_not_known_stops_a_snapshot_of_then(live: Live, table
     version = version_of(live, table)
     live.sql(f"UPDATE {table} SET score = 0 WHERE id = 3")
     assert live.http.get(snapshot_url(table, version)).status_code in (409, 410, 501)
+
+
+def test_keys_and_values(live: Live) -> None:
+    bridge, now = Bridge(threads=1), [1_000]
+    kv = Kv(live.api, bridge, lambda: now[0])
+    keys = [b"", b"\0", b"a", b"a\0", b"a\xff", b"b", b"\xff", b"\xff\xff"]
+
+    async def use() -> None:
+        assert await kv.get(ADMIN, "", b"a") is None
+        assert await kv.put(ADMIN, "", [Entry(key, key * 2, 9) for key in keys]) == len(keys)
+        assert await kv.put(ADMIN, "main", [Entry(b"a", b"\0new")]) == 1
+        assert await kv.get_many(ADMIN, "default", [b"a", b"x", b""]) == [b"\0new", None, b""]
+        assert [key async for key, _ in kv.scan(ADMIN, "main", b"a")] == [b"a", b"a\0", b"a\xff"]
+        assert [key async for key, _ in kv.scan(ADMIN, "main", b"\xff")] == [b"\xff", b"\xff\xff"]
+        assert await kv.delete(ADMIN, "main", b"b")
+        now[0] += 9_000
+        assert [key async for key, _ in kv.scan(ADMIN, "main")] == [b"a"]
+        assert await kv.sweep(ADMIN, "main") == len(keys) - 2
+
+    try:
+        asyncio.run(use())
+    finally:
+        bridge.close()
