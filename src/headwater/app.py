@@ -24,9 +24,10 @@ from headwater.queries.looks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
 from headwater.ranges.jobs import Place
+from headwater.ranges.leases import hold_again
 from headwater.ranges.process import WorkerProcess
 from headwater.ranges.questions import Desk
-from headwater.ranges.ranges import Ranges, hold_again
+from headwater.ranges.ranges import Ranges
 from headwater.ranges.store import Store
 from headwater.sources.source import Look, Notes, Placing, Source
 from headwater.sources.sqlite.lock import FileLock

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-READY = re.compile(r"headwater ready at (\S+)")
+READY = re.compile(r"headwater ready at (\S+)(?: grpc (\S+))?")
 START_SECONDS = 60.0
 
 
@@ -68,6 +68,7 @@ class ServerProcess:
         self._errors = (folder / "server.err").open("ab")
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
+        self.grpc = ""  # its address; none where it is off
 
     def launch(self) -> None:
         """Start without waiting: to be killed on the way up."""
@@ -90,7 +91,7 @@ class ServerProcess:
         found = READY.search(self._process.stdout.readline())
         late.cancel()
         assert found, f"the server did not start:\n{self.last_words()}"
-        self.url = found[1]
+        self.url, self.grpc = found[1], found[2] or ""
 
     @property
     def pid(self) -> int:

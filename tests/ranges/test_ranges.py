@@ -26,8 +26,9 @@ from headwater.model.clock import wall_ms
 from headwater.model.key import Span, encode_key
 from headwater.model.principal import ANONYMOUS
 from headwater.ranges import ranges as room
+from headwater.ranges.leases import hold_again
 from headwater.ranges.range import Range
-from headwater.ranges.ranges import Described, Ranges, hold_again
+from headwater.ranges.ranges import Described, Ranges
 from headwater.ranges.store import Store
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM n WHERE i < {})"

@@ -65,6 +65,11 @@ class Principal(msgspec.Struct, frozen=True):
         if missing:
             raise self._denied(db, missing[0])
 
+    def may(self, db: str, table: str) -> bool:
+        """Whether this table is in its scopes."""
+        held = self.tables(db)
+        return held is None or table in held
+
     def glimpse(self, db: str) -> None:
         """Forbidden unless it may know of `db` at all."""
         if not self.sees(db):

@@ -15,6 +15,7 @@ from headwater.errors import (
     InvalidRequest,
     LimitExceeded,
     NotFound,
+    NotOwner,
     OffsetExpired,
     StaleEpoch,
     Unavailable,
@@ -27,6 +28,7 @@ from headwater.model.key import Span, decode_key
 from headwater.model.principal import Principal
 from headwater.model.table import Table
 from headwater.ranges.database import Database, Databases, captured, told_apart
+from headwater.ranges.leases import check_subscriber, durable_now
 from headwater.ranges.range import Range
 from headwater.ranges.spans import Merge, Split, applied, bounds, cut, measured, pieces, resized, sample_size, within
 from headwater.ranges.store import Cut, Pull, Store
@@ -34,7 +36,6 @@ from headwater.ranges.waiting import Waiting
 from headwater.sources.source import Sample, Sparing
 
 CATCH_UP_SECONDS = 0.25  # longest a look waits for what was committed before it
-REGISTER_SECONDS = 10.0  # and a registration, which must have it
 ATTEMPTS = 5  # against those who change the same at the same time
 MOST_LEASES = 10_000
 GROWTH = 10  # measured again when a tenth of what a range holds on average may have changed
@@ -68,6 +69,15 @@ class Described(msgspec.Struct, frozen=True):
     resnapshot: bool = False
     step_upto: int | None = None
     remedy: str = ""  # what makes the source tell whole rows, where it does not
+
+
+class Entered(NamedTuple):
+    """A range, and the table it is part of."""
+
+    db: str
+    database: Database
+    table: Table
+    range: Range
 
 
 class Step(NamedTuple):
@@ -114,6 +124,15 @@ class Ranges:
         place = self._place(who, db, table)
         self._ensure(place)
         return self._live(place, self._ranges(place), id, epoch).span
+
+    def enter(self, who: Principal, id: int, epoch: int) -> Entered:
+        """A range by its id alone; NotFound also where its table is none of the caller's business, StaleEpoch."""
+        owner = self._store.owner(id) if id < 2**63 else None
+        if owner is None or not who.may(*owner):
+            raise NotFound(f"there is no range {id}", hint="ListRanges lists those of a table.")
+        place = self._place(who, *owner)
+        self._ensure(place)
+        return Entered(*place, self._live(place, self._ranges(place), id, epoch))
 
     def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
         """Cut one range in two, at the key `at` or in its middle; the two."""
@@ -214,13 +233,13 @@ class Ranges:
 
         With `keep` the log after that earlier offset is kept. OffsetExpired when it is gone.
         """
-        _check_subscriber(subscriber)
+        check_subscriber(subscriber)
         if (range is None) != (epoch is None):
             raise InvalidRequest("`range` and `epoch` belong together", hint="Send both, or none for the whole table.")
         place = self._place(who, db, table)
         if range is not None and epoch is not None:
             self.find(who, db, table, range, epoch)
-        generation, version = _durable_now(place.database)
+        generation, version = durable_now(place.database)
         kept = version if keep is None else keep
         if kept > version:
             raise InvalidRequest(f"`keep` lies beyond the newest offset, {version}")
@@ -230,7 +249,7 @@ class Ranges:
 
     def release(self, who: Principal, db: str | None, table: str, subscriber: str) -> bool:
         """Give up every lease of `subscriber` on `table`; whether there was one."""
-        _check_subscriber(subscriber)
+        check_subscriber(subscriber)
         name = real_name(db)
         who.check(name, [table])
         log = self._databases.database(name).log
@@ -245,6 +264,22 @@ class Ranges:
         if not self._store.put_lease(pull, now_ms=self._now_ms(), most=MOST_LEASES):
             log.release(pull.name)
             raise LimitExceeded(f"{MOST_LEASES} tables and ranges are registered", hint="Release some.")
+
+    def keep_up(self, entered: Entered, subscriber: str) -> None:
+        """A registered subscriber reads on: its leases last as long as it does. NotOwner if it has none."""
+        now, db, log = self._now_ms(), entered.db, entered.database.log
+        mine = [
+            pull
+            for pull in self._store.leases(db)
+            if (pull.subscriber, pull.table, pull.generation) == (subscriber, entered.table.name, log.generation)
+        ]
+        if not any(pull.until_ms > now for pull in mine):
+            hint = "CdcRegister registers it; the version it tells holds as long as rows are pulled."
+            raise NotOwner(f"{subscriber!r} is not registered on {entered.table.name!r}, or no longer", hint=hint)
+        for pull in mine:
+            if now < pull.until_ms < now + self._leases.lease_seconds * 500:  # half of it is over
+                with suppress(OffsetExpired):  # who needs what is gone is told when it asks for it
+                    self._hold(log, msgspec.structs.replace(pull, until_ms=self._until()))
 
     def _until(self) -> int:
         return self._now_ms() + int(self._leases.lease_seconds * 1000)
@@ -331,26 +366,6 @@ class _Place(NamedTuple):
     table: Table
 
 
-def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
-    """Before anything is trimmed: pulls that were registered go on holding what they need."""
-    for pull in store.leases(db):
-        if pull.generation == log.generation:
-            with suppress(OffsetExpired):
-                log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=max_bytes, again=True)
-
-
-def _durable_now(database: Database) -> tuple[str, int]:
-    """The generation, and an offset in it at which everything committed before this call is durable."""
-    log = database.log
-    if not database.catch_up(REGISTER_SECONDS):
-        raise Unavailable(f"the log is more than {REGISTER_SECONDS:.0f} s behind the database", hint="Try again.")
-    for _ in range(ATTEMPTS):
-        generation, version = log.generation, log.flush()
-        if generation == log.generation:
-            return generation, version
-    raise Unavailable("the log begins anew at this moment", hint="Try again.")
-
-
 def _is_due(held: Cut, ranges: Sequence[Range], head: int) -> bool:
     rows = sum(one.rows for one in ranges)
     return (head - held.at) * GROWTH * len(ranges) > rows
@@ -373,10 +388,3 @@ def _inside(table: Table, one: Range, at: bytes) -> bytes:
 
 def _contended(table: str) -> Unavailable:
     return Unavailable(f"others change the ranges of {table!r} at this moment", hint="Try again.")
-
-
-def _check_subscriber(name: str) -> None:
-    if not 1 <= len(name) <= 200 or not name.isprintable():
-        raise InvalidRequest(
-            "`subscriber` is not a name", hint="Use 1 to 200 printable characters that tell who pulls, and what for."
-        )

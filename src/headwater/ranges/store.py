@@ -175,6 +175,12 @@ class Store:
             return live
         return [one for one in live if any(one.span.overlaps(span) for span in held)]
 
+    def owner(self, id: int) -> tuple[str, str] | None:
+        """The database and the table of a range, of whatever epoch; None if it is not known, or no longer."""
+        with self._step() as file:
+            row: Any = file.execute("SELECT db, tab FROM range WHERE id = ? LIMIT 1", (id,)).fetchone()
+            return None if row is None else (row[0], row[1])
+
     # --- leases ----------------------------------------------------------------------------------------------
 
     def put_lease(self, pull: Pull, *, now_ms: int, most: int) -> bool:

@@ -1,0 +1,261 @@
+"""headwater.v1.PullService: ranges of a table, pulled page by page in JimDB's manner."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any
+
+from headwater.errors import (
+    Conflict,
+    Forbidden,
+    HeadwaterError,
+    InvalidRequest,
+    NotFound,
+    NotOwner,
+    OffsetExpired,
+    RequestTooLarge,
+    StaleEpoch,
+    Unauthorized,
+)
+from headwater.feeds.formats.images import Image, Unknown, shown
+from headwater.feeds.formats.values import PLAIN
+from headwater.feeds.options import Shape
+from headwater.model.change import Op
+from headwater.model.clock import ts_text
+from headwater.model.key import Span
+from headwater.model.pertable import PerTable
+from headwater.model.principal import VIEWER, Principal
+from headwater.ranges.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
+from headwater.ranges.leases import check_subscriber, durable_now
+from headwater.ranges.paging import Limits, Rows, Seen, check_log, log_page, rows_page
+from headwater.ranges.range import Range
+from headwater.ranges.ranges import Entered, Ranges
+from headwater.serve.api import Api
+from headwater.serve.bridge import Bridge
+from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.messages import message
+
+PAGE_ROWS = 2_000
+PAGE_BYTES = 2 << 20  # a client takes messages of 4 MiB unless it is told otherwise
+MOST_WAIT_MS = 60_000
+AS_STATUS = (Unauthorized, Forbidden, InvalidRequest)  # whatever else goes wrong is told in the answer
+LOST = (WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED)  # reasons for which it is the log that is gone
+
+
+class OutOfBound(HeadwaterError):
+    """A key that does not lie in the range it was sent for."""
+
+    code = "out_of_bound"
+
+    def __init__(self, key: bytes, of: Range) -> None:
+        super().__init__(f"the key does not lie in range {of.id}", hint="Send keys of the range, or none.")
+        self.key, self.of = key, of
+
+
+class PullService:
+    """Thin over the ranges: versions, epochs and leases are those of `pull.*`."""
+
+    service = "headwater.v1.PullService"
+
+    def __init__(self, api: Api, bridge: Bridge) -> None:
+        self._api, self._run = api, bridge.call
+        self._image = PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
+
+    def methods(self) -> Mapping[str, Answer | Pour]:
+        """See Face."""
+        return {
+            "ListRanges": self._list,
+            "CdcRegister": _told("CdcRegisterResponse", self._register),
+            "CdcPullSnapshot": _told("CdcPullSnapshotResponse", self._snapshot),
+            "CdcPullLog": _told("CdcPullLogResponse", self._log),
+        }
+
+    async def _list(self, caller: Caller, asked: Any) -> Any:
+        caller.who.need(VIEWER, "a pull")
+        ranges = self._api.pulling()
+        found = await self._run(ranges.listed, caller.who, asked.db or None, asked.table, asked.target_bytes or None)
+        return _made("ListRangesResponse", ranges=[_range(one) for one in found.ranges])
+
+    async def _register(self, who: Principal, asked: Any) -> Any:
+        check_subscriber(asked.subscriber_name)
+        return await self._run(self._registered, who, asked)
+
+    def _registered(self, who: Principal, asked: Any) -> Any:
+        ranges, one = self._api.pulling(), self._enter(who, asked)
+        name = asked.subscriber_name
+        found = ranges.register(who, one.db, one.table.name, name, range=one.range.id, epoch=one.range.epoch)
+        return _made("CdcRegisterResponse", init_snapshot_version=found.version)
+
+    def _enter(self, who: Principal, asked: Any) -> Entered:
+        # Of a range with replicas there are none of another configuration: such an epoch is of no range of ours.
+        epoch = asked.range_epoch.version if not asked.range_epoch.conf_ver else 0
+        return self._api.pulling().enter(who, asked.range_id, epoch)
+
+    # --- rows ------------------------------------------------------------------------------------------------
+
+    async def _snapshot(self, who: Principal, asked: Any) -> Any:
+        check_subscriber(asked.subscriber_name)
+        return await self._run(self._rows, who, asked, _limits(asked))
+
+    def _rows(self, who: Principal, asked: Any, limits: Limits) -> Any:
+        one = self._enter(who, asked)
+        span = _behind(_part(one.range, asked), asked.last_key, one.range)
+        self._api.pulling().keep_up(one, asked.subscriber_name)
+        version = _number(asked.current_snapshot_version, "current_snapshot_version")
+        if span is None:
+            found = Rows(one.table, [], True)
+        else:
+            try:
+                found = rows_page(one.database, one.table, span, version, limits)
+            except Conflict:  # emptied or altered since: the log goes on, and so do the rows, as of now
+                _, version = durable_now(one.database)
+                found = rows_page(one.database, one.table, span, version, limits)
+        data = list(self._rows_told(found))
+        return _made("CdcPullSnapshotResponse", current_snapshot_version=version, snapshot_data=data, end=found.end)
+
+    def _rows_told(self, found: Rows) -> Iterator[Any]:
+        kind, write = message("headwater.v1.CdcChangeData"), self._image(found.table)
+        for key, row in found.rows:
+            unknown: Unknown = set()
+            yield kind(key=key, value=write(row, unknown), unavailable=sorted(unknown))
+
+    # --- log -------------------------------------------------------------------------------------------------
+
+    async def _log(self, who: Principal, asked: Any) -> Any:
+        check_subscriber(asked.subscriber_name)
+        limits, after = _limits(asked), _number(asked.last_log_index, "last_log_index")
+        if asked.wait_ms > MOST_WAIT_MS:
+            raise InvalidRequest(f"wait_ms {asked.wait_ms} is too long", hint=f"Wait at most {MOST_WAIT_MS}.")
+        ranges: Ranges = self._api.pulling()
+        one = await self._run(self._enter, who, asked)
+        seen = await ranges.describe(who, one.db, one.table.name, after=after, wait_ms=asked.wait_ms)
+        return await self._run(self._changes, who, asked, limits, seen.latest)
+
+    def _changes(self, who: Principal, asked: Any, limits: Limits, upto: int) -> Any:
+        one, after = self._enter(who, asked), asked.last_log_index
+        log = one.database.log
+        if after > upto or after + 1 < log.generation_first:
+            error = OffsetExpired(after, log.horizon, log.latest)
+            error.extra["resnapshot_reason"] = LOG_GENERATION_CHANGED
+            raise error
+        check_log(log, after)
+        found = log_page(one.database, one.table, _part(one.range, asked), after, upto, limits)
+        data = [self._seen_told(each) for each in found.seen]
+        return _made("CdcPullLogResponse", log_data=data, current_log_index=found.upto)
+
+    def _seen_told(self, seen: Seen) -> Any:
+        unknown: Unknown = set()
+        write = self._image(seen.table)
+        return _made(
+            "CdcChangeData",
+            type=1 if seen.op is Op.DELETE else 0,
+            key=seen.key,
+            value=b"" if seen.after is None else write(seen.after, unknown),
+            before_value=b"" if seen.before is None else write(seen.before, unknown),
+            op=int(seen.op),
+            offset=seen.offset,
+            txn_id=seen.part.id,
+            txn_last=seen.last,
+            ts=ts_text(seen.part.ts),
+            unavailable=sorted(unknown),
+        )
+
+
+# --- what is asked -------------------------------------------------------------------------------------------
+
+
+def _limits(asked: Any) -> Limits:
+    if asked.limit > PAGE_ROWS:
+        raise RequestTooLarge(f"limit {asked.limit} is too large", hint=f"A page holds at most {PAGE_ROWS}.")
+    return Limits(asked.limit or PAGE_ROWS, PAGE_BYTES)
+
+
+def _number(value: int, field: str) -> int:
+    if value >= 2**63:
+        raise InvalidRequest(f"{field} {value} was never given out", hint="Send back what you were told.")
+    return value
+
+
+def _part(one: Range, asked: Any) -> Span:
+    """The part of the range that is asked for."""
+    if not asked.start_key and not asked.end_key:
+        return one.span
+    start, end = max(asked.start_key, one.span.start), asked.end_key or one.span.end
+    if asked.start_key and not one.span.contains(asked.start_key):
+        raise OutOfBound(asked.start_key, one)
+    if end is not None and (end <= start or (one.span.end is not None and end > one.span.end)):
+        raise OutOfBound(end, one)
+    return Span(start, end)
+
+
+def _behind(span: Span, last_key: bytes, one: Range) -> Span | None:
+    """What of `span` lies behind a key; None where that is nothing."""
+    if not last_key:
+        return span
+    if not span.contains(last_key):
+        raise OutOfBound(last_key, one)
+    return span.intersect(Span(last_key + b"\0"))
+
+
+# --- what is told --------------------------------------------------------------------------------------------
+
+
+def _made(name: str, **fields: Any) -> Any:
+    return message(f"headwater.v1.{name}")(**fields)
+
+
+def _range(one: Range) -> Any:
+    return _made(
+        "Range",
+        id=one.id,
+        start_key=one.span.start,
+        end_key=one.span.end or b"",
+        range_epoch=_made("RangeEpoch", version=one.epoch),
+        rows=one.rows,
+        bytes=one.bytes,
+    )
+
+
+def _told(name: str, answer: Callable[[Principal, Any], Awaitable[Any]]) -> Answer:
+    """`answer`, with what goes wrong in its field `error`."""
+
+    async def told(caller: Caller, asked: Any) -> Any:
+        caller.who.need(VIEWER, "a pull")
+        try:
+            return await answer(caller.who, asked)
+        except AS_STATUS:
+            raise
+        except HeadwaterError as error:
+            return _made(name, error=cdc_error(error, asked))
+
+    return told
+
+
+def cdc_error(error: HeadwaterError, asked: Any) -> Any:
+    """An error as pullers are told of it."""
+    made = _made("CDCError", detail=f"{error.message}. {error.hint}" if error.hint else error.message)
+    reason = str(error.extra.get("resnapshot_reason", WAL_HORIZON_EXCEEDED))
+    if isinstance(error, StaleEpoch):
+        made.stale_epoch.ranges.extend([_of_wire(one) for one in error.extra["ranges"]])
+    elif isinstance(error, NotFound):
+        made.range_not_found.range_id = asked.range_id
+    elif isinstance(error, OutOfBound):
+        of = _range(error.of)
+        made.out_of_bound.key, made.out_of_bound.range_id = error.key, of.id
+        made.out_of_bound.start_key, made.out_of_bound.end_key = of.start_key, of.end_key
+    elif isinstance(error, NotOwner):
+        made.not_owner.subscriber_name = asked.subscriber_name
+    elif isinstance(error, OffsetExpired) and reason in LOST and "last_log_index" in asked.DESCRIPTOR.fields_by_name:
+        made.horizon_exceeded.earliest_log_index = error.extra["earliest_offset"]
+        made.horizon_exceeded.latest_log_index = error.extra["latest_offset"]
+        made.horizon_exceeded.reason = reason
+    elif isinstance(error, OffsetExpired):
+        made.snapshot_expired.reason = reason
+    else:
+        made.server_error.code, made.server_error.retryable = error.code, error.retryable
+    return made
+
+
+def _of_wire(one: dict[str, Any]) -> Any:
+    end = bytes.fromhex(one["end"]) if "end" in one else None
+    return _range(Range(one["id"], one["epoch"], Span(bytes.fromhex(one["start"]), end), one["rows"], one["bytes"]))
