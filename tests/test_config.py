@@ -62,6 +62,7 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
         '{main = "/a.db", b = "c=d"}',
         (DatabaseConfig("main", "/a.db"), DatabaseConfig("b", "c=d")),
     ),
+    "ca": ("/ca.pem", '"/ca.pem"', "/ca.pem"),
     "serve.http": ("[::1]:0", '"[::1]:0"', "[::1]:0"),
     "serve.grpc": ("h:65535", '"h:65535"', "h:65535"),
     "serve.token": ("s3cret", '"s3cret"', "s3cret"),
@@ -71,6 +72,10 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "serve.jwt_keys": ("/keys.json", '"/keys.json"', "/keys.json"),
     "serve.jwt_issuer": ("https://issuer", '"https://issuer"', "https://issuer"),
     "serve.jwt_audience": ("headwater", '"headwater"', "headwater"),
+    "serve.tls_cert": ("/a.pem", '"/a.pem"', "/a.pem"),
+    "serve.tls_key": ("/a.key", '"/a.key"', "/a.key"),
+    "serve.tls_ca": ("/ca.pem", '"/ca.pem"', "/ca.pem"),
+    "serve.tls_http_clients": ("on", "true", True),
     "serve.max_body_bytes": ("2048", "2048", 2048),
     "serve.drain_seconds": ("3", "3", 3.0),
     "serve.metrics_open": ("1", "true", True),
@@ -141,8 +146,8 @@ def test_the_table_of_settings_describes_each(setting: Any) -> None:
 
 def test_the_table_of_settings_is_complete() -> None:
     by_hand = {f"{room}.{field.name}" for room, cls in ROOMS.items() for field in dataclasses.fields(cls)}
-    assert {setting.name for setting in SETTINGS} == by_hand | {"data", "databases"}
-    assert {field.name for field in dataclasses.fields(Config)} == {*ROOMS, "data", "databases"}
+    assert {setting.name for setting in SETTINGS} == by_hand | {"data", "databases", "ca"}
+    assert {field.name for field in dataclasses.fields(Config)} == {*ROOMS, "data", "databases", "ca"}
 
 
 def test_the_aliases_of_the_other_system_are_honoured_and_ours_win() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import ssl
 import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -106,6 +107,8 @@ class SseReader(_Reader):
     def __init__(self, url: str, path: str, headers: dict[str, Any], method: str = "GET") -> None:
         where = urlsplit(url)
         self._socket = socket.create_connection((where.hostname, where.port), PATIENCE)
+        if where.scheme == "https":
+            self._socket = ssl.create_default_context().wrap_socket(self._socket, server_hostname=where.hostname)
         self._arrived, self._body = b"", b""
         self._frames: list[Frame] = []
         self._parser = SseParser()

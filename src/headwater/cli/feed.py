@@ -9,14 +9,16 @@ import argparse
 import http.client
 import json
 import socket
+import ssl
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from headwater.cli.failure import FAILED, UNREACHABLE, Failure
 from headwater.cli.filters import Place
+from headwater.cli.remote import connection_to
 from headwater.cli.settings import load_config
 
 SILENCE_SECONDS = 45.0  # a live server gives a sign of life every 15
@@ -75,10 +77,12 @@ class Feed:
         *,
         last_id: str = "",
         token: str | None = None,
+        tls: ssl.SSLContext | None = None,
         notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         names = (place.db,) if place.table is None else place
         path = "/".join(quote(name or "", safe="", errors="surrogateescape") for name in names)
+        self._tls = tls
         self._url, self._path = url, f"/api/v1/changes/{path}?{urlencode(query)}"
         self._headers = {"accept": "text/event-stream"} | (
             {} if token is None else {"authorization": f"Bearer {token}"}
@@ -123,9 +127,7 @@ class Feed:
 
     def connect(self) -> Generator[list[Frame]]:
         """Open one connection; the batches of frames that come over it, until it ends or is Broken."""
-        parts = urlsplit(self._url)
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=SILENCE_SECONDS)
+        connection = connection_to(self._url, self._tls, SILENCE_SECONDS)
         headers = self._headers | ({"last-event-id": self.last_id} if self.last_id else {})
         try:
             connection.connect()

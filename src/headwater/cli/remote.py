@@ -6,11 +6,15 @@ import argparse
 import http.client
 import json
 import select
-from typing import Any
+import ssl
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from headwater.cli.failure import FAILED, UNREACHABLE, USAGE, Failure
 from headwater.cli.settings import add_token_file, load_config
+
+if TYPE_CHECKING:
+    from headwater.config import ServeConfig
 
 TIMEOUT_SECONDS = 60.0
 
@@ -18,13 +22,14 @@ TIMEOUT_SECONDS = 60.0
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Which server to ask."""
     parser.add_argument("--server", metavar="URL", help="the server to ask (http://127.0.0.1:7171)")
+    parser.add_argument("--ca", metavar="FILE", help="authorities in PEM to trust besides the system's")
     add_token_file(parser)
 
 
 class Remote:
     """One server. Keeps its connection open between requests; not for two threads."""
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None, ca: str | None = None) -> None:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
             raise Failure(f"{url!r} is not the URL of a server", hint="http://127.0.0.1:7171", exit_code=USAGE)
@@ -34,9 +39,9 @@ class Remote:
                 hint="Use HEADWATER_TOKEN or --token-file.",
                 exit_code=USAGE,
             )
-        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self.url = f"{parts.scheme}://{parts.netloc}"
-        self._connection = kind(parts.hostname, parts.port, timeout=TIMEOUT_SECONDS)
+        self.tls = _trusting(ca) if parts.scheme == "https" else None
+        self._connection = connection_to(self.url, self.tls, TIMEOUT_SECONDS)
         self._headers = {"content-type": "application/json"}
         if token is not None:
             self._headers["authorization"] = f"Bearer {token}"
@@ -89,15 +94,29 @@ class Remote:
 
 def open_remote(args: argparse.Namespace) -> Remote:
     """The server of --server, or the one the settings here would start."""
-    serve = load_config(args).serve
-    token = None if serve.token is None else serve.token.encode().decode()
-    return Remote(args.server or _here(serve.http), token)
+    config = load_config(args)
+    token = None if config.serve.token is None else config.serve.token.encode().decode()
+    return Remote(args.server or _here(config.serve), token, getattr(args, "ca", None) or config.ca)
 
 
-def _here(address: str) -> str:
-    host, _, port = address.rpartition(":")
+def connection_to(url: str, tls: ssl.SSLContext | None, timeout: float) -> http.client.HTTPConnection:
+    """A connection to the server at `url`, not opened yet."""
+    parts = urlsplit(url)
+    if tls is None:
+        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=tls)
+
+
+def _trusting(ca: str | None) -> ssl.SSLContext:
+    from headwater.client.trust import trusting  # imported late: few commands need it
+
+    return trusting(ca)
+
+
+def _here(serve: ServeConfig) -> str:
+    host, _, port = serve.http.rpartition(":")
     host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    return f"http://{host}:{port}"
+    return f"{'http' if serve.tls_cert is None else 'https'}://{host}:{port}"
 
 
 def _refusal(error: dict[str, Any]) -> Failure:

@@ -22,6 +22,9 @@ def add(commands: Any) -> None:
     add_config_flags(parser)
     parser.add_argument("--http", metavar="HOST:PORT", help="where HTTP listens (127.0.0.1:7171; port 0: any)")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="where gRPC listens (127.0.0.1:7172; off: nowhere)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate and chain in PEM: TLS on both ports")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key in PEM, unless it is in the same file")
+    parser.add_argument("--tls-ca", metavar="FILE", help="authorities in PEM: gRPC clients must show a certificate")
     parser.add_argument("--auth", action="store_true", default=None, help="demand the credential on loopback too")
     parser.add_argument("--wal", action="store_true", default=None, help="allow turning a file into WAL mode")
     add_token_file(parser)
@@ -30,7 +33,14 @@ def add(commands: Any) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     config = load_config(
-        args, serve__http=args.http, serve__grpc=args.grpc, serve__auth=args.auth, sqlite__wal=args.wal
+        args,
+        serve__http=args.http,
+        serve__grpc=args.grpc,
+        serve__auth=args.auth,
+        serve__tls_cert=args.tls_cert,
+        serve__tls_key=args.tls_key,
+        serve__tls_ca=args.tls_ca,
+        sqlite__wal=args.wal,
     )
     import asyncio
 

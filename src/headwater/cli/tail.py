@@ -76,7 +76,7 @@ def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
                 query["start"] = word
     finally:
         remote.close()
-    return Feed(remote.url, place, query, last_id=last_id, token=credential(args), notice=notes.say)
+    return Feed(remote.url, place, query, last_id=last_id, token=credential(args), tls=remote.tls, notice=notes.say)
 
 
 def _latest(remote: Remote, params: dict[str, Any]) -> int:

@@ -28,6 +28,7 @@ from headwater.client.protocol import (
     unreachable,
 )
 from headwater.client.structs import Described, Page, Range, Registered, Subscribed
+from headwater.client.trust import trusting
 from headwater.client.walking import Pull
 from headwater.errors import HeadwaterError, OffsetExpired, Unavailable
 from headwater.model.key import Span
@@ -58,7 +59,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(
             base_url=self._asking.server.url,
             headers={"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"}),
-            verify=tls or ssl.create_default_context(),
+            verify=tls or (trusting() if self._asking.server.scheme == "https" else ssl.create_default_context()),
             trust_env=False,  # neither a proxy nor a netrc of the environment gets the credential
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from headwater.client.protocol import Request, Server, broken, distrusted, refusal, unreachable
+from headwater.client.trust import trusting
 
 TROUBLE = (OSError, http.client.HTTPException)
 PIECE = 1 << 16
@@ -48,7 +49,7 @@ class Connections:
 
     def __init__(self, server: Server, token: str | None, timeout: float, tls: ssl.SSLContext | None) -> None:
         self._server, self._timeout = server, timeout
-        self._tls = tls or (ssl.create_default_context() if server.scheme == "https" else None)
+        self._tls = tls or (trusting() if server.scheme == "https" else None)
         self._credential = {} if token is None else {"authorization": f"Bearer {token}"}
         self._idle: list[http.client.HTTPConnection] = []
 

@@ -46,6 +46,14 @@ class ServeConfig:
     jwt_keys: str | None = setting(None, or_none(TEXT), "trust JWTs signed by RS256 with a key of this JWKS file")
     jwt_issuer: str | None = setting(None, or_none(TEXT), "trust only JWTs of this issuer (`iss`)")
     jwt_audience: str | None = setting(None, or_none(TEXT), "trust only JWTs for this audience (`aud`)")
+    tls_cert: str | None = setting(
+        None, or_none(TEXT), "PEM file with the certificate of both ports and its chain; TLS is off without"
+    )
+    tls_key: str | None = setting(None, or_none(TEXT), "PEM file with its key, unless it is in the same file")
+    tls_ca: str | None = setting(
+        None, or_none(TEXT), "PEM file with authorities: clients of gRPC must show a certificate of one of them"
+    )
+    tls_http_clients: bool = setting(False, FLAG, "demand such a certificate of clients of HTTP too")
     max_body_bytes: int = setting(16 << 20, integer(1024), "largest request body")
     drain_seconds: float = setting(10.0, SECONDS, "how long a stop waits for open requests")
     metrics_open: bool = setting(False, FLAG, "serve /metrics without a credential")
@@ -184,6 +192,9 @@ class Config:
     data: str = setting("./headwater-data", TEXT, "directory of our own files", "HEADWATER_DATA")
     databases: tuple[DatabaseConfig, ...] = setting(
         (), DATABASES, "databases by name; none means `main` in the data directory", "HEADWATER_DATABASES"
+    )
+    ca: str | None = setting(
+        None, or_none(TEXT), "PEM file with authorities that our clients trust besides the system's", "HEADWATER_CA"
     )
     serve: ServeConfig = ServeConfig()
     log: LogConfig = LogConfig()

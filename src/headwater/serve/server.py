@@ -21,7 +21,7 @@ from headwater.queries.queries import Prepares
 from headwater.queries.subscribed import Subscribed
 from headwater.ranges.process import Bulk
 from headwater.serve.api import Api
-from headwater.serve.auth import Gate, grpc_address, split_address
+from headwater.serve.auth import Gate, grpc_address, is_loopback, split_address
 from headwater.serve.binding import bind, joined
 from headwater.serve.bridge import Bridge
 from headwater.serve.bulk import Snapshots
@@ -33,6 +33,7 @@ from headwater.serve.places import Places
 from headwater.serve.pulls import Pulls
 from headwater.serve.sockets import FramedWebSocket
 from headwater.serve.streams import Streams
+from headwater.serve.tls import Tls
 
 READ_THREADS = 8  # SQLite releases the GIL while it reads; more would only queue on it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
@@ -55,6 +56,7 @@ class Server:
         self._api = api
         self._open_feeds = open_feeds  # in the loop that serves
         self._gate = Gate.of(config, folder)
+        self._tls = Tls.of(config)
         self._bridge: Bridge | None = None
         self._snapshots: Snapshots | None = None
         self._pulls: Pulls | None = None
@@ -69,7 +71,7 @@ class Server:
     @property
     def url(self) -> str:
         """Where to reach it from here."""
-        return f"http://{joined(*self.addresses[0])}"
+        return f"{'http' if self._tls is None else 'https'}://{joined(*self.addresses[0])}"
 
     @property
     def grpc_address(self) -> str:
@@ -89,6 +91,13 @@ class Server:
                 hint = "Choose another address for gRPC with --grpc, or none: --grpc off."
                 raise ConfigError(f"gRPC {error.message}", hint=hint) from None
             self.grpc_addresses = [each.getsockname()[:2] for each in self._grpc_sockets]
+        self._warn()
+
+    def _warn(self) -> None:
+        """Of an address that others reach, where what they send can be read on its way."""
+        for host, port in (*self.addresses, *self.grpc_addresses):
+            if self._tls is None and not is_loopback(host):
+                log.warning("%s is reached without TLS: set serve.tls_cert, or let a proxy do it", joined(host, port))
 
     def _speaks_grpc(self) -> bool:
         """Whether the library is here; ConfigError if it is not, and gRPC was asked for."""
@@ -122,7 +131,7 @@ class Server:
         application = self._application(self._bridge, self._api.feeds, metrics, places)
         if self.grpc_addresses:
             await self._start_grpc(metrics, places)
-        self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds))
+        self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds, self._tls))
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -139,7 +148,7 @@ class Server:
         self._grpc_sockets = []
         assert self._bridge is not None
         self._grpc = open_faces(self._api, self._gate, self._bridge, places, metrics, self._config)
-        await self._grpc.start(self.grpc_addresses)
+        await self._grpc.start(self.grpc_addresses, self._tls)
 
     def _metrics(self, feeds: Feeds | None) -> Metrics:
         self._pulls = None if feeds is None else self._open_pulls(feeds)
@@ -192,19 +201,31 @@ class Server:
         await asyncio.to_thread(self._bridge.close)
         self._uvicorn = None
 
+    def reload(self) -> bool:
+        """Read the certificate again; whether it is good. Open streams go on."""
+        return self._tls is None or self._tls.reload()
+
     async def serve(self, *, started: Callable[[], None] = lambda: None) -> None:
-        """Start, wait for SIGTERM or SIGINT, stop. A second signal does not wait for open requests."""
-        await self.start()
-        started()
+        """Start, wait for SIGTERM or SIGINT, stop. A second signal does not wait for open requests.
+
+        With TLS, SIGHUP reads the certificate again; without, it ends the process, as it always did.
+        """
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, asked)
+        handlers: dict[int, Callable[[], object]] = {
+            number: lambda: self._on_signal(asked) for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        if self._tls is not None:
+            handlers[signal.SIGHUP] = self.reload
+        await self.start()
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        started()
         try:
             await asked.wait()
             await self.stop()
         finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
+            for number in handlers:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, asked: asyncio.Event) -> None:
@@ -238,7 +259,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _settings(application: Application, drain_seconds: float) -> uvicorn.Config:
+def _settings(application: Application, drain_seconds: float, tls: Tls | None) -> uvicorn.Config:
     return uvicorn.Config(
         application,
         http=BoundedHttp,
@@ -252,5 +273,6 @@ def _settings(application: Application, drain_seconds: float) -> uvicorn.Config:
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        ssl_context_factory=None if tls is None else lambda *_: tls.context,
         timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )

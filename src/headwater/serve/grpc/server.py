@@ -14,6 +14,7 @@ from headwater.errors import ConfigError
 from headwater.serve.binding import joined
 from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour
 from headwater.serve.grpc.messages import pool
+from headwater.serve.tls import Pems, Tls
 
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two servers would share the port, and each see half of the calls
@@ -42,7 +43,7 @@ class GrpcServer:
         self._server: Any = None
         self._health: Any = None
 
-    async def start(self, addresses: list[tuple[str, int]]) -> None:
+    async def start(self, addresses: list[tuple[str, int]], tls: Tls | None = None) -> None:
         """Accept on these addresses, all of which were free a moment ago."""
         options = [*OPTIONS, ("grpc.max_receive_message_length", self._max_bytes)]
         self._server = aio.server(interceptors=[self._doorman], options=options)
@@ -56,10 +57,14 @@ class GrpcServer:
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_with_health()
         )
+        credentials = None if tls is None else _credentials(tls)
         for host, port in addresses:
             where = joined(host, port)
             try:
-                bound = self._server.add_insecure_port(where)
+                if credentials is None:
+                    bound = self._server.add_insecure_port(where)
+                else:
+                    bound = self._server.add_secure_port(where, credentials)
             except RuntimeError:
                 bound = 0
             if not bound:
@@ -88,6 +93,26 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Its handler."""
         return self._found.get(details.method)
+
+
+def _credentials(tls: Tls) -> grpc.ServerCredentials:
+    """Of the certificate that `tls` has at the moment of each connection."""
+    shown = tls.pems
+
+    def again() -> Any:
+        """Called in a thread of gRPC before each handshake; None: what it has is still right."""
+        nonlocal shown
+        if tls.pems is shown:
+            return None
+        shown = tls.pems
+        return _configuration(shown)
+
+    asks = tls.pems.authorities is not None
+    return grpc.dynamic_ssl_server_credentials(_configuration(shown), again, require_client_authentication=asks)
+
+
+def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
+    return grpc.ssl_server_certificate_configuration([(pems.key, pems.chain)], pems.authorities)
 
 
 def _with_health() -> Any:

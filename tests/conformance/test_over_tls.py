@@ -1,0 +1,127 @@
+"""Streams, answers by 304 and pulls over TLS: the same tests as without, on a server with a certificate."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conformance import (
+    test_again,
+    test_arrow_changes,
+    test_client_frames,
+    test_coming_and_going,
+    test_pull,
+    test_stream_frames,
+)
+from tests.conformance.live import Live
+from tests.conformance.test_again import counted
+from tests.serve.certificates import Authority
+
+from headwater.client import AsyncClient, Client
+from headwater.errors import ConfigError
+
+SAME = (
+    *(test_stream_frames, test_again, test_client_frames, test_arrow_changes),
+    test_coming_and_going.test_a_client_that_left_an_idle_stream_is_noticed,
+    test_coming_and_going.test_a_client_whose_socket_broke_is_noticed,
+    test_coming_and_going.test_a_client_that_left_without_reading_is_noticed,
+    test_coming_and_going.test_a_reader_that_does_not_read_holds_nobody_up,
+    test_coming_and_going.test_a_stop_gives_streams_a_last_checkpoint_and_an_end,
+    test_coming_and_going.test_streams_resume_after_a_restart_without_gap_or_repeat,
+    test_pull.test_rows_as_of_a_version_and_the_changes_after_it_are_the_table,
+    test_pull.test_a_version_is_immutable_and_not_sent_twice,
+    test_pull.test_a_killed_worker_is_started_anew_by_the_next_request,
+    test_pull.test_what_was_served_is_counted,
+)
+PLAIN = {"test_a_client_of_http_1_0_gets_a_stream_without_chunks"}  # writes to its socket itself
+__all__ = ["counted"]  # a fixture of theirs
+for each in SAME:
+    found = vars(each) if not callable(each) else {each.__name__: each}
+    globals().update({name: test for name, test in found.items() if name.startswith("test_") and name not in PLAIN})
+
+
+@pytest.fixture(scope="module")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """Settings of a server whose certificate everything in this process trusts meanwhile."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    certificate, key = authority.issue()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SSL_CERT_FILE", str(authority.file))
+        yield {"tls_cert": str(certificate), "tls_key": str(key)}
+
+
+@pytest.fixture(scope="module")
+def shared(certified: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    live = Live(tmp_path_factory.mktemp("shared"), serve=certified)
+    assert live.url.startswith("https://")
+    yield live
+    live.stop()
+
+
+@pytest.fixture
+def start(certified: dict[str, Any], tmp_path: Path) -> Iterator[Callable[..., Live]]:
+    made: list[Live] = []
+
+    def begin(**settings: Any) -> Live:
+        serve = certified | settings.pop("serve", {})
+        made.append(Live(tmp_path / f"data{len(made)}", serve=serve, **settings))
+        return made[-1]
+
+    yield begin
+    for live in made:
+        live.stop()
+
+
+# --- our own clients ---------------------------------------------------------------------------------------
+
+
+def headwater(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    untrusting = {name: value for name, value in os.environ.items() if name != "SSL_CERT_FILE"}
+    command = [sys.executable, "-m", "headwater", *words]
+    return subprocess.run(
+        command, env=untrusting | environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_commands_trust_the_authorities_that_they_are_told_of(server: Live, table: str) -> None:
+    authority = os.environ["SSL_CERT_FILE"]
+    server.sql(f"INSERT INTO {table}(id) VALUES (1)")
+    asked = ("sql", f"SELECT id FROM {table}", "--server", server.url)
+    refused = headwater(*asked)
+    assert refused.returncode != 0 and "certificate" in refused.stderr
+    assert headwater(*asked, "--ca", authority).returncode == 0
+    assert headwater(*asked, HEADWATER_CA=authority).returncode == 0
+    wrong = headwater(*asked, "--ca", __file__)
+    assert wrong.returncode != 0 and "--ca" in wrong.stderr
+    told = headwater("tail", table, "--since", "earliest", "--limit", "1", "--server", server.url, "--ca", authority)
+    assert told.returncode == 0, told.stderr
+    assert table in told.stdout
+
+
+def test_the_client_trusts_the_authorities_of_the_environment(
+    server: Live, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority = os.environ["SSL_CERT_FILE"]
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with Client(server.url, patience=0) as client, pytest.raises(ConfigError, match="not trusted"):
+        client.call("system.ping")
+    monkeypatch.setenv("HEADWATER_CA", authority)
+    with Client(server.url, patience=0) as client:
+        assert client.call("system.ping")["pong"] is True
+
+    async def ping() -> bool:
+        async with AsyncClient(server.url, patience=0) as other:
+            return (await other.call("system.ping"))["pong"] is True
+
+    assert asyncio.run(ping())
+    monkeypatch.setenv("HEADWATER_CA", __file__)
+    with pytest.raises(ConfigError, match="no certificates"):
+        Client(server.url)
+    with Client("http://127.0.0.1:1") as client:
+        assert client, "without TLS nobody looks at it"
