@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.pipeline.lakes import Lake, Watching
+from tests.pipeline.lakes import DELTA, Lake, Watching
 from tests.pipeline.pg_story import PgLive
 
 from headwater.client import Client
@@ -39,9 +41,10 @@ def test_a_table_whose_updates_may_lack_values_is_refused_with_the_sql_that_mend
 ) -> None:
     source = serve(DOCS, f"INSERT INTO docs VALUES (1, {LARGE}, 1), (2, 'small', 2)")
     lake = Lake(spark, source.live, tmp_path)
+    for refused in (lake.spec("docs", sink=f'{DELTA}\nmode = "history"'), lake.spec(docs="where = 'n < 5'")):
+        error = lake.failure(refused)
+        assert isinstance(error, SourceUnfit) and not (tmp_path / "lake").exists()
     spec = lake.spec("docs")
-    error = lake.failure(spec)
-    assert isinstance(error, SourceUnfit) and not (tmp_path / "lake").exists()
     remedy = error.hint.removeprefix("Run: ")
     assert remedy == 'ALTER TABLE "public"."docs" REPLICA IDENTITY FULL;'
     source.run("UPDATE docs SET n = 5 WHERE id = 1", remedy)  # that update is in the log, without the large value
@@ -50,6 +53,57 @@ def test_a_table_whose_updates_may_lack_values_is_refused_with_the_sql_that_mend
     lake.carry(spec)
     assert lake.is_equal("docs") and lake.verify(spec).is_good
     assert [len(row["body"]) for row in lake.rows("docs")] in ([32_000, 5], [5, 32_000])
+
+
+SQL = 'kind = "sql"\ntable = "docs"\nurl = "sqlite:///{path}"'
+HOSTILE = 'CREATE TABLE docs(id int PRIMARY KEY, body text, n int, "x""body" text, "a,{" jsonb)'
+
+
+@pytest.mark.parametrize("kind", ["delta", "sql"])
+def test_a_large_value_that_an_update_left_alone_stays_in_the_sink(
+    kind: str, spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
+) -> None:
+    source = serve(
+        HOSTILE, f"INSERT INTO docs VALUES (1, {LARGE}, 1, {LARGE}), (2, 'small', 2, NULL), (3, {LARGE}, 3, '')"
+    )
+    lake = Lake(spark, source.live, tmp_path)
+    path = tmp_path / "docs.sqlite"
+    spec = lake.spec("docs", sink=DELTA if kind == "delta" else SQL.format(path=path))
+    lake.carry(spec)
+
+    def held() -> list[tuple[object, ...]]:
+        if kind == "sql":
+            with closing(sqlite3.connect(path)) as sink:
+                return sink.execute('SELECT id, body, n, "x""body", "a,{", _misfit FROM docs ORDER BY id').fetchall()
+        return sorted(tuple(row.values()) for row in lake.rows("docs"))
+
+    def wanted() -> list[tuple[object, ...]]:
+        return source.db.execute('SELECT id, body, n, "x""body", "a,{"::text, NULL FROM docs ORDER BY id').fetchall()
+
+    steps = (
+        ["UPDATE docs SET n = 5 WHERE id = 1"],  # two are in the sink
+        ["UPDATE docs SET body = upper(body) WHERE id = 3", "UPDATE docs SET n = 9 WHERE id = 3"],  # one in the step
+        ["UPDATE docs SET body = NULL WHERE id = 1", "UPDATE docs SET n = 6"],  # null is no value that was left out
+        [f"INSERT INTO docs VALUES (4, {LARGE}, 4)", "UPDATE docs SET n = 5 WHERE id = 4"],
+        [
+            "DELETE FROM docs WHERE id = 4",
+            "INSERT INTO docs VALUES (4, 'small', 4)",
+            "UPDATE docs SET n = 5 WHERE id = 4",
+        ],
+        [f'UPDATE docs SET "a,{{" = to_jsonb({LARGE}) WHERE id = 2', "UPDATE docs SET n = -n WHERE id < 3"],
+        ["UPDATE docs SET n = 0", "DELETE FROM docs WHERE id = 3"],
+    )
+    for step in steps:
+        watcher = Watching()
+        source.run(*step)
+        lake.carry(spec, watcher)
+        assert watcher.reasons == [], step
+        assert held() == wanted(), step
+    watcher = Watching()
+    source.run("UPDATE docs SET id = 10 WHERE id = 1")  # the value stands under another key
+    lake.carry(spec, watcher)
+    assert watcher.reasons == ["values_unavailable"]
+    assert held() == wanted() and lake.verify(spec).is_good
 
 
 def test_a_value_that_was_left_out_while_nobody_looked_is_read_anew(

@@ -28,7 +28,7 @@ from tests.pipeline.sql_story import (
     update,
 )
 
-from headwater.errors import ConfigError, SinkFenced, SinkGap, SinkUnfit, Unavailable
+from headwater.errors import ConfigError, PipelineError, SinkFenced, SinkGap, SinkUnfit, Unavailable
 from headwater.model.table import Column, Table
 from headwater.pipeline.schema import rows_schema
 from headwater.pipeline.sinks.sink import HISTORY, Part, Step
@@ -133,6 +133,27 @@ def test_a_repair_mends_rows_and_leaves_the_offset(story: Story) -> None:
     assert story.held() == {key: name for key, name in Story.AFTER.items() if key != 2}
     with pytest.raises(SinkFenced):
         story.sink.apply(changes_frame(mended), Step("p1", "g", 109, 109, repair=True), TABLE)
+
+
+def left_out(key: int, offset: int, misfit: str = '{"name":{"t":"unavailable"}}') -> list[dict[str, Any]]:
+    """An update of something else."""
+    return [{**each, "name": None, "_misfit": misfit} for each in update((key, ""), (key, ""), offset)]
+
+
+def test_a_value_that_was_left_out_stays(story: Story) -> None:
+    story.begin()
+    story.load()
+    other = '{"name":{"t":"unavailable"},"other":{"t":"i64","v":1}}'
+    changes = [*left_out(1, 103), *left_out(10, 104, other), change("delete", 2, "two", 105)]
+    story.sink.apply(changes_frame([*changes, change("insert", 3, "three", 106)]), Step("p1", "g", 100, 106), TABLE)
+    assert story.held() == {1: "one", 3: "three", 10: "ten", 11: "eleven"}
+    told = query(story.url, "SELECT id, _misfit FROM target WHERE _misfit IS NOT NULL")
+    assert told == [(10, '{"other":{"t":"i64","v":1}}')]
+    with pytest.raises(PipelineError) as failed:  # of a row that is not there nothing can stay
+        story.sink.apply(changes_frame(left_out(77, 107)), Step("p1", "g", 106, 107), TABLE)
+    assert failed.value.extra["resnapshot_reason"] == "values_unavailable"
+    state = story.sink.state()
+    assert state and state.offset == 106 and 77 not in story.held()
 
 
 KEYS, NAMES = st.integers(0, 2), st.sampled_from(["a", "b"])

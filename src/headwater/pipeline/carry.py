@@ -46,7 +46,7 @@ from headwater.pipeline.stages import (
 )
 from headwater.pipeline.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.watch import Watcher
-from headwater.pipeline.whole import READ_AGAIN, check_whole, refuse_unknown
+from headwater.pipeline.whole import READ_AGAIN, check_whole, fill_unknown, refuse_unknown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -95,6 +95,7 @@ class Carry:
         self._told = ""
         self._anew = ""  # why a failure makes a new snapshot necessary
         self._begun = 0  # snapshots in a row that were not finished
+        self._is_sparing = False  # the source may leave values out
         self._held = ""  # the plan for which the server keeps the log
 
     def run(self) -> Carried:
@@ -163,7 +164,9 @@ class Carry:
 
     def _next(self, state: State | None) -> Action:
         seen = self._look(state)
-        check_whole(seen)
+        self._is_sparing = bool(seen.remedy)
+        if not self._keeps:
+            check_whole(seen)
         if self._once:
             self._goal = seen.latest if self._goal is None else self._goal
             seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
@@ -177,6 +180,11 @@ class Carry:
             policy=self._table.schema,
             wave=2 * self._spec.parallelism,
         )
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a value that was left out is in the sink: a row that comes to fulfil a condition is not."""
+        return self._sink.keeps and self._sink.mode == UPSERT and not self._table.where
 
     def _shape(self, state: State, seen: Described) -> int:
         """The version the sink has columns for; none of those there are if it was told before it was final."""
@@ -285,7 +293,7 @@ class Carry:
         if step.upto - step.after <= SMALL:
             frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
         began = time.monotonic()
-        frame = refuse_unknown(frame)
+        frame = fill_unknown(frame, shape) if self._is_sparing and self._keeps else refuse_unknown(frame)
         kind = about(frame).change_type
         changes = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape), kind)
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)

@@ -80,13 +80,14 @@ class PgRig:
         return (part.cut(after, part.upto) for part in self.log if part.upto > after)
 
     def pull(self) -> list[Transaction]:
-        """Log everything that is committed by now; gives what is new."""
+        """Log everything that is committed by now; gives what is new. What the question where that is sets off comes
+        behind it, and is for the next one."""
         head = self.head()
         found: list[Transaction] = []
         end = time.monotonic() + PATIENCE
         while self.latest < head:
             assert time.monotonic() < end, (self.latest, head)
-            new = list(self.source.follow(after=self.latest))
+            new = [part for part in self.source.follow(after=self.latest) if part.upto <= head]
             assert not new or new[0].first == self.latest + 1
             self.log += new
             found += new

@@ -207,9 +207,34 @@ def test_a_feed_follows_a_view_to_other_tables(live: Live, other: Any, table: st
         assert stream.next("invalidate").data["table"] == table
     other.execute(f"CREATE OR REPLACE VIEW {table}_v AS SELECT id FROM {table}_b")
     other.execute(f"INSERT INTO {table}_b VALUES (1)")
+    heard = [stream.next("invalidate").data, stream.next("invalidate").data]  # of the row and of the view
+    assert [event["table"] for event in heard] == [f"{table}_b"] * 2
+    assert get(live, query).headers["etag"] == heard[1]["etag"]
+
+
+def test_a_view_that_is_made_anew_is_told_by_itself(live: Live, other: Any, table: str) -> None:
+    """Exactly once, with the tag of the next answer; and who wants it confirmed is told where the answer is another."""
+    other.execute(f"CREATE VIEW {table}_v AS SELECT id FROM {table} WHERE status = 'open'")
+    query = prepared(live, f"SELECT count(*) FROM {table}_v")
+    plain = prepared(live, f"SELECT id FROM {table} WHERE status = 'shut' ORDER BY id")
+    before = get(live, query).headers["etag"]
+    sub = live.ok("cdc.subscribe_query", query_id=query, format="plain_json")
+    quiet = live.ok("cdc.subscribe_query", query_id=plain, confirm=True)
+    stream = live.get(f"/api/v1/q/{query}/events")
+    other.execute(f"CREATE OR REPLACE VIEW {table}_v AS SELECT id FROM {table}")
     event = stream.next("invalidate").data
-    assert event["table"] == f"{table}_b"
-    assert get(live, query).headers["etag"] == event["etag"]
+    found = get(live, query, if_none_match=before)
+    assert found.status_code == 200 and found.json()["data"]["rows"] == [[{"t": "i64", "v": 3}]]
+    assert found.headers["etag"] == event["etag"]
+    assert get(live, query, if_none_match=event["etag"]).status_code == 304
+    other.execute(f"INSERT INTO {table} VALUES (30, 'open', 1)")
+    assert stream.next("invalidate").data["etag"] == get(live, query).headers["etag"]
+    live.caught_up(sub)
+    told, row = live.changes(sub)
+    assert (told["table"], told["ddl"]) == (table, f"-- view {table}_v was defined anew")
+    assert (told["etag"], row["pk"]) == (event["etag"], [30])
+    live.caught_up(quiet)
+    assert live.changes(quiet) == []  # its answer is the same
 
 
 def test_patches_and_other_formats(live: Live, other: Any, table: str) -> None:

@@ -108,7 +108,8 @@ def reshaped(own: PgRig) -> list[Change]:
 def test_a_table_that_is_dropped_is_told_though_no_row_ever_comes(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE TABLE w(k int PRIMARY KEY)")
     own.run("INSERT INTO u VALUES (1)", "DROP TABLE u", "ALTER TABLE w RENAME TO x")
-    assert [(change.table.name, change.ddl) for change in reshaped(own)] == [("u", "DROP TABLE u")]
+    told = [("u", "DROP TABLE u"), ("w", "-- table w is gone")]  # its next row tells what w is called now
+    assert [(change.table.name, change.ddl) for change in reshaped(own)] == told
     assert reshaped(own) == []
     own.run("CREATE TABLE u(k int PRIMARY KEY, v text)", "INSERT INTO u VALUES (1, 'anew')")
     parts = own.pull()
@@ -132,7 +133,10 @@ def test_what_rows_do_not_show_of_a_table_is_told(rig: Callable[..., PgRig]) -> 
     own.run("INSERT INTO bare VALUES (1)", "ALTER TABLE bare ADD PRIMARY KEY (x)")
     (change,) = reshaped(own)
     assert (change.table.key, change.resnapshot) == (("x",), True)  # what tells its rows apart is another
-    own.run("ALTER TABLE t ADD w int")  # the next row tells that
+    known = own.source.describe()["t"]
+    own.run("ALTER TABLE t ADD w int")  # the next row tells that; queries are told at once
+    (change,) = reshaped(own)
+    assert (change.table, change.ddl, change.resnapshot) == (known, "-- table t was defined anew", False)
     assert reshaped(own) == []
     own.run("INSERT INTO t VALUES (3, 'c', 3)")
     assert [change.op for change in own.pull()[-1].changes] == [Op.SCHEMA_CHANGE, Op.INSERT]
@@ -161,13 +165,98 @@ def test_a_table_that_somebody_alters_is_told_of_later(rig: Callable[..., PgRig]
         other.execute("ALTER TABLE t ADD w int")
         own.acknowledge()
         assert list(own.source.follow(after=0)) == []
-    assert reshaped(own) == []  # it has another column now: that is for its next row to tell
+    (change,) = reshaped(own)  # it has another column now: that is for its next row to tell
+    assert (change.ddl, [column.name for column in change.table.columns]) == ("-- table t was defined anew", ["k", "v"])
     own.run("ALTER TABLE t DROP w")
     assert [column.nullable for change in reshaped(own) for column in change.table.columns] == [False, False]
 
 
+MEANT = {
+    "CREATE OR REPLACE VIEW v AS SELECT k FROM u": ["t", "u"],  # the tables it had, and has
+    "CREATE OR REPLACE VIEW v AS SELECT k FROM inner_v": ["t", "u"],
+    "CREATE OR REPLACE VIEW inner_v AS SELECT k FROM t WHERE k > 1": ["t"],
+    "CREATE VIEW another AS SELECT 1": [],
+    "CREATE TABLE other(k int)": [],
+    "CREATE INDEX another_i ON t(k)": [],
+    "VACUUM FULL t": [],
+    "ANALYZE": [],
+    "GRANT SELECT ON v TO PUBLIC": [],
+    "COMMENT ON VIEW v IS 'x'": [],
+    "ALTER VIEW v RENAME TO w": ["t"],
+    "DROP VIEW w": ["t"],
+    "ALTER TABLE p DETACH PARTITION p1": ["p1", "p2"],
+    "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES IN (3)": ["p2", "p3"],
+    "ALTER TABLE t ENABLE ROW LEVEL SECURITY": ["t"],
+    "CREATE POLICY few ON t USING (k > 1)": ["t"],
+    "ALTER TYPE mood RENAME VALUE 'sad' TO 'blue'": ["t"],
+    "ALTER TYPE pair RENAME ATTRIBUTE a TO x": ["u"],
+    "CREATE OR REPLACE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 2'": ["u"],
+}
+
+
+def test_what_queries_mean_by_a_table_is_told(rig: Callable[..., PgRig]) -> None:
+    own = rig(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE DOMAIN moods AS mood[]",
+        "CREATE TYPE pair AS (a int, b text)",
+        "CREATE TABLE t(k int PRIMARY KEY, v moods)",
+        "CREATE TABLE u(k int PRIMARY KEY, v pair)",
+        "CREATE TABLE p(k int PRIMARY KEY) PARTITION BY LIST (k)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1)",
+        "CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2)",
+        "CREATE TABLE p3(k int PRIMARY KEY)",
+        "CREATE VIEW inner_v AS SELECT k FROM t",
+        "CREATE VIEW v AS SELECT k FROM inner_v",
+        "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE VIEW called AS SELECT k, f() FROM u",
+    )
+    assert reshaped(own) == []
+    for what, again in MEANT.items():
+        own.run(what)
+        found = reshaped(own)
+        assert sorted(change.table.name for change in found) == again, what
+        assert all(change.ddl and change.ddl.startswith("-- ") and not change.resnapshot for change in found)
+        tables = own.source.describe()
+        assert all(change.table == tables[change.table.name] for change in found)
+        assert reshaped(own) == []
+    own.open()
+    assert reshaped(own) == []
+
+
+def test_a_view_that_is_made_anew_while_we_are_away_is_told(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, 'CREATE VIEW "a.b" AS SELECT k FROM t')
+    own.source.close()
+    own.run('DROP VIEW "a.b"')
+    own.open()
+    assert [(change.table.name, change.ddl) for change in reshaped(own)] == [("t", '-- view "a.b" is gone')]
+    own.open()
+    own.run('CREATE VIEW "a.b" AS SELECT k FROM t')  # also one that comes back
+    assert [change.ddl for change in reshaped(own)] == ['-- view "a.b" was defined anew']
+
+
+def test_a_view_over_a_table_of_which_nothing_came_yet_is_told(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE VIEW v AS SELECT k FROM t")
+    own.run("CREATE TABLE fresh(k int PRIMARY KEY)", "CREATE OR REPLACE VIEW v AS SELECT k FROM fresh")
+    found = reshaped(own)
+    assert sorted((change.table.name, change.ddl) for change in found) == [
+        ("fresh", ""),
+        ("t", "-- view v was defined anew"),
+    ]
+    assert not any(change.resnapshot for change in found)
+    own.run("INSERT INTO fresh VALUES (1)")
+    (part,) = own.pull()
+    assert [(change.op, change.table.version) for change in part.changes] == [(Op.INSERT, 1)]
+    own.log.clear()
+    own.open()  # and all of it comes again as it was
+    assert [change.table.name for part in own.pull() for change in part.changes] == ["fresh", "t", "fresh"]
+
+
 @pytest.mark.parametrize(
-    "text", ["", "x", "{}", '{"tables": {"1": 5}}', '{"gone": [[1, "t"], [0, "t"]]}', '{"gone": 7}']
+    "text",
+    [
+        *("", "x", "{}", '{"tables": {"1": 5}}', '{"gone": [[1, "t"], [0, "t"]]}', '{"gone": 7}'),
+        *('{"moved": {"u": "DROP TABLE u"}}', '{"moved": ["t"]}'),
+    ],
 )
 def test_a_message_that_anybody_wrote_under_our_name_does_no_harm(text: str, rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE)

@@ -32,7 +32,7 @@ from headwater.pipeline.sinks.delta_layout import (
     state_of,
     step_app,
 )
-from headwater.pipeline.sinks.delta_merge import TooLarge, collect, filled, merge_rows, ours, tries
+from headwater.pipeline.sinks.delta_merge import TooLarge, collect, filled, keeping, merge_rows, ours, tries
 from headwater.pipeline.sinks.delta_part import DONE, FENCED, REPORT, UNFIT, PartWriter, Place, committing
 from headwater.pipeline.sinks.delta_rows import read_rows
 from headwater.pipeline.sinks.opening import Needs
@@ -61,6 +61,7 @@ class DeltaSink:
     """One table of a lake; any number of other readers, and writers such as OPTIMIZE, may use it too."""
 
     exactly_once = True
+    keeps = True
 
     def __init__(self, settings: Settings) -> None:
         self.name, self.mode = f"delta {settings.path}", settings.mode
@@ -220,6 +221,7 @@ class DeltaSink:
         rows = collect(source)
         try:
             if rows.num_rows:
+                rows, merge = keeping(rows, merge) if self.mode == UPSERT else (rows, merge)
                 merge_rows(held, rows, merge, app, todo.upto)
             if held.version() == version and app:  # delta-rs commits nothing where nothing changes
                 self._append_nothing(held, app, todo.upto)

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.model.table import Table
-from headwater.pipeline.compaction import quoted
+from headwater.pipeline.compaction import free, quoted
 from headwater.pipeline.failure import cause_of
 from headwater.pipeline.schema import changes_schema, struct_of
 from headwater.pipeline.sinks.delta_layout import SOURCE, TARGET, Merge
 from headwater.pipeline.sinks.delta_part import committing
+from headwater.pipeline.sinks.kept import UNKNOWN, kept
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,6 +52,28 @@ def merge_rows(held: DeltaTable, rows: pa.Table, merge: Merge, app: str | None, 
     merger.when_matched_update(merge.update, merge.update_if).when_not_matched_insert(
         merge.insert, merge.insert_if
     ).execute()
+
+
+def keeping(rows: pa.Table, merge: Merge) -> tuple[pa.Table, Merge]:
+    """Where `_misfit` tells values that were left out: the merge that leaves those as they are. See whole."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    misfit = rows.schema.names[-7]  # before what tells about a change, and whether the key is gone
+    if not pc.any(pc.match_substring(rows[misfit], UNKNOWN)).as_py():
+        return rows, merge
+    gone = rows.column(rows.num_columns - 1).to_pylist()
+    told = [kept(None if is_gone else text) for text, is_gone in zip(rows[misfit].to_pylist(), gone, strict=True)]
+    rows = rows.set_column(
+        rows.schema.get_field_index(misfit), misfit, pa.array([rest for _, rest in told], pa.string())
+    )
+    update = dict(merge.update)
+    for number, name in enumerate(sorted(frozenset[str]().union(*(names for names, _ in told)))):
+        flag = free(f"_kept{number}", rows.schema.names)
+        rows = rows.append_column(flag, pa.array([name in names for names, _ in told], pa.bool_()))
+        here, there = f"{TARGET}.{quoted(name)}", f"{SOURCE}.{quoted(name)}"
+        update[quoted(name)] = f"CASE WHEN {SOURCE}.{quoted(flag)} THEN {here} ELSE {there} END"
+    return rows, msgspec.structs.replace(merge, update=update)
 
 
 def filled(frame: DataFrame, table: Table) -> DataFrame:

@@ -41,6 +41,8 @@ class DeltaSparkSink(DeltaSink):
     over, or a step that ends lower, is skipped by its number; one that began lower merges to the same rows.
     """
 
+    keeps = False
+
     def __init__(self, settings: Settings, spark: SparkSession) -> None:
         super().__init__(settings)
         self.name = f"delta-spark {settings.path}"

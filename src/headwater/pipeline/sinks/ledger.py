@@ -35,6 +35,7 @@ class LedgerSink:
     """What all of them do; `send_rows` and `send_changes` are their own part."""
 
     exactly_once = False
+    keeps = False
     mode = HISTORY
 
     def __init__(

@@ -52,6 +52,7 @@ class ParquetSink:
     """A folder on a file system that driver and executors share."""
 
     exactly_once = True
+    keeps = False
     mode = HISTORY
 
     def __init__(self, path: Path) -> None:

@@ -111,6 +111,7 @@ class Sink(Protocol):
     name: str  # for people: kind and place, no secrets
     exactly_once: bool  # whether rows and progress are one commit
     mode: str  # UPSERT or HISTORY
+    keeps: bool  # whether an upsert can leave columns as they are, see pipeline/whole.py
 
     def state(self) -> State | None:
         """Where it stands; None when nothing was begun."""

@@ -34,7 +34,7 @@ from headwater.pipeline.sinks.sql_engine import (
     shown,
     writing,
 )
-from headwater.pipeline.sinks.sql_staging import ATTEMPT, REPORT, Report, Stager, stage_table, staged
+from headwater.pipeline.sinks.sql_staging import ATTEMPT, KEPT, REPORT, Report, Stager, stage_table, staged
 from headwater.pipeline.sinks.sql_target import StateTable, Target, create_table
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class SqlSink:
     """One table of a SQL database. Its `headwater_sink` and staging tables stand beside it."""
 
     exactly_once = True
+    keeps = True
 
     def __init__(
         self,
@@ -188,7 +189,7 @@ class SqlSink:
         """The staging table for this frame, empty of what crashed runs left."""
         target = self._target(table)
         fields = [field for field in target.fields if field.name in set(frame.columns)]
-        shape = msgspec.json.encode([plan, fields])
+        shape = msgspec.json.encode([plan, fields, KEPT])
         name = self._prefix + hashlib.sha256(shape).hexdigest()[:8]
         stage = stage_table(name, self._schema, fields, self._dialect)
         create_table(self._engine, stage)

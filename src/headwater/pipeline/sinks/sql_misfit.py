@@ -13,6 +13,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import from_lit, to_lit
+from headwater.pipeline.sinks.kept import kept
 from headwater.pipeline.sinks.sql_dialects import MISFIT, MYSQL, SQLITE, Field
 
 if TYPE_CHECKING:
@@ -36,6 +37,27 @@ def set_aside(batch: pa.RecordBatch, fields: Sequence[Field], backend: str) -> p
             values[at] = 0.0 if values[at] == 0 else None
         columns[place], columns[told] = pa.array(values, pa.float64()), pa.array(misfits, pa.string())
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def keep_aside(batch: pa.RecordBatch, fields: Sequence[Field]) -> tuple[pa.RecordBatch, list[str | None]]:
+    """`batch` whose `_misfit` tells nothing of values that were left out; and of each row which fields those are, by
+    their numbers. Its last column says which rows are deletes: of those nothing is needed."""
+    import pyarrow as pa
+
+    told = _place(fields)
+    if told is None:
+        return batch, [None] * batch.num_rows
+    gone = batch.column(len(fields)).to_pylist()
+    found = [
+        kept(None if is_gone else text) for text, is_gone in zip(batch.column(told).to_pylist(), gone, strict=True)
+    ]
+    if not any(names for names, _ in found):
+        return batch, [None] * batch.num_rows
+    columns = list(batch.columns)
+    columns[told] = pa.array([rest for _, rest in found], pa.string())
+    numbers = {field.name: place for place, field in enumerate(fields)}
+    stay = [",".join(str(place) for place in sorted(map(numbers.__getitem__, names))) or None for names, _ in found]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema), stay
 
 
 def restore(columns: Sequence[Sequence[Any]], fields: Sequence[Field]) -> list[Sequence[Any]]:

@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from headwater.pipeline.failure import noted_each
 from headwater.pipeline.sinks.sql_dialects import POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql_engine import open_engine, ours, writing
-from headwater.pipeline.sinks.sql_misfit import set_aside
+from headwater.pipeline.sinks.sql_misfit import keep_aside, set_aside
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ATTEMPT, GONE = "attempt", "gone"
+ATTEMPT, GONE, KEPT = "attempt", "gone", "kept"
 REPORT = "partition int, attempt string, rows bigint, problem string"
 
 
@@ -45,6 +45,7 @@ def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect:
         sa.MetaData(),
         sa.Column(ATTEMPT, sa.String(32), nullable=False),
         sa.Column(GONE, sa.Boolean, nullable=False),
+        sa.Column(KEPT, sa.Text),  # the numbers of columns that stay as they are, if any
         *columns,
         schema=schema,
         prefixes=unlogged,
@@ -111,9 +112,10 @@ class Stager:
 
     def _copy(self, engine: sa.Engine, attempt: str, batch: pa.RecordBatch) -> None:
         table = stage_table(self._stage, self._schema, self._fields, self._dialect)
+        batch, stay = keep_aside(batch, self._fields) if self._has_gone else (batch, [None] * batch.num_rows)
         values = [self._dialect.to_database(batch.column(place), field) for place, field in enumerate(self._fields)]
         gone = batch.column(len(self._fields)).to_pylist() if self._has_gone else [False] * batch.num_rows
-        rows = list(zip([attempt] * batch.num_rows, gone, *values, strict=True))
+        rows = list(zip([attempt] * batch.num_rows, gone, stay, *values, strict=True))
         if not rows:
             return
         with writing(engine) as connection:

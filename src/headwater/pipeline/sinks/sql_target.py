@@ -16,7 +16,8 @@ from headwater.pipeline.compaction import quoted
 from headwater.pipeline.sinks.sink import Plan, State
 from headwater.pipeline.sinks.sql_dialects import MYSQL, POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql_engine import reading, writing
-from headwater.pipeline.sinks.sql_staging import ATTEMPT, GONE
+from headwater.pipeline.sinks.sql_staging import ATTEMPT, GONE, KEPT
+from headwater.pipeline.whole import unknown
 
 STATE_TABLE = "headwater_sink"
 _INSERT: dict[str, Any] = {POSTGRES: postgresql.insert, MYSQL: mysql.insert, SQLITE: sqlite.insert}
@@ -169,7 +170,7 @@ class Target:
             matched = [*where, *(left == right for left, right in pairs)]
         connection.execute(sa.delete(self.table).where(*matched))
         insert = _INSERT[self._dialect.backend](self.table).from_select(
-            list(names), self._select(stage, names, attempts)
+            list(names), self._filled(connection, stage, names, attempts)
         )
         others = [name for name in names if name not in self._keys]
         if self._dialect.backend == MYSQL:
@@ -177,6 +178,28 @@ class Target:
         else:
             new = {name: insert.excluded[name] for name in others}
             connection.execute(insert.on_conflict_do_update(index_elements=self._keys, set_=new))
+
+    def _filled(
+        self, connection: sa.Connection, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]
+    ) -> sa.Select[Any]:
+        """The staged rows; what was left out of them is what the target has."""
+        rows = self._select(stage, names, attempts)
+        which = rows.with_only_columns(stage.c[KEPT]).where(stage.c[KEPT].is_not(None)).distinct()
+        told = {str(text): {*map(int, text.split(","))} for (text,) in connection.execute(which)}
+        if not told:
+            return rows
+        keys = [(name, stage.c[f"c{names.index(name)}"]) for name in self._keys]
+        both = stage.outerjoin(self.table, sa.and_(*(self.table.c[name] == column for name, column in keys)))
+        columns = []
+        for place, name in enumerate(names):
+            texts = [text for text, places in told.items() if place in places]
+            own, has = stage.c[f"c{place}"], self.table.c[name]
+            columns.append(sa.case((stage.c[KEPT].in_(texts), has), else_=own) if texts else own)
+        missing = rows.with_only_columns(sa.literal(1)).select_from(both)
+        missing = missing.where(stage.c[KEPT].is_not(None), self.table.c[self._keys[0]].is_(None)).limit(1)
+        if connection.execute(missing).first() is not None:
+            raise unknown()
+        return rows.with_only_columns(*columns).select_from(both)
 
     def _select(self, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]) -> sa.Select[Any]:
         columns = [stage.c[f"c{place}"] for place in range(len(names))]

@@ -1,32 +1,50 @@
-"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show.
+"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show; and
+that queries mean something else by it, though no row of it changed (see meanings).
 
 It is told by a message of ours in the server's own log. So it has a place among the commits, and comes again after a
 crash with the same words: what a row was delivered under never changes. While it is written nobody can alter the tables
-that it is about, and one that is gone never comes back under its oid.
+whose shapes it tells, and one that is gone never comes back under its oid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import psycopg
 
 from headwater.model.table import Table
 from headwater.sources.postgres.assembly import SHAPES
-from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.catalogue import Described, describe
 from headwater.sources.postgres.connection import Connection, quoted
 from headwater.sources.postgres.held import Shapes
+from headwater.sources.postgres.meanings import Meaning, Meanings, moved, read_meanings, remembered
 from headwater.sources.postgres.relations import Announcement, is_same_shape, is_told_alike, split_name
 from headwater.sources.postgres.slot import table_oid
 
 LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time
 
 
-def announce(connection: Connection, publication: str, shapes: Shapes) -> bool:
-    """Tell how the catalogue differs from what the log ends with; False if it must be tried again."""
-    found = _look(connection, publication, shapes)
-    if not found.tables and not found.gone:
+def announce(
+    connection: Connection, publication: str, shapes: Shapes, told: Meanings | None
+) -> tuple[bool, dict[str, Meaning | None]]:
+    """Tell how the catalogue differs from what the log ends with, and what queries mean from what was `told` before.
+
+    Gives whether all of it was told, else it must be tried again; and what was told of meanings.
+    """
+    means = read_meanings(connection)
+    now = describe(connection, publication)
+    meant = {} if told is None else moved(told, means, _fitting(shapes, now))
+    found = _look(connection, now, shapes, meant)
+    others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
+    return _announce(connection, publication, shapes, found, others), remembered(told or {}, means)
+
+
+def _announce(
+    connection: Connection, publication: str, shapes: Shapes, found: Announcement, others: Mapping[str, str]
+) -> bool:
+    if not found.tables:
+        _tell(connection, Announcement(gone=found.gone, moved=others))
         return True
     try:
         with connection.transaction():
@@ -35,27 +53,33 @@ def announce(connection: Connection, publication: str, shapes: Shapes) -> bool:
             for table in found.tables.values():
                 schema, name = split_name(table.name) or ("", "")
                 connection.execute(f"LOCK TABLE ONLY {quoted(schema)}.{quoted(name)} IN ACCESS SHARE MODE".encode())
-            again = _look(connection, publication, shapes)
+            again = _look(
+                connection, describe(connection, publication), shapes, {each.name for each in found.tables.values()}
+            )
             locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
-            _tell(connection, Announcement(locked, again.gone))
+            _tell(connection, Announcement(locked, again.gone, others))
     except psycopg.errors.InsufficientPrivilege:  # who may not read a table cannot hold it
-        _tell(connection, Announcement(gone=found.gone))
+        _tell(connection, Announcement(gone=found.gone, moved=others))
     except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+        _tell(connection, Announcement(moved=others))
         return False
     return True
 
 
 def _tell(connection: Connection, found: Announcement) -> None:
+    if found == Announcement():
+        return
     text = msgspec.json.encode(found).decode()
     connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [SHAPES, text])
 
 
-def _look(connection: Connection, publication: str, shapes: Shapes) -> Announcement:
-    now = describe(connection, publication)
+def _look(connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str]) -> Announcement:
+    """`wanted` are told also where the log does not know them yet."""
     ours = {oid: now.tables[name] for name, oid in now.oids.items() if shapes.oids.get(name, oid) == oid}
     missing = [(shapes.oids.get(name, 0), name) for name in shapes.tables if name not in now.tables]
     missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
-    news = {oid: table for oid, table in ours.items() if _is_news(shapes.tables, table)}
+    known = shapes.tables
+    news = {oid: t for oid, t in ours.items() if _is_news(known, t) or (t.name in wanted and t.name not in known)}
     return Announcement(news, [(oid, name) for oid, name in missing if not _is_there(connection, oid, name)])
 
 
@@ -64,6 +88,17 @@ def _is_there(connection: Connection, oid: int, name: str) -> bool:
     if not oid:
         return table_oid(connection, name) is not None
     return connection.execute("SELECT 1 FROM pg_class WHERE oid = %s", [oid]).fetchone() is not None
+
+
+def _is_in(found: Announcement, name: str) -> bool:
+    return any(each == name for _, each in found.gone) or any(each.name == name for each in found.tables.values())
+
+
+def _fitting(shapes: Shapes, now: Described) -> set[str]:
+    """The tables that are those which the log knows, with the columns that it knows."""
+    known = shapes.tables
+    alike = {name for name, table in now.tables.items() if name in known and is_told_alike(known[name], table)}
+    return {name for name in alike if shapes.oids.get(name, now.oids[name]) == now.oids[name]}
 
 
 def _is_news(known: Mapping[str, Table], table: Table) -> bool:

@@ -14,7 +14,7 @@ import msgspec
 
 from headwater.config import PostgresConfig
 from headwater.model.change import Transaction
-from headwater.sources.postgres import history
+from headwater.sources.postgres import history, meanings
 from headwater.sources.postgres.announcement import announce
 from headwater.sources.postgres.barriers import Side
 from headwater.sources.postgres.catalogue import describe, schema_number
@@ -50,6 +50,7 @@ class Attachment:
         self._history: History | None = None
         self._told_at = 0.0
         self._announced = 0  # the number of the schema
+        self._meanings: meanings.Meanings | None = None  # that readers know of
 
     def findings(self, connection: Connection) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
@@ -76,6 +77,7 @@ class Attachment:
             shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
             who = self._identify()
             point = Point(offset, position, shapes)
+            self._remember(meanings.read_meanings(connection))
             published = find_publication(connection, self.publication)
             return History(generation, who.system, who.timeline, connection.info.dbname, position, point, published)
 
@@ -102,6 +104,7 @@ class Attachment:
         if point.offset != latest:
             return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
         self._history = msgspec.structs.replace(found, point=point)
+        self._meanings = meanings.load(self._notes.note(meanings.NOTE))
         reason = self._side.ask(lambda connection: self.judge(self._identify(), connection, point))
         if reason:
             return reason
@@ -127,10 +130,19 @@ class Attachment:
 
         def work(connection: Connection) -> None:
             number = schema_number(connection)
-            if number != self._announced and announce(connection, self.publication, shapes):
+            if number == self._announced:
+                return
+            is_told, means = announce(connection, self.publication, shapes, self._meanings)
+            if means != self._meanings:  # a crash before this tells it twice, which is harmless
+                self._remember(means)
+            if is_told:
                 self._announced = number
 
         self._side.ask(work)
+
+    def _remember(self, means: meanings.Meanings) -> None:
+        self._notes.set_notes(**{meanings.NOTE: meanings.save(means)})
+        self._meanings = means
 
     def _altered(self, connection: Connection) -> str:
         known = self._known.publication

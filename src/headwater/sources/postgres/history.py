@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headwater.model.change import Op, Transaction
+from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.publication import Publication
+from headwater.sources.postgres.relations import is_end
 from headwater.sources.postgres.slot import Known
 
 NOTE = "postgres"
@@ -66,7 +67,7 @@ def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
     for part in parts:
         for change in part.changes:
             name = change.table.name
-            if change.op is Op.SCHEMA_CHANGE and change.ddl:  # the name ended; see relations
+            if is_end(change):
                 tables.pop(name, None)
                 oids.pop(name, None)
             elif tables.get(name) is not change.table:

@@ -160,13 +160,20 @@ def is_told_alike(one: Table, other: Table) -> bool:
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What the catalogue said at a place of the server's log: tables by their oids, and which are gone.
+    """What the catalogue said at a place of the server's log: tables by their oids, which are gone, and by which names
+    queries mean something else, with the reason.
 
     The log does not always know the oid of a table that it has not seen for long: then it is 0.
     """
 
     tables: dict[int, Table] = {}
     gone: list[tuple[int, str]] = []
+    moved: Mapping[str, str] = {}
+
+
+def is_end(change: Change) -> bool:
+    """Whether the table's name ended with it."""
+    return change.op is Op.SCHEMA_CHANGE and (change.ddl or "").startswith(("DROP TABLE ", "ALTER TABLE "))
 
 
 def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
@@ -271,6 +278,7 @@ class Relations:
     def announce(self, found: Announcement) -> list[Change]:
         """What is news of an announcement. What rows tell by themselves is left to them."""
         changes: list[Change] = []
+        change: Change | None
         for oid, name in found.gone:
             if self.oids.get(name, 0) == oid and name in self.tables:
                 changes.append(Change(Op.SCHEMA_CHANGE, self.tables.pop(name), ddl=f"DROP TABLE {name}"))
@@ -279,14 +287,24 @@ class Relations:
                 self._forget(oid)
         for oid, table in found.tables.items():
             known = self.tables.get(table.name)
-            if known is None or self.oids.get(table.name, oid) != oid or not is_told_alike(known, table):
-                continue
             table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
-            if (change := schema_change(known, table, TableFact())) is not None:
+            if known is None and self._names.get(oid, table.name) == table.name:
+                change = Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=not self._all_tables)
+                self._names[oid], self.oids[table.name] = table.name, oid
+            elif known is None or self.oids.get(table.name, oid) != oid or not is_told_alike(known, table):
+                continue
+            else:
+                change = schema_change(known, table, TableFact())
+            if change is not None:
                 changes.append(change)
                 self.tables[table.name], self.versions[table.name] = table, table.version
                 self._forget(oid)
         self.changed += bool(changes)
+        told = {change.table.name for change in changes}
+        for name, why in found.moved.items():
+            if name in self.tables and name not in told:
+                # A comment, of one line: whatever the names in it are, it is no statement.
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=f"-- {' '.join(why.split())}"))
         return changes
 
     def is_ready(self, oid: int) -> bool:

@@ -208,8 +208,12 @@ class PostgresSource:
     def _notice(self, found: Passed) -> None:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
-            self._schema, self._looked_at = found.schema, 0.0
             self._columns.forget()
+            held = self._held
+            if held is not None:  # at once: what a query meant when it was understood must be known when that changes
+                with suppress(HeadwaterError):
+                    self._attachment.announce(held.whole.shapes)
+            self._schema, self._looked_at = found.schema, 0.0
 
     def glance(self) -> Look | None:
         """Never: it takes a round trip."""

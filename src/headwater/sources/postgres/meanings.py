@@ -1,0 +1,129 @@
+"""What queries mean by a table or a view, beside its rows: remembered, so that a change of it is told to their feeds.
+
+No row tells that a view was replaced, a partition attached or a type altered. So the catalogue is held against what it
+said the last time that it was looked at; what moved is told for every table that such a query reads (see
+announcement).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.relations import table_name
+
+NOTE = "postgres_meanings"
+MOST_GONE = 1_000  # names that ended and are remembered, should they come back
+
+# Relations lead to what they read: views by their rules, parents by their children. Types lead to those inside of them.
+# What is known by the transaction that wrote it is another one also when it was changed back.
+_SQL = """
+WITH RECURSIVE relation AS (
+  SELECT c.*, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE c.oid >= 16384 AND c.relpersistence <> 't' AND c.relkind IN ('r', 'p', 'v')
+), edge (reader, read) AS (
+  SELECT r.ev_class, d.refobjid FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass
+    AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> r.ev_class
+  WHERE r.oid >= 16384 AND r.ev_type = '1'
+  UNION SELECT inhparent, inhrelid FROM pg_inherits
+), reach (root, oid) AS (
+  SELECT oid, oid FROM relation UNION SELECT r.root, e.read FROM reach r JOIN edge e ON e.reader = r.oid
+), typed (root, oid) AS (
+  SELECT attrelid, atttypid FROM pg_attribute
+  WHERE attrelid IN (SELECT oid FROM relation) AND attnum > 0 AND NOT attisdropped AND atttypid >= 16384
+  UNION SELECT u.root, i.oid FROM typed u JOIN pg_type t ON t.oid = u.oid CROSS JOIN LATERAL (
+    VALUES (t.typelem), (t.typbasetype)
+    UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
+      AND NOT a.attisdropped) i (oid)
+  WHERE i.oid >= 16384
+)
+SELECT c.nspname, c.relname, c.relkind::text,
+  c.oid || '/' || (SELECT string_agg(
+     concat_ws(' ', attnum, attname, atttypid, atttypmod, attcollation, attgenerated), ',' ORDER BY attnum)
+   FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
+  concat_ws('/', c.relkind, c.relpersistence, c.relrowsecurity, c.relforcerowsecurity,
+    (SELECT string_agg(oid || ' ' || xmin::text, ',' ORDER BY oid) FROM pg_policy WHERE polrelid = c.oid), '',
+    (SELECT string_agg(oid || ' ' || xmin::text, ',' ORDER BY oid) FROM pg_rewrite WHERE ev_class = c.oid), '',
+    (SELECT string_agg(p.oid || ' ' || p.xmin::text, ',' ORDER BY p.oid) FROM pg_rewrite r JOIN pg_depend d
+       ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_proc'::regclass
+       JOIN pg_proc p ON p.oid = d.refobjid WHERE r.ev_class = c.oid AND p.oid >= 16384), '',
+    (SELECT string_agg(inhrelid::text, ',' ORDER BY inhrelid) FROM pg_inherits WHERE inhparent = c.oid), '',
+    (SELECT string_agg(e.enumtypid || ' ' || e.enumlabel, ',' ORDER BY e.enumtypid, e.enumsortorder)
+       FROM typed u JOIN pg_enum e ON e.enumtypid = u.oid WHERE u.root = c.oid), '',
+    (SELECT string_agg(
+       concat_ws(' ', t.oid, a.attnum, a.attname, a.atttypid, a.atttypmod), ',' ORDER BY t.oid, a.attnum)
+       FROM typed u JOIN pg_type t ON t.oid = u.oid JOIN pg_attribute a ON a.attrelid = t.typrelid
+       WHERE u.root = c.oid AND a.attnum > 0 AND NOT a.attisdropped)),
+  (SELECT coalesce(array_agg(ARRAY[l.nspname::text, l.relname::text] ORDER BY l.oid), ARRAY[]::text[])
+   FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r')
+FROM relation c
+"""
+
+
+class Meaning(msgspec.Struct, frozen=True, array_like=True):
+    """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows."""
+
+    kind: str
+    columns: str
+    rest: str
+    tables: tuple[str, ...]
+
+
+Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
+
+
+def read_meanings(connection: Connection) -> dict[str, Meaning]:
+    """As they are now."""
+    found: dict[str, Meaning] = {}
+    for schema, name, kind, columns, rest, tables in connection.execute(_SQL.encode()).fetchall():
+        read = tuple(table_name(*each) for each in tables)
+        found[table_name(schema, name)] = Meaning(kind, _digest(columns or ""), _digest(rest), read)
+    return found
+
+
+def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -> dict[str, str]:
+    """The tables whose queries may mean something else, each with the reason. Pure.
+
+    One that is new was in no query yet. `fits` are tables whose columns the log knows as they are: rows have told.
+    """
+    found: dict[str, str] = {}
+    for name, was in before.items():
+        is_ = now.get(name)
+        if is_ == was or (is_ is not None and was is not None and _is_told(name, was, is_, fits)):
+            continue
+        what = "view" if "v" in {each.kind for each in (was, is_) if each is not None} else "table"
+        why = f"{what} {name} " + ("is gone" if is_ is None else "was defined anew")
+        for each in (was, is_):
+            found |= {table: why for table in (each.tables if each is not None else ()) if table not in found}
+    return found
+
+
+def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:
+    """Whether nothing is another but the columns of a table, which its rows have told."""
+    return is_.kind == "r" and (was.rest, was.tables) == (is_.rest, is_.tables) and name in fits
+
+
+def remembered(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, Meaning | None]:
+    """What to compare with next time."""
+    gone = [name for name in before if name not in now][-MOST_GONE:]
+    return {**dict.fromkeys(gone, None), **now}
+
+
+def load(text: str) -> dict[str, Meaning | None] | None:
+    """From the note; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Meaning | None]) if text else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def save(found: Meanings) -> str:
+    """For the note."""
+    return msgspec.json.encode(found).decode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
