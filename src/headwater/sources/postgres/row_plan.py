@@ -26,7 +26,7 @@ Get = Callable[[int], tuple[int, memoryview]]  # PGconn.get_copy_data: the size 
 Take = Callable[[Get, dict[bytes, Decode], list[Change], int, int], tuple[int, memoryview, int]]
 
 HEAD = 6  # bytes of a message that tell who decodes it: its kind, the table's oid, and which row comes first
-FORM = 1  # of Plan and Take: a compiled twin that was built for another one is not used
+FORM = 2  # of Plan and Take: a compiled twin that was built for another one is not used
 ERRORS = (ValueError, LookupError, ArithmeticError, struct.error)
 
 

@@ -29,7 +29,7 @@ cdef extern from "Python.h":
     double PyOS_string_to_double(const char *text, char **end, PyObject *overflow) except? -1.0
     void PyObject_GC_UnTrack(PyObject *)
 
-FORM = 1  # see row_plan
+FORM = 2  # see row_plan
 
 cdef object Change = _Change
 cdef object unavailable = UNAVAILABLE
@@ -49,6 +49,7 @@ cdef struct Text:  # of a value in the message; NULL where it has none
 
 cdef enum:
     LONGEST_FLOAT = 64
+    FRAME_HEAD = 4
 
 
 class _Unread(ValueError):
@@ -254,36 +255,75 @@ cdef object _float(const Text *text):
     return PyFloat_FromDouble(number)
 
 
+cdef class Frames:
+    """The frames of a connection, out of chunks in which each stands after its length; no chunk means none for now."""
+
+    cdef object refill
+    cdef bytes chunk
+    cdef const unsigned char *at
+    cdef const unsigned char *end
+
+    def __init__(self, refill):
+        self.refill, self.chunk = refill, b""
+        self.at = self.end = NULL
+
+    def __call__(self, wait=1):
+        """As `Get`."""
+        cdef const unsigned char *frame = NULL
+        cdef Py_ssize_t size = self.next(&frame)
+        return size, memoryview(PyBytes_FromStringAndSize(<const char *> frame, size))
+
+    cdef Py_ssize_t next(self, const unsigned char **frame) except -1:
+        cdef unsigned int size
+        if self.at == self.end:
+            self.chunk = self.refill()
+            self.at = <const unsigned char *> PyBytes_AS_STRING(self.chunk)
+            self.end = self.at + PyBytes_GET_SIZE(self.chunk)
+            if self.at == self.end:
+                return 0
+        memcpy(&size, self.at, FRAME_HEAD)
+        frame[0] = self.at + FRAME_HEAD
+        self.at += FRAME_HEAD + size
+        return size
+
+
 def take(get, dict rows not None, list changes not None, Py_ssize_t most, Py_ssize_t most_bytes):
     """See Take."""
+    cdef Frames frames = get if type(get) is Frames else None
     cdef Py_ssize_t taken = 0
     cdef Py_ssize_t size
     cdef object decoder = None
-    cdef object frame
+    cdef object frame = None
     cdef tuple got
     cdef bytes head = None
     cdef Py_buffer view
-    cdef const unsigned char *message
+    cdef const unsigned char *message = NULL
     while True:
-        got = get(1)
-        frame = got[1]
-        size = got[0]
-        if size < DATA_HEAD + HEAD or PyList_GET_SIZE(changes) >= most or taken >= most_bytes:
-            return size, frame, taken
-        PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
-        try:
-            if (<const unsigned char *> view.buf)[0] != DATA or view.len != size:
-                return size, frame, taken
-            message = <const unsigned char *> view.buf + DATA_HEAD
+        if frames is None:
+            got = get(1)
+            size, frame = got
+            if size > 0:
+                PyObject_GetBuffer(frame, &view, PyBUF_SIMPLE)
+                message = <const unsigned char *> view.buf
+                PyBuffer_Release(&view)  # `frame` keeps it where it is
+                if view.len != size:
+                    return size, frame, taken
+        else:
+            size = frames.next(&message)
+        if size >= DATA_HEAD + HEAD and message[0] == DATA and PyList_GET_SIZE(changes) < most and taken < most_bytes:
+            message += DATA_HEAD
             if head is None or memcmp(message, PyBytes_AS_STRING(head), HEAD):
                 head = PyBytes_FromStringAndSize(<const char *> message, HEAD)
                 decoder = rows.get(head)
-            if decoder is None:
-                return size, frame, taken
             if type(decoder) is Decoder:
                 changes.append((<Decoder> decoder).decode(message, size - DATA_HEAD))
-            else:
+                taken += size - DATA_HEAD
+                continue
+            if decoder is not None:
                 changes.append(decoder(PyBytes_FromStringAndSize(<const char *> message, size - DATA_HEAD)))
-        finally:
-            PyBuffer_Release(&view)
-        taken += size - DATA_HEAD
+                taken += size - DATA_HEAD
+                continue
+            message -= DATA_HEAD
+        if frames is not None:
+            frame = memoryview(PyBytes_FromStringAndSize(<const char *> message, size))
+        return size, frame, taken

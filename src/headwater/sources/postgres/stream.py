@@ -34,6 +34,7 @@ from headwater.sources.postgres.held import Held, Point, Shapes
 from headwater.sources.postgres.relations import Relations
 from headwater.sources.postgres.slot import Identity, find_slot, identify, wire_error
 from headwater.sources.postgres.spill import FileSpill
+from headwater.sources.postgres.wire import wire as wire_of
 
 logger = logging.getLogger("headwater.postgres")
 
@@ -223,21 +224,22 @@ class _Pump:
     """One connection that runs."""
 
     def __init__(self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, interval: float) -> None:
-        self._owner, self._wire, self._assembly, self._relations = owner, wire, assembly, relations
+        self._owner, self._connection, self._assembly, self._relations = owner, wire, assembly, relations
         self._held, self._keeper, self._interval = owner.held, owner.keeper, interval
         self._weighed = self._changed = 0
         self._told = 0  # the LSN that the server was last told
         self._told_at = self._heard_at = time.monotonic()
+        self._wire = wire_of(wire, owner.server.name)
         self._poll = select.poll()
-        self._poll.register(wire.socket, select.POLLIN)
+        self._poll.register(self._wire.socket, select.POLLIN)
         self._poll.register(owner.wake_in.fileno(), select.POLLIN)
 
     def run(self) -> None:
         """Until it breaks, or another one is wanted."""
-        with contextlib.suppress(_Over):
+        with contextlib.closing(self._wire), contextlib.suppress(_Over):
             while not self._is_over():
                 for _ in range(FRAMES):
-                    size, data = self._assembly.take(self._wire.get_copy_data)
+                    size, data = self._assembly.take(self._wire.get)
                     if size <= 0:
                         break
                     self._frame(data)
@@ -245,7 +247,8 @@ class _Pump:
                     self._heard_at = time.monotonic()
                     self._tell()
                     continue
-                if size < 0:
+                if size < 0 or self._wire.is_ended():
+                    self._wire.close()
                     raise self._ended()
                 self._wait()
 
@@ -299,7 +302,7 @@ class _Pump:
                 self._owner.wake_in.recv(4096)
             else:
                 self._heard_at = time.monotonic()
-                self._wire.consume_input()
+                self._wire.read()
         self._tell()
 
     def _tell(self, *, at_once: bool = False) -> None:
@@ -310,12 +313,11 @@ class _Pump:
             return
         if now - self._heard_at > SILENCE_SECONDS and self._held.has_room:
             raise SourceError(f"{self._owner.server.name!r} has not answered for {SILENCE_SECONDS:.0f} seconds")
-        self._wire.put_copy_data(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=wall_ms(), reply=due))
-        self._wire.flush()
+        self._wire.send(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=wall_ms(), reply=due))
         self._told, self._told_at = lsn, now
 
     def _ended(self) -> HeadwaterError:
-        result = self._wire.get_result()
+        result = self._connection.get_result()
         if result is None or result.status == pq.ExecStatus.COMMAND_OK:
             return SourceError(f"{self._owner.server.name!r} ended the stream")
         return _fatal(wire_error(result, f"the stream of {self._owner.server.name!r}"))

@@ -1,0 +1,169 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, embedsignature=True
+"""Takes what a server sends from its connection without the interpreter's lock, so that it never waits for our Python.
+
+A socket on the same machine holds some 250 rows; while another thread has the lock, the server would stand still. See
+`wire`, which does the same in Python, with the lock, where this was not built.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize
+from cpython.pythread cimport (
+    PyThread_acquire_lock,
+    PyThread_allocate_lock,
+    PyThread_free_lock,
+    PyThread_release_lock,
+    PyThread_type_lock,
+    NOWAIT_LOCK,
+    WAIT_LOCK,
+)
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcpy
+
+cdef extern from "poll.h" nogil:
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd *fds, unsigned long count, int timeout)
+    short POLLIN
+
+cdef extern from "unistd.h" nogil:
+    ssize_t read(int fd, void *data, size_t size)
+    ssize_t write(int fd, const void *data, size_t size)
+    int usleep(unsigned int us)
+
+ctypedef int (*Consume)(void *) noexcept nogil
+ctypedef int (*GetCopy)(void *, char **, int) noexcept nogil
+ctypedef void (*Release)(void *) noexcept nogil
+
+FORM = 1  # see wire
+
+cdef enum:
+    HEAD = 4  # bytes of a frame's length, before it
+    ROOM = 4 << 20  # bytes that may wait; past this the server does
+    # Between two looks, while frames come: a reader that is woken for each of them takes the server's core away. Far less
+    # than it takes to fill the socket.
+    PAUSE_US = 30
+    STATE_OPEN = 1  # the others are what PQgetCopyData said: below zero
+    STATE_BROKEN = -3
+
+OPEN, BROKEN = STATE_OPEN, STATE_BROKEN
+
+
+cdef class Receiver:
+    """`run` belongs to a thread of its own; all else to one other. `wake` and `news` are sockets that it is woken by and
+    wakes by."""
+
+    cdef void *_connection
+    cdef Consume _consume
+    cdef GetCopy _get
+    cdef Release _release
+    cdef int _socket, _wake, _news
+    cdef PyThread_type_lock _lock  # guards the connection and what follows
+    cdef char *_frames
+    cdef size_t _size, _used
+    cdef int _state
+    cdef bint _is_awaited, _is_full, _is_stopped
+
+    def __cinit__(self, size_t connection, size_t consume, size_t get, size_t release, int socket, int wake, int news):
+        self._connection, self._consume = <void *> connection, <Consume> consume
+        self._get, self._release = <GetCopy> get, <Release> release
+        self._socket, self._wake, self._news = socket, wake, news
+        self._state = STATE_OPEN
+        self._lock = PyThread_allocate_lock()
+        if self._lock == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self._frames)
+        if self._lock != NULL:
+            PyThread_free_lock(self._lock)
+
+    def run(self):
+        """Until `stop`, or the stream ends."""
+        with nogil:
+            self._run()
+
+    cdef void _run(self) noexcept nogil:
+        cdef pollfd[2] sockets
+        cdef char[64] rest
+        cdef bint is_full, has_more
+        cdef size_t had
+        sockets[0].fd, sockets[0].events = self._wake, POLLIN
+        sockets[1].fd, sockets[1].events, sockets[1].revents = self._socket, POLLIN, 0
+        while True:
+            PyThread_acquire_lock(self._lock, WAIT_LOCK)
+            if sockets[1].revents and not self._is_stopped and not self._consume(self._connection):
+                self._state = STATE_BROKEN
+            had = self._used
+            self._take()  # also what came before it broke
+            has_more = self._used > had
+            is_full = self._is_full = self._used >= ROOM
+            if self._is_awaited and (self._used or self._state != STATE_OPEN):
+                self._is_awaited = False
+                write(self._news, b"x", 1)
+            if self._state != STATE_OPEN or self._is_stopped:
+                PyThread_release_lock(self._lock)
+                return
+            PyThread_release_lock(self._lock)
+            if has_more:
+                usleep(PAUSE_US)
+            sockets[0].revents = sockets[1].revents = 0
+            poll(sockets, 1 if is_full else 2, -1)
+            if sockets[0].revents:
+                read(self._wake, rest, sizeof(rest))
+
+    cdef void _take(self) noexcept nogil:
+        cdef char *frame
+        cdef char *grown
+        cdef int size
+        cdef size_t wanted
+        while self._used < ROOM:
+            size = self._get(self._connection, &frame, 1)
+            if size <= 0:
+                if size < 0 and self._state == STATE_OPEN:
+                    self._state = size
+                return
+            wanted = self._used + HEAD + size
+            if wanted > self._size:
+                grown = <char *> realloc(self._frames, 2 * wanted)
+                if grown == NULL:
+                    self._release(frame)
+                    self._state = STATE_BROKEN
+                    return
+                self._frames, self._size = grown, 2 * wanted
+            memcpy(self._frames + self._used, &size, HEAD)
+            memcpy(self._frames + self._used + HEAD, frame, size)
+            self._used = wanted
+            self._release(frame)
+
+    def take(self):
+        """All that came, each frame after its length; whether it waits for `wake` because there was no room for more;
+        and how it stood then: OPEN, or nothing comes after these frames. Where nothing came, `news` tells of what does.
+        """
+        cdef char *frames
+        cdef size_t used
+        cdef bint was_full
+        cdef int state
+        self.lock()
+        frames, used, was_full, state = self._frames, self._used, self._is_full, self._state
+        self._frames, self._size, self._used, self._is_full = NULL, 0, 0, False
+        self._is_awaited = not used
+        PyThread_release_lock(self._lock)
+        try:
+            return PyBytes_FromStringAndSize(frames, used), was_full, state
+        finally:
+            free(frames)
+
+    def stop(self):
+        """End `run`, once it is woken."""
+        self._is_stopped = True
+
+    def lock(self):
+        """Have the connection alone, until `unlock`."""
+        if not PyThread_acquire_lock(self._lock, NOWAIT_LOCK):
+            with nogil:
+                PyThread_acquire_lock(self._lock, WAIT_LOCK)
+
+    def unlock(self):
+        """Give it back."""
+        PyThread_release_lock(self._lock)
