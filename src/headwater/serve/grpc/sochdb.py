@@ -107,10 +107,11 @@ class SubscriptionService:
         held = Held(id, who.name, asked.namespace or db, db, tuple(asked.tables), start, now, stream)
         self._held[id] = held
         try:
-            async for each in self._poured(caller, held.stream):
-                yield each
-                if held.cancelled:
-                    return
+            async for some in _pieces(caller, stream):
+                for each in some:
+                    if held.cancelled:
+                        return
+                    yield each
             if not held.cancelled:
                 raise _why(stream, db)
         finally:
@@ -123,10 +124,9 @@ class SubscriptionService:
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS, pk=_pk(table, key) if table and key else None)
         stream = await self._open(caller, params, EVENTS if everywhere else WATCHING, From())
         try:
-            async for each in self._poured(caller, stream):
-                found = _seen(each, key) if everywhere else each
-                if found:
-                    yield found
+            async for some in _pieces(caller, stream):
+                for each in filter(None, [_seen(event, key) for event in some]) if everywhere else some:
+                    yield each
             raise _why(stream, db)
         finally:
             self._api.feeding().left(stream)
@@ -140,20 +140,6 @@ class SubscriptionService:
             # A predicate that cannot be held exactly is refused; of methods there is none that we do not serve.
             kind = InvalidRequest if isinstance(error, NotSupported) else type(error)
             raise kind(message, hint=error.hint) from None
-
-    async def _poured(self, caller: Caller, stream: Stream) -> AsyncIterator[bytes]:
-        """The messages of `stream`, until it ends."""
-        await caller.context.send_initial_metadata(())  # from here on nothing is missed
-        while True:
-            piece = stream.ready()
-            if piece is None:
-                piece = await stream.next()
-                if piece is None:
-                    return
-            elif not piece:
-                await stream.news()
-            for each in messages(piece):
-                yield each
 
     # --- what is open --------------------------------------------------------------------------------------------
 
@@ -228,6 +214,21 @@ def _seen(event: bytes, key: bytes) -> bytes:
     before = b"" if moved else found.before_value
     told |= {"operation": 1 if moved else found.operation, "after_value": found.after_value, "before_value": before}
     return bytes(_made("WatchKeyEvent", **told).SerializeToString())
+
+
+async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
+    """The messages of `stream`, as they come, until it ends."""
+    await caller.context.send_initial_metadata(())  # from here on nothing is missed
+    while True:
+        piece = stream.ready()
+        if piece is None:
+            piece = await stream.next()
+            if piece is None:
+                return
+        elif not piece:
+            await stream.news()
+            continue
+        yield messages(piece)
 
 
 def _why(stream: Stream, db: str) -> HeadwaterError:
