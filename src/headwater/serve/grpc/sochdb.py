@@ -18,8 +18,7 @@ from headwater.feeds.subscribing import SubscribeTable
 from headwater.model import pairs
 from headwater.model.change import Op
 from headwater.model.database import real_name
-from headwater.model.key import decode_key
-from headwater.model.literal import to_lit
+from headwater.model.key import encode_key
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
@@ -48,7 +47,6 @@ def messages(piece: bytes) -> list[bytes]:
 
 
 EVENTS = Opening("grpc", frame, format=EVENT)
-WATCHING = Opening("grpc", frame, format=WATCH)
 
 
 @dataclass(eq=False)
@@ -121,8 +119,9 @@ class SubscriptionService:
     async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         db, table, key = real_name(asked.namespace), asked.table, asked.key
         everywhere = bool(key) and not table  # one key, of whatever table
-        params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS, pk=_pk(table, key) if table and key else None)
-        stream = await self._open(caller, params, EVENTS if everywhere else WATCHING, From())
+        opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(table, key))
+        params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
+        stream = await self._open(caller, params, opening, From())
         try:
             async for some in _pieces(caller, stream):
                 for each in filter(None, [_seen(event, key) for event in some]) if everywhere else some:
@@ -177,9 +176,9 @@ def _ops(numbers: Any) -> list[str] | None:
     return [word for number in sorted(set(numbers)) for word in OPS[number]] or None
 
 
-def _pk(table: str, key: bytes) -> list[Any]:
-    """The values of `key`, as Lits."""
-    return [to_lit(value) for value in ((key,) if table == pairs.TABLE else decode_key(key))]
+def _place(table: str, key: bytes) -> bytes | None:
+    """The bytes of `key` in the order of the source; None is every key."""
+    return (encode_key((key,)) if table == pairs.TABLE else key) if key else None
 
 
 # --- what is told --------------------------------------------------------------------------------------------------
