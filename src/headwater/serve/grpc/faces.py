@@ -7,6 +7,7 @@ from headwater.serve.api import Api
 from headwater.serve.auth import Gate
 from headwater.serve.bridge import Bridge
 from headwater.serve.grpc.calls import Calls, Doorman
+from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import Face, GrpcServer
 from headwater.serve.metrics import Metrics
@@ -17,5 +18,6 @@ def open_faces(
     api: Api, gate: Gate, bridge: Bridge, places: Places, metrics: Metrics, config: ServeConfig
 ) -> GrpcServer:
     """Every face there is."""
-    faces: list[Face] = [PullService(api, bridge)]
+    changefeeds = ChangeFeedService(api, bridge, metrics.changefeeds, most=config.max_streams)
+    faces: list[Face] = [PullService(api, bridge), changefeeds]
     return GrpcServer(Calls(gate, places, metrics), Doorman(gate), faces, max_bytes=config.max_body_bytes)
