@@ -8,8 +8,11 @@ from headwater.serve.auth import Gate
 from headwater.serve.bridge import Bridge
 from headwater.serve.grpc.calls import Calls, Doorman
 from headwater.serve.grpc.changefeed import ChangeFeedService
+from headwater.serve.grpc.pairs import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import Face, GrpcServer
+from headwater.serve.grpc.sochdb import SubscriptionService
+from headwater.serve.kv import Kv
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places
 
@@ -18,6 +21,10 @@ def open_faces(
     api: Api, gate: Gate, bridge: Bridge, places: Places, metrics: Metrics, config: ServeConfig
 ) -> GrpcServer:
     """Every face there is."""
-    changefeeds = ChangeFeedService(api, bridge, metrics.changefeeds, most=config.max_streams)
-    faces: list[Face] = [PullService(api, bridge), changefeeds]
+    faces: list[Face] = [
+        PullService(api, bridge),
+        ChangeFeedService(api, bridge, metrics.changefeeds, most=config.max_streams),
+        SubscriptionService(api),
+        KvService(Kv(api, bridge)),
+    ]
     return GrpcServer(Calls(gate, places, metrics), Doorman(gate), faces, max_bytes=config.max_body_bytes)
