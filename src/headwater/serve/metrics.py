@@ -14,6 +14,8 @@ from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import DatabaseStatus
 from headwater.queries.queries import Queries
 from headwater.ranges.process import Numbers
+from headwater.serve.changefeed_metrics import CHANGEFED, CHANGEFEED_METRICS
+from headwater.serve.changefeed_metrics import Numbers as Changefeeds
 from headwater.serve.methods import METHODS
 from headwater.serve.pulls import Pulls
 from headwater.serve.query_metrics import QUERY_METRICS, asked
@@ -65,6 +67,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
     "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
     "headwater_subscription_lag_changes_sum": ("gauge", "Lag of all subscriptions together.", ("db",)),
+    **CHANGEFEED_METRICS,
     **QUERY_METRICS,
 }
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -118,7 +121,8 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Pulled(status, feeds, pulls, queries, clock))
+        self.changefeeds = Changefeeds()  # their service counts here
+        self._registry.register(_Pulled(status, feeds, pulls, queries, self.changefeeds, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         self._calls = self._counter("headwater_grpc_calls_total")
@@ -173,9 +177,11 @@ class _Pulled(Collector):
         feeds: Feeds | None,
         pulls: Pulls | None,
         queries: Queries | None,
+        changefeeds: Changefeeds,
         clock: Callable[[], float],
     ) -> None:
         self._status = status
+        self._changefeeds = changefeeds
         self._queries = queries
         self._pulls = pulls
         self._feeds = feeds
@@ -201,6 +207,8 @@ class _Pulled(Collector):
         if self._pulls is not None:
             for name, of in _WORKED.items():
                 yield _family(name, [((), float(of(self._pulls.numbers)))])
+        for name, told in CHANGEFED.items():
+            yield _family(name, [((), float(told(self._changefeeds)))])
         if self._queries is not None:
             for name, samples in asked(self._queries):
                 yield _family(name, samples)

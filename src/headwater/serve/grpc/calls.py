@@ -25,11 +25,12 @@ _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
 
 class Caller(NamedTuple):
-    """Who calls a method, from where, and the call itself."""
+    """Who calls a method, from where, the call itself, and how it is ended though it waits for its caller."""
 
     who: Principal
     address: str
     context: aio.ServicerContext[Any, Any]
+    cut: Callable[[HeadwaterError], None]
 
 
 Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
@@ -63,7 +64,7 @@ class Calls:
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
             async with _Call(name, context, self._metrics) as call:
-                call.answer = await answer(_caller(context), call.read(request, data))
+                call.answer = await answer(_caller(context, call), call.read(request, data))
             return call.answer
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_bytes)
@@ -73,7 +74,7 @@ class Calls:
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics) as call:
-                caller, asked = _caller(context), call.read(request, data)
+                caller, asked = _caller(context, call), call.read(request, data)
                 with self._places.take(caller.address), self._gate.sessions.during(caller.who, call.expire):
                     answers = pour(caller, asked)
                     try:
@@ -91,7 +92,7 @@ class _Call:
     def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics) -> None:
         self._name, self._context, self._metrics = name, context, metrics
         self._task = asyncio.current_task()
-        self._expired = False
+        self._cut: HeadwaterError | None = None
         self.answer: Any = None
 
     def read(self, message: str, data: bytes) -> Any:
@@ -102,9 +103,13 @@ class _Call:
             raise InvalidRequest(str(error)) from None
 
     def expire(self) -> None:
-        """The credential ended. Also for a caller that does not read: whatever it waits for is cut off."""
-        self._expired = True
-        if self._task is not None:
+        """The credential ended."""
+        self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
+
+    def cut(self, error: HeadwaterError) -> None:
+        """End it with `error`. Also for a caller that does not read: whatever it waits for is cut off."""
+        if self._cut is None and self._task is not None:
+            self._cut = error
             self._task.cancel()
 
     async def __aenter__(self) -> _Call:
@@ -115,12 +120,12 @@ class _Call:
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return
         if isinstance(error, asyncio.CancelledError):
-            if not self._expired:
+            if self._cut is None:
                 self._metrics.called(self._name, "CANCELLED")
                 return  # the caller left, or the server stops
             if self._task is not None:
                 self._task.uncancel()
-            error = Unauthorized("the credential was revoked, or has expired", expired=True)
+            error = self._cut
         if not isinstance(error, HeadwaterError):
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
         self._metrics.called(self._name, error.grpc_status)
@@ -133,10 +138,10 @@ def _defect(error: BaseException) -> HeadwaterError:
     return unexpected(error, "gRPC")
 
 
-def _caller(context: aio.ServicerContext[Any, Any]) -> Caller:
+def _caller(context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
-    return Caller(_who.get(), host.strip("[]").replace("%5B", "").replace("%5D", ""), context)
+    return Caller(_who.get(), host.strip("[]").replace("%5B", "").replace("%5D", ""), context, call.cut)
 
 
 def _headers(details: grpc.HandlerCallDetails) -> list[tuple[bytes, bytes]]:
