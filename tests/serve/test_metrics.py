@@ -6,6 +6,7 @@ from pathlib import Path
 from open_databases import Whole
 from prometheus_client.parser import text_string_to_metric_families
 from serving import serving
+from websockets.sync.client import connect
 
 from headwater.queries.databases import DatabaseStatus
 from headwater.serve.metrics import METRICS, Metrics
@@ -41,6 +42,9 @@ def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> 
     with Whole(tmp_path) as whole, serving(whole) as client:
         client.ok("sql.exec", sql="CREATE TABLE t (id INTEGER PRIMARY KEY)")
         client.ok("query.select", sql="SELECT id FROM t")
+        with connect(str(client.http.base_url).replace("http", "ws", 1) + "/api/v1/ws", proxy=None) as socket:
+            socket.send('{"id": "1", "type": "ping"}')
+            socket.recv(timeout=10)
         text = client.http.get("/metrics").text
         slots = {"headwater_grpc_calls_total"} | {
             name for name in METRICS if name.startswith("headwater_slot_")

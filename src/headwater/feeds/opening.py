@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.feeds.group import Frame
+from headwater.feeds.options import Options
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -14,6 +15,11 @@ class Opening(msgspec.Struct, frozen=True):
     frame: Frame
     ping: bytes = b""
     farewell: bytes = b""
+    format: str = ""  # in which its readers see changes, whatever they asked for
+
+    def shaped(self, options: Options) -> Options:
+        """`options` as this transport shows them."""
+        return msgspec.structs.replace(options, format=self.format) if self.format else options
 
 
 class From(msgspec.Struct, frozen=True):

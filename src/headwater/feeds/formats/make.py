@@ -7,6 +7,7 @@ from headwater.feeds.formats.cockroach import Cockroach
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
 from headwater.feeds.formats.native import objects, plain
+from headwater.feeds.formats.sochdb import SOCHDB, Sochdb
 from headwater.feeds.options import Shape
 
 MAKERS: dict[str, Maker] = {
@@ -16,8 +17,9 @@ MAKERS: dict[str, Maker] = {
     "cloudevents_json": CloudEvents,
     "cockroach_wrapped_json": Cockroach,
 }
+OWN: dict[str, Maker] = {SOCHDB: Sochdb}  # of transports whose changes look one way only: nobody asks for them by name
 
 
 def encoder(shape: Shape) -> Encoder:
     """Writes changes in `shape`, whose format was checked when it was asked for."""
-    return MAKERS[shape.format](shape)
+    return (MAKERS.get(shape.format) or OWN[shape.format])(shape)
