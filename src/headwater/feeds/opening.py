@@ -15,11 +15,13 @@ class Opening(msgspec.Struct, frozen=True):
     frame: Frame
     ping: bytes = b""
     farewell: bytes = b""
-    format: str = ""  # in which its readers see changes, whatever they asked for
+    format: str = ""  # of its own, for changes with both images; "": the one that was asked for
 
     def shaped(self, options: Options) -> Options:
-        """`options` as this transport shows them."""
-        return msgspec.structs.replace(options, format=self.format) if self.format else options
+        """`options` in the format of the transport."""
+        if not self.format:
+            return options
+        return msgspec.structs.replace(options, format=self.format, before=True, after=True)
 
 
 class From(msgspec.Struct, frozen=True):

@@ -52,7 +52,7 @@ class Stream:
         self._seen: int | None = None  # frames of the group; None while it reads the log
         self._epoch = 0
         self._began = cursor
-        self._delivered = -1  # the newest offset handed out
+        self.delivered = -1  # the newest offset handed out
         self._target: int | None = seat.log.latest if cursor < seat.log.latest else None  # reaching it is catching up
         self._state = HEALTHY
         self._alarm = 0  # the log reaching this offset changes the state
@@ -65,7 +65,7 @@ class Stream:
         now = time.monotonic()
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
         self._due_at = 0.0
-        self.deliveries = 0
+        self.deliveries, self.page = 0, PAGE  # so many were handed out; so many are read at a time
 
     @property
     def place(self) -> int | None:
@@ -147,7 +147,7 @@ class Stream:
             self.cursor = hub.reached(group.view)
             return b""
         self.deliveries += taken.seen - self._seen
-        self._delivered = taken.offset
+        self.delivered = taken.offset
         self._seen = taken.seen
         self.cursor = hub.reached(group.view) if taken.seen == group.published else taken.offset
         self._sent = True
@@ -279,7 +279,7 @@ class Stream:
             return b""
         self.cursor = page.upto
         if page.deliveries:
-            self.deliveries, self._delivered = self.deliveries + len(page.deliveries), page.deliveries[-1].offset
+            self.deliveries, self.delivered = self.deliveries + len(page.deliveries), page.deliveries[-1].offset
         frames = [self._frame(offset, op.word, data) for offset, op, data in page.deliveries]
         if page.ts and time.monotonic() >= self._checkpoint_at:
             frames.append(self._checkpoint(page.ts, page.upto))
@@ -288,7 +288,7 @@ class Stream:
     def _page(self, upto: int) -> Any:
         seat = self.seat
         return read_page(
-            seat.log, seat.view, after=self.cursor, upto=upto, limit=PAGE, most=PIECE, cut=seat.cut(self.cursor)
+            seat.log, seat.view, after=self.cursor, upto=upto, limit=self.page, most=PIECE, cut=seat.cut(self.cursor)
         )
 
     def _caught_up(self) -> bytes:
@@ -364,14 +364,14 @@ class Stream:
         return self._frame(offset, "checkpoint", _encode({"ts": ts_text(ts), "offset": offset}))
 
     def _fail(self, error: HeadwaterError) -> bytes:
-        self._end(error.code, error.message)
+        self._end(error.code, error.message, error)
         body = {"code": error.code, "message": error.message, "details": error.details}
         return self._frame(self._here, "failed", _encode(self.seat.named(body)))
 
-    def _end(self, code: str, message: str) -> None:
+    def _end(self, code: str, message: str, error: HeadwaterError | None = None) -> None:
         self._calm = False
         if self.ending is None:
-            self.ending = Ending(code, message)
+            self.ending = Ending(code, message, error)
 
     def _is_over(self) -> bool:
         return self.ending is not None
@@ -397,4 +397,4 @@ class Stream:
     def _note_quiet(self) -> None:
         """Nothing since the acked cursor concerned the subscriber: it need not be looked at again."""
         if self._snapshot is None:
-            self.seat.note_quiet(self._began, self._delivered, self.cursor)
+            self.seat.note_quiet(self._began, self.delivered, self.cursor)

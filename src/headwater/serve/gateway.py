@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired
-from headwater.feeds.formats.sochdb import SOCHDB, text_field
+from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.opening import From, Opening
 from headwater.feeds.subscribing import SubscribeTable
 from headwater.model.principal import VIEWER, Principal
@@ -29,7 +29,7 @@ from headwater.serve.rpc import unexpected
 from headwater.serve.sessions import Sessions
 from headwater.serve.sockets import Gone
 
-OPENING = Opening("gateway", messages.line, format=SOCHDB)
+OPENING = Opening("gateway", messages.line, format=GATEWAY)
 SQL_ROLE = METHODS["sql.exec"].role
 
 Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | None]]  # None: it has answered by itself
@@ -130,7 +130,6 @@ class Gateway:
             tables=asked.tables or None,
             ops=asked.operations or None,
             where=asked.where,
-            include={"before": True, "after": True},
         )
         begin = From(asked.start_sequence - 1 if asked.start_sequence else None)
         with contextlib.ExitStack() as held:

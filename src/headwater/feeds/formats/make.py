@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headwater.feeds.formats.cloudevents import CloudEvents
 from headwater.feeds.formats.cockroach import Cockroach
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
+from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
-from headwater.feeds.formats.sochdb import SOCHDB, Sochdb
+from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
 from headwater.feeds.options import Shape
+from headwater.sources.source import Source
 
 MAKERS: dict[str, Maker] = {
     "objects_json": objects,
@@ -17,9 +21,14 @@ MAKERS: dict[str, Maker] = {
     "cloudevents_json": CloudEvents,
     "cockroach_wrapped_json": Cockroach,
 }
-OWN: dict[str, Maker] = {SOCHDB: Sochdb}  # of transports whose changes look one way only: nobody asks for them by name
 
 
-def encoder(shape: Shape) -> Encoder:
-    """Writes changes in `shape`, whose format was checked when it was asked for."""
-    return (MAKERS.get(shape.format) or OWN[shape.format])(shape)
+OWN: dict[str, Maker] = {GATEWAY: Gateway}  # of a transport whose changes look one way only
+# These write keys as bytes, in the order of the source.
+WITH_KEYS: dict[str, Callable[[Shape, Source | None], Encoder]] = {EVENT: Events, WATCH: Watched}
+
+
+def encoder(shape: Shape, source: Source | None = None) -> Encoder:
+    """Writes changes in `shape`, whose format was checked when it was asked for; `source` tells the order of keys."""
+    made = WITH_KEYS.get(shape.format)
+    return (MAKERS | OWN)[shape.format](shape) if made is None else made(shape, source)
