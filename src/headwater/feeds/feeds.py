@@ -37,7 +37,7 @@ from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
-TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc")
+TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc", "gateway")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
 
 

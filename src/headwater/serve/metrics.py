@@ -37,6 +37,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
         "Requests refused by a limit: of the caller, or of the database by rate or streams.",
         ("limit", "db"),
     ),
+    "headwater_gateway_messages_total": ("counter", "Messages answered by the JSON gateway.", ("type", "code")),
     "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
     "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
     "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
@@ -134,6 +135,7 @@ class Metrics:
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         self._calls = self._counter("headwater_grpc_calls_total")
+        self._messages = self._counter("headwater_gateway_messages_total")
         name = "headwater_rpc_request_seconds"
         _, text, labels = METRICS[name]
         self._seconds = Histogram(name, text, labels, buckets=BUCKETS, registry=self._registry)
@@ -158,6 +160,10 @@ class Metrics:
     def called(self, method: str, status: str) -> None:
         """One gRPC call of a method that there is has ended."""
         self._calls.labels(method, status).inc()
+
+    def said(self, type: str, code: str) -> None:
+        """One message of the gateway, of a type that there is or `unknown`, was answered."""
+        self._messages.labels(type, code).inc()
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text form. May block: it asks for the status of each database."""
