@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.feeds.formats.cloudevents import CloudEvents
 from headwater.feeds.formats.cockroach import Cockroach
-from headwater.feeds.formats.debezium import Debezium
+from headwater.feeds.formats.debezium_quickly import debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
 from headwater.feeds.formats.native import objects, plain
 from headwater.feeds.options import Shape
@@ -12,7 +12,7 @@ from headwater.feeds.options import Shape
 MAKERS: dict[str, Maker] = {
     "objects_json": objects,
     "plain_json": plain,
-    "debezium_json": Debezium,
+    "debezium_json": debezium,
     "cloudevents_json": CloudEvents,
     "cockroach_wrapped_json": Cockroach,
 }
