@@ -37,7 +37,7 @@ from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
-TRANSPORTS = ("sse", "websocket", "ndjson", "arrow")
+TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
 
 
@@ -278,7 +278,7 @@ class Feeds:
         name, database, request = await self._asked(who, params)
         caught_up = await self._heads.caught_up(name, database)
         hub = self._hub(name, database)
-        seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
+        seat = Seat(database, hub, hub.view(opening.shaped(request.options)), self.run, self._registry)
         await self.run(seat.view.warm, database.source)
         asked, reader = begin.cursor, None
         if request.start.kind == SNAPSHOT and asked is None:

@@ -121,7 +121,7 @@ class Hub:
     def _encoder(self, shape: Shape) -> Encoder:
         made = self._encoders.get(shape)
         if made is None:
-            made = self._encoders[shape] = encoder(shape)
+            made = self._encoders[shape] = encoder(shape, self._source)
             if len(self._encoders) > ENCODERS:
                 self._encoders.popitem(last=False)
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.feeds.framing import Frame
+from headwater.feeds.options import Options
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -14,6 +15,13 @@ class Opening(msgspec.Struct, frozen=True):
     frame: Frame
     ping: bytes = b""
     farewell: bytes = b""
+    format: str = ""  # of its own, for changes with both images; "": the one that was asked for
+
+    def shaped(self, options: Options) -> Options:
+        """`options` in the format of the transport."""
+        if not self.format:
+            return options
+        return msgspec.structs.replace(options, format=self.format, before=True, after=True)
 
 
 class From(msgspec.Struct, frozen=True):

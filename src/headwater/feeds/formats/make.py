@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headwater.feeds.formats.cloudevents import CloudEvents
 from headwater.feeds.formats.cockroach import Cockroach
 from headwater.feeds.formats.debezium_quickly import debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
 from headwater.feeds.formats.native import objects, plain
+from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
 from headwater.feeds.options import Shape
+from headwater.sources.source import Source
 
 MAKERS: dict[str, Maker] = {
     "objects_json": objects,
@@ -18,6 +22,11 @@ MAKERS: dict[str, Maker] = {
 }
 
 
-def encoder(shape: Shape) -> Encoder:
-    """Writes changes in `shape`, whose format was checked when it was asked for."""
-    return MAKERS[shape.format](shape)
+# These write keys as bytes, in the order of the source.
+WITH_KEYS: dict[str, Callable[[Shape, Source | None], Encoder]] = {EVENT: Events, WATCH: Watched}
+
+
+def encoder(shape: Shape, source: Source | None = None) -> Encoder:
+    """Writes changes in `shape`, whose format was checked when it was asked for; `source` tells the order of keys."""
+    made = WITH_KEYS.get(shape.format)
+    return MAKERS[shape.format](shape) if made is None else made(shape, source)

@@ -7,8 +7,11 @@ from headwater.serve.api import Api
 from headwater.serve.auth import Gate
 from headwater.serve.bridge import Bridge
 from headwater.serve.grpc.calls import Calls, Doorman
+from headwater.serve.grpc.pairs import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import Face, GrpcServer
+from headwater.serve.grpc.sochdb import SubscriptionService
+from headwater.serve.kv import Kv
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places
 
@@ -17,5 +20,5 @@ def open_faces(
     api: Api, gate: Gate, bridge: Bridge, places: Places, metrics: Metrics, config: ServeConfig
 ) -> GrpcServer:
     """Every face there is."""
-    faces: list[Face] = [PullService(api, bridge)]
+    faces: list[Face] = [PullService(api, bridge), SubscriptionService(api), KvService(Kv(api, bridge))]
     return GrpcServer(Calls(gate, places, metrics), Doorman(gate), faces, max_bytes=config.max_body_bytes)
