@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.feeds.group import Frame
+from headwater.feeds.framing import Frame
 from headwater.feeds.options import Options
 
 

@@ -99,7 +99,7 @@ def _keys(table: Table, source: Source | None) -> Callable[[Row], bytes]:
     return write
 
 
-def _txn_id(part: Transaction) -> int:
+def txn_id(part: Transaction) -> int:
     """The number that the database has for it; else the offset of its first change, which no other one has."""
     if part.id.isdecimal() and part.id.isascii() and len(part.id) < 20:
         return int(part.id)
@@ -120,7 +120,7 @@ class Events:
         row = before if after is None else after
         last, unknown = self._last, set[str]()
         if last[0] is not part:
-            common = _number(b"\x10", part.commit_ts_ms * 1000) + _number(b"\x18", _txn_id(part))
+            common = _number(b"\x10", part.commit_ts_ms * 1000) + _number(b"\x18", txn_id(part))
             last = self._last = part, common
         key = b"" if row is None else plan.key(row)
         parts = (
