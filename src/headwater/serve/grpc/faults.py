@@ -43,7 +43,7 @@ def trailers(error: HeadwaterError) -> Metadata:
     if error.hint:
         found["headwater-hint"] = error.hint
     if "retry_after_ms" in error.extra:
-        found["retry-after-ms"] = error.extra["retry_after_ms"]
+        found["retry-after-ms"] = found["grpc-retry-pushback-ms"] = error.extra["retry_after_ms"]
     if "earliest_offset" in error.extra:
         found["oldest-available"] = error.extra["earliest_offset"]
     for name in ("reason", "threshold", "checkpoint"):  # of change feeds
