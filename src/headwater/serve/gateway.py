@@ -21,9 +21,10 @@ from headwater.serve.call import Call
 from headwater.serve.gateway_messages import bytes_of
 from headwater.serve.gateway_socket import GatewaySocket
 from headwater.serve.kv import Entry, Kv
+from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS
 from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places, client_of
+from headwater.serve.places import client_of
 from headwater.serve.query_params import values_of
 from headwater.serve.rpc import unexpected
 from headwater.serve.sessions import Sessions
@@ -39,10 +40,10 @@ class Gateway:
     """Answers the messages of every socket. In the loop that serves."""
 
     def __init__(
-        self, api: Api, bridge: Bridge, metrics: Metrics, places: Places, sessions: Sessions, *, most: int
+        self, api: Api, bridge: Bridge, metrics: Metrics, limits: Limits, sessions: Sessions, *, most: int
     ) -> None:
         self._api, self._bridge, self._metrics = api, bridge, metrics
-        self._places, self._sessions, self._most = places, sessions, most
+        self._limits, self._sessions, self._most = limits, sessions, most
         self._kv = Kv(api, bridge)
         self._handlers: dict[str, Handler] = {
             "sql": self._sql,
@@ -58,7 +59,7 @@ class Gateway:
         """One socket, to its end; an error before it is accepted leaves as it came."""
         await call.receive()
         call.who.need(VIEWER, "the gateway")
-        with self._places.take(client_of(call.scope)):
+        with self._limits.stay(call.who, None, client_of(call.scope)):
             socket = GatewaySocket(call, self._answer, most=self._most)
             with self._sessions.during(call.who, socket.expire):
                 await socket.run()
@@ -70,6 +71,8 @@ class Gateway:
         try:
             if asked.error is not None:
                 raise asked.error
+            self._limits.ask(socket.who, socket.client)
+            self._limits.enter(socket.who, self._limits.of_message(asked.payload))
             payload = await self._handlers[asked.type](socket, asked.id, asked.payload)
             if payload is not None:
                 await socket.say(asked.id, "pong" if asked.type == "ping" else "result", payload)
@@ -133,7 +136,7 @@ class Gateway:
         )
         begin = From(asked.start_sequence - 1 if asked.start_sequence else None)
         with contextlib.ExitStack() as held:
-            held.enter_context(self._places.take(socket.client))
+            held.enter_context(self._limits.stay(socket.who, self._limits.of_message(asked), socket.client))
             try:
                 stream = await feeds.open_changes(socket.who, wanted, OPENING, begin)
             except InvalidRequest as error:

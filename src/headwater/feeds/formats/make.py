@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from headwater.feeds.formats.cloudevents import CloudEvents
 from headwater.feeds.formats.cockroach import Cockroach
-from headwater.feeds.formats.debezium import Debezium
+from headwater.feeds.formats.debezium_quickly import debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
 from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
@@ -17,7 +17,7 @@ from headwater.sources.source import Source
 MAKERS: dict[str, Maker] = {
     "objects_json": objects,
     "plain_json": plain,
-    "debezium_json": Debezium,
+    "debezium_json": debezium,
     "cloudevents_json": CloudEvents,
     "cockroach_wrapped_json": Cockroach,
 }

@@ -111,18 +111,21 @@ class Events:
 
     def __init__(self, shape: Shape, source: Source | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
+        self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and what its changes have in common
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         row = before if after is None else after
-        unknown: Unknown = set()
+        last, unknown = self._last, set[str]()
+        if last[0] is not part:
+            common = _number(b"\x10", part.commit_ts_ms * 1000) + _number(b"\x18", txn_id(part))
+            last = self._last = part, common
         key = b"" if row is None else plan.key(row)
         parts = (
             b"\x08" + varint(offset),
-            _number(b"\x10", part.commit_ts_ms * 1000),
-            _number(b"\x18", txn_id(part)),
+            last[1],
             plan.named,
             _field(b"\x2a", key),
             b"\x30" + plan.ops[op],
