@@ -158,6 +158,12 @@ def test_a_key_as_long_as_a_message_is_read_once(data: bytes) -> None:
         decode_key(data)
 
 
+def test_a_number_that_no_database_has_is_no_key() -> None:
+    with pytest.raises(InvalidRequest, match="not a key") as found:
+        decode_key(b"\x13\x04uu\x01\x01\x01\x01\x01\x01\x01 ")
+    assert found.value.hint
+
+
 def test_a_long_key_comes_back() -> None:
     long = (None, *([-7] * 50_000), Decimal("9" * 50_000), "a\0" * 100_000, b"\0\xff" * 100_000)
     assert decode_key(encode_key(long)) == long

@@ -238,7 +238,7 @@ def decode_key(data: bytes) -> Key:
             value, at = _READ[data[at]](data, at + 1)
             values.append(value)
         written = encode_key(tuple(values))
-    except (LookupError, ValueError, ArithmeticError, struct.error):
+    except (LookupError, ValueError, ArithmeticError, struct.error, InvalidRequest):
         written = None
     if written != data:
         raise InvalidRequest("these bytes are not a key", hint="Send back key bytes as they were received.")
