@@ -11,6 +11,7 @@ from headwater.feeds.turns import WHOSE
 from headwater.model.database import real_name
 from headwater.model.principal import ANONYMOUS, Principal
 from headwater.serve.api import Api
+from headwater.serve.crowd import Crowd
 from headwater.serve.jwts import JWT
 from headwater.serve.params import Params, TableName
 from headwater.serve.places import Places
@@ -30,6 +31,7 @@ class Limits:
         databases = api.databases
         self.tenants = Tenants(databases.quota if isinstance(databases, Limited) else lambda _: QuotasConfig())
         self.refused_callers = 0  # requests
+        self.crowd = Crowd(config.max_connections, config.max_connections_per_client)
 
     # --- who asks ----------------------------------------------------------------------------------------------------
 

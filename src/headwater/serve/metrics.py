@@ -32,9 +32,10 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_requests_total": ("counter", "Requests for a database that were let in.", ("db",)),
     "headwater_limited_total": (
         "counter",
-        "Requests refused by a limit: of the caller, or of the database by rate or streams.",
+        "Requests refused by a limit: of the caller, of connections, or of the database by rate or streams.",
         ("limit", "db"),
     ),
+    "headwater_connections": ("gauge", "Open connections to HTTP, WebSockets included.", ()),
     "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
     "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
     "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
@@ -220,7 +221,8 @@ class _Pulled(Collector):
 def _limited(limits: Limits) -> Iterator[Metric]:
     tenants = limits.tenants.all()
     yield _family("headwater_requests_total", [((db,), float(one.requests)) for db, one in tenants.items()])
-    refused = [(("caller", ""), float(limits.refused_callers))]
+    yield _family("headwater_connections", [((), float(limits.crowd.open))])
+    refused = [(("caller", ""), float(limits.refused_callers)), (("connections", ""), float(limits.crowd.refused))]
     for db, one in tenants.items():
         refused += [(("rate", db), float(one.refused_requests)), (("streams", db), float(one.refused_streams))]
     yield _family("headwater_limited_total", refused)

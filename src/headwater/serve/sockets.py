@@ -7,10 +7,12 @@ from typing import Any
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
+from headwater.serve.patience import CONNECTION, Patience
+
 FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
 
 
-class FramedWebSocket(WebSocketsSansIOProtocol):
+class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
     """As inherited, and with the message FRAMES. Without compression a frame is the same for every reader."""
 
     async def send(self, message: Any) -> None:
@@ -19,6 +21,9 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
             if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
                 raise ClientDisconnected
             await super().send(message)
+            if self.close_timer is not None and message["type"] == "websocket.close":
+                self.close_timer.cancel()
+                self.close_timer = self.loop.call_later(self.close_timeout, self._close)
             if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
                 self.handshake_complete = True  # refused with a status: uvicorn would call that an error of ours
             return
@@ -27,6 +32,22 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
         if self.disconnected or self.close_sent:
             raise ClientDisconnected
         self.transport.write(message["frames"])
+
+    def handle_connect(self, event: Any) -> None:
+        """As inherited."""
+        super().handle_connect(event)
+        if not self.close_sent:
+            self.scope[CONNECTION] = self  # type: ignore[literal-required]  # before its task runs
+
+    def keepalive_timeout(self) -> None:
+        """As inherited."""
+        super().keepalive_timeout()
+        self.drop()
+
+    def _close(self) -> None:
+        """The client did not answer our good-bye."""
+        self.transport.close()
+        self.watch()
 
     def send_receive_event_to_app(self) -> None:
         """As inherited; text that is none ends the connection. Inherited, it wrote a traceback for each."""

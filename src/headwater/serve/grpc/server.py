@@ -22,6 +22,8 @@ OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),  # finds readers that are gone without a word
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),  # clients come back by themselves
 )
 
 
