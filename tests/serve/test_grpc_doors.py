@@ -23,7 +23,7 @@ from headwater.serve.grpc import faults
 from headwater.serve.grpc.messages import FOLDER, pool
 
 ADMIN, SECRET = "admin-token", "a secret of more than thirty-two bytes"
-PULL = "headwater.v1.PullService"
+PULL, FEED = "headwater.v1.PullService", "headwater.v1.ChangeFeedService"
 NOBODY = "Authentication required. Provide a Bearer token or API key."
 PEOPLE = {  # name -> role and scopes
     "all": ("owner", None),
@@ -62,6 +62,9 @@ CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, fields, w
     (f"{PULL}/CdcRegister", RANGE, READS),
     (f"{PULL}/CdcPullSnapshot", RANGE, READS),
     (f"{PULL}/CdcPullLog", RANGE, READS),
+    (f"{FEED}/ChangeFeed", {"db": "shop", "spans": [{"table": "a"}]}, READS_A),
+    (f"{FEED}/ChangeFeed", {"db": "shop", "spans": [{"table": "a"}, {"table": "b"}]}, READS),
+    (f"{FEED}/ChangeFeed", {"db": "shop"}, READS),
 ]
 
 

@@ -97,6 +97,11 @@ class FeedsConfig:
     max_subscriptions: int = setting(100_000, integer(1), "stored subscriptions")
     lease_seconds: float = setting(3600.0, SECONDS, "longest a snapshot holds the horizon of the log")
     lease_bytes: int = setting(10 << 30, integer(0), "most bytes the log keeps for the sake of snapshots")
+    catchups: int = setting(4, integer(1), "catch-ups of change feeds at a time for one caller; others wait")
+    catchup_budget: int = setting(
+        10_000_000, integer(1), "changes a minute that catch-ups of change feeds read for one caller"
+    )
+    slow_consumer_seconds: float = setting(30.0, SECONDS, "how long the reader of a change feed may be behind")
 
 
 @dataclass(frozen=True)

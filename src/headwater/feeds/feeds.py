@@ -37,7 +37,7 @@ from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
-TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc")
+TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc", "gateway")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
 
 
@@ -45,7 +45,7 @@ class Feeds:
     """Make, start and stop it in one loop. Blocking calls go to threads of its own."""
 
     def __init__(self, databases: Databases, registry: Registry, config: FeedsConfig, *, max_streams: int) -> None:
-        self.databases, self._registry, self._config = databases, registry, config
+        self.databases, self._registry, self.config = databases, registry, config
         self._max_streams = max_streams
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(THREADS, "headwater-feeds")
@@ -368,7 +368,7 @@ class Feeds:
             if new.done:
                 seat.finished(new)
 
-        lease = Lease(held.id, self._config.lease_seconds, self._config.lease_bytes)
+        lease = Lease(held.id, self.config.lease_seconds, self.config.lease_bytes)
         return SnapshotReader(seat.database, seat.view, state, lease, save=save, place=place, rows=rows)
 
     def _loose_rows(self, seat: Seat, state: SnapshotState, *, restarted: bool) -> SnapshotReader:
@@ -379,7 +379,7 @@ class Feeds:
                 seat.finished(new)
 
         self._numbered += 1
-        lease = Lease(f"stream-{self._numbered}", self._config.lease_seconds, self._config.lease_bytes)
+        lease = Lease(f"stream-{self._numbered}", self.config.lease_seconds, self.config.lease_bytes)
         reason = SNAPSHOT_EXPIRED if restarted else ""
         return SnapshotReader(seat.database, seat.view, state, lease, save=save, reason=reason)
 
@@ -394,7 +394,7 @@ class Feeds:
             upto=upto,
             ping=opening.ping,
             farewell=opening.farewell,
-            checkpoint_seconds=self._config.checkpoint_seconds,
+            checkpoint_seconds=self.config.checkpoint_seconds,
         )
         self._streams[stream] = opening
         return stream

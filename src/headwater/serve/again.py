@@ -46,8 +46,8 @@ class Again:
             self._known.clear()
         self._known[_key(scope)] = Remembered(who, prepared, moment, headers)
 
-    async def answered(self, scope: Scope, send: Send, extra: Headers) -> bool:
-        """Answer, if it is known and still so, with the headers of then and these."""
+    async def answered(self, scope: Scope, send: Send) -> bool:
+        """Answer, if it is known and still so."""
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             return False
         key = _key(scope)
@@ -57,8 +57,7 @@ class Again:
         if not self._is_still(found, scope):
             self._known.pop(key, None)
             return False
-        headers = found.headers + extra if extra else found.headers
-        await send({"type": "http.response.start", "status": 304, "headers": headers})
+        await send({"type": "http.response.start", "status": 304, "headers": found.headers})
         await send({"type": "http.response.body", "body": b""})
         return True
 

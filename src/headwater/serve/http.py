@@ -30,12 +30,13 @@ from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_b
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.cors import Cors
+from headwater.serve.gateway import Gateway
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
 from headwater.serve.patience import drop
 from headwater.serve.places import client_of
 from headwater.serve.query_pages import QueryPages
-from headwater.serve.routes import QUERY, ROUTES, Route, find
+from headwater.serve.routes import GATEWAY, QUERY, ROUTES, Route, find
 from headwater.serve.row_pages import RowPages
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
 from headwater.serve.shields import shielded
@@ -72,6 +73,7 @@ class Application:
         self._cors = cors or Cors((), locked=gate.locked)
         self._streams = streams
         self._limits = limits
+        self._gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
         rpc = Rpc(api, bridge, metrics, limits)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
         self._again = Again(api, gate, limits)
@@ -87,10 +89,11 @@ class Application:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RAW] = send
         extra = self._to_page(scope)
-        if await self._again.answered(scope, send, extra):
+        guarded = _guarded(scope, send, extra)
+        if await self._again.answered(scope, guarded if extra else send):
             self._metrics.responded(QUERY, 304)
             return
-        send = _guarded(scope, send, extra)
+        send = guarded
         raw_path = scope.get("raw_path") or scope["path"].encode()
         route, values = find(scope["path"], raw_path, scope.get("method", "GET"))
         if scope["type"] == "websocket":
@@ -180,11 +183,13 @@ class Application:
                 hint="Send `Upgrade: websocket`." if route.websocket else "Ask for it with plain HTTP.",
             )
             raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
-        if self._streams is None:
-            raise Unavailable("no feeds are served here")
         origin = header(scope["headers"], b"origin")
         if origin and not self._cors.admits(origin):
             raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
+        if route.path == GATEWAY:
+            return await self._gateway.serve(call)
+        if self._streams is None:
+            raise Unavailable("no feeds are served here")
         return await self._streams.websocket(route.handler, call)
 
     def _admit(self, scope: Scope, access: Access, ticket: str | None) -> Principal:

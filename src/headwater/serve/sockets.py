@@ -10,6 +10,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from headwater.serve.patience import CONNECTION, Patience
 
 FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
+MOST = "headwater.most"  # beside an accept: bytes of a message of this client, where the usual limit is too small
 
 
 class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
@@ -20,6 +21,8 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         if message["type"] != FRAMES:
             if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
                 raise ClientDisconnected
+            if message["type"] == "websocket.accept" and MOST in message:
+                self.conn.max_message_size = message[MOST]
             await super().send(message)
             if self.close_timer is not None and message["type"] == "websocket.close":
                 self.close_timer.cancel()

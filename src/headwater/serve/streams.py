@@ -158,7 +158,7 @@ class Streams:
                 try:
                     with self._sessions.during(call.who, lambda: _expire(call, stream)):
                         await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
-                    await call.send({"type": "websocket.close", **_close(stream.ending)})
+                    await call.send({"type": "websocket.close", **closing(stream.ending)})
                 finally:
                     listening.cancel()
             except sockets.Gone:
@@ -261,7 +261,8 @@ def begin(call: Call) -> From:
     return found
 
 
-def _close(ending: Ending | None) -> dict[str, Any]:
+def closing(ending: Ending | None) -> dict[str, Any]:
+    """Code and reason of the last frame of a WebSocket."""
     assert ending is not None
     reason = f"{ending.code}: {ending.message}".encode()[:120].decode("utf-8", "ignore")
     return {"code": CLOSE.get(ending.code, OTHER_CLOSE), "reason": reason}

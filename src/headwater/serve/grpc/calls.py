@@ -25,11 +25,12 @@ _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
 
 class Caller(NamedTuple):
-    """Who calls a method, from where, and the call itself."""
+    """Who calls a method, from where, the call itself, and how it is ended though it waits for its caller."""
 
     who: Principal
     address: str
     context: aio.ServicerContext[Any, Any]
+    cut: Callable[[HeadwaterError], None]
 
 
 Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
@@ -63,7 +64,7 @@ class Calls:
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
             async with _Call(name, context, self._metrics) as call:
-                caller = self._admitted(context)
+                caller = self._admitted(context, call)
                 asked = call.read(request, data)
                 self._limits.enter(caller.who, self._limits.of_message(asked))
                 call.answer = await answer(caller, asked)
@@ -76,7 +77,7 @@ class Calls:
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics) as call:
-                caller, asked = self._admitted(context), call.read(request, data)
+                caller, asked = self._admitted(context, call), call.read(request, data)
                 db = self._limits.of_message(asked)
                 self._limits.enter(caller.who, db)
                 staying = self._limits.stay(caller.who, db, caller.address)
@@ -90,9 +91,9 @@ class Calls:
 
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
 
-    def _admitted(self, context: aio.ServicerContext[Any, Any]) -> Caller:
+    def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
         """Who calls; LimitExceeded where that is too often."""
-        caller = Caller(_who.get(), _address(context), context)
+        caller = Caller(_who.get(), _address(context), context, call.cut)
         self._limits.ask(caller.who, caller.address)
         return caller
 
@@ -103,7 +104,7 @@ class _Call:
     def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics) -> None:
         self._name, self._context, self._metrics = name, context, metrics
         self._task = asyncio.current_task()
-        self._expired = False
+        self._cut: HeadwaterError | None = None
         self.answer: Any = None
 
     def read(self, message: str, data: bytes) -> Any:
@@ -114,9 +115,13 @@ class _Call:
             raise InvalidRequest(str(error)) from None
 
     def expire(self) -> None:
-        """The credential ended. Also for a caller that does not read: whatever it waits for is cut off."""
-        self._expired = True
-        if self._task is not None:
+        """The credential ended."""
+        self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
+
+    def cut(self, error: HeadwaterError) -> None:
+        """End it with `error`. Also for a caller that does not read: whatever it waits for is cut off."""
+        if self._cut is None and self._task is not None:
+            self._cut = error
             self._task.cancel()
 
     async def __aenter__(self) -> _Call:
@@ -127,12 +132,12 @@ class _Call:
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return
         if isinstance(error, asyncio.CancelledError):
-            if not self._expired:
+            if self._cut is None:
                 self._metrics.called(self._name, "CANCELLED")
                 return  # the caller left, or the server stops
             if self._task is not None:
                 self._task.uncancel()
-            error = Unauthorized("the credential was revoked, or has expired", expired=True)
+            error = self._cut
         if not isinstance(error, HeadwaterError):
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
         self._metrics.called(self._name, error.grpc_status)
