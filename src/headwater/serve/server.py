@@ -69,6 +69,7 @@ class Server:
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
         self._grpc_sockets: list[socket.socket] = []
         self._grpc: Any = None
+        self._hurried = False  # a stop does not wait for anybody
         self.addresses: list[tuple[str, int]] = []  # as bound, so port 0 shows the real one
         self.grpc_addresses: list[tuple[str, int]] = []  # none: gRPC is off
 
@@ -191,7 +192,7 @@ class Server:
             self._api.ranges.drain()
         self._uvicorn.should_exit = True
         if self._grpc is not None:
-            await self._grpc.stop(self._config.drain_seconds)
+            await self._grpc.stop(0.0 if self._hurried else self._config.drain_seconds)
         await self._task
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.close)
@@ -233,9 +234,17 @@ class Server:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, asked: asyncio.Event) -> None:
-        if asked.is_set() and self._uvicorn is not None:
-            self._uvicorn.force_exit = True
+        if asked.is_set():
+            self._hurry()
         asked.set()
+
+    def _hurry(self) -> None:
+        """Cut off what is open, on both ports."""
+        self._hurried = True
+        if self._uvicorn is not None:
+            self._uvicorn.force_exit = True
+        if self._grpc is not None:
+            self._grpc.cut()
 
 
 class _Uvicorn(uvicorn.Server):

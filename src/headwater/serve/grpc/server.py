@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -53,6 +54,7 @@ class GrpcServer:
         self._calls, self._doorman, self._faces, self._max_bytes = calls, doorman, faces, max_bytes
         self._server: Any = None
         self._health: Any = None
+        self._cutting: asyncio.Future[None] | None = None  # kept, or it might be forgotten before it is done
 
     async def start(self, addresses: list[tuple[str, int]], tls: Tls | None = None) -> None:
         """Accept on these addresses, all of which were free a moment ago."""
@@ -90,6 +92,11 @@ class GrpcServer:
                     face.drain()
             await self._health.enter_graceful_shutdown()
             await self._server.stop(seconds)
+
+    def cut(self) -> None:
+        """Do not wait for open calls, also if a stop does already."""
+        if self._server is not None:
+            self._cutting = asyncio.ensure_future(self._server.stop(None))
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
