@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import json
 import os
 import socket
 import time
@@ -28,6 +29,7 @@ PATHS = {
     "snapshot": "/api/v1/snapshot/main/t?version={version}",
     "pull": "/api/v1/pull/main/t/log?after=0&upto={latest}",
     "websocket": "{ws_url}?from_offset=0",
+    "gateway": "/api/v1/ws",
 }
 ACCEPT = {"ndjson": "application/x-ndjson", "arrow": "application/vnd.apache.arrow.stream"}
 
@@ -63,7 +65,7 @@ def reading_nothing(client: Client, kind: str, token: str, sub: dict[str, Any]) 
     asked = [f"GET {path} HTTP/1.1", "host: 127.0.0.1", f"authorization: Bearer {token}"]
     if kind in ACCEPT:
         asked.append(f"accept: {ACCEPT[kind]}")
-    if kind == "websocket":
+    if kind in ("websocket", "gateway"):
         nonce = base64.b64encode(os.urandom(16)).decode()
         asked += ["upgrade: websocket", "connection: upgrade", "sec-websocket-version: 13"]
         asked.append(f"sec-websocket-key: {nonce}")
@@ -74,7 +76,16 @@ def reading_nothing(client: Client, kind: str, token: str, sub: dict[str, Any]) 
         open.sendall("\r\n".join([*asked, "", ""]).encode())
         head = open.recv(15)
         assert head in (b"HTTP/1.1 200 OK", b"HTTP/1.1 101 Sw"), head + open.recv(4096)
+        if kind == "gateway":
+            open.sendall(masked({"id": 1, "type": "subscribe", "payload": {"tables": ["t"], "start_sequence": 1}}))
         yield open
+
+
+def masked(body: Any) -> bytes:
+    """One text frame of a client, whose mask is zero."""
+    data = json.dumps(body).encode()
+    assert len(data) < 126
+    return bytes([0x81, 0x80 | len(data)]) + bytes(4) + data
 
 
 @pytest.mark.parametrize("how", ["revoked", "expired"])

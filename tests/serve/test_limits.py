@@ -202,6 +202,21 @@ def test_requests_for_a_database_are_counted_however_they_name_it(tmp_path: Path
         assert databases.rows("SELECT id FROM t", db="a") == [(1,)], "what was refused changed nothing"
 
 
+def test_a_range_counts_for_the_database_of_its_table(tmp_path: Path) -> None:
+    with opened(tmp_path, **two(rate=SLOW, burst=4)) as client, channel_to(client) as channel:
+        client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="a")
+        (one,) = client.ok("pull.ranges", db="a", table="t")["ranges"]
+        request = message("headwater.v1.CdcPullLogRequest")(
+            range_id=one["id"], range_epoch={"version": one["epoch"]}, subscriber_name="s"
+        ).SerializeToString()
+        pull = channel.unary_unary("/headwater.v1.PullService/CdcPullLog")
+        for _ in range(2):
+            pull(request, timeout=20)
+        with pytest.raises(grpc.RpcError) as failure:
+            pull(request, timeout=20)
+        is_exhausted(failure.value)
+
+
 def test_who_has_no_business_in_a_database_takes_nothing_of_it(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"token": Secret("admin")}, **two(rate=SLOW, burst=3)) as client:
         make = {"id": 7, "method": "security.token.create", "params": {"name": "b", "role": "owner", "scopes": ["b"]}}

@@ -67,7 +67,7 @@ class Calls:
             async with _Call(name, context, self._metrics) as call:
                 caller = self._admitted(context, call)
                 asked = call.read(request, data)
-                self._limits.enter(caller.who, self._limits.of_message(asked))
+                self._limits.enter(caller.who, await self._limits.of_call(asked))
                 call.answer = await answer(caller, asked)
             return call.answer
 
@@ -79,7 +79,7 @@ class Calls:
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics) as call:
                 caller, asked = self._admitted(context, call), call.read(request, data)
-                db = self._limits.of_message(asked)
+                db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 staying = self._limits.stay(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire):
