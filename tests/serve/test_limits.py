@@ -155,6 +155,15 @@ def test_guesses_over_grpc_count_by_address() -> None:
         is_exhausted(asked(channel))
 
 
+def test_a_message_that_is_too_large_is_refused_in_our_own_words() -> None:
+    with serving(NoDatabases(), max_body_bytes=2048) as client, channel_to(client) as channel:
+        found: Any = asked(channel, table="t" * 3000)
+        assert found.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "2048" in found.details()
+        told = dict(found.trailing_metadata())
+        assert told["headwater-code"] == "request_too_large" and told["headwater-hint"]
+        assert asked(channel, table="t" * 3_000_000).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 # --- databases ---------------------------------------------------------------------------------------------------
 
 
