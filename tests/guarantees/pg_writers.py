@@ -266,7 +266,8 @@ class PgWriter:
         """Columns come, go, change their type and name; tables too. In one transaction with rows."""
         self.columns += 1
         name = f"c{self.columns}"
-        insert = "INSERT INTO shifting(mark) SELECT %s FROM generate_series(1, 3)"
+        rows = self.random.choice((3, 3, 300))  # so many are sent before the end
+        insert = f"INSERT INTO shifting(mark) SELECT %s FROM generate_series(1, {rows})"
         changes = self.sql(insert, mark) if self.random.random() < 0.5 else 0
         match self.random.randrange(7):
             case 0 | 1:

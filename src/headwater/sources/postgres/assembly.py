@@ -310,7 +310,7 @@ class Assembly:
             return []
         try:
             told = msgspec.json.decode(content, type=Announcement)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return []  # anybody may write a message
         return [part for change in self._relations.announce(told) for part in self._append(change)]
 

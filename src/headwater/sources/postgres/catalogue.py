@@ -22,7 +22,7 @@ _COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.
 _COLUMNS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
        a.attgenerated::text, a.attidentity <> '' OR d.sequence, d.present, {collation}, k.place,
-       coalesce(a.attnum = ANY (r.indkey), false)
+       coalesce(a.attnum = ANY (r.indkey), false), c.relfilenode <> c.oid
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -144,7 +144,7 @@ def _relations(rows: Sequence[_Row], sent: tuple[str, ...]) -> list[tuple[Relati
 def _relation(oid: int, rows: Sequence[_Row], sent: tuple[str, ...]) -> Relation:
     columns = tuple(
         RelationColumn(name, kind, typmod, is_key or identity == "f")
-        for _, _, _, identity, name, kind, typmod, _, generated, *_, is_key in rows
+        for _, _, _, identity, name, kind, typmod, _, generated, *_, is_key, _ in rows
         if name is not None and generated in sent
     )
     _, schema, name, identity, *_ = rows[0]
@@ -155,10 +155,10 @@ def _fact(rows: Sequence[_Row]) -> TableFact:
     keyed = sorted((row[12], row[4]) for row in rows if row[12] is not None)
     columns = {
         name: ColumnFact(nullable, generated != "", auto, default and generated == "", collation)
-        for _, _, _, _, name, _, _, nullable, generated, auto, default, collation, _, _ in rows
+        for _, _, _, _, name, _, _, nullable, generated, auto, default, collation, *_ in rows
         if name is not None
     }
-    return TableFact(tuple(name for _, name in keyed), columns)
+    return TableFact(tuple(name for _, name in keyed), columns, is_rewritten=bool(rows[0][-1]))
 
 
 def read_types(connection: Connection) -> Types:
