@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -245,3 +246,31 @@ def test_a_publication_that_tells_rows_of_partitions_as_the_roots_is_refused(rig
         own.open()
     own.run(caught.value.hint.removeprefix("Run: "))
     own.open()
+
+
+def test_a_table_whose_commit_is_streamed_before_others_see_it_is_known_whole(rig: Callable[..., PgRig]) -> None:
+    """As where a standby must confirm it first; or, for a moment, always."""
+    own = rig()
+    make = "CREATE TABLE t(k int PRIMARY KEY, v text NOT NULL); ALTER TABLE t REPLICA IDENTITY FULL"
+
+    def write() -> None:
+        with own.server.connect(own.name) as db, db.transaction():
+            db.execute(f"{make}; INSERT INTO t VALUES (1, 'a')".encode())
+
+    with own.server.connect() as admin:
+        admin.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+        admin.execute("SELECT pg_reload_conf()")
+        try:
+            thread = threading.Thread(target=write)
+            thread.start()
+            waits = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            while not admin.execute(waits.encode()).fetchone():
+                time.sleep(0.02)
+            own.source.wait(0.5)  # the stream has it by now, or soon
+        finally:
+            admin.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            admin.execute("SELECT pg_reload_conf()")
+            thread.join()
+    first, second = (change for part in own.pull() for change in part.changes)
+    assert first.table == second.table and second.after == (1, "a")
+    assert first.table.key == ("k",) and not first.table.columns[1].nullable

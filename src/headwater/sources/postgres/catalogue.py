@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.pgoutput import Relation, RelationColumn
 from headwater.sources.postgres.relations import ColumnFact, TableFact, is_same_shape, table_of
 from headwater.sources.postgres.types import TypeFact, Types
+from headwater.sources.postgres.visibility import Snapshot
+
+SETTLE_SECONDS = 2.0  # longest wait for a commit that the stream has to be seen
 
 # The default is the database's. Which columns of pg_database say so depends on the version.
 _COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.collname, '') ELSE (
@@ -181,3 +185,12 @@ class Facts:
     def types(self) -> Types:
         """All that is known of types."""
         return read_types(self._connection)
+
+    def settle(self, xid: int) -> None:
+        """See Catalogue. Where a standby must confirm it that may take long; then what is not known is told later."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < end:
+            row = self._connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+            if Snapshot.of(str(row[0] if row else "1:1:")).sees(xid):
+                return
+            time.sleep(0.005)

@@ -63,7 +63,7 @@ class TableFact(msgspec.Struct, frozen=True):
 
 
 class Catalogue(Protocol):
-    """The catalogue, as it is now: it may be ahead of the stream."""
+    """The catalogue, as it is now: it may be ahead of the stream, and for a moment behind it."""
 
     def table(self, oid: int) -> TableFact | None:
         """The facts of a table; None if it is gone."""
@@ -71,6 +71,10 @@ class Catalogue(Protocol):
 
     def types(self) -> Types:
         """All that is known of types."""
+        ...
+
+    def settle(self, xid: int) -> None:
+        """Wait until others see what transaction `xid` did: its commit is streamed before that."""
         ...
 
 
@@ -255,11 +259,13 @@ class Relations:
         found = self._told.get(oid)
         return found[0] if found is not None and found[1] > clock else None
 
-    def need(self, oid: int) -> list[Change]:
-        """Make the decoders of a table ready; gives what changed in shapes."""
+    def need(self, oid: int, xid: int = 0) -> list[Change]:
+        """Make the decoders of a table ready, for rows of transaction `xid`; gives what changed in shapes."""
         if oid not in self._told:
             raise BadMessage(f"a row of table {oid}, which was never described")
         relation = self._told[oid][0]
+        if xid:
+            self._catalogue.settle(xid)
         fact = self._catalogue.table(oid) or TableFact()
         types = {**self._types, **self._catalogue.types()}
         table = table_of(relation, fact, types)
