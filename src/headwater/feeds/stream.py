@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.backpressure import HEALTHY
 from headwater.feeds.ending import Ending, known
-from headwater.feeds.group import PIECE, Frame, Group
-from headwater.feeds.reader import read_page
+from headwater.feeds.framing import Frame
+from headwater.feeds.group import PIECE, Group
+from headwater.feeds.piece import Piece, read_piece
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SnapshotReader
 from headwater.model.clock import ts_text
@@ -269,7 +269,7 @@ class Stream:
             seat.hub.sleep(self)
             return self._caught_up() or self._due_checkpoint() or await self._sleep()
         try:
-            page = await seat.read(self._page, upto)
+            page: Piece = await seat.read(self._piece, upto)
         except OffsetExpired:
             self._dirty = True
             return b""
@@ -278,18 +278,16 @@ class Stream:
             await asyncio.sleep(0.05)
             return b""
         self.cursor = page.upto
-        if page.deliveries:
-            self.deliveries, self.delivered = self.deliveries + len(page.deliveries), page.deliveries[-1].offset
-        frames = [self._frame(offset, op.word, data) for offset, op, data in page.deliveries]
+        if page.changes:
+            self.deliveries, self.delivered = self.deliveries + page.changes, page.last
         if page.ts and time.monotonic() >= self._checkpoint_at:
-            frames.append(self._checkpoint(page.ts, page.upto))
-        return b"".join(frames)
+            return page.data + self._checkpoint(page.ts, page.upto)
+        return page.data
 
-    def _page(self, upto: int) -> Any:
-        seat = self.seat
-        return read_page(
-            seat.log, seat.view, after=self.cursor, upto=upto, limit=self.page, most=PIECE, cut=seat.cut(self.cursor)
-        )
+    def _piece(self, upto: int) -> Piece:
+        seat, at = self.seat, self.cursor
+        cut = seat.cut(at)
+        return read_piece(seat.log, seat.view, self._frame, after=at, upto=upto, limit=self.page, most=PIECE, cut=cut)
 
     def _caught_up(self) -> bytes:
         if self._target is None or self.cursor < self._target:
