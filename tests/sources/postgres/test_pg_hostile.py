@@ -274,3 +274,19 @@ def test_a_table_whose_commit_is_streamed_before_others_see_it_is_known_whole(ri
     first, second = (change for part in own.pull() for change in part.changes)
     assert first.table == second.table and second.after == (1, "a")
     assert first.table.key == ("k",) and not first.table.columns[1].nullable
+
+
+def test_a_table_that_the_role_may_not_read_keeps_nothing_of_the_others_back(
+    rig: Callable[..., PgRig], role: Callable[..., str]
+) -> None:
+    own = rig("CREATE TABLE t(k int PRIMARY KEY, v text)", "CREATE TABLE secret(k int PRIMARY KEY, v text)")
+    user = role(of="REPLICATION")
+    own.run(f"GRANT SELECT ON t TO {user}")
+    own.user = user
+    own.open()
+    own.run("INSERT INTO secret VALUES (1, 'x')")
+    assert [(change.table.name, change.after) for change in changes(own)] == [("secret", (1, "x"))]
+    with pytest.raises(Forbidden, match="secret"):
+        own.source.chunk("secret", after=None, span=None, limit=5)
+    own.run("ALTER TABLE secret ALTER v SET NOT NULL", "ALTER TABLE t ALTER v SET NOT NULL")
+    assert [change.table.name for change in changes(own)] == ["t"]

@@ -25,6 +25,11 @@ from headwater.sources.postgres.slot import table_oid
 
 LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time
 
+_READABLE = """
+SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
+  AND has_table_privilege(oid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')
+"""
+
 
 def announce(
     connection: Connection, publication: str, shapes: Shapes, told: Meanings | None, *, all_tables: bool
@@ -62,9 +67,11 @@ def _announce(
             )
             locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
             _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left))
-    except psycopg.errors.InsufficientPrivilege:  # who may not read a table cannot hold it
-        _tell(connection, ended)
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.UndefinedTable,
+    ):
         _tell(connection, rest)
         return False
     return True
@@ -84,6 +91,9 @@ def _look(connection: Connection, now: Described, shapes: Shapes, wanted: Collec
     missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
     known = shapes.tables
     news = {oid: t for oid, t in ours.items() if _is_news(known, t) or (t.name in wanted and t.name not in known)}
+    if news:  # who may not read a table cannot hold it
+        rows = connection.execute(_READABLE, [list(news)]).fetchall()
+        news = {oid: news[oid] for (oid,) in rows}
     there = [each for each in missing if _is_there(connection, *each)]
     gone = [each for each in missing if each not in there]
     sent = {*now.oids.values()}  # under another name: its next row tells that
