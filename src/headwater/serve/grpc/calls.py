@@ -20,6 +20,7 @@ from headwater.serve.metrics import Metrics
 from headwater.serve.rpc import unexpected
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
+GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
@@ -85,7 +86,7 @@ class Calls:
                     answers = pour(caller, asked)
                     try:
                         async for each in answers:
-                            await context.write(each)
+                            await call.write(each)
                     finally:
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
 
@@ -105,6 +106,8 @@ class _Call:
         self._name, self._context, self._metrics = name, context, metrics
         self._task = asyncio.current_task()
         self._cut: HeadwaterError | None = None
+        self._writing = False
+        self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
         self.answer: Any = None
 
     def read(self, message: str, data: bytes) -> Any:
@@ -118,23 +121,36 @@ class _Call:
         """The credential ended."""
         self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
 
+    async def write(self, message: Any) -> None:
+        """One answer of many."""
+        self._writing = True
+        await self._context.write(message)
+        self._writing = False
+        if self._cut is not None:
+            raise self._cut
+
     def cut(self, error: HeadwaterError) -> None:
-        """End it with `error`. Also for a caller that does not read: whatever it waits for is cut off."""
+        """End it with `error`. No status can follow half a message: a caller that does not read hears nothing."""
         if self._cut is None and self._task is not None:
             self._cut = error
-            self._task.cancel()
+            if self._writing:
+                self._last = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._task.cancel)
+            else:
+                self._task.cancel()
 
     async def __aenter__(self) -> _Call:
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._last is not None:
+            self._last.cancel()
         if error is None or isinstance(error, aio.AbortError):
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return
         if isinstance(error, asyncio.CancelledError):
-            if self._cut is None:
+            if self._cut is None or self._writing:
                 self._metrics.called(self._name, "CANCELLED")
-                return  # the caller left, or the server stops
+                return  # the caller left or does not read, or the server stops
             if self._task is not None:
                 self._task.uncancel()
             error = self._cut
