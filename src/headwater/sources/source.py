@@ -53,7 +53,7 @@ class Chunk(msgspec.Struct, frozen=True):
     """One stretch of a table read in one short read transaction. `next_key` is None at the end."""
 
     table: Table
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     offset: int
     next_key: Key | None
 
@@ -226,6 +226,11 @@ class Reader(Protocol):
 
 class SideReader(Reader, Protocol):
     """A database read by a process beside the one that captures it."""
+
+    @property
+    def chunk_rows(self) -> int:
+        """How many rows a chunk best has."""
+        ...
 
     def shape(self, name: str, version: int | None = None) -> Table:
         """The table as it is now, or as it was at `version`; NotFound."""
