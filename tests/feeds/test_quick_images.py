@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.model.model_values import VALUES
 
-from headwater.feeds.formats import debezium
+from headwater.feeds.formats import envelope
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.quick import MOST, Odd, quick
 from headwater.feeds.options import Shape
@@ -55,7 +55,7 @@ def test_debezium_writes_the_same_bytes(
         for place, change in enumerate(changes):
             given_as = Op.INSERT if change.op is Op.INSERT else op
             found = writer.change(part, part.first + place, change, given_as)
-            with mock.patch.object(debezium, "quick", lambda *_: None):
+            with mock.patch.object(envelope, "quick", lambda *_: None):
                 assert found == slow.change(part, part.first + place, change, given_as)
 
 

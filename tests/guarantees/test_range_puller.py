@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import secrets
 from collections.abc import Iterator
@@ -103,8 +104,18 @@ def cut(ground: Ground, random: random.Random) -> None:
             ground.ask("pull.split", table="t", range=one["id"], epoch=one["epoch"], at=at.hex())
 
 
-@pytest.mark.parametrize("seed", ["ranges", secrets.token_hex(4)])
+@pytest.mark.parametrize("seed", ["ranges", "puller"])
 def test_it_ends_with_exactly_the_table(ground: Ground, seed: str) -> None:
+    pull_through_trouble(ground, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
+def test_it_ends_with_exactly_the_table_whatever_the_seed(ground: Ground, place: int) -> None:
+    pull_through_trouble(ground, f"{os.environ.get('SOAK_SEED') or secrets.token_hex(4)}-{place}")
+
+
+def pull_through_trouble(ground: Ground, seed: str) -> None:
     print(f"seed {seed}")
     chance = random.Random(seed)
     puller = RangePuller(ground.channel, "t", limit=7)

@@ -6,7 +6,8 @@ import time
 
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.encoder import Encoder
-from headwater.feeds.group import Frame, Group
+from headwater.feeds.framing import Frame
+from headwater.feeds.group import Group
 from headwater.log.parts import estimated_bytes
 from headwater.model.change import Change, Op, Transaction
 

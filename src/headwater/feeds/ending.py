@@ -17,6 +17,7 @@ class Ending(msgspec.Struct, frozen=True):
 
     code: str  # closed, resnapshot_required, stopping, complete, or the code of an error
     message: str
+    error: HeadwaterError | None = None  # where it was one
 
 
 def known(error: Exception) -> HeadwaterError:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError
+from headwater.feeds.framing import Frame
 from headwater.feeds.reader import View
 
-Frame = Callable[[int | str, str, bytes], bytes]  # id, what it is, JSON: one frame of a transport
 PIECE = 256 << 10  # bytes that one stream is handed at a time
 JOINED = 4  # places of slow streams for which joined frames are kept besides
 

@@ -21,8 +21,9 @@ from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.invalidation import Invalidations, invalidations
 from headwater.feeds.formats.make import encoder
+from headwater.feeds.framing import Frame
 from headwater.feeds.gathering import schema_changes, transaction_of
-from headwater.feeds.group import Frame, Group, Sleeper
+from headwater.feeds.group import Group, Sleeper
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_view import QueryView
 from headwater.feeds.question_groups import QuestionGroups, Steady, steady_at
@@ -120,7 +121,7 @@ class Hub:
     def _encoder(self, shape: Shape) -> Encoder:
         made = self._encoders.get(shape)
         if made is None:
-            made = self._encoders[shape] = encoder(shape)
+            made = self._encoders[shape] = encoder(shape, self._source)
             if len(self._encoders) > ENCODERS:
                 self._encoders.popitem(last=False)
         return made

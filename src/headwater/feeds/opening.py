@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.feeds.group import Frame
+from headwater.feeds.framing import Frame
+from headwater.feeds.options import Options
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -14,6 +15,14 @@ class Opening(msgspec.Struct, frozen=True):
     frame: Frame
     ping: bytes = b""
     farewell: bytes = b""
+    format: str = ""  # of its own, for changes with both images; "": the one that was asked for
+    key: bytes | None = None  # only changes of this key
+
+    def shaped(self, options: Options) -> Options:
+        """`options` as the transport has them."""
+        if not self.format:
+            return options
+        return msgspec.structs.replace(options, format=self.format, before=True, after=True, key=self.key)
 
 
 class From(msgspec.Struct, frozen=True):

@@ -11,8 +11,9 @@ from headwater.errors import HeadwaterError
 from headwater.feeds.batch import Batch, Found
 from headwater.feeds.confirming import Confirming
 from headwater.feeds.formats.invalidation import Invalidations
+from headwater.feeds.framing import Frame
 from headwater.feeds.gathering import Gathering, Relevant, transaction_of
-from headwater.feeds.group import Frame, Group
+from headwater.feeds.group import Group
 from headwater.feeds.options import Options
 from headwater.feeds.query_view import QueryView
 from headwater.feeds.questions import Question, Routes

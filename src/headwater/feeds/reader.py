@@ -37,7 +37,7 @@ class View:
     def __init__(self, options: Options, source: Source, made: Encoder | None = None) -> None:
         self.options = options
         self.filter = Filter(options, source)
-        self.encoder = encoder(options.shape) if made is None else made
+        self.encoder = encoder(options.shape, source) if made is None else made
         self.signature = signature_of(options)
         self.is_slow = False  # its filter took too long in the hub: its readers read the log by themselves
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.backpressure import HEALTHY
 from headwater.feeds.ending import Ending, known
-from headwater.feeds.group import PIECE, Frame, Group
-from headwater.feeds.reader import read_page
+from headwater.feeds.framing import Frame
+from headwater.feeds.group import PIECE, Group
+from headwater.feeds.piece import Piece, read_piece
 from headwater.feeds.seat import Seat
 from headwater.feeds.snapshot import SnapshotReader
 from headwater.model.clock import ts_text
@@ -52,7 +52,7 @@ class Stream:
         self._seen: int | None = None  # frames of the group; None while it reads the log
         self._epoch = 0
         self._began = cursor
-        self._delivered = -1  # the newest offset handed out
+        self.delivered = -1  # the newest offset handed out
         self._target: int | None = seat.log.latest if cursor < seat.log.latest else None  # reaching it is catching up
         self._state = HEALTHY
         self._alarm = 0  # the log reaching this offset changes the state
@@ -65,7 +65,7 @@ class Stream:
         now = time.monotonic()
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
         self._due_at = 0.0
-        self.deliveries = 0
+        self.deliveries, self.page = 0, PAGE  # so many were handed out; so many are read at a time
 
     @property
     def place(self) -> int | None:
@@ -147,7 +147,7 @@ class Stream:
             self.cursor = hub.reached(group.view)
             return b""
         self.deliveries += taken.seen - self._seen
-        self._delivered = taken.offset
+        self.delivered = taken.offset
         self._seen = taken.seen
         self.cursor = hub.reached(group.view) if taken.seen == group.published else taken.offset
         self._sent = True
@@ -269,7 +269,7 @@ class Stream:
             seat.hub.sleep(self)
             return self._caught_up() or self._due_checkpoint() or await self._sleep()
         try:
-            page = await seat.read(self._page, upto)
+            page: Piece = await seat.read(self._piece, upto)
         except OffsetExpired:
             self._dirty = True
             return b""
@@ -278,18 +278,16 @@ class Stream:
             await asyncio.sleep(0.05)
             return b""
         self.cursor = page.upto
-        if page.deliveries:
-            self.deliveries, self._delivered = self.deliveries + len(page.deliveries), page.deliveries[-1].offset
-        frames = [self._frame(offset, op.word, data) for offset, op, data in page.deliveries]
+        if page.changes:
+            self.deliveries, self.delivered = self.deliveries + page.changes, page.last
         if page.ts and time.monotonic() >= self._checkpoint_at:
-            frames.append(self._checkpoint(page.ts, page.upto))
-        return b"".join(frames)
+            return page.data + self._checkpoint(page.ts, page.upto)
+        return page.data
 
-    def _page(self, upto: int) -> Any:
-        seat = self.seat
-        return read_page(
-            seat.log, seat.view, after=self.cursor, upto=upto, limit=PAGE, most=PIECE, cut=seat.cut(self.cursor)
-        )
+    def _piece(self, upto: int) -> Piece:
+        seat, at = self.seat, self.cursor
+        cut = seat.cut(at)
+        return read_piece(seat.log, seat.view, self._frame, after=at, upto=upto, limit=self.page, most=PIECE, cut=cut)
 
     def _caught_up(self) -> bytes:
         if self._target is None or self.cursor < self._target:
@@ -364,14 +362,14 @@ class Stream:
         return self._frame(offset, "checkpoint", _encode({"ts": ts_text(ts), "offset": offset}))
 
     def _fail(self, error: HeadwaterError) -> bytes:
-        self._end(error.code, error.message)
+        self._end(error.code, error.message, error)
         body = {"code": error.code, "message": error.message, "details": error.details}
         return self._frame(self._here, "failed", _encode(self.seat.named(body)))
 
-    def _end(self, code: str, message: str) -> None:
+    def _end(self, code: str, message: str, error: HeadwaterError | None = None) -> None:
         self._calm = False
         if self.ending is None:
-            self.ending = Ending(code, message)
+            self.ending = Ending(code, message, error)
 
     def _is_over(self) -> bool:
         return self.ending is not None
@@ -397,4 +395,4 @@ class Stream:
     def _note_quiet(self) -> None:
         """Nothing since the acked cursor concerned the subscriber: it need not be looked at again."""
         if self._snapshot is None:
-            self.seat.note_quiet(self._began, self._delivered, self.cursor)
+            self.seat.note_quiet(self._began, self.delivered, self.cursor)

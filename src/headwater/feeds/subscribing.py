@@ -9,6 +9,7 @@ import msgspec
 from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
 from headwater.feeds.rule import Rule
+from headwater.model import pairs
 from headwater.model.clock import parse_ts, ts_of_ms
 from headwater.model.database import real_name
 from headwater.model.hint import nearest
@@ -122,6 +123,8 @@ def _tables(params: SubscribeTable, source: Source) -> dict[str, Table]:
 
 
 def _captured(name: str, known: dict[str, Table], source: Source) -> Table:
+    if name == pairs.TABLE and name not in known:
+        return pairs.SHAPE  # made by the first put, for which a reader may wait
     if name not in known:
         raise NotFound(f"there is no table {name!r}", hint=nearest(name, known))
     status = source.status()

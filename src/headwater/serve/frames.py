@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headwater.feeds.framing import Enclosing
 from headwater.model.change import Op
 
 RETRY_MS = 2000  # an EventSource waits this long before it connects again
@@ -19,18 +20,29 @@ def sse_opening(place: int | None) -> bytes:
 OPS = frozenset(op.word for op in Op)
 
 
-def sse(id: int | str, word: str, data: bytes) -> bytes:
+class _Sse:
     """One event of a text/event-stream. Compact JSON has no line breaks."""
-    if id.__class__ is int:
-        return b"id: %d\nevent: %b\ndata: %b\n\n" % (id, word.encode(), data)
-    return b"id: %s\nevent: %s\ndata: %s\n\n" % (str(id).encode(), word.encode(), data)
+
+    enclosing = Enclosing(b"id: ", b"\nevent: ", b"\ndata: ", b"\n\n")
+
+    def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
+        if id.__class__ is int:
+            return b"id: %d\nevent: %b\ndata: %b\n\n" % (id, word.encode(), data)
+        return b"id: %s\nevent: %s\ndata: %s\n\n" % (str(id).encode(), word.encode(), data)
 
 
-def ndjson(id: int | str, word: str, data: bytes) -> bytes:
+class _Ndjson:
     """A change is a line by itself; what else there is to say is an object with `event`."""
-    if word in OPS:
-        return data + b"\n"
-    return b'{"event":"%s","id":%s,"data":%s}\n' % (word.encode(), _id(id), data)
+
+    enclosing = Enclosing(None, None, b"", b"\n")
+
+    def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
+        if word in OPS:
+            return data + b"\n"
+        return b'{"event":"%s","id":%s,"data":%s}\n' % (word.encode(), _id(id), data)
+
+
+sse, ndjson = _Sse(), _Ndjson()
 
 
 def websocket(id: int | str, word: str, data: bytes) -> bytes:

@@ -14,21 +14,15 @@ from headwater.errors import InvalidRequest, NotFound
 from headwater.model.database import real_name
 from headwater.model.key import Span, encode_key, prefix_end
 from headwater.model.literal import Value
+from headwater.model.pairs import EXPIRES, KEY, SHAPE, TABLE, VALUE, holds_pairs
 from headwater.model.predicate import Call, Col, Literal, eq
 from headwater.model.principal import EDITOR, VIEWER, Principal
-from headwater.model.table import Column, Row, Table
+from headwater.model.table import Row, Table
 from headwater.queries.pending import T
 from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
 from headwater.sources.source import Chunk, Session
 
-TABLE = "kv"
-KEY, VALUE, EXPIRES = "key", "value", "expires_at_ms"
-SHAPE = Table(
-    TABLE,
-    (Column(KEY, "bytes", nullable=False), Column(VALUE, "bytes", nullable=False), Column(EXPIRES, "i64")),
-    (KEY,),
-)
 INDEX = f"CREATE INDEX {TABLE}_{EXPIRES} ON {TABLE} ({EXPIRES}) WHERE {EXPIRES} IS NOT NULL"  # what a sweep reads
 MAX_TTL = 2**31  # seconds: 68 years
 SWEEP_MS = 10_000  # between two sweeps of one database
@@ -187,9 +181,7 @@ def _table(session: Session) -> None:
 
 def _checked(table: Table) -> Table:
     """`table`, if it is one that we would have made."""
-    kinds = {column.name: column.kind for column in table.columns}
-    wanted = {column.name: column.kind for column in SHAPE.columns}
-    if table.key != SHAPE.key or any(kinds.get(name) not in (kind, "any") for name, kind in wanted.items()):
+    if not holds_pairs(table):
         raise InvalidRequest(
             f"the table {TABLE!r} is not one of keys and values",
             hint=f"It needs ({KEY} BLOB PRIMARY KEY, {VALUE} BLOB NOT NULL, {EXPIRES} INTEGER): rename yours.",

@@ -1,4 +1,7 @@
-"""debezium_json: the value of a Debezium change event, as its JSON converter writes it with schemas disabled."""
+"""debezium_json: the value of a Debezium change event, as its JSON converter writes it with schemas disabled.
+
+`debezium_quickly` writes the same with a compiled twin, where it was built.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +10,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater import __version__
-from headwater.feeds.formats.images import Image, Key, delivered, shown
-from headwater.feeds.formats.quick import Made, Odd, quick
-from headwater.feeds.formats.values import PLAIN, Form, clean, encode, name
+from headwater.feeds.formats.envelope import Plan
+from headwater.feeds.formats.images import Key, delivered
+from headwater.feeds.formats.quick import Made, Odd
+from headwater.feeds.formats.values import PLAIN, clean, encode
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_ms
-from headwater.model.literal import Unavailable
 from headwater.model.pertable import PerTable
 from headwater.model.table import Column, Row, Table
 
 _OPS = (b"", b"c", b"u", b"d", b"", b"t")  # by number
-_FORM: Form = {**PLAIN, Unavailable: lambda value: b'"__debezium_unavailable_value"'}  # Debezium's own placeholder
 _OF_TABLE = re.compile(r"\s*(CREATE|DROP)\s+(?:VIRTUAL\s+)?TABLE\b", re.IGNORECASE)
-
-
-class _Plan:
-    """What is the same in all changes of one shape of a table."""
-
-    def __init__(self, table: Table, shape: Shape) -> None:
-        db = name(shape.db)
-        names = shown(table, shape)
-        self.image = Image(table, names, _FORM)
-        self.made = quick(table, names)
-        self.key = Key(table, _FORM, named=True)
-        self.key_place = table.key_places[0] if len(table.key) == 1 else None
-        self.key_whole = b',"key":{%b:' % name(table.key[0]) if len(table.key) == 1 else b""
-        source = b'"source":{"version":%b,"connector":"headwater","name":%b,"ts_ms":'
-        self.source = source % (name(__version__), db)
-        self.db = b'","db":' + db + b',"sequence":"'
-        self.table = b'","table":' + name(table.name) + b',"txId":'
 
 
 class _Images(msgspec.Struct, frozen=True, gc=False):
@@ -49,7 +33,7 @@ class _Shared(NamedTuple):
     """What the changes of one part to one table have in common."""
 
     part: Transaction
-    plan: _Plan
+    plan: Plan
     form: bytes
 
 
@@ -59,12 +43,12 @@ class Debezium:
     def __init__(self, shape: Shape) -> None:
         self._db = shape.db
         self._before, self._after = shape.before, shape.after
-        self._plans = PerTable(lambda table: _Plan(table, shape))
+        self.plan = PerTable(lambda table: Plan(table, shape))
         self._shared: _Shared | None = None  # the newest; replaced whole, from any thread
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder."""
-        plan = self._plans(change.table)
+        plan = self.plan(change.table)
         if op is Op.SCHEMA_CHANGE:
             return self._schema_change(plan, part, offset, change)
         before, after = delivered(change, op)
@@ -74,20 +58,18 @@ class Debezium:
             except (Odd, UnicodeEncodeError):  # text that is not UTF-8 is found by the encoder
                 pass
         row = before if after is None else after
+        first, second, third = plan.around(part)
         parts = (
             self._images(plan, before, after),
-            _source(plan, part, offset),
-            b',"op":"%b","ts_ms":%d' % (_OPS[op], ts_ms(part.ts)),
-            b',"transaction":{"id":',
-            name(part.id),
-            b',"total_order":%d}' % (part.start + offset - part.first + 1),
+            b"%b%d%b%d" % (first, offset, second, offset),
+            b'},"op":"%b%b%d}' % (_OPS[op], third, part.start + offset - part.first + 1),
             b"" if row is None else _key(plan.key, before, row),
             b"}",
         )
         return b"".join(parts)
 
     def _quick(
-        self, plan: _Plan, made: Made, part: Transaction, offset: int, op: Op, before: Row | None, after: Row | None
+        self, plan: Plan, made: Made, part: Transaction, offset: int, op: Op, before: Row | None, after: Row | None
     ) -> bytes:
         """The same bytes, with little work per value; or Odd."""
         row, place = before if after is None else after, plan.key_place
@@ -113,9 +95,10 @@ class Debezium:
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
         """See Encoder."""
-        plan = self._plans(table)
+        plan = self.plan(table)
         parts = (
             self._images(plan, None, row),
+            b",",
             plan.source,
             b'%d,"snapshot":"true' % read_ms,
             plan.db,
@@ -127,12 +110,12 @@ class Debezium:
         )
         return b"".join(parts)
 
-    def _images(self, plan: _Plan, before: Row | None, after: Row | None) -> bytes:
+    def _images(self, plan: Plan, before: Row | None, after: Row | None) -> bytes:
         old = plan.image(before, set()) if self._before and before is not None else b"null"
         new = plan.image(after, set()) if self._after and after is not None else b"null"
-        return b'{"before":%b,"after":%b,' % (old, new)
+        return b'{"before":%b,"after":%b' % (old, new)
 
-    def _schema_change(self, plan: _Plan, part: Transaction, offset: int, change: Change) -> bytes:
+    def _schema_change(self, plan: Plan, part: Transaction, offset: int, change: Change) -> bytes:
         body = {
             "ts_ms": ts_ms(part.ts),
             "databaseName": clean(self._db),
@@ -141,27 +124,14 @@ class Debezium:
             "tableChanges": [_table_change(self._db, change)],
             "resnapshot": change.resnapshot,
         }
-        return b"{" + _source(plan, part, offset) + b"," + encode(body)[1:]
+        first, second, _ = plan.around(part)
+        return b"{%b%d%b%d}," % (first[1:], offset, second, offset) + encode(body)[1:]
 
 
-def _form(plan: _Plan, part: Transaction) -> bytes:
+def _form(plan: Plan, part: Transaction) -> bytes:
     """What follows the images; left open are the offset, twice, the op, the place in the transaction and the key."""
-    first, second = (piece.replace(b"%", b"%%") for piece in _around(plan, part))
-    when, id = b'"ts_ms":%d' % ts_ms(part.ts), name(part.id).replace(b"%", b"%%")
-    rest = b'%d},"op":"%b",' + when + b',"transaction":{"id":' + id + b',"total_order":%d}%b%b}}'
-    return b"," + first + b"%d" + second + rest
-
-
-def _source(plan: _Plan, part: Transaction, offset: int) -> bytes:
-    """Where a change comes from; `sequence` is the last offset before its transaction, and its own."""
-    first, second = _around(plan, part)
-    return b"%b%d%b%d}" % (first, offset, second, offset)
-
-
-def _around(plan: _Plan, part: Transaction) -> tuple[bytes, bytes]:
-    """What stands before and between the two places of the offset."""
-    first = b'%d,"snapshot":"false%b[\\"%d\\",\\"' % (part.commit_ts_ms, plan.db, part.first - part.start - 1)
-    return plan.source + first, b'\\"]%b%b,"lsn":' % (plan.table, name(part.id))
+    first, second, third = (piece.replace(b"%", b"%%") for piece in plan.around(part))
+    return first + b"%d" + second + b'%d},"op":"%b' + third + b"%d}%b%b}}"
 
 
 def _key(key: Key, before: Row | None, row: Row) -> bytes:

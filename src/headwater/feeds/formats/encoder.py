@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from headwater.feeds.framing import Enclosing
 from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row, Table
@@ -22,6 +23,45 @@ class Encoder(Protocol):
 
     def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
         """A row of a snapshot that was read at `offset` and at the wall-clock time `read_ms`."""
+        ...
+
+
+class Frames(Protocol):
+    """Changes one after another, each in its frame. For one page, in one thread."""
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def last(self) -> int:
+        """The offset of the last."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more will be taken."""
+        ...
+
+    def take(self, part: Transaction, ops: list[Op | None]) -> int:
+        """Add the changes of `part` as what `ops` say, until it is full, but one at least.
+
+        Returns how many were looked at, those that have no op included.
+        """
+        ...
+
+    def data(self) -> bytes:
+        """Everything that was written."""
+        ...
+
+
+@runtime_checkable
+class WritesFrames(Protocol):
+    """An encoder that writes many changes at once."""
+
+    def frames(self, enclosing: Enclosing, limit: int, most: int) -> Frames:
+        """Nothing yet, to be written in frames of this kind; full when there are `limit`, or `most` bytes."""
         ...
 
 

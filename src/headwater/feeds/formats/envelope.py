@@ -1,0 +1,53 @@
+"""What the changes of one shape of a table have in common in Debezium's envelope: a plan, read by both twins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater import __version__
+from headwater.feeds.formats.images import Image, Key, shown
+from headwater.feeds.formats.quick import quick
+from headwater.feeds.formats.values import PLAIN, Form, name
+from headwater.feeds.options import Shape
+from headwater.model.change import Transaction
+from headwater.model.clock import ts_ms
+from headwater.model.literal import Unavailable
+from headwater.model.table import Table
+
+FORM = 1  # of Plan: a compiled twin that was built for another one is not used
+_FORM: Form = {**PLAIN, Unavailable: lambda value: b'"__debezium_unavailable_value"'}  # Debezium's own placeholder
+
+
+class Plan:
+    """What is the same in all changes of one shape of a table."""
+
+    def __init__(self, table: Table, shape: Shape) -> None:
+        db = name(shape.db)
+        names = shown(table, shape)
+        self.before, self.after, self.form = shape.before, shape.after, _FORM
+        self.columns = fields(table, names)
+        self.keys = fields(table, table.key)
+        self.image = Image(table, names, _FORM)
+        self.made = quick(table, names)
+        self.key = Key(table, _FORM, named=True)
+        self.key_place = table.key_places[0] if len(table.key) == 1 else None
+        self.key_whole = b',"key":{%b:' % name(table.key[0]) if len(table.key) == 1 else b""
+        source = b'"source":{"version":%b,"connector":"headwater","name":%b,"ts_ms":'
+        self.source = source % (name(__version__), db)
+        self.db = b'","db":' + db + b',"sequence":"'
+        self.table = b'","table":' + name(table.name) + b',"txId":'
+
+    def around(self, part: Transaction) -> tuple[bytes, bytes, bytes]:
+        """What stands, in all changes of `part`, before the offset, between its two places, and from the op up to the
+        place in the transaction; `sequence` is the last offset before its transaction, and its own."""
+        first = b'%d,"snapshot":"false%b[\\"%d\\",\\"' % (part.commit_ts_ms, self.db, part.first - part.start - 1)
+        id = name(part.id)
+        end = b'","ts_ms":%d,"transaction":{"id":%b,"total_order":' % (ts_ms(part.ts), id)
+        return b"," + self.source + first, b'\\"]%b%b,"lsn":' % (self.table, id), end
+
+
+def fields(table: Table, names: Sequence[str]) -> tuple[tuple[bytes, int], ...]:
+    """What stands before each value of an object, and the place of the value in a row."""
+    starts = [b"{", *[b","] * (len(names) - 1)] if names else []
+    pairs = zip(starts, names, strict=True)
+    return tuple((start + name(column) + b":", table.index[column]) for start, column in pairs)

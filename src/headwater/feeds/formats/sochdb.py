@@ -1,0 +1,181 @@
+"""SochDB's events as bytes of protobuf, written by hand: one message each, in the order of the numbers.
+
+Formats of gRPC; nobody can ask for them by name. Images are plain JSON; of the table `kv` keys and values are what
+was put. Numbers from 100 on are ours. A TRUNCATE is a delete without a key: of all rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from headwater.errors import HeadwaterError
+from headwater.feeds.formats.images import Image, Unknown, delivered, shown
+from headwater.feeds.formats.values import PLAIN, clean
+from headwater.feeds.options import Shape
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.key import encode_key
+from headwater.model.pairs import KEY, VALUE, holds_pairs
+from headwater.model.pertable import PerTable
+from headwater.model.table import Key, Row, Table
+from headwater.sources.source import Source
+
+EVENT, WATCH = "sochdb_event", "sochdb_watch"
+NUMBERS = {Op.INSERT: 1, Op.UPDATE: 2, Op.DELETE: 3, Op.SCHEMA_CHANGE: 4, Op.TRUNCATE: 3}
+_SMALL = [bytes((number,)) for number in range(128)]
+_BEFORE_KEY, _UNAVAILABLE, _RESNAPSHOT = b"\xa2\x06", b"\xaa\x06", b"\xb0\x06\x01"  # 100, 101: bytes; 102: true
+
+Write = Callable[[Row, Unknown], bytes]
+
+
+def varint(number: int) -> bytes:
+    """`number`, which is not negative, seven bits to a byte, the lowest first."""
+    if number < 128:
+        return _SMALL[number]
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    found.append(number)
+    return bytes(found)
+
+
+def _field(tag: bytes, data: bytes) -> bytes:
+    """A field of bytes; what is empty is left out."""
+    return tag + varint(len(data)) + data if data else b""
+
+
+def _text(tag: bytes, text: str) -> bytes:
+    return _field(tag, clean(text).encode())
+
+
+def _number(tag: bytes, number: int) -> bytes:
+    return tag + varint(number) if number > 0 else b""
+
+
+def _left_out(unknown: Unknown) -> bytes:
+    return b"".join(_text(_UNAVAILABLE, name) for name in sorted(unknown))
+
+
+class _Plan:
+    """What is the same in all changes of one shape of a table."""
+
+    def __init__(self, table: Table, shape: Shape, source: Source | None) -> None:
+        self.named = _text(b"\x22", table.name)
+        self.ops = {op: _SMALL[number] for op, number in NUMBERS.items()}
+        if holds_pairs(table):
+            self.key: Callable[[Row], bytes] = _raw(table, KEY)
+            value = _raw(table, VALUE)
+            self.image: Write = lambda row, unknown: value(row)
+        else:
+            self.key = _keys(table, source)
+            self.image = Image(table, shown(table, shape), PLAIN)
+
+
+def _raw(table: Table, column: str) -> Callable[[Row], bytes]:
+    place = table.index[column]
+
+    def write(row: Row) -> bytes:
+        found = row[place]
+        return found if isinstance(found, bytes) else str(found).encode("utf-8", "surrogateescape")
+
+    return write
+
+
+def _keys(table: Table, source: Source | None) -> Callable[[Row], bytes]:
+    """The key of a row as bytes; none where it has no key, or one that has no bytes here."""
+    key_of = table.key_of
+    order: Callable[[Key], bytes] = encode_key
+    if source is not None:
+        with contextlib.suppress(HeadwaterError):  # an order that only it knows: the bytes still tell keys apart
+            order = source.order(table, table.key)
+
+    def write(row: Row) -> bytes:
+        try:
+            return order(key_of(row))
+        except HeadwaterError:
+            return b""
+
+    return write
+
+
+def txn_id(part: Transaction) -> int:
+    """The number that the database has for it; else the offset of its first change, which no other one has."""
+    if part.id.isdecimal() and part.id.isascii() and len(part.id) < 20:
+        return int(part.id)
+    return part.first - part.start
+
+
+class Events:
+    """SubscribeEvent."""
+
+    def __init__(self, shape: Shape, source: Source | None) -> None:
+        self._plans = PerTable(lambda table: _Plan(table, shape, source))
+        self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and what its changes have in common
+
+    def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
+        """See Encoder."""
+        plan = self._plans(change.table)
+        before, after = delivered(change, op)
+        row = before if after is None else after
+        last, unknown = self._last, set[str]()
+        if last[0] is not part:
+            common = _number(b"\x10", part.commit_ts_ms * 1000) + _number(b"\x18", txn_id(part))
+            last = self._last = part, common
+        key = b"" if row is None else plan.key(row)
+        parts = (
+            b"\x08" + varint(offset),
+            last[1],
+            plan.named,
+            _field(b"\x2a", key),
+            b"\x30" + plan.ops[op],
+            b"" if after is None else _field(b"\x3a", plan.image(after, unknown)),
+            b"" if before is None else _field(b"\x42", plan.image(before, unknown)),
+            b"" if row is not None else _ddl(change, op),
+            b"" if before is None or after is None else _moved(plan.key(before), key),
+            _left_out(unknown) if unknown else b"",
+            _RESNAPSHOT if change.resnapshot else b"",
+        )
+        return b"".join(parts)
+
+    def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
+        """See Encoder."""
+        part = Transaction("", (), first=offset, commit_ts_ms=read_ms)
+        return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
+
+
+class Watched:
+    """WatchKeyEvent."""
+
+    def __init__(self, shape: Shape, source: Source | None) -> None:
+        self._plans = PerTable(lambda table: _Plan(table, shape, source))
+
+    def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
+        """See Encoder."""
+        plan = self._plans(change.table)
+        before, after = delivered(change, op)
+        unknown: Unknown = set()
+        parts = (
+            b"\x08" + varint(offset),
+            _number(b"\x10", part.commit_ts_ms * 1000),
+            b"\x18" + plan.ops[op],
+            b"" if after is None else _field(b"\x22", plan.image(after, unknown)),
+            b"" if before is None else _field(b"\x2a", plan.image(before, unknown)),
+            _left_out(unknown) if unknown else b"",
+        )
+        return b"".join(parts)
+
+    def row(self, table: Table, row: Row, offset: int, read_ms: int) -> bytes:
+        """See Encoder."""
+        part = Transaction("", (), first=offset, commit_ts_ms=read_ms)
+        return self.change(part, offset, Change(Op.INSERT, table, after=row), Op.INSERT)
+
+
+def _moved(old: bytes, new: bytes) -> bytes:
+    return b"" if old == new else _field(_BEFORE_KEY, old)
+
+
+def _ddl(change: Change, op: Op) -> bytes:
+    if op is Op.TRUNCATE:
+        return _text(b"\x4a", f"TRUNCATE TABLE {change.table.name}")
+    return _text(b"\x4a", change.ddl or "")

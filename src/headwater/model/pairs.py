@@ -1,0 +1,21 @@
+"""Pairs: the table `kv`, which holds keys and values as raw bytes for the faces that know no other table."""
+
+from __future__ import annotations
+
+from headwater.model.table import Column, Table
+
+TABLE = "kv"
+KEY, VALUE, EXPIRES = "key", "value", "expires_at_ms"
+SHAPE = Table(
+    TABLE,
+    (Column(KEY, "bytes", nullable=False), Column(VALUE, "bytes", nullable=False), Column(EXPIRES, "i64")),
+    (KEY,),
+)
+
+
+def holds_pairs(table: Table) -> bool:
+    """Whether `table` is one that we would have made."""
+    kinds = {column.name: column.kind for column in table.columns}
+    wanted = {column.name: column.kind for column in SHAPE.columns}
+    same = all(kinds.get(name) in (kind, "any") for name, kind in wanted.items())
+    return table.name == TABLE and table.key == SHAPE.key and same

@@ -1,0 +1,246 @@
+"""sochdb.v1.SubscriptionService: feeds as SochDB's clients ask for them."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, NotSupported, OffsetExpired, Unavailable
+from headwater.feeds.formats.sochdb import EVENT, WATCH
+from headwater.feeds.opening import From, Opening
+from headwater.feeds.registry import may_see
+from headwater.feeds.stream import PAGE, Stream
+from headwater.feeds.subscribing import SubscribeTable
+from headwater.model import pairs
+from headwater.model.change import Op
+from headwater.model.database import real_name
+from headwater.model.key import encode_key
+from headwater.model.principal import VIEWER, Principal
+from headwater.serve.api import Api
+from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.messages import message
+
+OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
+ROW_OPS = [word for number in (1, 2, 3) for word in OPS[number]]
+WORDS = frozenset(op.word for op in Op)
+SIZE = 4  # bytes that say how long a message is
+
+
+def frame(id: int | str, word: str, data: bytes) -> bytes:
+    """A message behind its length. What is no change has no message: gRPC has a status for it, or nothing."""
+    return len(data).to_bytes(SIZE, "big") + data if word in WORDS else b""
+
+
+@functools.lru_cache(maxsize=8)  # streams that keep up with each other are handed the same piece
+def messages(piece: bytes) -> list[bytes]:
+    """The messages in `piece`."""
+    found, at = [], 0
+    while at < len(piece):
+        end = at + SIZE + int.from_bytes(piece[at : at + SIZE], "big")
+        found.append(piece[at + SIZE : end])
+        at = end
+    return found
+
+
+EVENTS = Opening("grpc", frame, format=EVENT)
+
+
+@dataclass(eq=False)
+class Held:
+    """A subscription: as long as its stream is open."""
+
+    id: str
+    owner: str
+    namespace: str  # as it was asked for
+    db: str
+    tables: tuple[str, ...]
+    start: int
+    created_us: int
+    stream: Stream
+    cancelled: bool = False
+
+    def is_for(self, who: Principal) -> bool:
+        """Whether it is any business of `who`."""
+        mine = who.tables(self.db)
+        fits = mine is None or (bool(self.tables) and mine.issuperset(self.tables))
+        return fits and may_see(who, self.owner)
+
+
+class SubscriptionService:
+    """Streams without a stored subscription: what is listed is what is open now."""
+
+    service = "sochdb.v1.SubscriptionService"
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._held: dict[str, Held] = {}
+        self._numbers = itertools.count(1)
+
+    def methods(self) -> Mapping[str, Answer | Pour]:
+        """See Face."""
+        return {
+            "Subscribe": self._subscribe,
+            "WatchKey": self._watch,
+            "ListSubscriptions": self._list,
+            "CancelSubscription": self._cancel,
+        }
+
+    # --- streams -------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
+        who, db, start = caller.who, real_name(asked.namespace), asked.start_sequence
+        params = SubscribeTable(
+            db=db,
+            tables=list(asked.tables) or None,
+            ops=_ops(asked.operations),
+            where=asked.where_predicate or None,
+        )
+        stream = await self._open(caller, params, EVENTS, From(start - 1) if start else From())
+        stream.page = min(asked.batch_size or PAGE, PAGE)
+        id, now = f"sub-{next(self._numbers)}", time.time_ns() // 1000
+        held = Held(id, who.name, asked.namespace or db, db, tuple(asked.tables), start, now, stream)
+        self._held[id] = held
+        try:
+            async for some in _pieces(caller, stream):
+                for each in some:
+                    if held.cancelled:
+                        return
+                    yield each
+            if not held.cancelled:
+                raise _why(stream, db)
+        finally:
+            self._held.pop(id, None)
+            self._api.feeding().left(stream)
+
+    async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
+        db, table, key = real_name(asked.namespace), asked.table, asked.key
+        everywhere = bool(key) and not table  # one key, of whatever table
+        opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(table, key))
+        params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
+        stream = await self._open(caller, params, opening, From())
+        try:
+            async for some in _pieces(caller, stream):
+                for each in filter(None, [_seen(event, key) for event in some]) if everywhere else some:
+                    yield each
+            raise _why(stream, db)
+        finally:
+            self._api.feeding().left(stream)
+
+    async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, begin: From) -> Stream:
+        caller.who.need(VIEWER, "a stream")
+        try:
+            return await self._api.feeding().open_changes(caller.who, params, opening, begin)
+        except InvalidRequest as error:
+            message = error.message.replace("`where`", "`where_predicate`").replace("from_offset", "start_sequence - 1")
+            # A predicate that cannot be held exactly is refused; of methods there is none that we do not serve.
+            kind = InvalidRequest if isinstance(error, NotSupported) else type(error)
+            raise kind(message, hint=error.hint) from None
+
+    # --- what is open --------------------------------------------------------------------------------------------
+
+    async def _list(self, caller: Caller, asked: Any) -> Any:
+        who = caller.who
+        who.need(VIEWER, "listing subscriptions")
+        found = [held for held in self._held.values() if held.is_for(who)]
+        if asked.namespace:
+            db = real_name(asked.namespace)
+            who.glimpse(db)
+            self._api.databases.get(db)
+            found = [held for held in found if held.db == db]
+        return _made("ListSubscriptionsResponse", subscriptions=[_info(held) for held in found])
+
+    async def _cancel(self, caller: Caller, asked: Any) -> Any:
+        caller.who.need(VIEWER, "cancelling a subscription")
+        held = self._held.get(asked.subscription_id)
+        if held is None or not held.is_for(caller.who):
+            error = f"Subscription '{asked.subscription_id}' not found"
+            return _made("CancelSubscriptionResponse", success=False, error=error)
+        held.cancelled = True
+        del self._held[held.id]
+        held.stream.leave()
+        return _made("CancelSubscriptionResponse", success=True)
+
+
+# --- what is asked -------------------------------------------------------------------------------------------------
+
+
+def _ops(numbers: Any) -> list[str] | None:
+    odd = sorted(set(numbers) - OPS.keys())
+    if odd:
+        hint = "Name OPERATION_INSERT, _UPDATE, _DELETE or _SCHEMA_CHANGE, or none for all."
+        raise InvalidRequest(f"there is no operation {odd[0]}", hint=hint)
+    return [word for number in sorted(set(numbers)) for word in OPS[number]] or None
+
+
+def _place(table: str, key: bytes) -> bytes | None:
+    """The bytes of `key` in the order of the source; None is every key."""
+    return (encode_key((key,)) if table == pairs.TABLE else key) if key else None
+
+
+# --- what is told --------------------------------------------------------------------------------------------------
+
+
+def _made(name: str, **fields: Any) -> Any:
+    return message(f"sochdb.v1.{name}")(**fields)
+
+
+def _info(held: Held) -> Any:
+    return _made(
+        "SubscriptionInfo",
+        subscription_id=held.id,
+        namespace=held.namespace,
+        tables=held.tables,
+        start_sequence=held.start,
+        current_sequence=max(held.start, held.stream.delivered),
+        created_at_us=held.created_us,
+    )
+
+
+def _seen(event: bytes, key: bytes) -> bytes:
+    """What who watches `key` of every table is told of `event`; nothing where it is another's."""
+    found = message("sochdb.v1.SubscribeEvent").FromString(event)
+    told = {name: getattr(found, name) for name in ("sequence", "timestamp_us", "unavailable")}
+    is_all = not found.key and bool(found.ddl)  # a table was emptied
+    if found.before_key == key:  # the row went to another key: of this one it was taken
+        return bytes(_made("WatchKeyEvent", **told, operation=3, before_value=found.before_value).SerializeToString())
+    if found.key != key and not is_all:
+        return b""
+    moved = bool(found.before_key)
+    before = b"" if moved else found.before_value
+    told |= {"operation": 1 if moved else found.operation, "after_value": found.after_value, "before_value": before}
+    return bytes(_made("WatchKeyEvent", **told).SerializeToString())
+
+
+async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
+    """The messages of `stream`, as they come, until it ends."""
+    await caller.context.send_initial_metadata(())  # from here on nothing is missed
+    while True:
+        piece = stream.ready()
+        if piece is None:
+            piece = await stream.next()
+            if piece is None:
+                return
+        elif not piece:
+            await stream.news()
+            continue
+        yield messages(piece)
+
+
+def _why(stream: Stream, db: str) -> HeadwaterError:
+    """Why a stream that nobody cancelled has ended."""
+    ending = stream.ending
+    assert ending is not None
+    if ending.error is not None:
+        return ending.error
+    if ending.code == OffsetExpired.code:
+        log = stream.seat.log
+        error = OffsetExpired(stream.cursor, log.horizon, log.latest)
+        error.message = f"CDC overrun: requested seq {stream.cursor + 1} but oldest available is {log.horizon}"
+        return error
+    if ending.code == "stopping":
+        return Unavailable(ending.message, hint="Connect again in a moment.")
+    return NotFound(f"there is no database {db!r} any more")

@@ -1,0 +1,99 @@
+"""Calls of any method of ours over a real channel, by the messages of the pool."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from headwater.serve.grpc.messages import message, pool
+
+if TYPE_CHECKING:
+    from serving import Client
+
+PATIENCE = 30.0  # seconds: nothing here takes this long unless it is broken
+SUBSCRIPTIONS, KV = "sochdb.v1.SubscriptionService", "sochdb.v1.KvService"
+
+
+class Reading:
+    """An open stream of messages."""
+
+    def __init__(self, call: Any) -> None:
+        self.call = call
+
+    def opened(self) -> Reading:
+        """From here on nothing is missed."""
+        self.call.initial_metadata()
+        return self
+
+    def take(self, count: int) -> list[Any]:
+        """The next so many."""
+        return [next(self.call) for _ in range(count)]
+
+    def rest(self) -> list[Any]:
+        """All until it ends well."""
+        return list(self.call)
+
+    def failure(self) -> grpc.RpcError:
+        """Why it ends; what comes before is passed over."""
+        try:
+            for _ in self.call:
+                pass
+        except grpc.RpcError as error:
+            return error
+        raise AssertionError("it ended well")
+
+
+class Caller:
+    """Calls methods, named `package.Service/Method`."""
+
+    def __init__(self, address: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self.channel = grpc.insecure_channel(address)
+        self.metadata = metadata
+
+    def call(self, path: str, **fields: Any) -> Any:
+        """The answer."""
+        asked, answer = _kinds(path)
+        call = self.channel.unary_unary(f"/{path}", response_deserializer=answer.FromString)
+        return call(asked(**fields).SerializeToString(), timeout=PATIENCE, metadata=self.metadata)
+
+    def stream(self, path: str, **fields: Any) -> Reading:
+        """The answers."""
+        asked, answer = _kinds(path)
+        call = self.channel.unary_stream(f"/{path}", response_deserializer=answer.FromString)
+        return Reading(call(asked(**fields).SerializeToString(), timeout=PATIENCE, metadata=self.metadata))
+
+    def subscribe(self, **fields: Any) -> Reading:
+        """An open subscription."""
+        return self.stream(f"{SUBSCRIPTIONS}/Subscribe", **fields).opened()
+
+    def watch(self, **fields: Any) -> Reading:
+        """An open watch."""
+        return self.stream(f"{SUBSCRIPTIONS}/WatchKey", **fields).opened()
+
+    def refusal(self, path: str, **fields: Any) -> grpc.RpcError:
+        """Why a call, of whatever kind, fails."""
+        service, _, method = path.partition("/")
+        if pool().FindServiceByName(service).FindMethodByName(method).server_streaming:
+            return self.stream(path, **fields).failure()
+        try:
+            self.call(path, **fields)
+        except grpc.RpcError as error:
+            return error
+        raise AssertionError("it was answered")
+
+
+def _kinds(path: str) -> tuple[Any, Any]:
+    service, _, method = path.partition("/")
+    described = pool().FindServiceByName(service).FindMethodByName(method)
+    return message(described.input_type.full_name), message(described.output_type.full_name)
+
+
+@contextlib.contextmanager
+def calling(client: Client, *metadata: tuple[str, str]) -> Iterator[Caller]:
+    """A caller of the server of `client`."""
+    found = Caller(client.server.grpc_address, metadata)
+    with found.channel:
+        yield found
