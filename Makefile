@@ -9,7 +9,7 @@ BROWSER := chromium chromium-driver
 WORKERS := 2 --dist worksteal
 SERVICES := mariadb-server nginx varnish
 
-.PHONY: help setup browser services jars protos demo check lint types unit test soak bench fmt clean
+.PHONY: help setup browser services jars protos sochdb demo check lint types unit test soak bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
@@ -48,6 +48,14 @@ PROTOS := src/headwater/serve/grpc/protos
 protos: setup
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTOS) --descriptor_set_out=$(PROTOS)/protos.bin $(PROTOS)/*.proto
 
+# SochDB's own client, apart from ours: both bring messages of the same names. Where it cannot be had, its tests skip.
+SOCHDB := .venv-sochdb
+sochdb: $(SOCHDB)/.installed
+$(SOCHDB)/.installed: | $(STAMP)
+	@{ $(BIN)/uv venv --quiet --clear --python $(BIN)/python $(SOCHDB) && \
+	  $(BIN)/uv pip install --quiet --python $(SOCHDB)/bin/python 'sochdb>=0.8.3' && touch $@; } || \
+	  { rm -rf $(SOCHDB); echo "SochDB's client cannot be had; the tests with it skip"; }
+
 # PostgreSQL comes from PyPI; MariaDB and the caches only from the system. The tests start their own servers of them.
 services:
 	@missing=; for name in mariadb-install-db mariadbd nginx varnishd; do \
@@ -77,7 +85,7 @@ unit: setup
 
 # Whatever needs Spark comes after the rest and in one process: there is one session for all of it. Both parts run,
 # and what failed in either is told last.
-test: setup browser services jars lint types
+test: setup browser services jars sochdb lint types
 	@failed=; \
 	$(PYTEST) -m "not soak and not spark" -n $(WORKERS) -rs --durations 20 || failed=1; \
 	$(PYTEST) -m "spark and not soak" -rs --durations 20 || failed=1; \
@@ -94,4 +102,4 @@ fmt: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SOCHDB) .pytest_cache .mypy_cache .ruff_cache .hypothesis

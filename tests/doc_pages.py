@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 METHOD_PAGES = ["docs/http-api.md", "docs/queries.md", "docs/query-feeds.md", "docs/subscriptions.md"]
-EXAMPLE_PAGES = [*METHOD_PAGES, "docs/streams.md"]
+EXAMPLE_PAGES = [*METHOD_PAGES, "docs/streams.md", "docs/gateway.md"]
 BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -82,16 +82,28 @@ SAMPLES: dict[str, tuple[str, str, Any]] = {  # setting -> environment text, TOM
     "serve.cors_origins": ("https://a, https://b", '["https://a", "https://b"]', ("https://a", "https://b")),
     "serve.max_streams": ("7", "7", 7),
     "serve.max_streams_per_client": ("3", "3", 3),
+    "serve.max_connections": ("8", "8", 8),
+    "serve.max_connections_per_client": ("4", "4", 4),
+    "serve.rate": ("0.5", "0.5", 0.5),
+    "serve.burst": ("7", "7", 7),
+    "serve.stall_seconds": ("9", "9", 9.0),
     "serve.ticket_seconds": ("5", "5", 5.0),
     "feeds.checkpoint_seconds": ("0.5", "0.5", 0.5),
     "feeds.max_subscriptions": ("9", "9", 9),
     "feeds.lease_seconds": ("60", "60", 60.0),
     "feeds.lease_bytes": ("0", "0", 0),
+    "feeds.catchups": ("2", "2", 2),
+    "feeds.catchup_budget": ("1000", "1000", 1000),
+    "feeds.slow_consumer_seconds": ("2", "2", 2.0),
     "pull.target_bytes": ("1024", "1024", 1024),
     "pull.cache_bytes": ("0", "0", 0),
     "queries.max_prepared": ("10", "10", 10),
     "queries.public": ("true", "true", True),
     "queries.sample": ("0", "0", 0),
+    "quotas.rate": ("50", "50", 50.0),
+    "quotas.burst": ("5", "5", 5),
+    "quotas.max_streams": ("6", "6", 6),
+    "quotas.max_subscriptions": ("3", "3", 3),
     "log.retention_events": ("none", '"none"', None),
     "log.retention_bytes": ("5", "5", 5),
     "log.retention_age": ("7d", '"7d"', 604800.0),
@@ -320,7 +332,31 @@ def test_a_database_may_have_retention_limits_of_its_own(tmp_path: Path) -> None
     assert (logs["b"].retention_events, logs["b"].retention_age) == (50, None)
 
 
-@pytest.mark.parametrize("line", ["retention_event = 5", 'retention_events = "x"', "retention_events = 0"])
+def test_a_database_may_have_quotas_of_its_own(tmp_path: Path) -> None:
+    config = from_toml(
+        tmp_path,
+        '[quotas]\nrate = 50\nmax_streams = 9\n[databases]\nb = "b.db"\n'
+        '[databases.a]\nrate = "none"\nmax_subscriptions = 2\nretention_bytes = 1000\n',
+    )
+    a, b, other = map(config.quotas_of, ("a", "b", "other"))
+    assert (a.rate, a.max_streams, a.max_subscriptions) == (None, 9, 2)
+    assert (b.rate, b.max_streams, b.max_subscriptions) == (50, 9, None)
+    assert other == config.quotas
+    assert config.named("a").url == "" and config.log_of(config.named("a")).retention_bytes == 1000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "retention_event = 5",
+        'retention_events = "x"',
+        "retention_events = 0",
+        "rate = 0",
+        "rate = true",
+        "max_streams = -1",
+        "burst = 1.5",
+    ],
+)
 def test_a_wrong_limit_of_a_database_is_refused(tmp_path: Path, line: str) -> None:
     file = tmp_path / "headwater.toml"
     file.write_text(f'[databases.a]\nurl = "a.db"\n{line}\n')

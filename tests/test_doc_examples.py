@@ -36,6 +36,7 @@ CHANGING = {
     "writes",
     "latest",
     "commit_ts_ms",
+    "timestamp_us",
     "ts",
     "bytes",
     "created_ms",

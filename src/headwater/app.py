@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headwater.capture.capture import Capture
-from headwater.config import Config, DatabaseConfig, LogConfig
+from headwater.config import Config, DatabaseConfig, LogConfig, QuotasConfig
 from headwater.errors import ConfigError, HeadwaterError, NotFound, NotSupported, OffsetExpired
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.registry import Registry
@@ -100,7 +100,9 @@ class App:
             hint="Stop that one first, or choose another folder with --data.",
         )
         try:
-            self._registry = Registry.open(self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions)
+            self._registry = Registry.open(
+                self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions, quota=self._subscriptions_of
+            )
             self._store = Store.open(self._data / "ranges.db")
             self._prepared = PreparedQueries.open(self._data / "queries.db", most=self._config.queries.max_prepared)
             self.ranges = Ranges(self, self._store, self._config.pull, self._config.feeds)
@@ -171,6 +173,13 @@ class App:
             raise NotSupported(f"{name!r} is not read in bulk yet", hint="Feeds of its changes are served.")
         return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)
 
+    def quota(self, name: str) -> QuotasConfig | None:
+        """What the database `name` may take of the server; None if there is none."""
+        return self._config.quotas_of(name) if name in self._open else None
+
+    def _subscriptions_of(self, name: str) -> int | None:
+        return self._config.quotas_of(name).max_subscriptions
+
     # --- Databases -------------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Source:
@@ -186,7 +195,7 @@ class App:
         with self._building:
             if name in self._open:
                 return False
-            self._add(DatabaseConfig(name, ""))
+            self._add(self._config.named(name))
             return True
 
     def drop(self, name: str) -> bool:

@@ -59,6 +59,7 @@ class Served:
     def __init__(self, process: subprocess.Popen[str], announced: str, errors: Path) -> None:
         self.process, self.announced, self.errors = process, announced, errors
         self.url = announced.split()[3]
+        self.grpc = announced.split()[5]  # the address of the other port
 
     def sql(self, statement: str, *args: str, **kwargs: Any) -> Any:
         return run_json("sql", "--server", self.url, statement, *args, **kwargs)

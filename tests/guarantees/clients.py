@@ -1,20 +1,14 @@
-"""What the clients of a nemesis do: every kind of write, also those that must fail, each under its own mark."""
+"""What the clients of the log's nemesis on SQLite do: every kind of write, also those that must fail."""
 
 from __future__ import annotations
 
-import random
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
-from server_process import Asking, Gone, Refused
+from server_process import Refused
+from writers import EQUAL, ApiWriter, Work
 
 KEYS = 400
-# Nothing was kept: the answer says so. `unavailable` and the like leave it open.
-NOTHING_KEPT = {"duplicate_key", "invalid_request", "conflict", "not_found", "tx_expired", "busy"}
-OPEN_END = {"unavailable", "storage_full"}
 
 SCHEMA = (
     "CREATE TABLE account(id INTEGER PRIMARY KEY, balance INTEGER, mark TEXT)",
@@ -30,44 +24,15 @@ SCHEMA = (
 )
 
 
-class History:
-    """What clients were told. Used from many threads."""
+class Client(ApiWriter):
+    """On tables with triggers, cascades and every kind of key."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self.acknowledged: dict[str, int] = {}
-        self.refused: set[str] = set()
-        self.defects: list[str] = []
-        self.codes: Counter[str] = Counter()
+    pause = 0.0
 
-    def acknowledge(self, mark: str, changes: int) -> None:
-        with self._lock:
-            self.acknowledged[mark] = changes
-
-    def refuse(self, mark: str) -> None:
-        with self._lock:
-            self.refused.add(mark)
-
-    def defect(self, text: str) -> None:
-        with self._lock:
-            self.defects.append(text)
-
-    def saw(self, code: str) -> None:
-        with self._lock:
-            self.codes[code] += 1
-
-    def __len__(self) -> int:
-        return len(self.acknowledged)
-
-
-class Client:
-    """One thread's dice and connection."""
-
-    def __init__(self, ask: Asking, history: History, dice: random.Random, name: str, *, ddl: bool) -> None:
-        self.ask, self.history, self.random, self.name = ask, history, dice, name
-        self.count, self.added = 0, 0
-        self.side: list[str] = []
-        self.works: list[tuple[int, Callable[[str], int]]] = [
+    def __init__(self, *args: Any, ddl: bool) -> None:
+        super().__init__(*args)
+        self.added, self.side = 0, list[str]()
+        self.works: list[tuple[int, Work]] = [
             (8, self.insert),
             (8, self.update),
             (3, self.delete),
@@ -83,63 +48,28 @@ class Client:
             (2 if ddl else 0, self.schema),
         ]
 
-    def run(self, stop: threading.Event) -> None:
-        """Work until told to stop."""
-        weights = [weight for weight, _ in self.works]
-        while not stop.is_set():
-            self.count += 1
-            (_, work), mark = self.random.choices(self.works, weights)[0], f"{self.name}-{self.count}"
-            self.attempt(work, mark)
-        self.ask.close()
-
-    def attempt(self, work: Callable[[str], int], mark: str) -> None:
-        """One work, and what its client was told."""
-        try:
-            self.history.acknowledge(mark, work(mark))
-            self.history.saw("ok")
-            self.history.saw(f"{work.__name__} ok")
-        except Refused as error:
-            self.history.saw(f"{work.__name__} {error.code}")
-            if error.code in NOTHING_KEPT:
-                self.history.refuse(mark)
-            elif error.code not in OPEN_END:
-                self.history.defect(f"{work.__name__}: {error}")
-        except Gone:
-            self.history.saw("gone")
-            time.sleep(0.02)  # the server is down: others work meanwhile
-
-    def sql(self, text: str, *args: Any, **more: Any) -> int:
-        return int(self.ask("sql.exec", sql=text, args=list(args), **more)["result"]["affected"])
-
     def key(self) -> int:
         return self.random.randrange(KEYS)
 
     def row(self, mark: str) -> dict[str, Any]:
         return {"id": self.random.randrange(KEYS, 10**9), "balance": self.key(), "mark": mark}
 
-    # Each returns how many changes that leave a row with its mark the log must have.
-
     def insert(self, mark: str) -> int:
         rows = [self.row(mark) for _ in range(self.random.choice((1, 1, 2, 5)))]
-        return int(self.ask("data.insert", into={"table": "account"}, rows=rows)["affected"])
+        return self.data("insert", into={"table": "account"}, rows=rows)
 
     def update(self, mark: str) -> int:
-        where = {"op": "eq", "a": {"col": "id"}, "b": {"param": 0}}
         values = {"balance": self.key(), "mark": mark}
-        return 2 * int(
-            self.ask("data.update", table={"table": "account"}, where=where, args=[self.key()], set=values)["affected"]
-        )
+        return 2 * self.data("update", table={"table": "account"}, where=EQUAL, args=[self.key()], set=values)
 
     def delete(self, mark: str) -> int:
-        where = {"op": "eq", "a": {"col": "id"}, "b": {"param": 0}}
-        self.ask("data.delete", table={"table": "account"}, where=where, args=[self.key()])
+        self.data("delete", table={"table": "account"}, where=EQUAL, args=[self.key()])
         return 0
 
     def bad_row_three(self, mark: str) -> int:
         rows = [self.row(mark), self.row(mark)]
-        self.ask("data.insert", into={"table": "account"}, rows=[*rows, rows[0]])
-        self.history.defect(f"{mark}: a duplicate key was accepted")
-        return 3
+        self.data("insert", into={"table": "account"}, rows=[*rows, rows[0]])
+        return self.must_fail(mark, 3, "a duplicate key")
 
     def replace(self, mark: str) -> int:
         sql = "INSERT OR REPLACE INTO account(id, balance, mark) VALUES (?, 1, ?), (?, 2, ?)"
@@ -159,13 +89,11 @@ class Client:
     def or_rollback(self, mark: str) -> int:
         sql = "INSERT OR ROLLBACK INTO ledger(mark, n) VALUES (?, 1), (?, 2)"
         self.sql(sql, mark, mark)
-        self.history.defect(f"{mark}: a duplicate key was accepted")
-        return 2
+        return self.must_fail(mark, 2, "a duplicate key")
 
     def orphan(self, mark: str) -> int:
         self.sql("INSERT INTO child(id, mark, parent) VALUES (NULL, ?, -1)", mark)
-        self.history.defect(f"{mark}: a child without a parent was accepted")
-        return 1
+        return self.must_fail(mark, 1, "a child without a parent")
 
     def cascade(self, mark: str) -> int:
         tx = self.ask("tx.begin")["tx"]
@@ -179,9 +107,6 @@ class Client:
         changes = self.step(tx, "INSERT INTO ledger(mark, n) VALUES (?, ?)", mark, self.count)
         for _ in range(self.random.randrange(4)):
             changes += self.some_step(tx, mark)
-        if self.random.random() < 0.2:
-            self.ask("tx.rollback", tx=tx)
-            raise Refused({"code": "tx_expired", "message": "rolled back on purpose"})
         return self.commit(tx, changes)
 
     def some_step(self, tx: str, mark: str) -> int:
@@ -208,17 +133,6 @@ class Client:
         changes = self.step(tx, "INSERT INTO ledger(mark, n) VALUES (?, ?)", mark, self.count)
         time.sleep(0.3)  # longer than the server lets a transaction hold the writer idle
         return self.commit(tx, changes)
-
-    def step(self, tx: str, sql: str, *args: Any) -> int:
-        """A statement inside; without an answer nothing can have been committed."""
-        try:
-            return self.sql(sql, *args, tx=tx)
-        except Gone as error:
-            raise Refused({"code": "tx_expired", "message": "never committed"}) from error
-
-    def commit(self, tx: str, changes: int) -> int:
-        self.ask("tx.commit", tx=tx)
-        return changes
 
     def schema(self, mark: str) -> int:
         if self.side and self.random.random() < 0.6:

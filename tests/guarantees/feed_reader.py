@@ -31,7 +31,7 @@ from headwater.model.clock import parse_ts, ts_ms
 
 LATER = {"unavailable", "busy", "limit_exceeded", "source_error"}  # come again in a moment
 GIVE_UP = -2  # a goal
-OPS = ("insert", "update", "delete", "schema_change", "truncate")
+OPS = ("insert", "update", "delete", "schema_change", "truncate", "invalidate")
 
 
 class Ended(Exception):
@@ -55,6 +55,7 @@ class Reader:
         self.has_shown = not self.rows_due  # that it has the rows: by an ack, or by an offset
         self.is_paused = False
         self.trusts_time = True  # a checkpoint later than the last row of a snapshot is past all of them
+        self.tables = ("item", "ledger", "line", "pair")  # what a feed of everything is of
         self.sleepy = 0.1 if dice.random() < 0.4 else 0.0  # how often it forgets to read for a while
         self.losses: list[str] = []
         self.pressure = "healthy"  # the last it was told of
@@ -277,7 +278,7 @@ class Reader:
 
     def _present(self, http: httpx.Client) -> dict[str, str]:
         """Every table it wants, at the version that the server has now."""
-        tables = self.spec.tables or ("item", "ledger", "line", "pair")
+        tables = self.spec.tables or self.tables
         answer = http.get(f"/api/v1/snapshot/{DB}/{tables[0]}")
         if answer.status_code != 307:
             self._odd_snapshot(answer)

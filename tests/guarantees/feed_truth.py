@@ -45,6 +45,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     format: str = "objects_json"
     atomic: bool = False
     start: str = "earliest"
+    query: str = ""  # to be told when its answer is stale: that of `columns` of the rows that meet `condition`
 
     @property
     def folds(self) -> bool:
@@ -168,6 +169,10 @@ class Expected:
         """The rows that are, or may be, others at `upto` than at `after`."""
         offsets, keys = self._touched
         return keys[bisect_right(offsets, after) : bisect_right(offsets, upto)]
+
+    def every_touch(self) -> tuple[list[int], list[Keyed]]:
+        """Offsets, and the row that is another one there."""
+        return self._touched
 
     def state(self, offset: int) -> dict[Keyed, Any]:
         """The table under the filter at `offset`, as images look."""

@@ -1,16 +1,11 @@
-"""The writers behind feeds: small transactions of every kind through the server, under marks that tell them apart."""
+"""The writers behind feeds of SQLite: small transactions of every kind through the server."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
-from clients import NOTHING_KEPT, OPEN_END, History
 from feed_truth import DEFAULT
-from server_process import Asking, Gone, Refused
+from writers import EQUAL, ApiWriter, Work
 
 KEYS = 60
 LETTERS = "abcdef"
@@ -21,54 +16,25 @@ SCHEMA = (
     "CREATE TABLE ledger(mark TEXT PRIMARY KEY, n)",
 )
 MOST_COLUMNS = 3  # added in one run
+NAMES = (None, "", "Ann", "ann", "Zoë", "x%")
 
 
-class FeedWriter:
-    """One thread's dice and connection. `may_write` holds it back while the recorder of the truth is behind."""
+class FeedWriter(ApiWriter):
+    """One of them adds columns, too."""
 
-    def __init__(
-        self,
-        ask: Asking,
-        history: History,
-        dice: random.Random,
-        name: str,
-        may_write: Callable[[], object],
-        *,
-        ddl: bool,
-    ) -> None:
-        self.ask, self.history, self.random, self.name = ask, history, dice, name
-        self.may_write, self.ddl = may_write, ddl
-        self.count, self.added = 0, 0
-        self.works = [self.insert] * 6 + [self.update] * 6 + [self.delete] * 3 + [self.move] * 3
-        self.works += [self.pairs] * 6 + [self.transaction] * 6 + [self.lines] * 2 + [self.twice] * 2
-
-    def run(self, stop: threading.Event) -> None:
-        """Write until told to stop."""
-        try:
-            while not stop.wait(self.random.random() * 0.012):
-                self.may_write()
-                self.count += 1
-                self._attempt(self.random.choice(self.works), f"{self.name}-{self.count}")
-        finally:
-            self.ask.close()
-
-    def _attempt(self, work: Callable[[str], Any], mark: str) -> None:
-        try:
-            work(mark)
-            self.history.acknowledge(mark, 0)
-            self.history.saw("ok")
-        except Refused as error:
-            self.history.saw(error.code)
-            if error.code in NOTHING_KEPT:
-                self.history.refuse(mark)
-            elif error.code not in OPEN_END:
-                self.history.defect(f"{work.__name__}: {error}")
-        except Gone:
-            self.history.saw("gone")
-            time.sleep(0.02)
-
-    def sql(self, text: str, *args: Any, **more: Any) -> None:
-        self.ask("sql.exec", sql=text, args=list(args), **more)
+    def __init__(self, *args: Any, ddl: bool) -> None:
+        super().__init__(*args)
+        self.ddl, self.added = ddl, 0
+        self.works: list[tuple[int, Work]] = [
+            (6, self.insert),
+            (6, self.update),
+            (3, self.delete),
+            (3, self.move),
+            (6, self.pairs),
+            (6, self.transaction),
+            (2, self.lines),
+            (2, self.twice),
+        ]
 
     def key(self) -> int:
         return self.random.randrange(KEYS)
@@ -78,73 +44,70 @@ class FeedWriter:
 
     def row(self, mark: str) -> dict[str, Any]:
         price = self.random.choice((None, 0.5, -0.0, 7, 1e300))
-        name = self.random.choice((None, "", "Ann", "ann", "Zoë", "x%"))
+        name = self.random.choice(NAMES)
         return {"id": self.random.randrange(10**6), "n": self.key(), "price": price, "name": name, "mark": mark}
 
-    def insert(self, mark: str) -> None:
+    def insert(self, mark: str) -> int:
         rows = [self.row(mark) for _ in range(self.random.choice((1, 1, 2, 6)))]
         rows[0]["id"] = self.random.choice((self.key(), rows[0]["id"]))
-        self.ask("data.insert", into={"table": "item"}, rows=rows)
+        return self.data("insert", into={"table": "item"}, rows=rows)
 
-    def update(self, mark: str) -> None:
-        where = {"op": "eq", "a": {"col": "id"}, "b": {"param": 0}}
+    def update(self, mark: str) -> int:
         row = self.row(mark)
         del row["id"]
-        self.ask("data.update", table={"table": "item"}, where=where, args=[self.key()], set=row)
+        return self.data("update", table={"table": "item"}, where=EQUAL, args=[self.key()], set=row)
 
-    def delete(self, mark: str) -> None:
-        where = {"op": "eq", "a": {"col": "id"}, "b": {"param": 0}}
-        self.ask("data.delete", table={"table": "item"}, where=where, args=[self.key()])
+    def delete(self, mark: str) -> int:
+        self.data("delete", table={"table": "item"}, where=EQUAL, args=[self.key()])
+        return 0
 
-    def move(self, mark: str) -> None:
+    def move(self, mark: str) -> int:
         if self.ddl and self.added < MOST_COLUMNS and self.random.random() < 0.15:
             self.added += 1
             table = self.random.choice(("item", "pair", "ledger"))
             self.sql(f"ALTER TABLE {table} ADD COLUMN {self.name}_{self.count} DEFAULT '{DEFAULT}'")
-            return
+            return 0
         verb = self.random.choice(("UPDATE", "UPDATE OR REPLACE"))
-        self.sql(f"{verb} item SET id = ?, mark = ? WHERE id = ?", self.key(), mark, self.key())
+        return self.sql(f"{verb} item SET id = ?, mark = ? WHERE id = ?", self.key(), mark, self.key())
 
-    def pairs(self, mark: str) -> None:
+    def pairs(self, mark: str) -> int:
         a, b = self.random.choice(LETTERS), self.random.randrange(6)
         match self.random.randrange(4):
             case 0:
                 self.sql("DELETE FROM pair WHERE a = ? AND b = ?", a, b)
+                return 0
             case 1:
-                self.sql("UPDATE OR REPLACE pair SET b = b + 1, mark = ? WHERE a = ?", mark, a)
+                return self.sql("UPDATE OR REPLACE pair SET b = b + 1, mark = ? WHERE a = ?", mark, a)
             case _:
-                self.sql("INSERT OR REPLACE INTO pair(a, b, v, mark) VALUES (?, ?, ?, ?)", a, b, self.value(), mark)
+                text = "INSERT OR REPLACE INTO pair(a, b, v, mark) VALUES (?, ?, ?, ?)"
+                return self.sql(text, a, b, self.value(), mark)
 
-    def lines(self, mark: str) -> None:
+    def lines(self, mark: str) -> int:
         if self.random.random() < 0.2:
             self.sql("DELETE FROM line WHERE rowid % 3 = 0")
-        else:
-            self.sql("INSERT INTO line(x, mark) VALUES (?, ?), (-0.0, ?)", self.value(), mark, mark)
+            return 0
+        return self.sql("INSERT INTO line(x, mark) VALUES (?, ?), (-0.0, ?)", self.value(), mark, mark)
 
-    def twice(self, mark: str) -> None:
+    def twice(self, mark: str) -> int:
         """A statement that fails at its second row: nothing of it may be seen."""
         self.sql("INSERT INTO ledger(mark, n) VALUES (?, 1), (?, 2)", mark, mark)
+        return self.must_fail(mark, 2, "a duplicate key")
 
-    def transaction(self, mark: str) -> None:
+    def transaction(self, mark: str) -> int:
         tx = self.ask("tx.begin")["tx"]
-        try:
-            self.sql("INSERT INTO ledger(mark, n) VALUES (?, ?)", mark, self.count, tx=tx)
-            low = self.key()
-            for _ in range(self.random.randrange(4)):
-                self._step(mark, low, tx)
-        except Gone as error:
-            raise Refused({"code": "tx_expired", "message": "never committed"}) from error
-        if self.random.random() < 0.25:
-            self.ask("tx.rollback", tx=tx)
-            raise Refused({"code": "tx_expired", "message": "rolled back on purpose"})
-        self.ask("tx.commit", tx=tx)
+        changes = self.step(tx, "INSERT INTO ledger(mark, n) VALUES (?, ?)", mark, self.count)
+        low = self.key()
+        for _ in range(self.random.randrange(4)):
+            changes += self.some_step(tx, mark, low)
+        return self.commit(tx, changes)
 
-    def _step(self, mark: str, low: int, tx: str) -> None:
+    def some_step(self, tx: str, mark: str, low: int) -> int:
         match self.random.randrange(3):
             case 0:
-                self.sql("UPDATE item SET n = n + 1, mark = ? WHERE id BETWEEN ? AND ?", mark, low, low + 6, tx=tx)
+                text = "UPDATE item SET n = n + 1, mark = ? WHERE id BETWEEN ? AND ?"
+                return self.step(tx, text, mark, low, low + 6)
             case 1:
-                self.sql("DELETE FROM item WHERE id = ?", low, tx=tx)
-                self.sql("INSERT INTO item(id, n, mark) VALUES (?, 3, ?)", low, mark, tx=tx)
+                self.step(tx, "DELETE FROM item WHERE id = ?", low)
+                return self.step(tx, "INSERT INTO item(id, n, mark) VALUES (?, 3, ?)", low, mark)
             case _:
-                self.sql("UPDATE pair SET v = ?, mark = ? WHERE b < 3", self.value(), mark, tx=tx)
+                return self.step(tx, "UPDATE pair SET v = ?, mark = ? WHERE b < 3", self.value(), mark)

@@ -1,274 +1,247 @@
-"""The nemesis: a server under load that is killed, ended and paused at random, then judged by its files.
+"""The nemesis: writers, readers on every transport, watchers of queries and pests over one database, and trouble.
 
-`random.Random(seed)` decides everything that can be decided; how threads and processes interleave cannot.
+Servers are killed, ended, paused and more, as the world of the database says. Afterwards the log is judged by the
+tables and by what writers were told, and every reader by its journal against the log. `random.Random(seed)` decides
+everything that can be decided; how threads and processes interleave cannot.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
-import signal
-import subprocess
-import sys
+import secrets
 import threading
 import time
-from pathlib import Path
 
-import apsw
-from clients import SCHEMA, Client, History
-from fold import RawRow, raw_row
-from server_process import Asking, ServerProcess
-from validators import Atomic, CompleteInTheLog, Durable, NeverRewritten, Ordered, Validator, placed
+from feed_journal import CHANGE
+from feed_pests import Pests
+from feed_reader import GIVE_UP, Reader
+from feed_readers import KINDS
+from feed_specs import specs
+from feed_truth import Base, Expected, Spec, Truth
+from feed_validators import validate
+from server_process import Asking, Gone, Refused
+from validators import Atomic, Durable, NeverRewritten, Ordered, placed
+from watchers import WATCHERS, validate_watcher
+from world import Rows, World
 
-from headwater.errors import OffsetExpired
-from headwater.log.disk import DiskLog
 from headwater.model.change import Transaction
-from headwater.model.table import Table
+from headwater.model.clock import parse_ts
 
-CLIENTS = 4
-SETTINGS = """
-[log]
-flush_ms = 20
-retention_events = {retention}
-[sqlite]
-trim_rows = {trim_rows}
-trim_seconds = 0.2
-tx_idle_seconds = 0.15
-"""
+
+def fresh_seed() -> str:
+    """A new one, or the one to repeat; it is printed."""
+    seed = os.environ.get("SOAK_SEED") or secrets.token_hex(4)
+    print(f"seed {seed}")
+    return seed
 
 
 class Nemesis:
-    """One run. `retained` small makes the log forget: then it is judged backwards from the tables."""
+    """One run."""
 
-    def __init__(self, seed: str, folder: Path, *, rounds: int = 5, retained: int | None = None) -> None:
-        self.seed, self.rounds, self.retained = seed, rounds, retained
-        self.random = random.Random(seed)
-        self.folder = folder
-        settings = SETTINGS.format(
-            retention='"none"' if retained is None else retained, trim_rows=self.random.choice((50, 10_000))
-        )
-        self.server = ServerProcess(folder, settings)
-        self.history = History()
+    def __init__(self, world: World, *, rounds: int = 4, more_readers: int = 0) -> None:
+        self.world, self.rounds, self.random = world, rounds, world.random
+        self.server, self.history, self.recorder = world.server, world.history, world.recorder
         self.rewritten = NeverRewritten()
         self.generation = ""
+        self.pests = Pests(self.server, random.Random(f"{world.seed}-pests"))
+        readers = world.readers + more_readers
+        chosen = [world.fit(spec) for spec in specs(self.random, readers, world.wheres)] if readers else []
+        chosen += [self._watched() for _ in range(world.watchers)]
+        self.readers = [self._reader(place, spec) for place, spec in enumerate(chosen)]
         self.events: list[str] = []
         self._stop = threading.Event()
-        self._foreigners = 0
+
+    def _watched(self) -> Spec:
+        table, columns, condition = self.random.choice(self.world.watched)
+        query = f"SELECT {columns} FROM {table} WHERE {condition} ORDER BY id"
+        transport, names = self.random.choice(list(WATCHERS)), tuple(columns.split(", "))
+        return Spec(transport=transport, tables=(table,), columns=names, condition=condition, query=query)
+
+    def _reader(self, place: int, spec: Spec) -> Reader:
+        kinds = WATCHERS if spec.query else KINDS
+        found = kinds[spec.transport](
+            self.server, spec, random.Random(f"{self.world.seed}-reader-{place}"), f"r{place}"
+        )
+        found.trusts_time, found.tables = self.world.trusts_time, self.world.tables
+        return found
 
     def run(self) -> None:
         """Load, trouble, judgement. A failure names the seed and what happened."""
+        failed = True
         try:
             self._run()
+            failed = False
         except BaseException as error:
             raise AssertionError(
-                f"seed {self.seed!r} failed (repeat: SOAK_SEED={self.seed} SEEDS=1 make soak)\n"
+                f"seed {self.world.seed!r} failed (repeat: SOAK_SEED={self.world.seed} SEEDS=1 make soak)\n"
                 f"events: {', '.join(self.events)}\ncodes: {dict(self.history.codes)}\n{error}\n"
                 f"server: {self.server.last_words()[-2000:]}"
             ) from error
         finally:
-            self.server.close()
+            self.world.close(keep=failed)
 
     def _run(self) -> None:
-        self._prepare()
-        threads = [threading.Thread(target=self._client(n).run, args=(self._stop,)) for n in range(CLIENTS)]
-        for thread in threads:
+        self.world.prepare()
+        writers = [threading.Thread(target=run, args=(self._stop,)) for run in self.world.writers()]
+        readers = [threading.Thread(target=reader.run, name=reader.name) for reader in self.readers]
+        if readers:
+            self.recorder.start()
+        for thread in (*writers, *readers):
             thread.start()
-        foreigner = self._foreigner()
+        if self.world.pests:
+            self.pests.start()
+        self.world.begin()
         try:
-            for _ in range(self.rounds):
+            for event in self.world.events(self.rounds):
                 self._let_them_write()
-                foreigner = self._trouble(foreigner)
+                self.events.append(event)
+                self.world.happen(event)
                 self._read_the_log()
+            self._let_them_write()
         finally:
-            self._end(foreigner)
+            self.world.leave()
             self._stop.set()
-            for thread in threads:
+            if self.world.pests:
+                self.pests.stop()
+            for thread in writers:
                 thread.join()
-        self._say_something()
-        self.server.wait_caught_up()
+            self._finish(readers)
+        rows = self.world.rows()
         self.server.stop()
-        self._judge()
-
-    def _prepare(self) -> None:
-        self.server.start()
-        ask = Asking(self.server)
-        for statement in SCHEMA:
-            ask("sql.exec", sql=statement)
-        ask.close()
-
-    def _say_something(self) -> None:
-        """A last change: whoever has seen it has also seen the schema that foreign DDL left behind."""
-        ask = Asking(self.server)
-        ask("sql.exec", sql="INSERT INTO ledger(mark, n) VALUES ('last', 0)")
-        ask.close()
-
-    def _client(self, n: int) -> Client:
-        dice = random.Random(f"{self.seed}-client-{n}")
-        ddl = n == 0 and self.retained is None
-        return Client(Asking(self.server), self.history, dice, f"c{n}", ddl=ddl)
-
-    # The foreign writer
-
-    def _foreigner(self) -> subprocess.Popen[str]:
-        self._foreigners += 1
-        name = f"f{self._foreigners}"
-        script = Path(__file__).with_name("foreign_writer.py")
-        works = "schema" if self.retained is None else "rows"
-        process = subprocess.Popen(
-            [sys.executable, str(script), str(self.folder / "main.db"), f"{self.seed}-{name}", name, works],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        process.reading = threading.Thread(target=self._listen, args=(process,))  # type: ignore[attr-defined]
-        process.reading.start()  # type: ignore[attr-defined]
-        return process
-
-    def _listen(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            word, mark, rest = line.rstrip("\n").split(" ", 2)
-            if word == "acknowledged":
-                self.history.acknowledge(mark, int(rest))
-            else:
-                self.history.refuse(mark)
-            self.history.saw("foreign " + word)
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.wait(60)
-        process.reading.join()  # type: ignore[attr-defined]
-        process.stdout.close()
-
-    # Trouble
+        self._judge(rows)
 
     def _let_them_write(self) -> None:
-        """Until so many more writes are acknowledged; a few seconds at most."""
-        wanted = len(self.history) + self.random.randrange(100, 800)
-        end = time.monotonic() + 4
-        while len(self.history) < wanted and time.monotonic() < end:
+        """Until so many more writes are acknowledged; some seconds at most."""
+        time.sleep(self.random.random())
+        wanted, end = self._oks + self.random.randint(*self.world.quota), time.monotonic() + self.world.patience
+        while self._oks < wanted and time.monotonic() < end:
             time.sleep(0.01)
 
-    def _trouble(self, foreigner: subprocess.Popen[str]) -> subprocess.Popen[str]:
-        event = self.random.choice(("kill", "kill", "kill twice", "end", "pause", "kill the foreigner"))
-        self.events.append(event)
-        match event:
-            case "kill":
-                self.server.kill()
-                self._read_the_log()
-                self.server.start()
-            case "kill twice":
-                self.server.kill()
-                self.server.launch()
-                time.sleep(self.random.random() * 0.8)  # a random point of the way up
-                self.server.kill()
-                self.server.start()
-            case "end":
-                self.server.stop()
-                self.server.start()
-            case "pause":
-                self.server.signal(signal.SIGSTOP)
-                time.sleep(0.4)
-                self.server.signal(signal.SIGCONT)
-            case _:
-                foreigner.kill()
-                self._end(foreigner)
-                return self._foreigner()
-        return foreigner
+    @property
+    def _oks(self) -> int:
+        return self.history.codes["ok"]
 
-    # Judgement
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    def _finish(self, readers: list[threading.Thread]) -> None:
+        """One last change; then everybody reads to the end."""
+        goal = GIVE_UP
+        try:
+            self.world.say_last()
+            goal = self._goal()
+        finally:
+            for reader in self.readers:
+                reader.finish(goal)
+            end = time.monotonic() + 60
+            for reader, thread in zip(self.readers, readers, strict=True):
+                thread.join(max(end - time.monotonic(), 0.1))
+                if thread.is_alive():
+                    reader.defects.append(f"did not reach {goal}: it is at {reader.last}, {reader.pressure}")
+                    reader.finish(GIVE_UP)
+                    thread.join()
+            if readers:
+                self.recorder.stop()
+
+    def _goal(self) -> int:
+        """The newest offset, once the log holds the last change."""
+        ask, end = Asking(self.server), time.monotonic() + 60
+        try:
+            while True:
+                with contextlib.suppress(Gone, Refused):
+                    found = ask("stats.snapshot")
+                    state = found["databases"]["main"]
+                    if state["lag_changes"] == 0 and not state.get("error") and _has_last(self.recorder.tail()):
+                        return int(found["cdc"]["latest_offset"])
+                assert time.monotonic() < end, "the log does not catch up"
+                time.sleep(0.05)  # asking again at once would only keep it from working
+        finally:
+            ask.close()
+
+    # --- judgement -----------------------------------------------------------------------------------------------
 
     def _read_the_log(self) -> list[Transaction]:
-        """What another process reads from the log right now."""
-        log = DiskLog.open(self.folder / "main.log.db", read_only=True)
-        try:
-            self.generation = self.generation or log.generation
-            assert log.generation == self.generation, f"a needless new generation: {log.generation_reason}"
-            found = self._scan(log)
-        finally:
-            log.close()
-        self.rewritten.note_reading(placed(found))
-        return found
+        """What another process reads from the log right now; it is never written again."""
+        generation, parts = self.recorder.whole()
+        if self.world.is_one_history:
+            self.generation = self.generation or generation
+            assert generation == self.generation, "a needless new generation"
+        self.rewritten.note_reading(placed(parts))
+        return parts
 
-    def _scan(self, log: DiskLog) -> list[Transaction]:
-        """All that is kept; once more if retention overtook us on the way, as it says it may."""
-        while True:
-            try:
-                return list(log.scan(after=log.horizon - 1))
-            except OffsetExpired:
-                assert self.retained is not None, "nothing may expire without retention"
-
-    def _judge(self) -> None:
-        parts = self._read_the_log()
-        validators = [self.rewritten, *self._judge_log(parts), *self._judge_tables(parts)]
-        failures = [text for validator in validators for text in validator.failures] + self.history.defects[:10]
+    def _judge(self, rows: Rows) -> None:
+        kept = self._read_the_log()
+        parts, truth = self.recorder.parts if self.readers else kept, None
+        failures = [self.recorder.failure] if self.recorder.failure else []
+        failures += self.history.defects[:10] + self._judge_log(parts)
+        if "Traceback" in (said := self.server.said.read_text(errors="replace")):
+            failures.append("the server met what it did not expect: " + said[said.index("Traceback") :][:3000])
+        if self.readers:
+            truth = Truth(parts, self.world.bases, added=self.world.added)
+            for entry in (entry for reader in self.readers for entry in reader.journal if entry.kind == CHANGE):
+                truth.note_told(entry.offset, parse_ts(entry.body["ts"]))
+            failures += self._judge_tables(truth, rows)
+            failures += [text for reader in self.readers for text in self._judge_reader(reader, truth)]
+        failures += self.world.judge(parts, truth)
         assert not failures, "\n".join(failures)
-        print(f"seed {self.seed}: {len(placed(parts))} changes; {self.events}; {dict(self.history.codes)}")
-        assert self.history.codes["ok"] > 100 and self.history.codes["foreign acknowledged"] > 20, "too little happened"
+        entries = sum(len(reader.journal) for reader in self.readers)
+        losses = sum(len(reader.losses) for reader in self.readers)
+        print(f"seed {self.world.seed}: to {parts[-1].upto}, {entries} entries, {losses} losses; {self.events}")
+        print(f"  {dict(self.history.codes)}; {self.pests.told()}")
+        assert self._oks > 50 and entries >= 1000 * bool(self.readers), "too little happened"
 
-    def _judge_log(self, parts: list[Transaction]) -> list[Validator]:
+    def _judge_log(self, parts: list[Transaction]) -> list[str]:
+        """Order, whole transactions, and what writers were told; by the log alone."""
+        if not self.world.is_one_history:
+            return self.rewritten.failures
         changes, durable, atomic, ordered = placed(parts), Durable(), Atomic(), Ordered()
-        ordered.check(changes, first=1 if self.retained is None else None)
+        ordered.check(changes, first=1 if self.world.keeps_all else None)
         atomic.check_parts(parts)
-        oldest = {each.mark for each in changes[:1]}  # retention may have cut into this one
+        oldest = {} if self.world.keeps_all else {changes[0].mark}  # retention may have cut into this one
         for mark, size in self.history.acknowledged.items():
             if mark not in oldest:
                 atomic.note_size(mark, size)
         atomic.check(changes)
-        if self.retained is None:
+        if self.world.keeps_all:
             self._judge_durable(durable, [each.mark for each in changes if each.mark is not None])
-        return [ordered, atomic, durable]
+        return [text for each in (self.rewritten, ordered, atomic, durable) for text in each.failures]
 
     def _judge_durable(self, durable: Durable, marks: list[str]) -> None:
         for mark, size in self.history.acknowledged.items():
             durable.note_acknowledged(mark, size)
-        for mark in self.history.refused:
+        for mark in (*self.history.refused, "never"):
             durable.note_refused(mark)
         for mark in marks:
             durable.note_found(mark)
         durable.check()
 
-    def _judge_tables(self, parts: list[Transaction]) -> list[Validator]:
-        complete, lasting = CompleteInTheLog(), Durable()
-        with Tables(self.folder / "main.db") as tables:
-            if self.retained is None:
-                complete.check(placed(parts), tables.names(), tables.rows)
-                told = {name for name in complete.unknown if name != "line" and not name.startswith("foreign_")}
-                if told:
-                    complete.fail(f"a snapshot was asked for without a reason: {sorted(told)}")
-            else:
-                complete.check_backwards(placed(parts), tables.rows)
-            self._judge_ledger(lasting, tables.marks())
-        return [complete, lasting]
+    def _judge_tables(self, truth: Truth, rows: Rows) -> list[str]:
+        """The truth itself: what the log folds to is what the tables hold."""
+        whole, base = truth.whole("objects_json"), Base(truth.latest, dict(rows))
+        wanted = Expected(Truth([], [*truth.bases, base]), Spec(), tables=whole.tables).state(truth.latest)
+        mine = {key: str(image) for key, image in whole.state(truth.latest).items() if key[0] in rows}
+        theirs = {key: str(image) for key, image in wanted.items()}
+        odd = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
+        one = odd[0] if odd else ("", "")
+        text = f"{len(odd)} rows differ; {one} is {mine.get(one)} in the log, {theirs.get(one)} in fact"
+        return [text] if odd else []
 
-    def _judge_ledger(self, lasting: Durable, marks: list[str]) -> None:
-        """The ledger is only ever added to: what was refused may not be in it."""
-        for mark in self.history.refused:
-            lasting.note_refused(mark)
-        for mark in marks:
-            lasting.note_found(mark)
-        lasting.check()
+    def _judge_reader(self, reader: Reader, truth: Truth) -> list[str]:
+        spec, found = reader.spec, reader.defects[:5]
+        if not self.world.may_lose:
+            found += [f"lost: {reason}" for reason in reader.losses]
+        if spec.query:
+            found += validate_watcher(reader.journal, Expected(truth, spec))
+        else:
+            streams, refused = spec.transport not in ("poll", "long_poll"), self.history.refused | {"never"}
+            found += validate(reader.journal, Expected(truth, spec), refused, reader.goal, streams=streams)
+        if not found:
+            return []
+        lines = [f"{each.time:.3f} {each.kind} {each.offset} {str(each.body)[:200]}" for each in reader.journal]
+        (self.world.folder / f"{reader.name}.journal").write_text("\n".join(lines))
+        return [f"{reader.name} {spec} losses {reader.losses}:\n  " + "\n  ".join(found[:12])]
 
 
-class Tables:
-    """The database as it stands, by APSW: this process never opens it with another copy of SQLite."""
-
-    def __init__(self, path: Path) -> None:
-        self._db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
-
-    def names(self) -> list[str]:
-        sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE '\\_headwater\\_%' ESCAPE '\\'"
-        return [name for (name,) in self._db.execute(sql + " AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'")]
-
-    def rows(self, table: Table) -> list[RawRow]:
-        columns = ", ".join(f'"{name}"' for name in table.names)
-        return [raw_row(row) for row in self._db.execute(f'SELECT {columns} FROM "{table.name}"')]
-
-    def marks(self) -> list[str]:
-        return [mark for (mark,) in self._db.execute("SELECT mark FROM ledger")]
-
-    def __enter__(self) -> Tables:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._db.close()
+def _has_last(tail: list[Transaction]) -> bool:
+    return any(change.after and change.after[0] == "last" for part in tail for change in part.changes)

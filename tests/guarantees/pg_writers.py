@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from clients import NOTHING_KEPT, History
-from server_process import Asking, Gone, Refused
+from writers import EQUAL, ApiWriter, History, Work
 
 Session = psycopg.Connection[tuple[Any, ...]]
 ACCOUNTS, TOTAL = 20, 2_000
@@ -40,14 +39,6 @@ SETTINGS = "-c lock_timeout=300 -c synchronous_commit=on"
 OPEN_END = {"unavailable", "storage_full", "source_error"}
 
 
-class PgHistory(History):
-    """Also where the log has what was answered with a place: table and offset, by mark."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.places: dict[str, dict[str, int]] = {}
-
-
 class Stop(Exception):
     """Roll it back: the dice say so."""
 
@@ -56,14 +47,22 @@ class PgWriter:
     """One session of another program. It comes back when the server is up again."""
 
     def __init__(
-        self, connect: Callable[[str], Session], history: History, dice: random.Random, name: str, *, ddl: bool
+        self,
+        connect: Callable[[str], Session],
+        history: History,
+        dice: random.Random,
+        name: str,
+        may_write: Callable[[], object],
+        *,
+        ddl: bool,
     ) -> None:
         self.connect, self.history, self.random, self.name = connect, history, dice, name
+        self.may_write = may_write
         self.count = self.columns = 0
         self.db: Session | None = None
         self.prepared: list[tuple[str, int]] = []  # marks of transactions that wait, and their changes
         self.side: list[str] = []
-        self.works: list[tuple[int, Callable[[str], int]]] = [
+        self.works: list[tuple[int, Work]] = [
             (12, self.transfer),
             (10, self.items),
             (5, self.move),
@@ -81,6 +80,7 @@ class PgWriter:
         """Until told to stop; then what was prepared is brought to its end."""
         weights = [weight for weight, _ in self.works]
         while not stop.wait(self.random.random() * 0.02):
+            self.may_write()
             self.count += 1
             (_, work), mark = self.random.choices(self.works, weights)[0], f"{self.name}-{self.count}"
             self.attempt(work, mark)
@@ -89,7 +89,7 @@ class PgWriter:
             self.settle()
         self.leave()
 
-    def attempt(self, work: Callable[[str], int], mark: str) -> None:
+    def attempt(self, work: Work, mark: str) -> None:
         """One transaction, and what its client knows of it."""
         committing = False
         try:
@@ -287,78 +287,47 @@ class PgWriter:
         return changes + self.sql(insert, mark)
 
 
-class ApiWriter:
+class PgClient(ApiWriter):
     """One client of ours. What it is answered tells where the log has it."""
 
-    def __init__(self, ask: Asking, history: PgHistory, dice: random.Random, name: str) -> None:
-        self.ask, self.history, self.random, self.name = ask, history, dice, name
-        self.count = 0
-        self.works = [self.insert] * 4 + [self.update] * 4 + [self.delete, self.statement, self.statement]
-        self.works += [self.transfer] * 4 + [self.twice]
+    pause = 0.03
+    open_end = OPEN_END
+    keeps_places = True
 
-    def run(self, stop: threading.Event) -> None:
-        """Until told to stop."""
-        while not stop.wait(self.random.random() * 0.03):
-            self.count += 1
-            self.attempt(self.random.choice(self.works), f"{self.name}-{self.count}")
-        self.ask.close()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.works: list[tuple[int, Work]] = [
+            (4, self.insert),
+            (4, self.update),
+            (1, self.delete),
+            (2, self.statement),
+            (4, self.transfer),
+            (1, self.twice),
+        ]
 
-    def attempt(self, work: Callable[[str], tuple[int, Any]], mark: str) -> None:
-        """One write, and what its client was told."""
-        try:
-            changes, answer = work(mark)
-            if changes:
-                token = answer.get("causality") or answer["result"]["causality"]
-                self.history.places[mark] = {each["table"].partition(".")[2]: int(each["v"]) for each in token["deps"]}
-            self.history.acknowledge(mark, changes)
-            self.history.saw("ok")
-        except Refused as error:
-            self.history.saw(error.code)
-            if error.code in NOTHING_KEPT:
-                self.history.refuse(mark)
-            elif error.code not in OPEN_END:
-                self.history.defect(f"{work.__name__}: {error}")
-        except Gone:
-            self.history.saw("gone")
-            time.sleep(0.02)
-
-    def sql(self, text: str, *args: Any, **more: Any) -> tuple[int, Any]:
-        answer = self.ask("sql.exec", sql=text, args=list(args), **more)
-        return int(answer["result"]["affected"]), answer
-
-    def insert(self, mark: str) -> tuple[int, Any]:
+    def insert(self, mark: str) -> int:
         low = self.random.randrange(1_000, 1_000_000)
         rows = [{"id": low + n, "n": n, "price": 0.5, "name": "api", "mark": mark} for n in range(3)]
-        answer = self.ask("data.insert", into={"table": "item"}, rows=rows)
-        return int(answer["affected"]), answer
+        return self.data("insert", into={"table": "item"}, rows=rows)
 
-    def update(self, mark: str) -> tuple[int, Any]:
-        where = {"op": "eq", "a": {"col": "id"}, "b": {"param": 0}}
+    def update(self, mark: str) -> int:
         values = {"n": self.count, "mark": mark}
-        key = self.random.randrange(60)
-        answer = self.ask("data.update", table={"table": "item"}, where=where, args=[key], set=values)
-        return int(answer["affected"]), answer
+        return self.data("update", table={"table": "item"}, where=EQUAL, args=[self.random.randrange(60)], set=values)
 
-    def delete(self, mark: str) -> tuple[int, Any]:
-        where = {"op": "ge", "a": {"col": "id"}, "b": {"param": 0}}
-        answer = self.ask("data.delete", table={"table": "item"}, where=where, args=[self.random.randrange(10**6)])
-        return 0, answer
+    def delete(self, mark: str) -> int:
+        where = {**EQUAL, "op": "ge"}
+        self.data("delete", table={"table": "item"}, where=where, args=[self.random.randrange(10**6)])
+        return 0
 
-    def statement(self, mark: str) -> tuple[int, Any]:
+    def statement(self, mark: str) -> int:
         return self.sql("INSERT INTO ledger(mark, n) VALUES ($1, $2)", mark, self.count)
 
-    def twice(self, mark: str) -> tuple[int, Any]:
+    def twice(self, mark: str) -> int:
         self.sql("INSERT INTO ledger(mark, n) VALUES ($1, 1), ($1, 2)", mark)
-        self.history.defect(f"{mark}: a duplicate key was accepted")
-        return 2, {}
+        return self.must_fail(mark, 2, "a duplicate key")
 
-    def transfer(self, mark: str) -> tuple[int, Any]:
+    def transfer(self, mark: str) -> int:
         one, other = sorted(self.random.sample(range(WAITING + 1, ACCOUNTS + 1), 2))
         text = "UPDATE account SET balance = balance + $1, mark = $2 WHERE id = $3"
-        try:
-            tx = self.ask("tx.begin")["tx"]
-            self.sql(text, 7, mark, one, tx=tx)
-            self.sql(text, -7, mark, other, tx=tx)
-        except Gone as error:
-            raise Refused({"code": "tx_expired", "message": "never committed"}) from error
-        return 2, self.ask("tx.commit", tx=tx)
+        tx = self.ask("tx.begin")["tx"]
+        return self.commit(tx, self.step(tx, text, 7, mark, one) + self.step(tx, text, -7, mark, other))

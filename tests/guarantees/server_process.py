@@ -58,17 +58,27 @@ class ServerProcess:
     """`headwater serve` over one data folder. Settings go to it by a file: no variable of the test leaks in."""
 
     def __init__(
-        self, folder: Path, settings: str = "", http: str = "127.0.0.1:0", databases: Sequence[str] = ()
+        self,
+        folder: Path,
+        settings: str = "",
+        http: str = "127.0.0.1:0",
+        databases: Sequence[str] = (),
+        said: Path | None = None,
     ) -> None:
         self.folder, self._http, self._databases = folder, http, databases
         self._grpc = "127.0.0.1:0" if http.endswith(":0") else "off"
         folder.mkdir(parents=True, exist_ok=True)
         self._config = folder / "headwater.toml"
-        self._config.write_text(settings)
-        self._errors = (folder / "server.err").open("ab")
+        self.configure(settings)
+        self.said = said or folder / "server.err"  # what it wrote to stderr
+        self._errors = self.said.open("ab")
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
         self.grpc = ""  # its address; none where it is off
+
+    def configure(self, settings: str) -> None:
+        """For the next start."""
+        self._config.write_text(settings)
 
     def launch(self) -> None:
         """Start without waiting: to be killed on the way up."""
@@ -92,6 +102,11 @@ class ServerProcess:
         late.cancel()
         assert found, f"the server did not start:\n{self.last_words()}"
         self.url, self.grpc = found[1], found[2] or ""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was neither ended nor killed."""
+        return self._process is not None
 
     @property
     def pid(self) -> int:
@@ -139,7 +154,7 @@ class ServerProcess:
     def last_words(self) -> str:
         """The end of what it wrote to stderr."""
         self._errors.flush()
-        return (self.folder / "server.err").read_text(errors="replace")[-4000:]
+        return self.said.read_text(errors="replace")[-4000:]
 
     def close(self) -> None:
         """Leave nothing running."""

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from capturing import Running, logged, running
 from faults import FaultyVFS
-from nemesis import Tables
 from server_process import Asking, Refused, ServerProcess
+from sqlite_worlds import Tables
 from validators import CompleteInTheLog, placed
 
 from headwater.errors import DuplicateKey, HeadwaterError, InvalidRequest, StorageFull, Unavailable

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 from feed_journal import CHANGE
-from feed_nemesis import Recorder
 from feed_pests import Pests
 from feed_reader import GIVE_UP, Reader
 from feed_readers import KINDS
 from feed_truth import Expected, Spec, Truth
 from feed_validators import Bounded, Isolated, validate
 from feed_wire import HttpStream, WebSocket
+from recorder import Recorder
 from server_process import Asking, ServerProcess
 
 FEW, MORE = 3, 24  # what the first of a kind costs (filters, reading back) is paid once, by whoever comes first

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from pg_nemesis import RUN, SETTINGS, programs
+from pg_world import RUN, Postgres, programs
 from server_process import ServerProcess
 from tests.sources.postgres.pg_server import Server
 from validators import Atomic, Ordered, placed
@@ -33,7 +33,8 @@ def big_transaction(folder: Path, rows: int) -> None:
     """Killed while it is sent before its end, and while it is taken in after it; half as much again is taken back."""
     postgres = Server(programs(), **RUN)
     url = f"main=postgresql://postgres@/app?host={postgres.folder}"
-    server = ServerProcess(folder / "data", SETTINGS, databases=[url])
+    settings = Postgres.settings.replace("{retention}", '"none"')
+    server = ServerProcess(folder / "data", settings, databases=[url])
     try:
         with postgres.connect() as admin:
             admin.execute("CREATE DATABASE app")
@@ -63,6 +64,7 @@ def big_transaction(folder: Path, rows: int) -> None:
         server.close()
         postgres.stop()
     _judge(folder, rows)
+    print(f"{rows} rows, at most {peak >> 20} MiB")
     assert peak < MOST_MEMORY, f"the server took {peak >> 20} MiB"
 
 

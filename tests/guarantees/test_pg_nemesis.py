@@ -1,28 +1,21 @@
-"""Writers and kills of both servers: the log is what PostgreSQL committed, whatever breaks, and readers see it."""
+"""The same over PostgreSQL, and kills of it: the log is what it committed, whatever breaks, and readers see it."""
 
 from __future__ import annotations
 
 import os
-import secrets
 from pathlib import Path
 
 import pytest
-from pg_nemesis import PgNemesis
-
-
-def fresh_seed() -> str:
-    """A new one, or the one to repeat."""
-    return os.environ.get("SOAK_SEED") or secrets.token_hex(4)
+from nemesis import Nemesis, fresh_seed
+from pg_world import Postgres
 
 
 @pytest.mark.slow
 def test_the_guarantees_hold_on_postgresql_under_the_nemesis_of_a_fixed_seed(tmp_path: Path) -> None:
-    PgNemesis("headwater", tmp_path, rounds=4).run()
+    Nemesis(Postgres("headwater", tmp_path)).run()
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
 def test_the_guarantees_hold_on_postgresql_for_many_fresh_seeds(place: int, tmp_path: Path) -> None:
-    seed = fresh_seed()
-    print(f"seed {seed}")
-    PgNemesis(seed, tmp_path, rounds=7).run()
+    Nemesis(Postgres(fresh_seed(), tmp_path), rounds=8).run()

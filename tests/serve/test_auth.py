@@ -32,6 +32,7 @@ LOCKED = {  # route -> who comes in when a token is set
     "GET /openapi.json": HOLDERS,
     "GET /api/v1/cdc/sse/{sub_id}": HOLDERS,
     "GET /api/v1/cdc/ws/{sub_id}": HOLDERS,
+    "GET /api/v1/ws": HOLDERS,
     "GET /api/v1/changes/{db}/{table}": HOLDERS,
     "GET /api/v1/changes/{db}": HOLDERS,
     "GET /api/v1/snapshot/{db}/{table}": HOLDERS,

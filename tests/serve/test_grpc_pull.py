@@ -328,3 +328,9 @@ def test_what_makes_no_sense_is_refused_by_its_status(puller: Puller, method: st
         "table": grpc.StatusCode.NOT_FOUND,
     }
     assert failure.value.code() is wanted.get(list(fields)[-1], grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def test_ranges_larger_than_anything_are_refused(puller: Puller) -> None:
+    with pytest.raises(grpc.RpcError) as failure:
+        puller.ranges(target_bytes=2**63)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT

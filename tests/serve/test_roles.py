@@ -6,9 +6,11 @@ import json
 import pytest
 from serving import NoDatabases
 
+from headwater.config import ServeConfig
 from headwater.model.principal import Principal
 from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
+from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places
@@ -30,7 +32,8 @@ OWNER = {
 
 def code(role: str, method: str) -> str:
     bridge = Bridge(threads=1)
-    rpc = Rpc(Api.over(NoDatabases()), bridge, Metrics(dict), Places(1))
+    api = Api.over(NoDatabases())
+    rpc = Rpc(api, bridge, Metrics(dict), Limits(ServeConfig(), api, Places(1)))
     body = json.dumps({"id": 1, "method": method, "params": {"unknown": 1}}).encode()
     try:
         _, reply = asyncio.run(rpc.envelope(Principal("somebody", role), body, "somewhere"))

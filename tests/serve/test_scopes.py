@@ -126,6 +126,7 @@ ELSEWHERE = {  # shown by CALLS, or by the streams below
     "POST /api/v1/rpc",
     "POST /api/v1/sql/exec",
     "GET /api/v1/cdc/ws/{sub_id}",
+    "GET /api/v1/ws",
     "GET /api/v1/q/{query_id}/events",
 }
 

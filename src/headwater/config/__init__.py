@@ -10,6 +10,7 @@ from headwater.config.rooms import (
     LogConfig,
     PostgresConfig,
     PullConfig,
+    QuotasConfig,
     ServeConfig,
     SqliteConfig,
 )
@@ -24,6 +25,7 @@ __all__ = [
     "LogConfig",
     "PostgresConfig",
     "PullConfig",
+    "QuotasConfig",
     "Secret",
     "ServeConfig",
     "Setting",

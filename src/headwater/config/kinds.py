@@ -138,6 +138,7 @@ ADDRESS_OR_OFF = Kind(
 )
 DURATION = Kind("a time like 7d, 12h, 30m, 10s, 500ms or a number of seconds", _duration)
 SECONDS = Kind("a number of seconds above 0", _seconds, float)
+RATE = Kind("a number above 0", _seconds, float)
 FLAG = Kind("true or false", _flag, _flag_text)
 TEXT = Kind("a text", text)
 NAMES = Kind("a list of names", _names, _split)

@@ -13,6 +13,7 @@ from headwater.config.kinds import (
     DURATION,
     FLAG,
     NAMES,
+    RATE,
     SECONDS,
     SECRET,
     TEXT,
@@ -62,6 +63,13 @@ class ServeConfig:
     )
     max_streams: int = setting(16_384, integer(1), "open streams of all clients together")
     max_streams_per_client: int = setting(4_096, integer(1), "open streams from one address")
+    max_connections: int = setting(20_000, integer(1), "open connections to HTTP of all clients together")
+    max_connections_per_client: int = setting(5_000, integer(1), "open connections to HTTP from one address")
+    rate: float | None = setting(
+        None, or_none(RATE), "requests per second of one caller, who is known by credential or else by address"
+    )
+    burst: int = setting(100, integer(1), "requests that one caller may send at once, where there is a rate")
+    stall_seconds: float = setting(300.0, SECONDS, "how long a client may leave its answer unread before it is cut off")
     ticket_seconds: float = setting(60.0, SECONDS, "how long a stream ticket is good for")
 
 
@@ -89,6 +97,11 @@ class FeedsConfig:
     max_subscriptions: int = setting(100_000, integer(1), "stored subscriptions")
     lease_seconds: float = setting(3600.0, SECONDS, "longest a snapshot holds the horizon of the log")
     lease_bytes: int = setting(10 << 30, integer(0), "most bytes the log keeps for the sake of snapshots")
+    catchups: int = setting(4, integer(1), "catch-ups of change feeds at a time for one caller; others wait")
+    catchup_budget: int = setting(
+        10_000_000, integer(1), "changes a minute that catch-ups of change feeds read for one caller"
+    )
+    slow_consumer_seconds: float = setting(30.0, SECONDS, "how long the reader of a change feed may be behind")
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,16 @@ class QueriesConfig:
     sample: int = setting(
         100, integer(0), "of so many instances one is compared with its next answer when it went stale; 0: none"
     )
+
+
+@dataclass(frozen=True)
+class QuotasConfig:
+    """What each database may take of the server, so that none takes it all."""
+
+    rate: float | None = setting(None, or_none(RATE), "requests per second for one database")
+    burst: int = setting(100, integer(1), "requests for one database at once, where there is a rate")
+    max_streams: int | None = setting(None, or_none(integer(1)), "open streams and waiting polls of one database")
+    max_subscriptions: int | None = setting(None, or_none(integer(1)), "stored subscriptions of one database")
 
 
 @dataclass(frozen=True)
@@ -155,6 +178,7 @@ class DatabaseConfig:
     name: str
     url: str
     retention: tuple[tuple[str, Any], ...] = ()  # limits that differ from those of [log]
+    quotas: tuple[tuple[str, Any], ...] = ()  # limits that differ from those of [quotas]
 
 
 def _databases(value: Any) -> tuple[DatabaseConfig, ...]:
@@ -166,20 +190,24 @@ def _databases(value: Any) -> tuple[DatabaseConfig, ...]:
 
 
 def _database(name: str, found: Any) -> DatabaseConfig:
-    """`name = "file"`, or a table with `url` and retention limits of its own."""
+    """`name = "file"`, or a table with `url` and limits of its own; without `url` it lives in the data directory."""
     if not isinstance(found, Mapping):
         return DatabaseConfig(name, text(found))
     limits = {each.name: each.metadata["kind"] for each in fields(LogConfig) if each.name.startswith("retention_")}
+    quotas = {each.name: each.metadata["kind"] for each in fields(QuotasConfig)}
+    known = limits | quotas
     own = {key: value for key, value in found.items() if key != "url"}
     for key, value in own.items():
-        if key not in limits:
-            raise unknown(f"setting of database {name}", key, ["url", *limits])
-        own[key] = limits[key].check(value)
-    return DatabaseConfig(name, text(found.get("url")), tuple(own.items()))
+        if key not in known:
+            raise unknown(f"setting of database {name}", key, ["url", *known])
+        own[key] = known[key].check(value)
+    url = text(found["url"]) if "url" in found else ""
+    mine = [tuple((key, value) for key, value in own.items() if key in group) for group in (limits, quotas)]
+    return DatabaseConfig(name, url, *mine)
 
 
 DATABASES = Kind(
-    "a table of name = path (or a table with url and retention_*), names of letters, digits, _ and -",
+    "a table of name = path (or a table with url, retention_* and quotas), names of letters, digits, _ and -",
     _databases,
     pairs,
 )
@@ -201,12 +229,21 @@ class Config:
     feeds: FeedsConfig = FeedsConfig()
     pull: PullConfig = PullConfig()
     queries: QueriesConfig = QueriesConfig()
+    quotas: QuotasConfig = QuotasConfig()
     sqlite: SqliteConfig = SqliteConfig()
     postgres: PostgresConfig = PostgresConfig()
 
     def log_of(self, database: DatabaseConfig) -> LogConfig:
         """The log settings of one database."""
         return replace(self.log, **dict(database.retention))
+
+    def named(self, name: str) -> DatabaseConfig:
+        """What is set for the database `name`; one that nobody named lives in the data directory."""
+        return next((found for found in self.databases if found.name == name), DatabaseConfig(name, ""))
+
+    def quotas_of(self, name: str) -> QuotasConfig:
+        """What the database `name` may take."""
+        return replace(self.quotas, **dict(self.named(name).quotas))
 
 
 ROOMS: dict[str, type] = {
@@ -215,6 +252,7 @@ ROOMS: dict[str, type] = {
     "feeds": FeedsConfig,
     "pull": PullConfig,
     "queries": QueriesConfig,
+    "quotas": QuotasConfig,
     "sqlite": SqliteConfig,
     "postgres": PostgresConfig,
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from headwater.config import FeedsConfig
@@ -30,6 +29,7 @@ from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
 from headwater.feeds.subscribing_query import SubscribeQuery, lits_of
 from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
 from headwater.feeds.subscriptions import Subscriptions, tables_of
+from headwater.feeds.turns import Threads
 from headwater.feeds.waiting import silent
 from headwater.feeds.watching import Watching, allowed
 from headwater.model.database import real_name
@@ -37,7 +37,7 @@ from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
-TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc")
+TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc", "gateway")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
 
 
@@ -45,10 +45,10 @@ class Feeds:
     """Make, start and stop it in one loop. Blocking calls go to threads of its own."""
 
     def __init__(self, databases: Databases, registry: Registry, config: FeedsConfig, *, max_streams: int) -> None:
-        self.databases, self._registry, self._config = databases, registry, config
+        self.databases, self._registry, self.config = databases, registry, config
         self._max_streams = max_streams
         self._loop = asyncio.get_running_loop()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headwater-feeds")
+        self._threads = Threads(THREADS, "headwater-feeds")
         self._hubs: dict[str, Hub] = {}
         self._readers: dict[str, set[Stream | Poll]] = {}  # by subscription
         self._streams: dict[Stream | Batches, Opening] = {}
@@ -89,7 +89,7 @@ class Feeds:
         for each in [*self._hubs.values(), *([self._watching] if self._watching else ())]:
             await each.close()
         self._hubs = {}
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
     async def _tick(self) -> None:
         flushed = time.monotonic()
@@ -110,7 +110,7 @@ class Feeds:
 
     async def run(self, call: Any, *args: Any) -> Any:
         """The value of `call(*args)`, which may block."""
-        return await self._loop.run_in_executor(self._threads, call, *args)
+        return await self._threads.run(call, *args)
 
     def _tell(self, id: str, closed: bool) -> None:
         """From any thread: a subscription is not what it was."""
@@ -368,7 +368,7 @@ class Feeds:
             if new.done:
                 seat.finished(new)
 
-        lease = Lease(held.id, self._config.lease_seconds, self._config.lease_bytes)
+        lease = Lease(held.id, self.config.lease_seconds, self.config.lease_bytes)
         return SnapshotReader(seat.database, seat.view, state, lease, save=save, place=place, rows=rows)
 
     def _loose_rows(self, seat: Seat, state: SnapshotState, *, restarted: bool) -> SnapshotReader:
@@ -379,7 +379,7 @@ class Feeds:
                 seat.finished(new)
 
         self._numbered += 1
-        lease = Lease(f"stream-{self._numbered}", self._config.lease_seconds, self._config.lease_bytes)
+        lease = Lease(f"stream-{self._numbered}", self.config.lease_seconds, self.config.lease_bytes)
         reason = SNAPSHOT_EXPIRED if restarted else ""
         return SnapshotReader(seat.database, seat.view, state, lease, save=save, reason=reason)
 
@@ -394,7 +394,7 @@ class Feeds:
             upto=upto,
             ping=opening.ping,
             farewell=opening.farewell,
-            checkpoint_seconds=self._config.checkpoint_seconds,
+            checkpoint_seconds=self.config.checkpoint_seconds,
         )
         self._streams[stream] = opening
         return stream

@@ -16,12 +16,13 @@ class Opening(msgspec.Struct, frozen=True):
     ping: bytes = b""
     farewell: bytes = b""
     format: str = ""  # of its own, for changes with both images; "": the one that was asked for
+    key: bytes | None = None  # only changes of this key
 
     def shaped(self, options: Options) -> Options:
-        """`options` in the format of the transport."""
+        """`options` as the transport has them."""
         if not self.format:
             return options
-        return msgspec.structs.replace(options, format=self.format, before=True, after=True)
+        return msgspec.structs.replace(options, format=self.format, before=True, after=True, key=self.key)
 
 
 class From(msgspec.Struct, frozen=True):

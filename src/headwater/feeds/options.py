@@ -35,6 +35,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     tables: tuple[str, ...] = ()  # none means every table, also those to come
     ops: tuple[str, ...] = ()  # none means all; tests the op as it is delivered
     pk: list[Any] | None = None
+    key: bytes | None = None  # the same as bytes, in the order of the source: of a transport, nobody can ask for it
     pk_range: dict[str, Any] | None = None
     spans: list[dict[str, Any]] | None = None
     shard: Shard | None = None
@@ -56,4 +57,4 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def looks_at_rows(self) -> bool:
         """Whether images decide: then one change may be delivered as another op."""
-        return any(part is not None for part in (self.pk, self.pk_range, self.spans, self.shard, self.where))
+        return any(part is not None for part in (self.pk, self.key, self.pk_range, self.spans, self.shard, self.where))

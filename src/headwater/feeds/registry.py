@@ -20,6 +20,7 @@ from headwater.model.clock import wall_ms
 from headwater.model.principal import OWNER, Principal
 
 MOST = 100_000  # subscriptions
+Quota = Callable[[str], int | None]  # how many a database may have; None: as many as there is room for
 
 
 class Registry:
@@ -28,9 +29,11 @@ class Registry:
     Inside a commit the file decides, because memory follows only after it: two callers may share a commit.
     """
 
-    def __init__(self, path: Path, connection: apsw.Connection, most: int, clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, path: Path, connection: apsw.Connection, most: int, clock_ms: Callable[[], int], quota: Quota
+    ) -> None:
         self.path = path
-        self._most, self._clock_ms = most, clock_ms
+        self._most, self._clock_ms, self._quota = most, clock_ms, quota
         self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
         self._all = {found.id: found for found in storage.load(path, connection)}
         self._names = {(found.db, found.name): found.id for found in self._all.values() if found.name is not None}
@@ -44,6 +47,7 @@ class Registry:
         path: str | PathLike[str],
         *,
         most: int = MOST,
+        quota: Quota = lambda db: None,
         clock_ms: Callable[[], int] = wall_ms,
         vfs: str | None = None,
     ) -> Registry:
@@ -52,7 +56,7 @@ class Registry:
         with storage.FILE.errors(place):
             connection = storage.FILE.connect(place, vfs=vfs)
             try:
-                return cls(place, connection, most, clock_ms)
+                return cls(place, connection, most, clock_ms, quota)
             except BaseException:
                 connection.close()
                 raise
@@ -78,6 +82,11 @@ class Registry:
             meant = next((one.id for one in self.visible_to(principal) if one.name == id), "")
             raise unknown(id, f"{id[:40]!r} is the name of {meant}: send that." if meant else "")
         return found
+
+    def database_of(self, id: str) -> str | None:
+        """The database of a subscription, whosever it is; None if there is none."""
+        found = self._all.get(id)
+        return None if found is None else found.db
 
     def named(
         self, principal: Principal, options: Options, name: str, *, names_images: bool = True
@@ -131,6 +140,12 @@ class Registry:
                 return lambda: (self._all[id], False)
             if storage.count(connection) >= self._most:
                 raise LimitExceeded(f"there are {self._most} subscriptions, and no more are granted")
+            quota = self._quota(options.db)
+            if quota is not None and storage.count(connection, options.db) >= quota:
+                raise LimitExceeded(
+                    f"there are {quota} subscriptions of {options.db!r}, and no more are granted",
+                    hint="Close some that nobody reads, or raise its max_subscriptions.",
+                )
             made = Subscription(
                 id=storage.next_id(connection),
                 name=name,

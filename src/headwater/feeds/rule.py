@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.options import Options, Shard
-from headwater.model.key import Span, prefix_end
+from headwater.model.key import Span, decode_key, prefix_end
 from headwater.model.literal import Embedding, from_lit
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Condition, Pin, Source
@@ -104,7 +104,7 @@ Place = Callable[[Key], bytes]
 
 
 def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:
-    if options.pk is None and options.pk_range is None and options.spans is None:
+    if all(part is None for part in (options.pk, options.key, options.pk_range, options.spans)):
         return None, None
     if not table.primary_key:
         raise InvalidRequest(
@@ -134,6 +134,11 @@ def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[byt
                 hint=f"Its key columns are {', '.join(table.key)}.",
             )
         points = frozenset([bytes_of(options.pk)])
+    if options.key is not None:
+        if len(decode_key(options.key)) != len(table.key):
+            hint = "Send back key bytes as they were received."
+            raise InvalidRequest(f"these bytes are not a key of {table.name!r}", hint=hint)
+        points = frozenset([options.key])
     spans: tuple[Span, ...] | None = None
     if options.pk_range is not None:
         if len(table.key) != 1:

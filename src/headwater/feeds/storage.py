@@ -122,9 +122,9 @@ def next_id(connection: apsw.Connection) -> str:
     return f"sub_{number:016x}"
 
 
-def count(connection: apsw.Connection) -> int:
-    """How many subscriptions there are."""
-    return int(connection.execute("SELECT count(*) FROM subscription").get)
+def count(connection: apsw.Connection, db: str | None = None) -> int:
+    """How many subscriptions there are, of one database or of all."""
+    return int(connection.execute("SELECT count(*) FROM subscription WHERE ?1 IS NULL OR db = ?1", (db,)).get)
 
 
 def ids_of(connection: apsw.Connection, db: str) -> list[str]:

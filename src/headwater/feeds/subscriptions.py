@@ -141,6 +141,10 @@ class Subscriptions:
     def _lock(self, id: str) -> threading.Lock:
         return self._locks.setdefault(id, threading.Lock())
 
+    def database_of(self, id: str) -> str | None:
+        """The database of a subscription, whosever it is; None if there is none."""
+        return self._registry.database_of(id)
+
     def pause(self, who: Principal, id: str, paused: bool) -> dict[str, Any]:
         """cdc.pause and cdc.resume."""
         held = self._registry.get(who, id)

@@ -128,6 +128,11 @@ class Transactions:
         held = self._use(principal, tx, db)
         return Pending(self._run(held, lambda session: work(held.db, session)), lambda value: value)
 
+    def database_of(self, tx: str) -> str | None:
+        """The database of an open transaction; None if there is none of that name."""
+        found = self._open.get(tx)
+        return None if found is None else found.db
+
     def abandon(self, db: str) -> None:
         """Roll back whatever is open on `db`: it is about to go away."""
         self._roll_back(lambda held: held.db == db)

@@ -134,6 +134,10 @@ class Ranges:
         self._ensure(place)
         return Entered(*place, self._live(place, self._ranges(place), id, epoch))
 
+    def owner(self, id: int) -> tuple[str, str] | None:
+        """The database and the table of a range, of whatever epoch."""
+        return self._store.owner(id)
+
     def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
         """Cut one range in two, at the key `at` or in its middle; the two."""
         place = self._place(who, db, table)

@@ -15,6 +15,8 @@ from headwater.queries.prepared import Prepared
 from headwater.serve.api import Api
 from headwater.serve.auth import Access, Gate
 from headwater.serve.call import Headers, Scope, Send
+from headwater.serve.limits import Limits
+from headwater.serve.places import client_of
 
 MAX_REQUESTS = 10_000
 PREFIX = "/api/v1/q/"
@@ -32,8 +34,8 @@ class Remembered(msgspec.Struct, frozen=True):
 class Again:
     """The requests that were answered by 304 last. In the loop."""
 
-    def __init__(self, api: Api, gate: Gate) -> None:
-        self._api, self._gate = api, gate
+    def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
+        self._api, self._gate, self._limits = api, gate, limits
         self._known: dict[Hashable, Remembered] = {}
 
     def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
@@ -52,21 +54,24 @@ class Again:
         found = self._known.get(key)
         if found is None:
             return False
-        if not self._is_still(found, scope["headers"]):
+        if not self._is_still(found, scope):
             self._known.pop(key, None)
             return False
         await send({"type": "http.response.start", "status": 304, "headers": found.headers})
         await send({"type": "http.response.body", "body": b""})
         return True
 
-    def _is_still(self, found: Remembered, headers: Headers) -> bool:
+    def _is_still(self, found: Remembered, scope: Scope) -> bool:
         try:
             asking = self._api.asking()
             is_same = (
-                self._gate.admit(headers, Access.LOCKED) == found.who
+                self._gate.admit(scope["headers"], Access.LOCKED) == found.who
                 and asking.get(found.who, found.prepared.id) is found.prepared
                 and asking.answering(found.prepared.db).moment() == found.moment
             )
+            if is_same:
+                self._limits.ask(found.who, client_of(scope))
+                self._limits.enter(found.who, found.prepared.db)
         except HeadwaterError:
             return False  # who reads the request will say it
         if is_same:

@@ -21,7 +21,12 @@ class Refusal(Exception):
         self.status = status or error.status
         self.headers = headers or []
         if self.status in (429, 503):
-            self.headers.append((b"retry-after", b"1"))
+            self.headers.append(retry_after(error))
+
+
+def retry_after(error: HeadwaterError) -> tuple[bytes, bytes]:
+    """The header that tells when to come again: in whole seconds, and a second where nothing better is known."""
+    return b"retry-after", b"%d" % max(-(-int(error.extra.get("retry_after_ms", 0)) // 1000), 1)
 
 
 class Gone(Exception):

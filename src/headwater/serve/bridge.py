@@ -8,11 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from headwater.errors import Busy
+from headwater.feeds.turns import WHOSE, Turns
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # blocking calls in threads or waiting for one; beyond that callers are told to retry
+MAX_WAITING = 1000  # blocking calls of a database, running or waiting; beyond that callers are told to retry
 
 
 class Bridge:
@@ -23,43 +23,52 @@ class Bridge:
 
     def __init__(self, *, threads: int, most: int = MAX_WAITING) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headwater-read")
-        self._most = most
-        self._waiting = 0  # touched by the loop's thread only
+        self._turns = Turns(threads, most)  # touched by the loop's thread only
         self._lock = threading.Lock()
-        self._done: list[tuple[asyncio.Future[Any], Future[Any]]] = []  # guarded by _lock
+        self._done: list[tuple[asyncio.Future[Any], Future[Any], str | None]] = []  # guarded by _lock
 
     def wait(self, future: Future[T]) -> asyncio.Future[T]:
         """An awaitable of `future`. Cancelling it does not cancel the work."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[T] = loop.create_future()
-        future.add_done_callback(lambda done: self._finished(loop, waiter, done))
-        return waiter
+        return self._awaited(future, None)
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """The value of `function(*args)`, which may block."""
-        if self._waiting >= self._most:
-            raise Busy(f"{self._most} reads are waiting already")
-        self._waiting += 1
+        """The value of `function(*args)`, which may block; Busy if too many of the same database wait."""
+        whose = WHOSE.get()
+        if not self._turns.take(whose):
+            await self._turns.wait(whose)
         try:
-            return await self.wait(self._threads.submit(function, *args))
-        finally:
-            self._waiting -= 1
+            future = self._threads.submit(function, *args)
+        except BaseException:
+            self._turns.give_back(whose)
+            raise
+        return await self._awaited(future, whose)
+
+    def _awaited(self, future: Future[T], whose: str | None) -> asyncio.Future[T]:
+        """An awaitable of `future`, which has a thread of `whose`, or None."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
+        future.add_done_callback(lambda done: self._finished(loop, waiter, done, whose))
+        return waiter
 
     def close(self) -> None:
         """Wait for running calls and end the threads."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _finished(self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
+    def _finished(
+        self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], done: Future[Any], whose: str | None
+    ) -> None:
         with self._lock:
             first = not self._done
-            self._done.append((waiter, done))
+            self._done.append((waiter, done, whose))
         if first:
             loop.call_soon_threadsafe(self._deliver)
 
     def _deliver(self) -> None:
         with self._lock:
             done, self._done = self._done, []
-        for waiter, future in done:
+        for waiter, future, whose in done:
+            if whose is not None:
+                self._turns.give_back(whose)
             if waiter.done():
                 continue  # its request was cancelled
             if future.cancelled():

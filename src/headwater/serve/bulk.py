@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +18,7 @@ from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
 from headwater.feeds.seat import snapshot_url
+from headwater.feeds.turns import Threads
 from headwater.model.database import real_name
 from headwater.model.table import Row, Table
 from headwater.ranges.asof import Gone, read_as_of, shape_of
@@ -38,12 +38,12 @@ class Snapshots:
 
     def __init__(self, databases: Databases, run: Run) -> None:
         self._databases, self._run = databases, run
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headwater-snapshot")
+        self._threads = Threads(THREADS, "headwater-snapshot")
         self._reading = 0
 
     def close(self) -> None:
         """After the last request."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.close()
 
     async def answer(self, call: Call) -> int:
         """One table, or where its present version is."""
@@ -88,7 +88,7 @@ class Snapshots:
             await self._long(body.close)
 
     async def _long(self, call: Run) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+        return await self._threads.run(call)
 
     async def _redirect(self, call: Call, database: Database, db: str, table: str) -> int:
         await self._run(shape_of, database.source, table)

@@ -26,16 +26,18 @@ from headwater.serve.again import Again
 from headwater.serve.api import Api
 from headwater.serve.asked import parse_query
 from headwater.serve.auth import Access, Gate
-from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_body
+from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_body, retry_after
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.cors import Cors
+from headwater.serve.gateway import Gateway
+from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places, client_of
+from headwater.serve.places import client_of
 from headwater.serve.query_pages import QueryPages
-from headwater.serve.routes import QUERY, ROUTES, Route, find
+from headwater.serve.routes import GATEWAY, QUERY, ROUTES, Route, find
 from headwater.serve.row_pages import RowPages
-from headwater.serve.rpc import SQL_ID, Reply, Rpc, clean, error_body, unexpected
+from headwater.serve.rpc import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
 from headwater.serve.streams import Streams
 
 Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
@@ -55,7 +57,7 @@ class Application:
         metrics: Metrics,
         *,
         max_body: int,
-        places: Places,
+        limits: Limits,
         cors: Cors | None = None,
         streams: Streams | None = None,
         public: bool = False,
@@ -67,9 +69,11 @@ class Application:
         self._max_body = max_body
         self._cors = cors or Cors((), locked=gate.locked)
         self._streams = streams
-        rpc = Rpc(api, bridge, metrics, places)
+        self._limits = limits
+        self._gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
+        rpc = Rpc(api, bridge, metrics, limits)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
-        self._again = Again(api, gate)
+        self._again = Again(api, gate, limits)
         self._calls = {"query": QueryPages(api, self._again, public=public).query}
         self._pages: dict[str, Page] = {
             "index": self._index,
@@ -126,10 +130,13 @@ class Application:
         known = () if route is None else route.query
         query = parse_query(scope["query_string"], known, route.path) if route is not None and known else {}
         access = Access.LOCKED if route is None else route.access
-        principal = self._admit(headers, access, query.get("ticket"))
+        principal = self._admit(scope, access, query.get("ticket"))
+        if access is not Access.OPEN:
+            self._limits.ask(principal, client_of(scope))
         if route is None:
             raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
         if scope["type"] == "websocket" or (route.websocket and not route.stream):
+            self._limits.enter(principal, self._limits.of_path(principal, values))
             return await self._websocket(route, Call(scope, receive, send, principal, values, query))
         if not route.takes(scope["method"]):
             allow = [(b"allow", route.allow.encode())]
@@ -137,6 +144,8 @@ class Application:
             raise Refusal(error, status=405, headers=allow)
         if scope["query_string"] and not known and route.access is not Access.OPEN:
             raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
+        if values:
+            self._limits.enter(principal, self._limits.of_path(principal, values))
         if route.rpc:
             return await self._rpc(scope, receive, send, principal, self._answers[route.handler])
         if route.handler in self._calls:
@@ -177,17 +186,20 @@ class Application:
                 hint="Send `Upgrade: websocket`." if route.websocket else "Ask for it with plain HTTP.",
             )
             raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
-        if self._streams is None:
-            raise Unavailable("no feeds are served here")
         origin = header(scope["headers"], b"origin")
         if origin and not self._cors.admits(origin):
             raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
+        if route.path == GATEWAY:
+            return await self._gateway.serve(call)
+        if self._streams is None:
+            raise Unavailable("no feeds are served here")
         return await self._streams.websocket(route.handler, call)
 
-    def _admit(self, headers: Headers, access: Access, ticket: str | None) -> Principal:
+    def _admit(self, scope: Scope, access: Access, ticket: str | None) -> Principal:
         try:
-            return self._gate.admit(headers, access, ticket)
+            return self._gate.admit(scope["headers"], access, ticket)
         except Unauthorized as error:
+            self._limits.ask_in_vain(client_of(scope))
             raise Refusal(error, headers=[(b"www-authenticate", b'Bearer realm="headwater"')]) from None
 
     # --- the busy routes, without Starlette --------------------------------------------------------------
@@ -196,10 +208,14 @@ class Application:
         check_type(scope["headers"], JSON)
         asked = await read_body(scope, receive, self._max_body)
         answering = answer(principal, asked, client_of(scope))
-        if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
-            status, body = await _unless_gone(receive, answering)
-        else:
-            status, body = await answering
+        try:
+            if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
+                status, body = await _unless_gone(receive, answering)
+            else:
+                status, body = await answering
+        except TooOften as refused:
+            await _send(send, 429, JSON, refused.body, [retry_after(refused.error)])
+            return 429
         await _send(send, status, JSON, body)
         return status
 

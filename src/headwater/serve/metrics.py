@@ -14,6 +14,9 @@ from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import DatabaseStatus
 from headwater.queries.queries import Queries
 from headwater.ranges.process import Numbers
+from headwater.serve.changefeed_metrics import CHANGEFED, CHANGEFEED_METRICS
+from headwater.serve.changefeed_metrics import Numbers as Changefeeds
+from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS
 from headwater.serve.pulls import Pulls
 from headwater.serve.query_metrics import QUERY_METRICS, asked
@@ -28,6 +31,13 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_rpc_request_seconds": ("histogram", "Time to answer an RPC request.", ("method",)),
     "headwater_http_responses_total": ("counter", "HTTP responses sent.", ("route", "status")),
     "headwater_grpc_calls_total": ("counter", "gRPC calls that ended.", ("method", "status")),
+    "headwater_requests_total": ("counter", "Requests for a database that were let in.", ("db",)),
+    "headwater_limited_total": (
+        "counter",
+        "Requests refused by a limit: of the caller, or of the database by rate or streams.",
+        ("limit", "db"),
+    ),
+    "headwater_gateway_messages_total": ("counter", "Messages answered by the JSON gateway.", ("type", "code")),
     "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
     "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
     "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
@@ -65,6 +75,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
     "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
     "headwater_subscription_lag_changes_sum": ("gauge", "Lag of all subscriptions together.", ("db",)),
+    **CHANGEFEED_METRICS,
     **QUERY_METRICS,
 }
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -114,14 +125,17 @@ class Metrics:
         feeds: Feeds | None = None,
         pulls: Pulls | None = None,
         queries: Queries | None = None,
+        limits: Limits | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Pulled(status, feeds, pulls, queries, clock))
+        self.changefeeds = Changefeeds()  # their service counts here
+        self._registry.register(_Pulled(status, feeds, pulls, queries, limits, self.changefeeds, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
         self._calls = self._counter("headwater_grpc_calls_total")
+        self._messages = self._counter("headwater_gateway_messages_total")
         name = "headwater_rpc_request_seconds"
         _, text, labels = METRICS[name]
         self._seconds = Histogram(name, text, labels, buckets=BUCKETS, registry=self._registry)
@@ -146,6 +160,10 @@ class Metrics:
     def called(self, method: str, status: str) -> None:
         """One gRPC call of a method that there is has ended."""
         self._calls.labels(method, status).inc()
+
+    def said(self, type: str, code: str) -> None:
+        """One message of the gateway, of a type that there is or `unknown`, was answered."""
+        self._messages.labels(type, code).inc()
 
     def text(self) -> bytes:
         """Everything, in Prometheus' text form. May block: it asks for the status of each database."""
@@ -173,10 +191,13 @@ class _Pulled(Collector):
         feeds: Feeds | None,
         pulls: Pulls | None,
         queries: Queries | None,
+        limits: Limits | None,
+        changefeeds: Changefeeds,
         clock: Callable[[], float],
     ) -> None:
         self._status = status
-        self._queries = queries
+        self._queries, self._limits = queries, limits
+        self._changefeeds = changefeeds
         self._pulls = pulls
         self._feeds = feeds
         self._clock = clock
@@ -196,14 +217,27 @@ class _Pulled(Collector):
         for name, read in _PULLED.items():
             known = [((db,), value) for db, each in found.items() if (value := read(each)) is not None]
             yield _family(name, [(labels, float(value)) for labels, value in known])
+        if self._limits is not None:
+            yield from _limited(self._limits)
         if self._feeds is not None:
             yield from _fed(self._feeds)
         if self._pulls is not None:
             for name, of in _WORKED.items():
                 yield _family(name, [((), float(of(self._pulls.numbers)))])
+        for name, told in CHANGEFED.items():
+            yield _family(name, [((), float(told(self._changefeeds)))])
         if self._queries is not None:
             for name, samples in asked(self._queries):
                 yield _family(name, samples)
+
+
+def _limited(limits: Limits) -> Iterator[Metric]:
+    tenants = limits.tenants.all()
+    yield _family("headwater_requests_total", [((db,), float(one.requests)) for db, one in tenants.items()])
+    refused = [(("caller", ""), float(limits.refused_callers))]
+    for db, one in tenants.items():
+        refused += [(("rate", db), float(one.refused_requests)), (("streams", db), float(one.refused_streams))]
+    yield _family("headwater_limited_total", refused)
 
 
 def _fed(feeds: Feeds) -> Iterator[Metric]:

@@ -87,11 +87,11 @@ class Patch(Text):
     wire: Any = None
 
 
-def values_of(args: list[Any] | dict[str, Any]) -> list[Value] | dict[str, Value]:
-    """Arguments as values: Lits or plain JSON."""
+def values_of(args: list[Any] | dict[str, Any], field: str = "args") -> list[Value] | dict[str, Value]:
+    """Arguments as values: Lits or plain JSON. `field` is where the request has them."""
     if isinstance(args, dict):
-        return {name: _value(body, f"args.{name}") for name, body in args.items()}
-    return [_value(body, f"args[{place}]") for place, body in enumerate(args)]
+        return {name: _value(body, f"{field}.{name}") for name, body in args.items()}
+    return [_value(body, f"{field}[{place}]") for place, body in enumerate(args)]
 
 
 def _value(body: Any, path: str) -> Value:

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 from headwater.serve.auth import Access
 
 STREAM = ("from_offset", "ticket")
+GATEWAY = "/api/v1/ws"
 QUERY = "/api/v1/q/{query_id}"
 ROW = "/api/v1/t/{db}/{table}/{key}"
 FILTERS = ("pk", "pk_range", "spans", "ops", "columns", "include", "format", "where", "shard", "start", "ts", "txn")
@@ -53,6 +54,7 @@ ROUTES = (
     Route("GET", "/openapi.json", "openapi", "This document."),
     Route("GET", "/api/v1/cdc/sse/{sub_id}", "sse", "A subscription as server-sent events.", stream=True, query=STREAM),
     Route("GET", "/api/v1/cdc/ws/{sub_id}", "ws", "A subscription as a WebSocket.", websocket=True, query=STREAM),
+    Route("GET", GATEWAY, "gateway", "SQL, keys and changes in JSON messages.", websocket=True, query=("ticket",)),
     Route(
         "GET",
         "/api/v1/changes/{db}/{table}",

@@ -17,9 +17,9 @@ from headwater.serve import params
 from headwater.serve.api import Api
 from headwater.serve.body import no_json
 from headwater.serve.bridge import Bridge
+from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS, Method, refusal
 from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,14 @@ _SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
 
 Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
 Reply = tuple[int, bytes]  # HTTP status and body
+
+
+class TooOften(Exception):
+    """A request that was refused because there were too many for its database: `body` says so to who sent it."""
+
+    def __init__(self, error: HeadwaterError, body: bytes) -> None:
+        super().__init__(error.message)
+        self.error, self.body = error, body
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,13 +71,13 @@ def unexpected(error: Exception, doing: str) -> HeadwaterError:
 
 
 class Rpc:
-    """Answers envelopes. Never raises but for cancellation."""
+    """Answers envelopes. Never raises but for cancellation, and TooOften."""
 
-    def __init__(self, api: Api, bridge: Bridge, metrics: Metrics, places: Places) -> None:
+    def __init__(self, api: Api, bridge: Bridge, metrics: Metrics, limits: Limits) -> None:
         self._api = api
         self._bridge = bridge
         self._metrics = metrics
-        self._places = places
+        self._limits = limits
 
     async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
         """The answer to the request in `body`."""
@@ -92,12 +100,13 @@ class Rpc:
 
     async def _answer(self, who: Principal, request: Envelope, client: str) -> Reply:
         started = time.perf_counter()
-        code = "ok"
+        code, refused = "ok", None
         try:
             result = await self._call(who, request, client)
             reply = _encode({"id": request.id, "ok": True, "result": result})
         except HeadwaterError as error:
             code, reply = error.code, error_body(request.id, error)
+            refused = error if "retry_after_ms" in error.extra else None
         except RecursionError:
             deep = InvalidRequest("the request is nested too deeply", hint="Send a flatter one.")
             code, reply = deep.code, error_body(request.id, deep)
@@ -107,6 +116,8 @@ class Rpc:
         except Exception as error:
             code, reply = "internal", error_body(request.id, unexpected(error, request.method))
         self._metrics.answered(request.method, code, time.perf_counter() - started)
+        if refused is not None and request.id is not None:
+            raise TooOften(refused, reply)
         return 200, reply
 
     async def _call(self, who: Principal, request: Envelope, client: str) -> Any:
@@ -117,8 +128,10 @@ class Rpc:
             raise refusal(request.method)
         who.need(method.role, method.name)
         found = _params(method, request.params)
+        db = self._limits.of_params(who, found)
+        self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
-            with self._places.take(client):
+            with self._limits.stay(who, db, client):
                 return await self._run(who, method, found)
         return await self._run(who, method, found)
 

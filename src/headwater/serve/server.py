@@ -28,6 +28,7 @@ from headwater.serve.bulk import Snapshots
 from headwater.serve.connection import BoundedHttp
 from headwater.serve.cors import Cors
 from headwater.serve.http import Application
+from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
 from headwater.serve.places import Places
 from headwater.serve.pulls import Pulls
@@ -126,11 +127,11 @@ class Server:
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
         if self._api.feeds is not None and self._api.queries is not None:
             self._api.feeds.ask(Subscribed(self._api.queries))
-        metrics = self._metrics(self._api.feeds)
-        places = Places(self._config.max_streams_per_client)
-        application = self._application(self._bridge, self._api.feeds, metrics, places)
+        limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
+        metrics = self._metrics(self._api.feeds, limits)
+        application = self._application(self._bridge, self._api.feeds, metrics, limits)
         if self.grpc_addresses:
-            await self._start_grpc(metrics, places)
+            await self._start_grpc(metrics, limits)
         self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds, self._tls))
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
@@ -139,7 +140,7 @@ class Server:
         if self._task.done():
             await self._task
 
-    async def _start_grpc(self, metrics: Metrics, places: Places) -> None:
+    async def _start_grpc(self, metrics: Metrics, limits: Limits) -> None:
         """Faces on the address that was kept for them."""
         from headwater.serve.grpc.faces import open_faces  # imported late: grpcio is not everybody's
 
@@ -147,25 +148,25 @@ class Server:
             each.close()
         self._grpc_sockets = []
         assert self._bridge is not None
-        self._grpc = open_faces(self._api, self._gate, self._bridge, places, metrics, self._config)
+        self._grpc = open_faces(self._api, self._gate, self._bridge, limits, metrics, self._config)
         await self._grpc.start(self.grpc_addresses, self._tls)
 
-    def _metrics(self, feeds: Feeds | None) -> Metrics:
+    def _metrics(self, feeds: Feeds | None, limits: Limits) -> Metrics:
         self._pulls = None if feeds is None else self._open_pulls(feeds)
-        return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries)
+        return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries, limits)
 
-    def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, places: Places) -> Application:
+    def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, limits: Limits) -> Application:
         config, streams = self._config, None
         if feeds is not None:
             self._snapshots = Snapshots(feeds.databases, feeds.run)
-            streams = Streams(feeds, self._snapshots, places, self._pulls, self._gate.sessions)
+            streams = Streams(feeds, self._snapshots, limits, self._pulls, self._gate.sessions)
         return Application(
             self._api,
             self._gate,
             bridge,
             metrics,
             max_body=config.max_body_bytes,
-            places=places,
+            limits=limits,
             cors=Cors(config.cors_origins, locked=self._gate.locked),
             streams=streams,
             public=self._api.queries is not None and self._api.queries.public,

@@ -8,6 +8,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
+MOST = "headwater.most"  # beside an accept: bytes of a message of this client, where the usual limit is too small
 
 
 class FramedWebSocket(WebSocketsSansIOProtocol):
@@ -18,6 +19,8 @@ class FramedWebSocket(WebSocketsSansIOProtocol):
         if message["type"] != FRAMES:
             if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
                 raise ClientDisconnected
+            if message["type"] == "websocket.accept" and MOST in message:
+                self.conn.max_message_size = message[MOST]
             await super().send(message)
             if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
                 self.handshake_complete = True  # refused with a status: uvicorn would call that an error of ours

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, MutableMapping
+from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, Unauthorized, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
 from headwater.feeds.batches import Batches
 from headwater.feeds.ending import Ending
 from headwater.feeds.feeds import Feeds
@@ -23,7 +24,8 @@ from headwater.serve import frames, sockets
 from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
 from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
-from headwater.serve.places import Places, client_of
+from headwater.serve.limits import Limits
+from headwater.serve.places import client_of
 from headwater.serve.pulls import Pulls
 from headwater.serve.query_pages import args_in
 from headwater.serve.sessions import Sessions
@@ -35,7 +37,7 @@ UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel
 
 _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
 CLOSE = {"closed": 1000, "complete": 1000, "stopping": 1012, "resnapshot_required": 4410, "bad_frame": 1008}
-CLOSE[Unauthorized.code] = 4401
+CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
 OTHER_CLOSE = 4400  # ended by an error, which was told before
 
 
@@ -56,17 +58,17 @@ class Streams:
         self,
         feeds: Feeds,
         snapshots: Snapshots,
-        places: Places,
+        limits: Limits,
         pulls: Pulls | None = None,
         sessions: Sessions | None = None,
     ) -> None:
-        self._feeds, self._snapshots, self._places, self._pulls = feeds, snapshots, places, pulls
+        self._feeds, self._snapshots, self._limits, self._pulls = feeds, snapshots, limits, pulls
         self._sessions = sessions or Sessions()
 
     async def serve(self, handler: str, call: Call) -> int:
         """Answer one request; the status that was sent."""
         call.who.need(VIEWER, "a stream")
-        with self._places.take(client_of(call.scope)):
+        with self._stay(call):
             if handler == "sse":
                 return await self._sse(call)
             if handler == "query_events":
@@ -77,6 +79,9 @@ class Streams:
                 if handler == "snapshot":
                     return await self._snapshots.answer(call)
                 return await self._pull(handler, call)
+
+    def _stay(self, call: Call) -> AbstractContextManager[None]:
+        return self._limits.stay(call.who, self._limits.of_path(call.who, call.values), client_of(call.scope))
 
     async def _pull(self, handler: str, call: Call) -> int:
         if self._pulls is None:
@@ -141,7 +146,7 @@ class Streams:
         """Answer one WebSocket; an error before it is accepted leaves as it came."""
         await call.receive()
         call.who.need(VIEWER, "a stream")
-        with self._places.take(client_of(call.scope)):
+        with self._stay(call):
             if handler == "query_events":
                 stream = await self._open_query(call, WS)
             else:
@@ -152,7 +157,7 @@ class Streams:
                 try:
                     with self._sessions.during(call.who, lambda: _expire(stream)):
                         await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
-                    await call.send({"type": "websocket.close", **_close(stream.ending)})
+                    await call.send({"type": "websocket.close", **closing(stream.ending)})
                 finally:
                     listening.cancel()
             except sockets.Gone:
@@ -184,6 +189,8 @@ class Streams:
         frame = _frames.decode(text)
         if "sub_id" not in call.values:
             raise InvalidRequest("nothing is kept of this stream: there is nothing to ack or to pause")
+        self._limits.ask(call.who, client_of(call.scope))
+        self._limits.enter(call.who, self._limits.of_path(call.who, call.values))
         if frame == Frame():
             raise InvalidRequest('a frame says something, such as {"ack": 17} or {"pause": true}')
         id, subscriptions = call.values["sub_id"], self._feeds.subscriptions
@@ -247,7 +254,8 @@ def begin(call: Call) -> From:
     return found
 
 
-def _close(ending: Ending | None) -> dict[str, Any]:
+def closing(ending: Ending | None) -> dict[str, Any]:
+    """Code and reason of the last frame of a WebSocket."""
     assert ending is not None
     reason = f"{ending.code}: {ending.message}".encode()[:120].decode("utf-8", "ignore")
     return {"code": CLOSE.get(ending.code, OTHER_CLOSE), "reason": reason}

@@ -8,6 +8,7 @@ from headwater.feeds.formats.cloudevents import CloudEvents
 from headwater.feeds.formats.cockroach import Cockroach
 from headwater.feeds.formats.debezium_quickly import debezium
 from headwater.feeds.formats.encoder import Encoder, Maker
+from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
 from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
 from headwater.feeds.options import Shape
@@ -22,6 +23,7 @@ MAKERS: dict[str, Maker] = {
 }
 
 
+OWN: dict[str, Maker] = {GATEWAY: Gateway}  # of a transport whose changes look one way only
 # These write keys as bytes, in the order of the source.
 WITH_KEYS: dict[str, Callable[[Shape, Source | None], Encoder]] = {EVENT: Events, WATCH: Watched}
 
@@ -29,4 +31,4 @@ WITH_KEYS: dict[str, Callable[[Shape, Source | None], Encoder]] = {EVENT: Events
 def encoder(shape: Shape, source: Source | None = None) -> Encoder:
     """Writes changes in `shape`, whose format was checked when it was asked for; `source` tells the order of keys."""
     made = WITH_KEYS.get(shape.format)
-    return MAKERS[shape.format](shape) if made is None else made(shape, source)
+    return (MAKERS | OWN)[shape.format](shape) if made is None else made(shape, source)

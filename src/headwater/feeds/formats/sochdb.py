@@ -99,7 +99,7 @@ def _keys(table: Table, source: Source | None) -> Callable[[Row], bytes]:
     return write
 
 
-def _txn_id(part: Transaction) -> int:
+def txn_id(part: Transaction) -> int:
     """The number that the database has for it; else the offset of its first change, which no other one has."""
     if part.id.isdecimal() and part.id.isascii() and len(part.id) < 20:
         return int(part.id)
@@ -111,18 +111,21 @@ class Events:
 
     def __init__(self, shape: Shape, source: Source | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
+        self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and what its changes have in common
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
         """See Encoder."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
         row = before if after is None else after
-        unknown: Unknown = set()
+        last, unknown = self._last, set[str]()
+        if last[0] is not part:
+            common = _number(b"\x10", part.commit_ts_ms * 1000) + _number(b"\x18", txn_id(part))
+            last = self._last = part, common
         key = b"" if row is None else plan.key(row)
         parts = (
             b"\x08" + varint(offset),
-            _number(b"\x10", part.commit_ts_ms * 1000),
-            _number(b"\x18", _txn_id(part)),
+            last[1],
             plan.named,
             _field(b"\x2a", key),
             b"\x30" + plan.ops[op],

@@ -10,26 +10,28 @@ from typing import Any, NamedTuple
 import grpc
 from grpc import aio
 
-from headwater.errors import HeadwaterError, InvalidRequest, Unauthorized, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
 from headwater.model.principal import Principal
 from headwater.serve.auth import Gate
 from headwater.serve.grpc import faults
 from headwater.serve.grpc.messages import decode
+from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places
 from headwater.serve.rpc import unexpected
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
+GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
 
 class Caller(NamedTuple):
-    """Who calls a method, from where, and the call itself."""
+    """Who calls a method, from where, the call itself, and how it is ended though it waits for its caller."""
 
     who: Principal
     address: str
     context: aio.ServicerContext[Any, Any]
+    cut: Callable[[HeadwaterError], None]
 
 
 Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
@@ -39,8 +41,8 @@ Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
 class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
     """Asks every caller who they are before it is looked whether there is such a method."""
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+    def __init__(self, gate: Gate, limits: Limits) -> None:
+        self._gate, self._limits = gate, limits
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         """The method, or one that refuses."""
@@ -48,22 +50,25 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
             try:
                 _who.set(self._gate.admit_call(_headers(details)))
             except HeadwaterError as error:
-                return _refusing(error)
+                return _refusing(error, self._limits)
         return await continuation(details)
 
 
 class Calls:
     """Turns the methods of the faces into handlers of gRPC."""
 
-    def __init__(self, gate: Gate, places: Places, metrics: Metrics) -> None:
-        self._gate, self._places, self._metrics = gate, places, metrics
+    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics) -> None:
+        self._gate, self._limits, self._metrics = gate, limits, metrics
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with one answer."""
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
             async with _Call(name, context, self._metrics) as call:
-                call.answer = await answer(_caller(context), call.read(request, data))
+                caller = self._admitted(context, call)
+                asked = call.read(request, data)
+                self._limits.enter(caller.who, self._limits.of_message(asked))
+                call.answer = await answer(caller, asked)
             return call.answer
 
         return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_bytes)
@@ -73,16 +78,25 @@ class Calls:
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics) as call:
-                caller, asked = _caller(context), call.read(request, data)
-                with self._places.take(caller.address), self._gate.sessions.during(caller.who, call.expire):
+                caller, asked = self._admitted(context, call), call.read(request, data)
+                db = self._limits.of_message(asked)
+                self._limits.enter(caller.who, db)
+                staying = self._limits.stay(caller.who, db, caller.address)
+                with staying, self._gate.sessions.during(caller.who, call.expire):
                     answers = pour(caller, asked)
                     try:
                         async for each in answers:
-                            await context.write(each)
+                            await call.write(each)
                     finally:
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
 
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
+
+    def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
+        """Who calls; LimitExceeded where that is too often."""
+        caller = Caller(_who.get(), _address(context), context, call.cut)
+        self._limits.ask(caller.who, caller.address)
+        return caller
 
 
 class _Call:
@@ -91,7 +105,9 @@ class _Call:
     def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics) -> None:
         self._name, self._context, self._metrics = name, context, metrics
         self._task = asyncio.current_task()
-        self._expired = False
+        self._cut: HeadwaterError | None = None
+        self._writing = False
+        self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
         self.answer: Any = None
 
     def read(self, message: str, data: bytes) -> Any:
@@ -102,25 +118,42 @@ class _Call:
             raise InvalidRequest(str(error)) from None
 
     def expire(self) -> None:
-        """The credential ended. Also for a caller that does not read: whatever it waits for is cut off."""
-        self._expired = True
-        if self._task is not None:
-            self._task.cancel()
+        """The credential ended."""
+        self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
+
+    async def write(self, message: Any) -> None:
+        """One answer of many."""
+        self._writing = True
+        await self._context.write(message)
+        self._writing = False
+        if self._cut is not None:
+            raise self._cut
+
+    def cut(self, error: HeadwaterError) -> None:
+        """End it with `error`. No status can follow half a message: a caller that does not read hears nothing."""
+        if self._cut is None and self._task is not None:
+            self._cut = error
+            if self._writing:
+                self._last = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._task.cancel)
+            else:
+                self._task.cancel()
 
     async def __aenter__(self) -> _Call:
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._last is not None:
+            self._last.cancel()
         if error is None or isinstance(error, aio.AbortError):
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return
         if isinstance(error, asyncio.CancelledError):
-            if not self._expired:
+            if self._cut is None or self._writing:
                 self._metrics.called(self._name, "CANCELLED")
-                return  # the caller left, or the server stops
+                return  # the caller left or does not read, or the server stops
             if self._task is not None:
                 self._task.uncancel()
-            error = Unauthorized("the credential was revoked, or has expired", expired=True)
+            error = self._cut
         if not isinstance(error, HeadwaterError):
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
         self._metrics.called(self._name, error.grpc_status)
@@ -133,10 +166,10 @@ def _defect(error: BaseException) -> HeadwaterError:
     return unexpected(error, "gRPC")
 
 
-def _caller(context: aio.ServicerContext[Any, Any]) -> Caller:
+def _address(context: aio.ServicerContext[Any, Any]) -> str:
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
-    return Caller(_who.get(), host.strip("[]").replace("%5B", "").replace("%5D", ""), context)
+    return host.strip("[]").replace("%5B", "").replace("%5D", "")
 
 
 def _headers(details: grpc.HandlerCallDetails) -> list[tuple[bytes, bytes]]:
@@ -144,9 +177,14 @@ def _headers(details: grpc.HandlerCallDetails) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in pairs]
 
 
-def _refusing(error: HeadwaterError) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[Any, Any]:
     async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        await context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+        why = error
+        try:
+            limits.ask_in_vain(_address(context))
+        except LimitExceeded as too_often:
+            why = too_often
+        await context.abort(faults.status(why), faults.text(why), faults.trailers(why))
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 

@@ -7,18 +7,24 @@ from headwater.serve.api import Api
 from headwater.serve.auth import Gate
 from headwater.serve.bridge import Bridge
 from headwater.serve.grpc.calls import Calls, Doorman
+from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.pairs import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import Face, GrpcServer
 from headwater.serve.grpc.sochdb import SubscriptionService
 from headwater.serve.kv import Kv
+from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places
 
 
 def open_faces(
-    api: Api, gate: Gate, bridge: Bridge, places: Places, metrics: Metrics, config: ServeConfig
+    api: Api, gate: Gate, bridge: Bridge, limits: Limits, metrics: Metrics, config: ServeConfig
 ) -> GrpcServer:
     """Every face there is."""
-    faces: list[Face] = [PullService(api, bridge), SubscriptionService(api), KvService(Kv(api, bridge))]
-    return GrpcServer(Calls(gate, places, metrics), Doorman(gate), faces, max_bytes=config.max_body_bytes)
+    faces: list[Face] = [
+        PullService(api, bridge),
+        ChangeFeedService(api, bridge, metrics.changefeeds, most=config.max_streams),
+        SubscriptionService(api),
+        KvService(Kv(api, bridge)),
+    ]
+    return GrpcServer(Calls(gate, limits, metrics), Doorman(gate, limits), faces, max_bytes=config.max_body_bytes)

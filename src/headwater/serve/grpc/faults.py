@@ -43,9 +43,12 @@ def trailers(error: HeadwaterError) -> Metadata:
     if error.hint:
         found["headwater-hint"] = error.hint
     if "retry_after_ms" in error.extra:
-        found["retry-after-ms"] = error.extra["retry_after_ms"]
+        found["retry-after-ms"] = found["grpc-retry-pushback-ms"] = error.extra["retry_after_ms"]
     if "earliest_offset" in error.extra:
         found["oldest-available"] = error.extra["earliest_offset"]
+    for name in ("reason", "threshold", "checkpoint"):  # of change feeds
+        if name in error.extra:
+            found[f"changefeed-{name}"] = error.extra[name]
     return tuple((name, _ascii(value)) for name, value in found.items())
 
 

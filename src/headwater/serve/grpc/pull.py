@@ -72,8 +72,8 @@ class PullService:
 
     async def _list(self, caller: Caller, asked: Any) -> Any:
         caller.who.need(VIEWER, "a pull")
-        ranges = self._api.pulling()
-        found = await self._run(ranges.listed, caller.who, asked.db or None, asked.table, asked.target_bytes or None)
+        ranges, target = self._api.pulling(), _number(asked.target_bytes, "target_bytes")
+        found = await self._run(ranges.listed, caller.who, asked.db or None, asked.table, target or None)
         return _made("ListRangesResponse", ranges=[_range(one) for one in found.ranges])
 
     async def _register(self, who: Principal, asked: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import grpc
 from grpc import aio
@@ -32,6 +32,15 @@ class Face(Protocol):
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         """By the name of the method; the .proto file tells which of them stream."""
+        ...
+
+
+@runtime_checkable
+class Drains(Protocol):
+    """A service with streams that have no end of their own."""
+
+    def drain(self) -> None:
+        """Let every reader say good-bye."""
         ...
 
 
@@ -74,6 +83,9 @@ class GrpcServer:
     async def stop(self, seconds: float) -> None:
         """No more calls; those that are open may finish for so long."""
         if self._server is not None:
+            for face in self._faces:
+                if isinstance(face, Drains):
+                    face.drain()
             await self._health.enter_graceful_shutdown()
             await self._server.stop(seconds)
 

@@ -18,8 +18,7 @@ from headwater.feeds.subscribing import SubscribeTable
 from headwater.model import pairs
 from headwater.model.change import Op
 from headwater.model.database import real_name
-from headwater.model.key import decode_key
-from headwater.model.literal import to_lit
+from headwater.model.key import encode_key
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
@@ -48,7 +47,6 @@ def messages(piece: bytes) -> list[bytes]:
 
 
 EVENTS = Opening("grpc", frame, format=EVENT)
-WATCHING = Opening("grpc", frame, format=WATCH)
 
 
 @dataclass(eq=False)
@@ -107,10 +105,11 @@ class SubscriptionService:
         held = Held(id, who.name, asked.namespace or db, db, tuple(asked.tables), start, now, stream)
         self._held[id] = held
         try:
-            async for each in self._poured(caller, held.stream):
-                yield each
-                if held.cancelled:
-                    return
+            async for some in _pieces(caller, stream):
+                for each in some:
+                    if held.cancelled:
+                        return
+                    yield each
             if not held.cancelled:
                 raise _why(stream, db)
         finally:
@@ -120,13 +119,13 @@ class SubscriptionService:
     async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         db, table, key = real_name(asked.namespace), asked.table, asked.key
         everywhere = bool(key) and not table  # one key, of whatever table
-        params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS, pk=_pk(table, key) if table and key else None)
-        stream = await self._open(caller, params, EVENTS if everywhere else WATCHING, From())
+        opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(table, key))
+        params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
+        stream = await self._open(caller, params, opening, From())
         try:
-            async for each in self._poured(caller, stream):
-                found = _seen(each, key) if everywhere else each
-                if found:
-                    yield found
+            async for some in _pieces(caller, stream):
+                for each in filter(None, [_seen(event, key) for event in some]) if everywhere else some:
+                    yield each
             raise _why(stream, db)
         finally:
             self._api.feeding().left(stream)
@@ -140,20 +139,6 @@ class SubscriptionService:
             # A predicate that cannot be held exactly is refused; of methods there is none that we do not serve.
             kind = InvalidRequest if isinstance(error, NotSupported) else type(error)
             raise kind(message, hint=error.hint) from None
-
-    async def _poured(self, caller: Caller, stream: Stream) -> AsyncIterator[bytes]:
-        """The messages of `stream`, until it ends."""
-        await caller.context.send_initial_metadata(())  # from here on nothing is missed
-        while True:
-            piece = stream.ready()
-            if piece is None:
-                piece = await stream.next()
-                if piece is None:
-                    return
-            elif not piece:
-                await stream.news()
-            for each in messages(piece):
-                yield each
 
     # --- what is open --------------------------------------------------------------------------------------------
 
@@ -191,9 +176,9 @@ def _ops(numbers: Any) -> list[str] | None:
     return [word for number in sorted(set(numbers)) for word in OPS[number]] or None
 
 
-def _pk(table: str, key: bytes) -> list[Any]:
-    """The values of `key`, as Lits."""
-    return [to_lit(value) for value in ((key,) if table == pairs.TABLE else decode_key(key))]
+def _place(table: str, key: bytes) -> bytes | None:
+    """The bytes of `key` in the order of the source; None is every key."""
+    return (encode_key((key,)) if table == pairs.TABLE else key) if key else None
 
 
 # --- what is told --------------------------------------------------------------------------------------------------
@@ -228,6 +213,21 @@ def _seen(event: bytes, key: bytes) -> bytes:
     before = b"" if moved else found.before_value
     told |= {"operation": 1 if moved else found.operation, "after_value": found.after_value, "before_value": before}
     return bytes(_made("WatchKeyEvent", **told).SerializeToString())
+
+
+async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
+    """The messages of `stream`, as they come, until it ends."""
+    await caller.context.send_initial_metadata(())  # from here on nothing is missed
+    while True:
+        piece = stream.ready()
+        if piece is None:
+            piece = await stream.next()
+            if piece is None:
+                return
+        elif not piece:
+            await stream.news()
+            continue
+        yield messages(piece)
 
 
 def _why(stream: Stream, db: str) -> HeadwaterError:

@@ -1,0 +1,135 @@
+"""Watched spans: what the log tells of some keys, change by change, and where that ends. Decides; reads no log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.key import Span
+from headwater.model.pertable import PerTable
+from headwater.model.table import Key, Row, Table
+from headwater.ranges.gather import stop_of
+from headwater.ranges.jobs import SCHEMA_CHANGED, TABLE_DROPPED
+from headwater.ranges.paging import row_weight
+from headwater.sources.source import Reader
+
+EVERY = (Span(),)
+
+
+class Watched(NamedTuple):
+    """Keys of a table that are asked for."""
+
+    table: str
+    span: Span
+
+
+class Put(NamedTuple):
+    """A key was set, or deleted where there is no `after`. An image under another key is not its business."""
+
+    key: bytes
+    table: Table
+    before: Row | None
+    after: Row | None
+    offset: int
+    part: Transaction
+
+
+class Emptied(NamedTuple):
+    """Every key of a span was deleted."""
+
+    watched: Watched
+    offset: int
+    part: Transaction
+
+
+class Reshaped(NamedTuple):
+    """A table has another shape."""
+
+    table: Table
+    ddl: str
+    offset: int
+    part: Transaction
+
+
+Told = Put | Emptied | Reshaped
+
+
+class Stop(Exception):
+    """Rows of `table` changed and nobody saw how: who follows it cannot go on past this."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+        self.table = table
+
+
+class Spans:
+    """The spans of one feed; none means the whole database. It remembers by what each table's rows are told apart."""
+
+    def __init__(self, source: Reader, watched: Sequence[Watched]) -> None:
+        self.watched = tuple(watched)
+        self._by_table: dict[str, tuple[Span, ...]] = {}
+        for each in watched:
+            self._by_table[each.table] = (*self._by_table.get(each.table, ()), each.span)
+        self._place: PerTable[Callable[[Key], bytes]] = PerTable(lambda table: source.order(table, table.key))
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    def of(self, table: str) -> tuple[Span, ...]:
+        """What of `table` is watched."""
+        return self._by_table.get(table, ()) if self.watched else EVERY
+
+    def tell(self, part: Transaction, offset: int, change: Change) -> Iterator[Told]:
+        """What `change` did to the keys; Stop where that is not known."""
+        spans = self.of(change.table.name)
+        if not spans:
+            return
+        if change.op > Op.DELETE:
+            yield from self._whole(part, offset, change, spans)
+            return
+        self._check_key(change.table)
+        yield from self._sides(part, offset, change, spans)
+
+    def _whole(self, part: Transaction, offset: int, change: Change, spans: Iterable[Span]) -> Iterator[Told]:
+        """A change of a table, not of a row."""
+        table = change.table
+        gone = stop_of(change)
+        if gone == SCHEMA_CHANGED:
+            raise Stop(table.name)
+        if gone:  # emptied, dropped or renamed: of the name, nothing is left
+            for span in spans:
+                yield Emptied(Watched(table.name, span), offset, part)
+        if change.op is Op.SCHEMA_CHANGE:
+            if gone == TABLE_DROPPED:
+                self._keys.pop(table.name, None)
+            else:
+                self._check_key(table)
+            yield Reshaped(table, change.ddl or "", offset, part)
+
+    def _check_key(self, table: Table) -> None:
+        """Rows that are told apart by other columns have other keys than those that were told."""
+        if self._keys.setdefault(table.name, table.key) != table.key:
+            raise Stop(table.name)
+
+    def _sides(self, part: Transaction, offset: int, change: Change, spans: Sequence[Span]) -> Iterator[Told]:
+        table, key_of, place = change.table, change.table.key_of, self._place(change.table)
+        old = None if change.before is None else place(key_of(change.before))
+        new = None if change.after is None else place(key_of(change.after))
+        if old is not None and new is not None and old != new:
+            if _hold(spans, old):
+                yield Put(old, table, change.before, None, offset, part)
+            if _hold(spans, new):
+                yield Put(new, table, None, change.after, offset, part)
+            return
+        key = old if new is None else new
+        if key is not None and _hold(spans, key):
+            yield Put(key, table, change.before, change.after, offset, part)
+
+
+def weight(told: Told) -> int:
+    """About how many bytes it takes."""
+    rows = (told.before, told.after) if isinstance(told, Put) else ()
+    return 64 + sum(row_weight(row) for row in rows if row is not None)
+
+
+def _hold(spans: Sequence[Span], key: bytes) -> bool:
+    return any(span.contains(key) for span in spans)

@@ -1,0 +1,149 @@
+"""headwater.v1.ChangeFeedService: spans of keys followed from a time on, in the manner of CockroachDB's design."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing, suppress
+from typing import Any
+
+from headwater.errors import HeadwaterError, NotFound
+from headwater.feeds.feeds import Feeds
+from headwater.model.clock import ts_text
+from headwater.model.database import real_name
+from headwater.model.principal import VIEWER, Principal
+from headwater.ranges.catchups import Catchups
+from headwater.ranges.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
+from headwater.ranges.database import Database
+from headwater.ranges.waiting import Waiting
+from headwater.ranges.watched import Spans
+from headwater.serve.api import Api
+from headwater.serve.bridge import Bridge
+from headwater.serve.changefeed_metrics import Numbers
+from headwater.serve.grpc.calls import Answer, Caller, Pour
+from headwater.serve.grpc.changefeed_asked import Held, base_of, enter, interval_of, spans_of, tables_of
+from headwater.serve.grpc.changefeed_words import Words, failure, images, response
+
+CATCH_UP_SECONDS = 0.25  # longest a feed waits at first for what was committed before it
+
+
+class ChangeFeedService:
+    """Thin over the log: each call is a feed of its own."""
+
+    service = "headwater.v1.ChangeFeedService"
+
+    def __init__(self, api: Api, bridge: Bridge, numbers: Numbers, *, most: int) -> None:
+        self._api, self._run = api, bridge.call
+        self._image = images()
+        self._stopping = False
+        self._waiting = Waiting(most)
+        self._rooms: Rooms | None = None
+        self._numbers = numbers
+
+    def methods(self) -> Mapping[str, Answer | Pour]:
+        """See Face."""
+        return {"ChangeFeed": self._pour}
+
+    def drain(self) -> None:
+        """The server goes away: every feed says its last checkpoint, and ends."""
+        self._stopping = True
+        self._waiting.drain()
+
+    async def _pour(self, caller: Caller, asked: Any) -> AsyncIterator[Any]:
+        caller.who.need(VIEWER, "a change feed")
+        feed: ChangeFeed | None = None
+        self._numbers.open += 1
+        try:
+            feed = await self._open(caller.who, asked)
+            async with aclosing(feed.pages(caller.who.name)) as pages:  # type: ignore[type-var]  # a generator
+                async for page in pages:
+                    if page:
+                        with self._watched(caller, feed):
+                            yield self._sent(page)
+        except HeadwaterError as error:
+            if feed is None and "threshold" not in error.extra and "ranges" not in error.extra:
+                raise  # the status says all there is to say
+            last = [] if feed is None else feed.checkpoints()
+            self._numbers.slow += error.extra.get("reason") == SLOW
+            yield self._sent([*last, failure(error)])
+            raise
+        finally:
+            self._numbers.open -= 1
+
+    def _sent(self, events: list[Any]) -> Any:
+        self._numbers.events += len(events)
+        self._numbers.checkpoints += sum(event.HasField("checkpoint") for event in events)
+        return response(events)
+
+    def _watched(self, caller: Caller, feed: ChangeFeed) -> _Watch:
+        return _Watch(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
+
+    def _cut(self, caller: Caller, feed: ChangeFeed) -> None:
+        """Its reader takes nothing: what it is told now it would not see, so the end itself tells it."""
+        self._numbers.slow += 1
+        error = slow()
+        if feed.promised:
+            error.extra["checkpoint"] = ts_text(feed.promised)
+        caller.cut(error)
+
+    # --- opening -----------------------------------------------------------------------------------------------------
+
+    async def _open(self, who: Principal, asked: Any) -> ChangeFeed:
+        name = real_name(asked.db or None)
+        who.check(name, tables_of(asked))
+        feeds, base = self._feeds(), base_of(asked)
+        pace = Pace(
+            interval_of(asked, feeds.config.checkpoint_seconds), feeds.config.slow_consumer_seconds, asked.only_resolved
+        )
+        database = feeds.databases.database(name)
+        await self._run(_settle, database)
+        ranges = self._api.pulling()
+        watched, held = await self._run(spans_of, who, name, database, ranges, asked)
+        cursor = await self._run(begin, database.log, base)
+
+        def is_there() -> bool:
+            try:
+                return feeds.databases.database(name).log is database.log
+            except NotFound:
+                return False
+
+        words = Words(self._image, asked.with_diff)
+        spans = Spans(database.source, watched)
+        feed = ChangeFeed(database, is_there, spans, cursor, base.ts or 0, pace, self._shared(), words)
+        if held:
+            feed.look = lambda: self._look(who, held)
+        return feed
+
+    async def _look(self, who: Principal, held: list[Held]) -> None:
+        """Whether every range is still what it was."""
+        await self._run(lambda: [enter(who, self._api.pulling(), each) for each in held])
+
+    def _feeds(self) -> Feeds:
+        return self._api.feeding()
+
+    def _shared(self) -> Rooms:
+        if self._rooms is None:
+            config = self._feeds().config
+            self._numbers.catchups = Catchups(config.catchups, config.catchup_budget)
+            self._rooms = Rooms(self._waiting, self._numbers.catchups, self._run, lambda: self._stopping)
+        return self._rooms
+
+
+def _settle(database: Database) -> None:
+    """What was committed before the call is durable now, and belongs to the catch-up."""
+    database.catch_up(CATCH_UP_SECONDS)
+    with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
+        database.log.flush()
+
+
+class _Watch:
+    """Calls `late` unless its block is left in time."""
+
+    def __init__(self, seconds: float, late: Callable[[], None]) -> None:
+        self._seconds, self._late = seconds, late
+
+    def __enter__(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._late)
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()

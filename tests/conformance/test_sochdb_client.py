@@ -1,0 +1,137 @@
+"""SochDB's own client from PyPI, in an environment of its own, against a real server: it works as it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.guarantees.server_process import ServerProcess
+
+from headwater.model.key import encode_key
+
+ROOT = Path(__file__).parents[2]
+PYTHON = ROOT / ".venv-sochdb" / "bin" / "python"
+MISSING = "SochDB's own client is not here: make sochdb"
+KEY = "key-of-the-test"
+SETTINGS = f'serve.token = "{KEY}"\nlog.retention_events = 100\n'
+INSERT, UPDATE, DELETE, SCHEMA_CHANGE = 1, 2, 3, 4
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    if not PYTHON.exists():
+        if os.environ.get("CI"):
+            pytest.fail(MISSING)
+        pytest.skip(MISSING)
+    made = ServerProcess(tmp_path_factory.mktemp("sochdb"), SETTINGS)
+    try:
+        made.start()
+        yield made
+        made.stop()
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def told(server: ServerProcess) -> dict[str, Any]:
+    """What the script tells."""
+    for sql in (
+        "CREATE TABLE orders(id INTEGER PRIMARY KEY, total)",
+        "INSERT INTO orders VALUES (1, 10), (2, 20), (3, NULL)",
+    ):
+        answer = httpx.post(
+            f"{server.url}/api/v1/rpc",
+            json={"id": 1, "method": "sql.exec", "params": {"sql": sql}},
+            headers={"x-api-key": KEY},
+        )
+        assert answer.json()["ok"], answer.text
+    command = [str(PYTHON), "-I", str(Path(__file__).with_name("sochdb_script.py")), server.grpc, KEY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_rows_of_a_table_from_an_offset_on(told: dict[str, Any]) -> None:
+    found = told["rows"]
+    assert [event["sequence"] for event in found] == [2, 3, 4]
+    assert [json.loads(event["after_value"]) for event in found] == [
+        {"id": 1, "total": 10},
+        {"id": 2, "total": 20},
+        {"id": 3, "total": None},
+    ]
+    assert [event["key"] for event in found] == [encode_key((number,)).decode("latin-1") for number in (1, 2, 3)]
+    assert {event["operation"] for event in found} == {INSERT} and {event["table"] for event in found} == {"orders"}
+    assert len({event["txn_id"] for event in found}) == 1
+
+
+def test_a_predicate_is_held(told: dict[str, Any]) -> None:
+    assert told["predicate"]["sequence"] == 4
+
+
+def test_keys_and_values_come_as_they_were_put(told: dict[str, Any]) -> None:
+    created, *events = told["pairs"]["events"]
+    assert created["operation"] == SCHEMA_CHANGE and created["ddl"].startswith("CREATE TABLE") and not created["key"]
+    assert [(each["operation"], each["key"], each["before_value"], each["after_value"]) for each in events] == [
+        (INSERT, "user:ÿ", "", "one"),
+        (INSERT, "other", "", "x"),
+        (UPDATE, "user:ÿ", "one", "two"),
+        (DELETE, "user:ÿ", "two", ""),
+    ]
+    watched = told["pairs"]["watched"]
+    assert [(each["operation"], each["before_value"], each["after_value"]) for each in watched] == [
+        (INSERT, "", "one"),
+        (UPDATE, "one", "two"),
+        (DELETE, "two", ""),
+    ]
+    assert [each["sequence"] for each in watched] == [events[place]["sequence"] for place in (0, 2, 3)]
+
+
+def test_the_store(told: dict[str, Any]) -> None:
+    found = told["store"]
+    assert found["put"] == {"success": True, "error": ""}
+    assert found["get"] == {"value": "\0ÿ", "found": True, "error": ""}
+    assert found["absent"] == {"value": "", "found": False, "error": ""}
+    assert found["batch"] == {"success_count": 2, "error": ""}
+    assert found["scan"] == [{"key": "s:1", "value": "v1"}, {"key": "s:2", "value": "v2"}]
+    assert found["many"] == [
+        {"key": "s:2", "value": "v2", "found": True},
+        {"key": "no", "value": "", "found": False},
+    ]
+    assert [each["success"] for each in found["deleted"]] == [True, False]
+    assert found["namespace"]["code"] == "NOT_FOUND"
+
+
+def test_what_is_open_is_listed_and_cancelled(told: dict[str, Any]) -> None:
+    found = told["listing"]
+    assert found["before"] == found["after"] == []
+    during = found["during"]
+    assert during["subscription_id"].startswith("sub-") and during["namespace"] == "default"
+    assert (during["tables"], during["start_sequence"]) == (["orders"], 3)
+    id = during["subscription_id"]
+    assert found["cancelled"] == [
+        {"success": True, "error": ""},
+        {"success": False, "error": f"Subscription '{id}' not found"},
+    ]
+    assert found["code"] == "OK" and found["rest"] <= 2
+
+
+def test_an_overrun_is_told(told: dict[str, Any]) -> None:
+    found = told["overrun"]
+    oldest = found["trailers"]["oldest-available"]
+    assert found["code"] == "OUT_OF_RANGE" and int(oldest) > 1
+    assert found["details"] == f"CDC overrun: requested seq 1 but oldest available is {oldest}"
+
+
+def test_without_a_key_nothing_is_told(told: dict[str, Any]) -> None:
+    found = told["doors"]
+    for name in ("kv", "stream", "wrong"):
+        assert found[name]["code"] == "UNAUTHENTICATED"
+        assert found[name]["details"] == "Authentication required. Provide a Bearer token or API key."
+    assert found["by x-api-key"] == []

@@ -1,0 +1,100 @@
+"""Turns: a database that asks for everything leaves the others their turn, and nothing is lost by who leaves."""
+
+import asyncio
+import random
+import threading
+from typing import Any
+
+import pytest
+
+from headwater.errors import Busy
+from headwater.feeds.turns import WHOSE, Threads, Turns
+
+
+def asking(turns: Turns, whose: str, order: list[str]) -> "asyncio.Task[None]":
+    """A call that has its thread until the loop is handed on."""
+
+    async def one() -> None:
+        if not turns.take(whose):
+            await turns.wait(whose)
+        try:
+            order.append(whose)
+            await asyncio.sleep(0)
+        finally:
+            turns.give_back(whose)
+
+    return asyncio.ensure_future(one())
+
+
+def test_who_comes_last_does_not_wait_for_all_calls_of_another() -> None:
+    async def main() -> list[str]:
+        turns, order = Turns(1), []
+        await asyncio.gather(*[asking(turns, whose, order) for whose in ["a"] * 50 + ["b", "c"]])
+        return order
+
+    order = asyncio.run(main())
+    assert len(order) == 52 and order.index("b") <= 3 and order.index("c") <= 4
+
+
+def test_a_database_never_has_every_thread() -> None:
+    turns = Turns(8)
+    assert [turns.take("a") for _ in range(8)] == [True] * 6 + [False] * 2
+    assert turns.take("b") and turns.take("b") and not turns.take("c")
+    turns.give_back("a")
+    assert turns.take("c")
+
+
+def test_too_many_of_one_are_told_to_come_back_and_others_are_not() -> None:
+    async def main() -> None:
+        turns, order = Turns(1, most=3), []
+        held = [asking(turns, "a", order) for _ in range(3)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy):
+            await turns.wait("a")
+        await asyncio.gather(*held, asking(turns, "b", order))
+        assert sorted(order) == ["a", "a", "a", "b"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_leaves_no_thread_is_lost(seed: int) -> None:
+    print("seed", seed)
+    chance = random.Random(seed)
+
+    async def main() -> Turns:
+        turns, order = Turns(4), list[str]()
+        tasks = list[asyncio.Task[None]]()
+        for _ in range(300):
+            tasks.append(asking(turns, chance.choice("abc"), order))
+            if chance.random() < 0.4:
+                chance.choice(tasks[-20:]).cancel()
+            if chance.random() < 0.3:
+                await asyncio.sleep(0)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return turns
+
+    turns = asyncio.run(main())
+    assert [turns.take(whose) for whose in "abcd"] == [True] * 4
+
+
+def test_threads_run_for_the_database_of_the_task() -> None:
+    async def main() -> Any:
+        threads, release = Threads(4, "test"), threading.Event()
+
+        async def run(whose: str, call: Any, *args: Any) -> Any:
+            WHOSE.set(whose)
+            return await threads.run(call, *args)
+
+        held = [asyncio.ensure_future(run("a", release.wait, 20)) for _ in range(50)]
+        await asyncio.sleep(0)
+        found = await run("b", int, "7")
+        assert not any(task.done() for task in held), "b was answered while a held all it may have"
+        with pytest.raises(ValueError):
+            await run("b", int, "x")
+        release.set()
+        await asyncio.gather(*held)
+        threads.close()
+        return found
+
+    assert asyncio.run(main()) == 7

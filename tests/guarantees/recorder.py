@@ -1,0 +1,68 @@
+"""Who knows the truth: reads the log's file as another process would, fast enough that nothing is forgotten before."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from headwater.errors import OffsetExpired
+from headwater.log.disk import DiskLog
+from headwater.model.change import Transaction
+
+
+class Recorder(threading.Thread):
+    """Takes in what is new, until `stop`."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.parts: list[Transaction] = []
+        self.read_at = time.monotonic()
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self.failure = ""
+
+    def run(self) -> None:
+        while not self._over.wait(0.03):
+            self.read()
+
+    def stop(self) -> None:
+        """Once; what is there by now is read."""
+        self._over.set()
+        self.join()
+        self.read()
+
+    def read(self) -> None:
+        """Take in what is new."""
+        with self._lock, contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
+            after = self.parts[-1].upto if self.parts else 0
+            after = max(after, log.generation_first - 1)
+            try:
+                self.parts += list(log.scan(after=min(after, log.latest)))
+                self.read_at = time.monotonic()
+            except OffsetExpired as error:
+                self.failure = f"the recorder of the truth was too slow: {error.message}"
+
+    def whole(self) -> tuple[str, list[Transaction]]:
+        """The generation, and all that is kept; once more if retention overtook us on the way, as it says it may."""
+        while True:
+            log = DiskLog.open(self.path, read_only=True)
+            with contextlib.closing(log), contextlib.suppress(OffsetExpired):
+                return log.generation, list(log.scan(after=log.horizon - 1))
+
+    def tail(self) -> list[Transaction]:
+        """The end of the log."""
+        with contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
+            return list(log.scan(after=max(log.horizon - 1, log.latest - 200)))
+
+    def generation(self) -> int:
+        """Where the newest one begins."""
+        with contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
+            return log.generation_first
+
+    def may_write(self) -> None:
+        """Hold a writer back while reading is behind."""
+        while time.monotonic() - self.read_at > 0.15 and not self._over.is_set() and not self.failure:
+            time.sleep(0.01)

@@ -1,0 +1,94 @@
+"""A reader of change feeds over a real channel: events in order, one at a time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from headwater.serve.grpc.messages import message
+
+PATH = "/headwater.v1.ChangeFeedService/ChangeFeed"
+
+
+def made(name: str, **fields: Any) -> Any:
+    """A message of ours."""
+    return message(f"headwater.v1.{name}")(**fields)
+
+
+def span(table: str, start: bytes = b"", end: bytes = b"", **more: Any) -> Any:
+    return made("KeySpan", table=table, start_key=start, end_key=end, **more)
+
+
+def at(ts: Any) -> tuple[int, int]:
+    """A time that compares."""
+    return ts.ms, ts.counter
+
+
+class Feed:
+    """One open stream; iterate over its events. A failure is raised when it is come to."""
+
+    def __init__(self, channel: grpc.Channel, *, timeout: float = 30, metadata: Any = (), **fields: Any) -> None:
+        call = channel.unary_stream(PATH, response_deserializer=message("headwater.v1.ChangeFeedResponse").FromString)
+        request = made("ChangeFeedRequest", **fields)
+        self.call = call(request.SerializeToString(), timeout=timeout, metadata=metadata)
+        self._events = self._flat()
+
+    def _flat(self) -> Iterator[Any]:
+        for response in self.call:
+            assert response.events, "nothing is sent for nothing"
+            yield from response.events
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._events
+
+    def __enter__(self) -> Feed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.call.cancel()
+
+    def upto(self, kind: str) -> list[Any]:
+        """The events up to the first of that kind, it included."""
+        found = []
+        for event in self._events:
+            found.append(event)
+            if event.WhichOneof("event") == kind:
+                return found
+        raise AssertionError(f"ended without {kind}: {found}")
+
+    def until(self, offset: int) -> list[Any]:
+        """The events up to a checkpoint of the whole stream at or behind `offset`, it included."""
+        found = []
+        for event in self._events:
+            found.append(event)
+            checkpoint = event.checkpoint
+            if event.HasField("checkpoint") and not checkpoint.HasField("span") and checkpoint.offset >= offset:
+                return found
+        raise AssertionError(f"ended before {offset}: {found}")
+
+    def failure(self) -> tuple[list[Any], grpc.RpcError]:
+        """The events up to the end, and why it came."""
+        found = []
+        try:
+            for event in self._events:
+                found.append(event)
+        except grpc.RpcError as error:
+            return found, error
+        raise AssertionError(f"ended well: {found}")
+
+
+def values(events: list[Any]) -> list[Any]:
+    """Of the events those that are values."""
+    return [event.value for event in events if event.HasField("value")]
+
+
+def kinds(events: list[Any]) -> list[str]:
+    return [event.WhichOneof("event") for event in events]
+
+
+def row(value: Any) -> Any:
+    """What a value says: the row, None where it was deleted."""
+    return json.loads(value.value) if value.HasField("value") else None

@@ -1,0 +1,168 @@
+"""Change feeds and those who would hurt others: slow readers, reconnect loops, and callers without the right."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from changefeeds import Feed, kinds, span, values
+from open_databases import Whole
+from serving import Client, serving
+
+from headwater.config import FeedsConfig, LogConfig, Secret
+
+ADMIN = (("authorization", "Bearer t"),)
+
+
+@contextlib.contextmanager
+def served(folder: Path, **settings: Any) -> Iterator[tuple[Whole, Client, grpc.Channel]]:
+    """Two tables behind a server with a credential."""
+    feeds = FeedsConfig(**{"checkpoint_seconds": 0.1} | settings)
+    with Whole(folder / "data", log=LogConfig(flush_ms=5), feeds=feeds) as files:
+        files.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
+        files.run("CREATE TABLE u(k INTEGER PRIMARY KEY, v)")
+        with serving(files, token=Secret("t"), folder=folder) as client:
+            client.http.headers["authorization"] = "Bearer t"
+            with grpc.insecure_channel(client.server.grpc_address) as channel:
+                yield files, client, channel
+
+
+def metric(client: Client, name: str) -> float:
+    lines = client.http.get("/metrics").text.splitlines()
+    return float(next(line.split()[-1] for line in lines if line.startswith(f"{name} ")))
+
+
+def filled(files: Whole, rows: int) -> None:
+    """Rows of 4 KB each."""
+    numbers = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows})"
+    files.run(f"{numbers} INSERT INTO t SELECT i, hex(randomblob(2000)) FROM n")
+    assert files.database("main").catch_up(20)
+    files.database("main").log.flush()
+
+
+# --- slow readers ------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
+    with served(tmp_path, slow_consumer_seconds=0.5) as (files, client, channel):
+        filled(files, 3_000)
+        with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
+            first = next(iter(feed))
+            while not metric(client, "headwater_changefeed_slow_consumers_total"):
+                pass  # it is told nothing more, and the server loses its patience
+            events, failure = feed.failure()
+        assert first.HasField("schema_change") or first.HasField("value")
+        assert failure.code() is grpc.StatusCode.UNAVAILABLE and "too slow" in str(failure.details())
+        trailers = {each.key: each.value for each in failure.trailing_metadata()}
+        assert trailers["changefeed-reason"] == "SLOW_CONSUMER"
+        assert len(values(events)) < 3_000
+        assert metric(client, "headwater_changefeeds") == 0
+        with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
+            assert len(values(feed.upto("steady_state"))) == 3_000
+
+
+def test_a_reader_that_stays_behind_is_told_so_after_a_last_checkpoint(tmp_path: Path) -> None:
+    """It reads, but is never done: each page has been overtaken by another commit when the next is asked for."""
+    with served(tmp_path, slow_consumer_seconds=0.001) as (files, client, channel):
+        log = files.database("main").log
+        with Feed(channel, metadata=ADMIN, base_offset=log.latest) as feed:
+            feed.upto("steady_state")
+            filled(files, 2_000)  # many pages of 256 KiB
+            events, failure = feed.failure()
+        error = events[-1].error if events else None
+        trailers = {each.key: each.value for each in failure.trailing_metadata()}
+        assert trailers["changefeed-reason"] == "SLOW_CONSUMER"
+        assert failure.code() is grpc.StatusCode.UNAVAILABLE
+        if error is not None and events[-1].HasField("error"):
+            assert error.reason == error.SLOW_CONSUMER and error.retryable
+            assert kinds(events)[-2] == "checkpoint"
+
+
+# --- catch-up ----------------------------------------------------------------------------------------------------
+
+
+def test_a_reconnect_loop_is_told_to_wait(tmp_path: Path) -> None:
+    with served(tmp_path, catchup_budget=1_000) as (files, client, channel):
+        filled(files, 2_000)
+        with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
+            assert len(values(feed.upto("steady_state"))) == 2_000, "who has anything left may begin"
+        with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
+            events, failure = feed.failure()
+        error = events[-1].error
+        assert error.reason == error.CATCHUP_LIMIT and error.retryable
+        assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailers = {each.key: each.value for each in failure.trailing_metadata()}
+        assert 50_000 < int(trailers["retry-after-ms"]) < 61_000
+        with Feed(channel, metadata=ADMIN, base_offset=0, skip_catchup=True) as feed:
+            feed.upto("steady_state")
+        with Feed(channel, metadata=ADMIN) as feed:
+            feed.upto("steady_state")
+        other = client.ok("security.token.create", name="other", role="viewer")["token"]
+        with Feed(channel, metadata=(("x-api-key", other),), base_offset=0) as feed:
+            feed.upto("steady_state")  # others have what is theirs
+
+
+def test_one_catch_up_waits_for_another_of_the_same_caller(tmp_path: Path) -> None:
+    with served(tmp_path, catchups=1, slow_consumer_seconds=60.0) as (files, client, channel):
+        filled(files, 3_000)
+        first = Feed(channel, metadata=ADMIN, base_offset=0)
+        next(iter(first))
+        second = Feed(channel, metadata=ADMIN, base_offset=0)
+        while not metric(client, "headwater_changefeed_catchups_waiting"):
+            pass
+        assert metric(client, "headwater_changefeed_catchups") == 1
+        assert metric(client, "headwater_changefeeds") == 2
+        first.call.cancel()  # it leaves, and gives its place back
+        assert len(values(second.upto("steady_state"))) == 3_000
+        second.call.cancel()
+        assert metric(client, "headwater_changefeed_checkpoints_total") > 0
+
+
+# --- who may -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scope, fields, status",
+    [
+        ("main.t", {"spans": [span("t")]}, None),
+        ("main.t", {"spans": [span("t"), span("u")]}, "PERMISSION_DENIED"),
+        ("main.t", {"spans": [span("absent")]}, "PERMISSION_DENIED"),
+        ("main.t", {}, "PERMISSION_DENIED"),
+        ("main", {}, None),
+        ("other", {"spans": [span("t")]}, "PERMISSION_DENIED"),
+        ("other", {}, "PERMISSION_DENIED"),
+    ],
+)
+def test_scopes(tmp_path: Path, scope: str, fields: Any, status: str | None) -> None:
+    with served(tmp_path) as (_, client, channel):
+        token = client.ok("security.token.create", name="x", role="viewer", scopes=[scope])["token"]
+        with Feed(channel, metadata=(("x-api-key", token),), **fields) as feed:
+            if status is None:
+                feed.upto("steady_state")
+            else:
+                events, failure = feed.failure()
+                assert not events and failure.code() is grpc.StatusCode[status]
+
+
+def test_a_range_of_a_table_of_others_is_none(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, client, channel):
+        (one,) = client.ok("pull.ranges", table="u")["ranges"]
+        token = client.ok("security.token.create", name="x", role="viewer", scopes=["main.t"])["token"]
+        asked = [span("t"), span("", range_id=one["id"], range_epoch=one["epoch"])]
+        with Feed(channel, metadata=(("x-api-key", token),), spans=asked) as feed:
+            events, failure = feed.failure()
+        assert not events and failure.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_revocation_ends_the_stream(tmp_path: Path) -> None:
+    with served(tmp_path) as (_, client, channel):
+        made = client.ok("security.token.create", name="x", role="viewer")
+        with Feed(channel, metadata=(("x-api-key", made["token"]),)) as feed:
+            feed.upto("steady_state")
+            client.ok("security.token.revoke", id=made["id"])
+            _, failure = feed.failure()
+        assert failure.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -1,0 +1,117 @@
+"""sochdb.v1.KvService over a real channel. What the table does is tested in test_kv_table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_calls import KV, Caller, calling
+from open_databases import Whole
+from serving import serving
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Whole]:
+    with Whole(tmp_path / "data") as made:
+        yield made
+
+
+@pytest.fixture
+def caller(files: Whole) -> Iterator[Caller]:
+    with serving(files) as client, calling(client) as made:
+        yield made
+
+
+def get(caller: Caller, key: bytes, **more: Any) -> bytes | None:
+    answer = caller.call(f"{KV}/Get", key=key, **more)
+    assert not answer.error and (answer.found or not answer.value)
+    return answer.value if answer.found else None
+
+
+def put(caller: Caller, key: bytes, value: bytes, **more: Any) -> None:
+    answer = caller.call(f"{KV}/Put", key=key, value=value, **more)
+    assert answer.success and not answer.error
+
+
+def test_put_get_delete(caller: Caller) -> None:
+    assert get(caller, b"a") is None
+    put(caller, b"a", b"one")
+    put(caller, b"b", b"")
+    assert (get(caller, b"a"), get(caller, b"b"), get(caller, b"c")) == (b"one", b"", None)
+    put(caller, b"a", b"two")
+    assert get(caller, b"a") == b"two"
+    assert [caller.call(f"{KV}/Delete", key=b"a").success for _ in range(2)] == [True, False]
+    assert get(caller, b"a") is None
+
+
+@pytest.mark.parametrize("key", [b"", b"\0", bytes(range(256)), b"\xff" * 1000, "ü".encode()])
+def test_keys_and_values_are_any_bytes(caller: Caller, key: bytes) -> None:
+    put(caller, key, key[::-1])
+    assert get(caller, key) == key[::-1]
+    assert [(pair.key, pair.value) for pair in caller.stream(f"{KV}/Scan").rest()] == [(key, key[::-1])]
+
+
+def test_scan_in_order_by_prefix_and_limit(caller: Caller) -> None:
+    entries = [{"key": b"%b:%03d" % (kind, number), "value": b"x"} for kind in (b"b", b"a") for number in range(300)]
+    assert caller.call(f"{KV}/BatchPut", entries=entries).success_count == 600
+    everything = [pair.key for pair in caller.stream(f"{KV}/Scan").rest()]
+    assert everything == sorted(entry["key"] for entry in entries)
+    assert [pair.key for pair in caller.stream(f"{KV}/Scan", prefix=b"b:29").rest()] == everything[-10:]
+    assert [pair.key for pair in caller.stream(f"{KV}/Scan", limit=3).rest()] == everything[:3]
+    assert caller.stream(f"{KV}/Scan", prefix=b"c").rest() == []
+
+
+def test_batches(caller: Caller) -> None:
+    assert caller.call(f"{KV}/BatchPut").success_count == 0
+    found = caller.call(f"{KV}/BatchPut", entries=[{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2"}])
+    assert (found.success_count, found.error) == (2, "")
+    entries = caller.call(f"{KV}/BatchGet", keys=[b"b", b"x", b"a", b"b"]).entries
+    assert [(each.key, each.value, each.found) for each in entries] == [
+        (b"b", b"2", True),
+        (b"x", b"", False),
+        (b"a", b"1", True),
+        (b"b", b"2", True),
+    ]
+
+
+def test_a_batch_is_put_whole_or_not_at_all(caller: Caller) -> None:
+    entries = [{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2", "ttl_seconds": 2**63}]
+    assert caller.refusal(f"{KV}/BatchPut", entries=entries).code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert get(caller, b"a") is None
+
+
+def test_namespaces_are_databases(files: Whole, caller: Caller) -> None:
+    files.create("other")
+    put(caller, b"a", b"main")
+    put(caller, b"a", b"other", namespace="other")
+    assert [get(caller, b"a", namespace=name) for name in ("", "default", "main")] == [b"main"] * 3
+    assert get(caller, b"a", namespace="other") == b"other"
+    for method in ("Get", "Put", "Delete", "Scan", "BatchGet", "BatchPut"):
+        assert caller.refusal(f"{KV}/{method}", namespace="absent").code() is grpc.StatusCode.NOT_FOUND, method
+
+
+def test_a_table_of_the_name_that_is_not_ours_is_left_alone(files: Whole, caller: Caller) -> None:
+    files.run("CREATE TABLE kv(id INTEGER PRIMARY KEY, note TEXT)")
+    failure = caller.refusal(f"{KV}/Put", key=b"a", value=b"1")
+    assert (
+        failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+        and "rename" in dict(failure.trailing_metadata())["headwater-hint"]
+    )
+    assert files.rows("SELECT * FROM kv") == []
+
+
+def test_puts_side_by_side(caller: Caller) -> None:
+    def write(name: int) -> None:
+        for number in range(25):
+            put(caller, b"%d.%d" % (name, number), b"x")
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(caller.stream(f"{KV}/Scan").rest()) == 100
