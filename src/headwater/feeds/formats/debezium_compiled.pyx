@@ -22,7 +22,7 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size)
     long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
-FORM = 1  # see envelope
+FORM = 2  # see envelope
 
 cdef object unavailable = UNAVAILABLE
 cdef long long EXACT = EXACT_JSON_INT
