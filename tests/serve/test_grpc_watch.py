@@ -225,13 +225,18 @@ def test_a_stream_ends_with_its_database(client: Client, files: Whole, caller: C
 
 
 def test_places_are_counted(files: Whole) -> None:
-    with serving(files, max_streams_per_client=2) as client, calling(client) as caller:
-        one, _ = caller.subscribe(), caller.watch()
-        failure = caller.refusal(f"{SUBSCRIPTIONS}/Subscribe")
+    with (
+        serving(files, max_streams_per_client=2) as client,
+        calling(client) as caller,
+        calling(client) as other,  # on one connection the third would only wait
+    ):
+        one, two = caller.subscribe(), caller.watch()
+        failure = other.refusal(f"{SUBSCRIPTIONS}/Subscribe")
         assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         one.call.cancel()
-        until(lambda: not caller.call(LIST).subscriptions)
-        caller.subscribe()
+        until(lambda: not other.call(LIST).subscriptions)
+        three = other.subscribe()
+        assert two.call.is_active() and three.call.is_active()
 
 
 def test_what_was_read_is_counted(client: Client, files: Whole, caller: Caller) -> None:
