@@ -12,7 +12,7 @@ from tests.feeds.fed import ITEMS, NAMES, Fed, insert, name
 from headwater.errors import HeadwaterError, NotFound, OffsetExpired, Unavailable
 from headwater.model.change import Change, Op
 from headwater.model.key import Span, encode_key
-from headwater.model.table import Table
+from headwater.model.table import Column, Table
 from headwater.ranges.catchups import Catchups
 from headwater.ranges.changefeed import PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
 from headwater.ranges.waiting import Waiting
@@ -200,3 +200,14 @@ def test_rows_told_apart_otherwise_end_it_unless_the_table_began_anew() -> None:
         Reshaped,
         Put,
     ]
+
+
+def test_rows_without_a_key_have_an_empty_one() -> None:
+    loose = Table("loose", (Column("v", "i64"),))
+
+    async def main() -> None:
+        life = Life(Fed(loose))
+        life.commit(Change(Op.INSERT, loose, None, (1,)), Change(Op.INSERT, loose, None, (1,)))
+        assert keys(await life.steady()) == [b"", b""]
+
+    asyncio.run(main())
