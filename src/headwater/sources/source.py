@@ -369,7 +369,7 @@ class Source(Protocol):
         ...
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """How it compares values of `columns`: equal ones give equal bytes, those of a key in the order of `chunk`."""
+        """How it compares `columns`: equal values give equal bytes, those of the key in the order of `chunk`."""
         ...
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:

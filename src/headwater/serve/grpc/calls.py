@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import grpc
 from grpc import aio
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
+from headwater.errors import (
+    HeadwaterError,
+    InvalidRequest,
+    LimitExceeded,
+    RequestTooLarge,
+    Unauthorized,
+    Unavailable,
+)
 from headwater.model.principal import Principal
 from headwater.serve.auth import Gate
 from headwater.serve.grpc import faults
@@ -20,6 +27,7 @@ from headwater.serve.metrics import Metrics
 from headwater.serve.rpc import unexpected
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
+GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
@@ -56,17 +64,17 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
 class Calls:
     """Turns the methods of the faces into handlers of gRPC."""
 
-    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics) -> None:
-        self._gate, self._limits, self._metrics = gate, limits, metrics
+    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics, *, max_bytes: int) -> None:
+        self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with one answer."""
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
-            async with _Call(name, context, self._metrics) as call:
+            async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller = self._admitted(context, call)
                 asked = call.read(request, data)
-                self._limits.enter(caller.who, self._limits.of_message(asked))
+                self._limits.enter(caller.who, await self._limits.of_call(asked))
                 call.answer = await answer(caller, asked)
             return call.answer
 
@@ -76,16 +84,16 @@ class Calls:
         """A method with a stream of answers, which ends when its caller may not stay."""
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-            async with _Call(name, context, self._metrics) as call:
+            async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller, asked = self._admitted(context, call), call.read(request, data)
-                db = self._limits.of_message(asked)
+                db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 staying = self._limits.stay(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire):
                     answers = pour(caller, asked)
                     try:
                         async for each in answers:
-                            await context.write(each)
+                            await call.write(each)
                     finally:
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
 
@@ -101,14 +109,20 @@ class Calls:
 class _Call:
     """One call: counts it, and tells the caller why it failed."""
 
-    def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics) -> None:
-        self._name, self._context, self._metrics = name, context, metrics
+    def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics, max_bytes: int) -> None:
+        self._name, self._context, self._metrics, self._max_bytes = name, context, metrics, max_bytes
         self._task = asyncio.current_task()
         self._cut: HeadwaterError | None = None
+        self._writing = False
+        self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
         self.answer: Any = None
 
     def read(self, message: str, data: bytes) -> Any:
-        """The request; InvalidRequest where it is none."""
+        """The request; InvalidRequest where it is none, or too large."""
+        if len(data) > self._max_bytes:
+            raise RequestTooLarge(
+                f"the message is larger than {self._max_bytes} bytes", hint="Send less, in several calls."
+            )
         try:
             return decode(message, data)
         except ValueError as error:
@@ -118,23 +132,36 @@ class _Call:
         """The credential ended."""
         self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
 
+    async def write(self, message: Any) -> None:
+        """One answer of many."""
+        self._writing = True
+        await self._context.write(message)
+        self._writing = False
+        if self._cut is not None:
+            raise self._cut
+
     def cut(self, error: HeadwaterError) -> None:
-        """End it with `error`. Also for a caller that does not read: whatever it waits for is cut off."""
+        """End it with `error`. No status can follow half a message: a caller that does not read hears nothing."""
         if self._cut is None and self._task is not None:
             self._cut = error
-            self._task.cancel()
+            if self._writing:
+                self._last = asyncio.get_running_loop().call_later(GRACE_SECONDS, self._task.cancel)
+            else:
+                self._task.cancel()
 
     async def __aenter__(self) -> _Call:
         return self
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._last is not None:
+            self._last.cancel()
         if error is None or isinstance(error, aio.AbortError):
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return
         if isinstance(error, asyncio.CancelledError):
-            if self._cut is None:
+            if self._cut is None or self._writing:
                 self._metrics.called(self._name, "CANCELLED")
-                return  # the caller left, or the server stops
+                return  # the caller left or does not read, or the server stops
             if self._task is not None:
                 self._task.uncancel()
             error = self._cut
