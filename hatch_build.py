@@ -18,6 +18,7 @@ MODULES = {  # and who does without
     "src/headwater/log/columns_compiled.pyx": "changes are laid out for the log in Python",
     "src/headwater/sources/postgres/rows_compiled.pyx": "rows of PostgreSQL are decoded in Python",
     "src/headwater/sources/postgres/receiver_compiled.pyx": "PostgreSQL's stream is received in Python",
+    "src/headwater/sources/postgres/cells_compiled.pyx": "PostgreSQL's tables are taken cell by cell in Python",
 }
 
 
