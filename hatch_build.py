@@ -17,6 +17,7 @@ MODULES = {  # and who does without
     "src/headwater/feeds/formats/debezium_compiled.pyx": "Debezium's envelope is written in Python",
     "src/headwater/sources/postgres/rows_compiled.pyx": "rows of PostgreSQL are decoded in Python",
     "src/headwater/sources/postgres/receiver_compiled.pyx": "PostgreSQL's stream is received in Python",
+    "src/headwater/sources/postgres/cells_compiled.pyx": "PostgreSQL's tables are taken cell by cell in Python",
 }
 
 

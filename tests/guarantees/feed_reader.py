@@ -29,7 +29,7 @@ from server_process import Asking, Gone, Refused, ServerProcess
 
 from headwater.model.clock import parse_ts, ts_ms
 
-LATER = {"unavailable", "busy", "limit_exceeded", "source_error"}  # come again in a moment
+LATER = {"unavailable", "busy", "limit_exceeded", "source_error", "storage_full"}  # come again in a moment
 GIVE_UP = -2  # a goal
 OPS = ("insert", "update", "delete", "schema_change", "truncate", "invalidate")
 
@@ -116,7 +116,7 @@ class Reader:
             self.note(LOST, body=error.body)
             self.lost("410")
             return True
-        return error.status in (429, 503)
+        return error.status in (429, 503, 507)
 
     def note(self, kind: str, offset: int = 0, body: Any = None, ts: int = 0) -> None:
         self.journal.append(Entry(kind, offset, body, ts, time.monotonic()))
@@ -272,7 +272,7 @@ class Reader:
         return True
 
     def _odd_snapshot(self, answer: httpx.Response) -> None:
-        if answer.status_code not in (404, 409, 410, 503):
+        if answer.status_code not in (404, 409, 410, 503, 507):
             self.defects.append(f"snapshot: {answer.status_code} {answer.text[:200]}")
         time.sleep(0.05)
 

@@ -110,7 +110,9 @@ class Nemesis:
             self._finish(readers)
         rows = self.world.rows()
         self.server.stop()
+        begin = time.monotonic()
         self._judge(rows)
+        print(f"  judged in {time.monotonic() - begin:.0f} s")
 
     def _let_them_write(self) -> None:
         """Until so many more writes are acknowledged; some seconds at most."""

@@ -61,7 +61,7 @@ heartbeat_seconds = 0.5
         ("pair", "b IN (1, 3)"),
         ("account", "balance < 90"),
     )
-    watched = (*World.watched, ("account", "id, balance", "balance < 90"), ("large", "id, n", "n >= 1"))
+    watched = (*World.watched, ("account", "id, balance", "balance < 90"))
     trusts_time = False  # rows may be ahead of a log that has not taken them in
 
     def __init__(self, seed: str, folder: Path) -> None:

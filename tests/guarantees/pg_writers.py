@@ -69,7 +69,7 @@ class PgWriter:
             (6, self.pairs),
             (6, self.savepoints),
             (5, self.lines),
-            (2, self.bulk),
+            (1, self.bulk),
             (1, self.truncate),
             (5, self.toast),
             (4, self.prepare),
@@ -79,7 +79,7 @@ class PgWriter:
     def run(self, stop: threading.Event) -> None:
         """Until told to stop; then what was prepared is brought to its end."""
         weights = [weight for weight, _ in self.works]
-        while not stop.wait(self.random.random() * 0.02):
+        while not stop.wait(self.random.random() * 0.04):
             self.may_write()
             self.count += 1
             (_, work), mark = self.random.choices(self.works, weights)[0], f"{self.name}-{self.count}"
@@ -195,7 +195,7 @@ class PgWriter:
 
     def bulk(self, mark: str) -> int:
         """Sent while it is still open; some of it is taken back, and a transfer is in its midst."""
-        rows = self.random.choice((100, 300, 900))
+        rows = self.random.choice((100, 300, 700))
         text = "INSERT INTO line(x, mark) SELECT n, %s FROM generate_series(1, %s) n"
         changes = self.sql(text, mark, rows)
         self.sql("SAVEPOINT s")
@@ -266,7 +266,8 @@ class PgWriter:
         """Columns come, go, change their type and name; tables too. In one transaction with rows."""
         self.columns += 1
         name = f"c{self.columns}"
-        insert = "INSERT INTO shifting(mark) SELECT %s FROM generate_series(1, 3)"
+        rows = self.random.choice((3, 3, 300))  # so many are sent before the end
+        insert = f"INSERT INTO shifting(mark) SELECT %s FROM generate_series(1, {rows})"
         changes = self.sql(insert, mark) if self.random.random() < 0.5 else 0
         match self.random.randrange(7):
             case 0 | 1:
@@ -284,7 +285,10 @@ class PgWriter:
                 self.sql(f"CREATE TABLE {side}(id serial PRIMARY KEY, mark text)")
                 changes += self.sql(f"INSERT INTO {side}(mark) VALUES (%s), (%s)", mark, mark)
                 self.side.append(side)
-        return changes + self.sql(insert, mark)
+        changes += self.sql(insert, mark)
+        # Each change of a shape is one of every row: there are to be few.
+        self.sql("DELETE FROM shifting WHERE id < (SELECT max(id) - 10 FROM shifting)")
+        return changes
 
 
 class PgClient(ApiWriter):

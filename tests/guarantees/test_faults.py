@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ import pytest
 from capturing import Running, logged, running
 from faults import FaultyVFS
 from server_process import Asking, Refused, ServerProcess
+from small_disk import SmallDisk
 from sqlite_worlds import Tables
 from validators import CompleteInTheLog, placed
 
@@ -215,15 +215,11 @@ def as_one_group(one: Running, bad: Callable[[Session], None], place: int) -> li
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+    disk = SmallDisk(tmp_path / "small", "12m")
+    if not disk.is_real:
         pytest.skip("NOT TESTED: a really full file system needs the right to mount one (run as root)")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
+    yield disk.folder
+    disk.close()
 
 
 @pytest.mark.slow

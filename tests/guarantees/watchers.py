@@ -18,7 +18,7 @@ from feed_validators import MARKS, FeedValidator
 from server_process import Gone, Refused
 
 ANSWER, LOOKED, SAME = "answer", "looked", "same"  # rows at an offset · a tag and rows · a 304 for a tag and rows
-LATER = (409, 429, 503)  # statuses: come again
+LATER = (409, 429, 503, 507)  # statuses: come again
 ANEW = ("invalid_request", "resnapshot_required")  # a tag from before
 
 

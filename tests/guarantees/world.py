@@ -33,8 +33,8 @@ class World:
     may: tuple[str, ...] = ("kill", "kill twice", "end", "pause", "calm", "fill")
     settings = ""
     short = 500  # changes that a log keeps which forgets
-    quota = (15, 30)  # acknowledged writes between two events, at least and at most
-    patience = 10.0  # seconds for them
+    quota = (8, 16)  # acknowledged writes between two events, at least and at most
+    patience = 5.0  # seconds for them
     readers, watchers, pests = 9, 3, True
     tables: tuple[str, ...] = ("item", "ledger", "line", "pair")  # of one shape, or with columns added
     wheres: Wheres = WHERES

@@ -60,10 +60,13 @@ Event = Told | Steady | Checkpoint
 def threshold(log: LiveLog) -> Timestamp:
     """The oldest time after which every change is surely there."""
     horizon = log.horizon
-    if horizon == log.generation_first and log.generation_reason == CREATED:
+    is_whole = horizon == log.generation_first
+    if is_whole and log.generation_reason == CREATED:
         return 0
     kept = log.read(after=log.first_whole(horizon) - 1, limit=1)
-    return kept[0].ts - 1 if kept else log.clock_ceiling
+    oldest = kept[0].ts - 1 if kept else log.clock_ceiling
+    # A time just before the first of a later generation may be one of the history that ended there.
+    return oldest + 1 if is_whole else oldest
 
 
 def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> int:

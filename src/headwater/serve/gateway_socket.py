@@ -21,6 +21,7 @@ from headwater.feeds.stream import Stream
 from headwater.serve import sockets
 from headwater.serve.call import Call
 from headwater.serve.gateway_messages import error_payload, frame, told
+from headwater.serve.patience import drop
 from headwater.serve.places import client_of
 from headwater.serve.rpc import unexpected
 from headwater.serve.streams import closing
@@ -96,7 +97,8 @@ class GatewaySocket:
             self._ended.set_result(why)
 
     def expire(self) -> None:
-        """The client is nobody any more."""
+        """The client is nobody any more; also one that does not read is let go."""
+        drop(self._call.scope)
         self.end(Ending(Unauthorized.code, "the credential was revoked, or has expired"))
 
     def drain(self) -> None:

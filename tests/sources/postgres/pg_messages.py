@@ -24,6 +24,9 @@ class Quiet:
         """See Catalogue."""
         return {}
 
+    def settle(self, xid: int) -> None:
+        """See Catalogue."""
+
 
 def relations(**options: bool) -> Relations:
     """Of a stream that has said nothing yet."""

@@ -299,3 +299,6 @@ class Facts:
         """See Catalogue."""
         rows = self._db.execute("SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type").fetchall()
         return {oid: TypeFact(name, base) for oid, name, base in rows}
+
+    def settle(self, xid: int) -> None:
+        """See Catalogue."""

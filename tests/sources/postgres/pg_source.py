@@ -31,11 +31,19 @@ def shared_server() -> Server:
 class PgRig:
     """Nothing moves by itself but the stream: `pull` follows and logs, `acknowledge` makes durable."""
 
-    def __init__(self, server: Server, name: str, *statements: str, **settings: Any) -> None:
-        self.server, self.name, self.user = server, name, "postgres"
+    def __init__(
+        self,
+        server: Server,
+        name: str,
+        *statements: str,
+        user: str = "postgres",
+        encoding: str = "UTF8",
+        **settings: Any,
+    ) -> None:
+        self.server, self.name, self.user = server, name, user
         self.config = PostgresConfig(**{"heartbeat_seconds": 0.05, **settings})
         with server.connect() as admin:
-            admin.execute(f"CREATE DATABASE {name}")
+            admin.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0".encode())
         self.db = server.connect(name)
         self.run(*statements)
         self.notes = MemoryNotes()

@@ -269,6 +269,9 @@ def test_the_stream_alone_tells_what_a_domain_is(stream: Callable[..., Stream]) 
         def types(self) -> dict[int, TypeFact]:
             return {}
 
+        def settle(self, xid: int) -> None:
+            pass
+
     one = stream(*MADE, "CREATE TABLE t (id int PRIMARY KEY, a very_positive, b mood, c moods, d pair)")
     one.run("""INSERT INTO t VALUES (1, 20, 'sad', '{sad}', '(1,a)')""")
     items = feed(one.assembly(Relations({}, Nothing())), one.messages())

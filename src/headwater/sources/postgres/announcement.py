@@ -1,5 +1,6 @@
-"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show; and
-that queries mean something else by it, though no row of it changed (see meanings).
+"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show, or is
+not sent any more (a partition that was detached, a table made unlogged), or was not for a while; and that queries mean
+something else by it, though no row of it changed (see meanings).
 
 It is told by a message of ours in the server's own log. So it has a place among the commits, and comes again after a
 crash with the same words: what a row was delivered under never changes. While it is written nobody can alter the tables
@@ -18,15 +19,20 @@ from headwater.sources.postgres.assembly import SHAPES
 from headwater.sources.postgres.catalogue import Described, describe
 from headwater.sources.postgres.connection import Connection, quoted
 from headwater.sources.postgres.held import Shapes
-from headwater.sources.postgres.meanings import Meaning, Meanings, moved, read_meanings, remembered
+from headwater.sources.postgres.meanings import Meaning, Meanings, moved, read_meanings, reattached, remembered
 from headwater.sources.postgres.relations import Announcement, is_same_shape, is_told_alike, split_name
 from headwater.sources.postgres.slot import table_oid
 
 LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time
 
+_READABLE = """
+SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
+  AND has_table_privilege(oid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')
+"""
+
 
 def announce(
-    connection: Connection, publication: str, shapes: Shapes, told: Meanings | None
+    connection: Connection, publication: str, shapes: Shapes, told: Meanings | None, *, all_tables: bool
 ) -> tuple[bool, dict[str, Meaning | None]]:
     """Tell how the catalogue differs from what the log ends with, and what queries mean from what was `told` before.
 
@@ -36,15 +42,18 @@ def announce(
     now = describe(connection, publication)
     meant = {} if told is None else moved(told, means, _fitting(shapes, now))
     found = _look(connection, now, shapes, meant)
+    back = set() if told is None or all_tables else reattached(told, means) & shapes.tables.keys()
     others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
-    return _announce(connection, publication, shapes, found, others), remembered(told or {}, means)
+    rest = Announcement(moved=others, unseen=sorted(name for name in back if not _is_in(found, name)))
+    return _announce(connection, publication, shapes, found, rest), remembered(told or {}, means)
 
 
 def _announce(
-    connection: Connection, publication: str, shapes: Shapes, found: Announcement, others: Mapping[str, str]
+    connection: Connection, publication: str, shapes: Shapes, found: Announcement, rest: Announcement
 ) -> bool:
+    ended = msgspec.structs.replace(rest, gone=found.gone, left=found.left)
     if not found.tables:
-        _tell(connection, Announcement(gone=found.gone, moved=others))
+        _tell(connection, ended)
         return True
     try:
         with connection.transaction():
@@ -57,11 +66,13 @@ def _announce(
                 connection, describe(connection, publication), shapes, {each.name for each in found.tables.values()}
             )
             locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
-            _tell(connection, Announcement(locked, again.gone, others))
-    except psycopg.errors.InsufficientPrivilege:  # who may not read a table cannot hold it
-        _tell(connection, Announcement(gone=found.gone, moved=others))
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
-        _tell(connection, Announcement(moved=others))
+            _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left))
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.UndefinedTable,
+    ):
+        _tell(connection, rest)
         return False
     return True
 
@@ -69,8 +80,8 @@ def _announce(
 def _tell(connection: Connection, found: Announcement) -> None:
     if found == Announcement():
         return
-    text = msgspec.json.encode(found).decode()
-    connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [SHAPES, text])
+    # As bytes: a text would be in the stream as the database encodes it.
+    connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, msgspec.json.encode(found)])
 
 
 def _look(connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str]) -> Announcement:
@@ -80,7 +91,13 @@ def _look(connection: Connection, now: Described, shapes: Shapes, wanted: Collec
     missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
     known = shapes.tables
     news = {oid: t for oid, t in ours.items() if _is_news(known, t) or (t.name in wanted and t.name not in known)}
-    return Announcement(news, [(oid, name) for oid, name in missing if not _is_there(connection, oid, name)])
+    if news:  # who may not read a table cannot hold it
+        rows = connection.execute(_READABLE, [list(news)]).fetchall()
+        news = {oid: news[oid] for (oid,) in rows}
+    there = [each for each in missing if _is_there(connection, *each)]
+    gone = [each for each in missing if each not in there]
+    sent = {*now.oids.values()}  # under another name: its next row tells that
+    return Announcement(news, gone, [each for each in there if each[0] not in sent])
 
 
 def _is_there(connection: Connection, oid: int, name: str) -> bool:
@@ -91,7 +108,9 @@ def _is_there(connection: Connection, oid: int, name: str) -> bool:
 
 
 def _is_in(found: Announcement, name: str) -> bool:
-    return any(each == name for _, each in found.gone) or any(each.name == name for each in found.tables.values())
+    return any(each == name for _, each in (*found.gone, *found.left)) or any(
+        each.name == name for each in found.tables.values()
+    )
 
 
 def _fitting(shapes: Shapes, now: Described) -> set[str]:

@@ -260,7 +260,8 @@ class Assembly:
     def _ready(self, oid: int) -> list[Item]:
         if self._relations.is_ready(oid):
             return []
-        return [part for change in self._relations.need(oid) for part in self._append(change)]
+        xid = self._head.xid if self._head is not None else 0
+        return [part for change in self._relations.need(oid, xid) for part in self._append(change)]
 
     def _truncate(self, message: bytes) -> Iterable[Item]:
         if self._is_held(message):
@@ -310,7 +311,7 @@ class Assembly:
             return []
         try:
             told = msgspec.json.decode(content, type=Announcement)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             return []  # anybody may write a message
         return [part for change in self._relations.announce(told) for part in self._append(change)]
 

@@ -132,7 +132,8 @@ class Attachment:
             number = schema_number(connection)
             if number == self._announced:
                 return
-            is_told, means = announce(connection, self.publication, shapes, self._meanings)
+            all_tables = not self._config.tables
+            is_told, means = announce(connection, self.publication, shapes, self._meanings, all_tables=all_tables)
             if means != self._meanings:  # a crash before this tells it twice, which is harmless
                 self._remember(means)
             if is_told:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.pgoutput import Relation, RelationColumn
 from headwater.sources.postgres.relations import ColumnFact, TableFact, is_same_shape, table_of
 from headwater.sources.postgres.types import TypeFact, Types
+from headwater.sources.postgres.visibility import Snapshot
+
+SETTLE_SECONDS = 2.0  # longest wait for a commit that the stream has to be seen
 
 # The default is the database's. Which columns of pg_database say so depends on the version.
 _COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.collname, '') ELSE (
@@ -22,7 +26,7 @@ _COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.
 _COLUMNS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
        a.attgenerated::text, a.attidentity <> '' OR d.sequence, d.present, {collation}, k.place,
-       coalesce(a.attnum = ANY (r.indkey), false)
+       coalesce(a.attnum = ANY (r.indkey), false), c.relfilenode <> c.oid
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -144,7 +148,7 @@ def _relations(rows: Sequence[_Row], sent: tuple[str, ...]) -> list[tuple[Relati
 def _relation(oid: int, rows: Sequence[_Row], sent: tuple[str, ...]) -> Relation:
     columns = tuple(
         RelationColumn(name, kind, typmod, is_key or identity == "f")
-        for _, _, _, identity, name, kind, typmod, _, generated, *_, is_key in rows
+        for _, _, _, identity, name, kind, typmod, _, generated, *_, is_key, _ in rows
         if name is not None and generated in sent
     )
     _, schema, name, identity, *_ = rows[0]
@@ -155,10 +159,10 @@ def _fact(rows: Sequence[_Row]) -> TableFact:
     keyed = sorted((row[12], row[4]) for row in rows if row[12] is not None)
     columns = {
         name: ColumnFact(nullable, generated != "", auto, default and generated == "", collation)
-        for _, _, _, _, name, _, _, nullable, generated, auto, default, collation, _, _ in rows
+        for _, _, _, _, name, _, _, nullable, generated, auto, default, collation, *_ in rows
         if name is not None
     }
-    return TableFact(tuple(name for _, name in keyed), columns)
+    return TableFact(tuple(name for _, name in keyed), columns, is_rewritten=bool(rows[0][-1]))
 
 
 def read_types(connection: Connection) -> Types:
@@ -181,3 +185,12 @@ class Facts:
     def types(self) -> Types:
         """All that is known of types."""
         return read_types(self._connection)
+
+    def settle(self, xid: int) -> None:
+        """See Catalogue. Where a standby must confirm it that may take long; then what is not known is told later."""
+        end = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < end:
+            row = self._connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+            if Snapshot.of(str(row[0] if row else "1:1:")).sees(xid):
+                return
+            time.sleep(0.005)

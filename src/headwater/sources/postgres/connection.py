@@ -18,6 +18,7 @@ from headwater.sources.postgres.faults import DENIED, fault
 from headwater.sources.postgres.types import SETTINGS
 
 CONNECT_SECONDS = 10
+WRITING = {"default_transaction_read_only": "off"}  # what only reads says so itself; marks and publications are written
 SCHEMES = ("postgresql://", "postgres://")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -62,7 +63,7 @@ class Server:
 
     def _text(self, settings: dict[str, str], **more: str) -> str:
         """For libpq. Our settings come last, and win over those of the URL."""
-        ours = [f"-c {name}={_escaped(value)}" for name, value in {**SETTINGS, **settings}.items()]
+        ours = [f"-c {name}={_escaped(value)}" for name, value in {**SETTINGS, **WRITING, **settings}.items()]
         options = " ".join([*filter(None, [str(self._given.get("options") or "")]), *ours])
         return conninfo.make_conninfo("", **{**self._given, **more, "options": options})
 

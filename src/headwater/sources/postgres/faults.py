@@ -23,6 +23,7 @@ READ_ONLY, DENIED = "25006", "42501"
 RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
 
 _CONSTRAINT = "The statement breaks a constraint of the table; nothing was kept."
+_GRANT = "Grant the server's role what it needs in PostgreSQL; past row security that is ALTER ROLE … BYPASSRLS."
 _CHECK = "Check the statement and its arguments."
 
 
@@ -38,7 +39,7 @@ def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
         case "25006":
             return InvalidRequest(text, hint="The transaction is read-only; begin one without `read_only`.")
         case "42501":
-            return Forbidden(text, hint=hint or "Grant the server's role what it needs in PostgreSQL.")
+            return Forbidden(text, hint=hint or _GRANT)
         case "42601" if "multiple commands" in text:
             return InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         case "42P01" | "3F000":

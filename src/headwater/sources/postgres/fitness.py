@@ -37,6 +37,7 @@ class TableFit(msgspec.Struct, frozen=True):
     is_published: bool
     may_toast: bool  # a column outside the key whose values may be stored beside the row
     key: tuple[str, ...] = ()
+    is_hidden: bool = False  # policies keep rows from the role
 
     @property
     def name(self) -> str:
@@ -146,7 +147,8 @@ SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.r
          AND a.attstorage IN ('x', 'e') AND a.attgenerated = '' AND NOT coalesce(a.attnum = ANY (r.indkey), false)),
        ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey) WITH ORDINALITY u(number, place)
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
-         WHERE k.indrelid = c.oid AND k.indisprimary ORDER BY u.place)
+         WHERE k.indrelid = c.oid AND k.indisprimary ORDER BY u.place),
+       row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
@@ -208,4 +210,7 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE") -> list[Finding]:
     if not table.is_readable:
         grant = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; GRANT SELECT ON {table.full_name} TO {role};"
         found.append(Finding(f"{table.name} cannot be read by the role", grant, fatal=False))
+    if table.is_hidden:
+        problem = f"{table.name} has row security: no snapshot of it is given, because policies hide rows from the role"
+        found.append(Finding(problem, f"ALTER ROLE {role} BYPASSRLS;", fatal=False))
     return found

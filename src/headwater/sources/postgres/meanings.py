@@ -57,6 +57,7 @@ SELECT c.nspname, c.relname, c.relkind::text,
        concat_ws(' ', t.oid, a.attnum, a.attname, a.atttypid, a.atttypmod), ',' ORDER BY t.oid, a.attnum)
        FROM typed u JOIN pg_type t ON t.oid = u.oid JOIN pg_attribute a ON a.attrelid = t.typrelid
        WHERE u.root = c.oid AND a.attnum > 0 AND NOT a.attisdropped)),
+  (SELECT string_agg(inhparent || ' ' || xmin::text, ',' ORDER BY inhparent) FROM pg_inherits WHERE inhrelid = c.oid),
   (SELECT coalesce(array_agg(ARRAY[l.nspname::text, l.relname::text] ORDER BY l.oid), ARRAY[]::text[])
    FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r')
 FROM relation c
@@ -64,12 +65,16 @@ FROM relation c
 
 
 class Meaning(msgspec.Struct, frozen=True, array_like=True):
-    """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows."""
+    """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows.
+
+    `parents`: whose partition or child it is, and since when.
+    """
 
     kind: str
     columns: str
     rest: str
     tables: tuple[str, ...]
+    parents: str = ""
 
 
 Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
@@ -78,9 +83,9 @@ Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
 def read_meanings(connection: Connection) -> dict[str, Meaning]:
     """As they are now."""
     found: dict[str, Meaning] = {}
-    for schema, name, kind, columns, rest, tables in connection.execute(_SQL.encode()).fetchall():
+    for schema, name, kind, columns, rest, parents, tables in connection.execute(_SQL.encode()).fetchall():
         read = tuple(table_name(*each) for each in tables)
-        found[table_name(schema, name)] = Meaning(kind, _digest(columns or ""), _digest(rest), read)
+        found[table_name(schema, name)] = Meaning(kind, _digest(columns or ""), _digest(rest), read, parents or "")
     return found
 
 
@@ -99,6 +104,13 @@ def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -
         for each in (was, is_):
             found |= {table: why for table in (each.tables if each is not None else ()) if table not in found}
     return found
+
+
+def reattached(before: Meanings, now: Mapping[str, Meaning]) -> set[str]:
+    """The tables that left their parent since, and may have come back: meanwhile nobody followed them, where only the
+    parent is published. Pure."""
+    pairs = ((name, was, now.get(name)) for name, was in before.items())
+    return {name for name, was, is_ in pairs if was and is_ and was.parents and was.parents != is_.parents}
 
 
 def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:

@@ -54,7 +54,7 @@ def was_altered(connection: Connection, known: Publication, now: Publication | N
 def ensure_publication(connection: Connection, publication: str, tables: Sequence[str]) -> None:
     """Make it, or fit it to `tables`; none named means all."""
     row = connection.execute(
-        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication "
+        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot FROM pg_publication "
         "WHERE pubname = %s",
         [publication],
     ).fetchone()
@@ -66,7 +66,13 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
         what = "FOR ALL TABLES" if not tables else f"FOR TABLE {named}" if named else ""
         run_as_owner(connection, f"CREATE PUBLICATION {name} {what}{more}")
         return
-    whole, everything = row
+    whole, everything, by_root = row
+    if by_root:
+        raise SourceUnfit(
+            f"the publication {publication} sends rows of partitions as their root's: one that is attached or detached "
+            "with rows in it would be told by nothing",
+            hint=f"Run: ALTER PUBLICATION {name} SET (publish_via_partition_root = false);",
+        )
     if not everything:
         run_as_owner(connection, f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
     if whole and tables or not whole and not tables:

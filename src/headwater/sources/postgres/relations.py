@@ -59,10 +59,11 @@ class TableFact(msgspec.Struct, frozen=True):
 
     key: tuple[str, ...] = ()
     columns: Mapping[str, ColumnFact] = {}
+    is_rewritten: bool = False  # its files are not the first: it may have been unlogged, with rows that nobody was sent
 
 
 class Catalogue(Protocol):
-    """The catalogue, as it is now: it may be ahead of the stream."""
+    """The catalogue, as it is now: it may be ahead of the stream, and for a moment behind it."""
 
     def table(self, oid: int) -> TableFact | None:
         """The facts of a table; None if it is gone."""
@@ -70,6 +71,10 @@ class Catalogue(Protocol):
 
     def types(self) -> Types:
         """All that is known of types."""
+        ...
+
+    def settle(self, xid: int) -> None:
+        """Wait until others see what transaction `xid` did: its commit is streamed before that."""
         ...
 
 
@@ -160,15 +165,17 @@ def is_told_alike(one: Table, other: Table) -> bool:
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """What the catalogue said at a place of the server's log: tables by their oids, which are gone, and by which names
-    queries mean something else, with the reason.
+    """What the catalogue said at a place of the server's log: tables by their oids, which are gone, which are there but
+    not sent any more, by which names queries mean something else, with the reason, and of which rows may be unseen.
 
     The log does not always know the oid of a table that it has not seen for long: then it is 0.
     """
 
     tables: dict[int, Table] = {}
     gone: list[tuple[int, str]] = []
+    left: list[tuple[int, str]] = []
     moved: Mapping[str, str] = {}
+    unseen: list[str] = []
 
 
 def is_end(change: Change) -> bool:
@@ -252,11 +259,13 @@ class Relations:
         found = self._told.get(oid)
         return found[0] if found is not None and found[1] > clock else None
 
-    def need(self, oid: int) -> list[Change]:
-        """Make the decoders of a table ready; gives what changed in shapes."""
+    def need(self, oid: int, xid: int = 0) -> list[Change]:
+        """Make the decoders of a table ready, for rows of transaction `xid`; gives what changed in shapes."""
         if oid not in self._told:
             raise BadMessage(f"a row of table {oid}, which was never described")
         relation = self._told[oid][0]
+        if xid:
+            self._catalogue.settle(xid)
         fact = self._catalogue.table(oid) or TableFact()
         types = {**self._types, **self._catalogue.types()}
         table = table_of(relation, fact, types)
@@ -264,7 +273,7 @@ class Relations:
         known = self.tables.get(table.name)
         table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
         if known is None or changes:
-            unseen = bool(changes) or not self._all_tables
+            unseen = bool(changes) or not self._all_tables or fact.is_rewritten
             changes.append(Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=unseen))
         elif is_told_alike(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
             table = known
@@ -279,9 +288,11 @@ class Relations:
         """What is news of an announcement. What rows tell by themselves is left to them."""
         changes: list[Change] = []
         change: Change | None
-        for oid, name in found.gone:
+        for (oid, name), why in [(each, "") for each in found.gone] + [
+            (each, " -- not published") for each in found.left
+        ]:
             if self.oids.get(name, 0) == oid and name in self.tables:
-                changes.append(Change(Op.SCHEMA_CHANGE, self.tables.pop(name), ddl=f"DROP TABLE {name}"))
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables.pop(name), ddl=f"DROP TABLE {name}{why}"))
                 self.oids.pop(name, None)
                 self._names.pop(oid, None)
                 self._forget(oid)
@@ -301,10 +312,11 @@ class Relations:
                 self._forget(oid)
         self.changed += bool(changes)
         told = {change.table.name for change in changes}
-        for name, why in found.moved.items():
+        for name, why in {**dict.fromkeys(found.unseen, "it was not published for a while"), **found.moved}.items():
             if name in self.tables and name not in told:
                 # A comment, of one line: whatever the names in it are, it is no statement.
-                changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=f"-- {' '.join(why.split())}"))
+                ddl, unseen = f"-- {' '.join(why.split())}", name in found.unseen
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=ddl, resnapshot=unseen))
         return changes
 
     def is_ready(self, oid: int) -> bool:

@@ -8,6 +8,7 @@ from headwater.errors import NotSupported
 from headwater.model.table import Table
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.order import order
+from headwater.sources.postgres.reading import ALL_ROWS
 from headwater.sources.postgres.shapes import Shape, Shapes, ident
 from headwater.sources.source import Point, Sample
 
@@ -33,6 +34,7 @@ def sample(pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], C
     """About `size` rows of table `name`, all of them if it has fewer."""
 
     def read(link: Link) -> tuple[Table, Drawn, int]:
+        link.script(ALL_ROWS)
         shape = shapes.shape(link, name)
         return (shape.table, *_drawn(link, shape, max(size, 1)))
 

@@ -156,7 +156,7 @@ class Stream:
 
     def _session(self) -> None:
         """One connection, until it breaks or is not wanted any more."""
-        side = self.server.connect()
+        side = self.server.connect(statement_timeout="60000")
         wire: PGconn | None = None
         assembly: Assembly | None = None
         try:
@@ -172,6 +172,7 @@ class Stream:
             relations = Relations(
                 shapes.tables, Facts(side), oids=shapes.oids, versions=shapes.versions, all_tables=self._all_tables
             )
+            side.execute("SET idle_session_timeout = 0")  # asked when a table changes: that may be in days
             interval = self._interval(side)
             self._begin(wire, side.info.server_version)
             resume = Resume(point.position, proof=self._proof(side, point))

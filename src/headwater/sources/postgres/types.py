@@ -39,6 +39,8 @@ SETTINGS = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "lc_monetary": "C",
+    "quote_all_identifiers": "off",
+    "standard_conforming_strings": "on",
 }
 MAX_DIGITS = 20_000  # of a decimal literal
 
