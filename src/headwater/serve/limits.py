@@ -12,10 +12,11 @@ from headwater.feeds.turns import WHOSE
 from headwater.model.database import real_name
 from headwater.model.principal import ANONYMOUS, Principal
 from headwater.serve.api import Api
+from headwater.serve.call import Scope
 from headwater.serve.crowd import Crowd
 from headwater.serve.jwts import JWT
 from headwater.serve.params import Params, TableName
-from headwater.serve.places import Places
+from headwater.serve.places import Places, client_of
 from headwater.serve.rates import Buckets, place_of, too_often
 from headwater.serve.tenants import Limited, Tenants
 
@@ -66,6 +67,14 @@ class Limits:
         tenant = self.tenants.get(db)
         if tenant is not None:
             WHOSE.set(db)
+            tenant.enter()
+
+    def again(self, who: Principal, db: str, scope: Scope) -> None:
+        """As `ask` and `enter`, in short, of a request that is answered at once to one who sees `db`."""
+        if self._callers is not None:
+            self.ask(who, client_of(scope))
+        tenant = self.tenants.get(db)
+        if tenant is not None:
             tenant.enter()
 
     @contextmanager
@@ -137,6 +146,6 @@ class Limits:
 
 def _key(who: Principal, address: str) -> object:
     """Whose bucket it is: a key's own; of JWTs that of their name, for each may have many."""
-    if who == ANONYMOUS:
+    if who is ANONYMOUS or who == ANONYMOUS:
         return place_of(address)
     return (who.credential,) if who.credential and not who.credential.startswith(JWT) else (who.name, "")
