@@ -171,7 +171,7 @@ class ChangeFeed:
             upto = self._log.durable
             if self.cursor < upto:
                 yield await self._page(upto)
-                self._check_pace()
+                self._check_pace(upto)
             else:
                 self._behind_since = None
             if due := await self._due():
@@ -220,9 +220,10 @@ class ChangeFeed:
         if self._log.generation != self.generation:
             raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED)
 
-    def _check_pace(self) -> None:
+    def _check_pace(self, upto: int) -> None:
+        """Who takes each page as far as the log went when it was read keeps up, however busy the log is."""
         now = time.monotonic()
-        if self.cursor >= self._log.durable:
+        if self.cursor >= upto:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now

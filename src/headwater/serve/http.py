@@ -73,7 +73,7 @@ class Application:
         self._cors = cors or Cors((), locked=gate.locked)
         self._streams = streams
         self._limits = limits
-        self._gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
+        self.gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
         rpc = Rpc(api, bridge, metrics, limits)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
         self._again = Again(api, gate, limits)
@@ -187,7 +187,7 @@ class Application:
         if origin and not self._cors.admits(origin):
             raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
         if route.path == GATEWAY:
-            return await self._gateway.serve(call)
+            return await self.gateway.serve(call)
         if self._streams is None:
             raise Unavailable("no feeds are served here")
         return await self._streams.websocket(route.handler, call)

@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from headwater.serve.bulk import Snapshots
 from headwater.serve.connection import BoundedHttp
 from headwater.serve.cors import Cors
 from headwater.serve.crowd import Crowd
+from headwater.serve.gateway import Gateway
 from headwater.serve.http import Application
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
@@ -65,6 +67,7 @@ class Server:
         self._snapshots: Snapshots | None = None
         self._pulls: Pulls | None = None
         self._uvicorn: _Uvicorn | None = None
+        self._gateway: Gateway | None = None
         self._task: asyncio.Task[None] | None = None
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
         self._grpc_sockets: list[socket.socket] = []
@@ -134,6 +137,7 @@ class Server:
         limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
         metrics = self._metrics(self._api.feeds, limits)
         application = self._application(self._bridge, self._api.feeds, metrics, limits)
+        self._gateway = application.gateway
         if self.grpc_addresses:
             await self._start_grpc(metrics, limits)
         self._uvicorn = _Uvicorn(_settings(application, self._config, self._tls, limits.crowd))
@@ -190,9 +194,11 @@ class Server:
             self._api.feeds.drain()  # streams have no end of their own to wait for
         if self._api.ranges is not None:
             self._api.ranges.drain()
+        left = await self._drain_gateway(self._config.drain_seconds)
+        self._uvicorn.config.timeout_graceful_shutdown = left  # type: ignore[assignment]  # as in _settings
         self._uvicorn.should_exit = True
         if self._grpc is not None:
-            await self._grpc.stop(0.0 if self._hurried else self._config.drain_seconds)
+            await self._grpc.stop(0.0 if self._hurried else left)
         await self._task
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.close)
@@ -205,6 +211,13 @@ class Server:
         self._api.transactions.close()
         await asyncio.to_thread(self._bridge.close)
         self._uvicorn = None
+
+    async def _drain_gateway(self, seconds: float) -> float:
+        """Before uvicorn closes its WebSockets, which it does at once; how much time is left for the others."""
+        began = time.monotonic()
+        if self._gateway is not None:
+            await self._gateway.drain(seconds)
+        return max(seconds - (time.monotonic() - began), 0.0)
 
     def reload(self) -> bool:
         """Read the certificate again; whether it is good. Open streams go on."""
@@ -243,8 +256,12 @@ class Server:
         self._hurried = True
         if self._uvicorn is not None:
             self._uvicorn.force_exit = True
+        if self._gateway is not None:
+            self._gateway.cut()
         if self._grpc is not None:
             self._grpc.cut()
+        if self._gateway is not None:
+            self._gateway.cut()
 
 
 class _Uvicorn(uvicorn.Server):

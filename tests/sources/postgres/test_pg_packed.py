@@ -21,6 +21,7 @@ from headwater.sources.postgres.reading import Reading
 from headwater.sources.source import Chunk
 
 Attach = Callable[..., Rig]
+COMPILED = cells.COMPILED
 SEED = int(os.environ.get("HEADWATER_SEED", "0")) or random.randrange(1 << 32)
 ROWS = 60
 TABLES = 6
@@ -118,17 +119,16 @@ BEFORE = (
 @pytest.fixture(
     params=[
         "python",
-        pytest.param("compiled", marks=pytest.mark.skipif(not cells.COMPILED, reason="not compiled")),
+        pytest.param("compiled", marks=pytest.mark.skipif(not COMPILED, reason="not compiled")),
     ]
 )
 def twin(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "python":
-        monkeypatch.setattr(cells, "COMPILED", None)
+    monkeypatch.setattr(cells, "COMPILED", None if request.param == "python" else COMPILED)
     return str(request.param)
 
 
 def test_it_was_compiled() -> None:
-    if cells.COMPILED is None:
+    if COMPILED is None:
         missing("the compiled columns were not built: make setup, with a C compiler")
 
 
@@ -220,13 +220,14 @@ def test_chunks_of_several_fetches_are_whole(pg_rig: Attach, twin: str, monkeypa
     assert len(chunks) > 2 and sum(len(other.rows) for _, other in chunks) == 900
 
 
-@pytest.mark.skipif(not cells.COMPILED, reason="not compiled")
+@pytest.mark.skipif(not COMPILED, reason="not compiled")
 def test_columns_beyond_what_arrow_holds_are_refused(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     from headwater.sources.postgres import cells_compiled
 
     def overflows(*args: int) -> None:
         raise OverflowError
 
+    monkeypatch.setattr(cells, "COMPILED", COMPILED)
     monkeypatch.setattr(cells_compiled, "columns", overflows)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", take=Packed)
     with pytest.raises(NotSupported, match="2 GiB"):

@@ -71,5 +71,6 @@ class PackedRows(Sequence[Row]):
     def __getitem__(self, place: int | slice) -> Row | PackedRows:
         if isinstance(place, slice):
             return PackedRows(self._types, [column[place] for column in self._columns])
-        cells = [column[place].cast("binary").as_py() for column in self._columns]
+        texts = [column[place].as_py() for column in self._columns]
+        cells = [None if text is None else text.encode() for text in texts]
         return tuple([read(cell) for read, cell in zip(self._readers, cells, strict=True)])
