@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,20 +12,20 @@ from typing import Any
 
 from headwater.errors import Busy
 
-MOST = 10_000  # calls of one database that run or wait
 SPARE = 4  # one thread in so many is left to the other databases
 
 WHOSE: ContextVar[str] = ContextVar("whose", default="")  # the database for which a task works; "": for none
 
 
 class Turns:
-    """Who may have one of `threads` now. In one loop, which alone touches it.
+    """Who may have one of `threads` now; at most `most` calls of one database run or wait. In one loop, which alone
+    touches it.
 
     The calls of a database wait behind its own only: those of all that wait go on in turn. What already runs is not
     stopped, so no database may have every thread.
     """
 
-    def __init__(self, threads: int, most: int = MOST) -> None:
+    def __init__(self, threads: int, most: int = sys.maxsize) -> None:
         self._free, self._share, self._most = threads, threads - threads // SPARE, most
         self._running: dict[str, int] = {}
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # whose turn is next comes first
@@ -76,7 +77,10 @@ class Turns:
 
 
 class Threads:
-    """A pool of threads, of which each database gets its turn. Make and use it in one loop."""
+    """A pool of threads, of which each database gets its turn. Make and use it in one loop.
+
+    However many may wait: those who ask are streams, of which there are only so many.
+    """
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
