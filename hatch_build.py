@@ -15,8 +15,10 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {  # and who does without
     "src/headwater/feeds/formats/debezium_compiled.pyx": "Debezium's envelope is written in Python",
+    "src/headwater/log/columns_compiled.pyx": "changes are laid out for the log in Python",
     "src/headwater/sources/postgres/rows_compiled.pyx": "rows of PostgreSQL are decoded in Python",
     "src/headwater/sources/postgres/receiver_compiled.pyx": "PostgreSQL's stream is received in Python",
+    "src/headwater/sources/postgres/cells_compiled.pyx": "PostgreSQL's tables are taken cell by cell in Python",
 }
 
 

@@ -9,9 +9,12 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+import jwt
 
 from bench.generator import Missing
 from bench.peers import free_port, running
@@ -20,6 +23,7 @@ from headwater.client import Client
 
 BAR, KEY_BAR = 0.2, 0.15  # of nginx, without and with a credential
 ROWS = 100
+SECRET = "signs the tokens of this benchmark only"
 CONNECTIONS = 16
 NGINX = """
 {user}
@@ -69,6 +73,18 @@ def prepared(url: str, token: str = "") -> str:
     return f"{url}/api/v1/q/{query['query_id']}?args=[{ROWS}]"
 
 
+def credentials(url: str, token: str) -> dict[str, dict[str, str]]:
+    """Headers with one of every kind."""
+    with Client(url, token=token) as client:
+        key = client.call("security.token.create", name="bench", role="viewer")["token"]
+    signed = jwt.encode({"sub": "bench", "role": "viewer", "exp": int(time.time()) + 86_400}, SECRET, "HS256")
+    return {
+        "token": {"x-api-key": token},
+        "API key": {"x-api-key": key},
+        "JWT": {"authorization": f"Bearer {signed}"},
+    }
+
+
 def fetched(url: str, headers: dict[str, str]) -> tuple[str, bytes]:
     """The tag and body of an answer."""
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers)) as answer:
@@ -93,14 +109,13 @@ def main(repeats: int = 5, seconds: int = 3) -> None:
     print(versions())
     print(f"not_modified: 304/s of {ROWS} rows, {CONNECTIONS} connections (bars: {BAR}, with a key {KEY_BAR} of nginx)")
     with folder() as place, contextlib.ExitStack() as stack:
-        os.environ["HEADWATER_TOKEN"] = "bench-token"
+        os.environ |= {"HEADWATER_TOKEN": "bench-token", "HEADWATER_SERVE_JWT_SECRET": SECRET}
         locked, _ = stack.enter_context(server(place / "locked"))
-        del os.environ["HEADWATER_TOKEN"]
+        del os.environ["HEADWATER_TOKEN"], os.environ["HEADWATER_SERVE_JWT_SECRET"]
         free, _ = stack.enter_context(server(place / "free"))
-        own = {
-            "ours": (prepared(free), {}),
-            "ours, API key": (prepared(locked, "bench-token"), {"x-api-key": "bench-token"}),
-        }
+        asked_by, query = credentials(locked, "bench-token"), prepared(locked, "bench-token")
+        own: dict[str, tuple[str, dict[str, str]]] = {"ours": (prepared(free), {})}
+        own |= {f"ours, {kind}": (query, headers) for kind, headers in asked_by.items()}
         _, body = fetched(own["ours"][0], {})
         sides = {"nginx": (stack.enter_context(nginx(place, body)), {}), **own}
         asked = {

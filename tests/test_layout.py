@@ -26,6 +26,7 @@ LEVEL = {
 }
 ONLY = {"client": {"model", "errors"}, "pipeline": {"client", "model", "config", "errors"}}
 RIGHT_OF_THE_LOG = {"feeds", "queries", "ranges"}
+ARROW_OF_POSTGRES = {f"sources/postgres/{name}.py" for name in ("arrays", "cells", "packed")}  # for the bulk worker
 HOME = {  # library -> the folders (or files) that may import it
     "apsw": {"log", "sources/sqlite", "feeds", "ranges", "queries"},
     "inotify_simple": {"sources/sqlite"},
@@ -40,7 +41,7 @@ HOME = {  # library -> the folders (or files) that may import it
     "starlette": {"serve"},
     "uvicorn": {"serve"},
     "prometheus_client": {"serve"},
-    "pyarrow": {"model/arrow.py", "feeds", "serve", "ranges", "client", "pipeline"},
+    "pyarrow": {"model/arrow.py", *ARROW_OF_POSTGRES, "feeds", "serve", "ranges", "client", "pipeline"},
     "grpc": {"serve"},
     "jwt": {"serve"},
     "rich": {"cli"},

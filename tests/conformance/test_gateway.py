@@ -379,6 +379,24 @@ def test_a_server_that_stops_says_so(start: Callable[..., Live]) -> None:
         client.close()
 
 
+def test_a_server_that_stops_finishes_what_it_answers(start: Callable[..., Live]) -> None:
+    live = start(serve={"drain_seconds": 60.0})
+    client = GatewayClient(live.url)
+    client.ok("sql", {"query": "CREATE TABLE t(id INTEGER PRIMARY KEY)"})
+    count = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 3000000)"
+    asked = client.send("sql", {"query": f"{count} SELECT count(*) FROM n"})
+    later = client.send("sql", {"query": "INSERT INTO t VALUES(1)"})
+    gateway = live._server._gateway
+    assert gateway is not None
+    live.until(lambda: any(each._is_answering for each in list(gateway._open)))
+    live.ask_to_stop()
+    found = [client.answer()]
+    code, reason = client.closed()
+    assert found[0]["id"] == asked and found[0]["payload"]["rows"] == [[3_000_000]]
+    assert code == 1012 and reason == "stopping: the server is stopping", later
+    client.close()
+
+
 def test_messages_are_counted_by_type_and_code(start: Callable[..., Live]) -> None:
     live = start()
     client = GatewayClient(live.url)

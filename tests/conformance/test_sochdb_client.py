@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.doc_pages import blocks, page
 from tests.guarantees.server_process import ServerProcess
 
 from headwater.model.key import encode_key
@@ -24,11 +25,17 @@ INSERT, UPDATE, DELETE, SCHEMA_CHANGE = 1, 2, 3, 4
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+def python() -> str:
+    """With the client."""
     if not PYTHON.exists():
         if os.environ.get("CI"):
             pytest.fail(MISSING)
         pytest.skip(MISSING)
+    return str(PYTHON)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     made = ServerProcess(tmp_path_factory.mktemp("sochdb"), SETTINGS)
     try:
         made.start()
@@ -39,7 +46,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def told(server: ServerProcess) -> dict[str, Any]:
+def told(python: str, server: ServerProcess) -> dict[str, Any]:
     """What the script tells."""
     for sql in (
         "CREATE TABLE orders(id INTEGER PRIMARY KEY, total)",
@@ -51,7 +58,7 @@ def told(server: ServerProcess) -> dict[str, Any]:
             headers={"x-api-key": KEY},
         )
         assert answer.json()["ok"], answer.text
-    command = [str(PYTHON), "-I", str(Path(__file__).with_name("sochdb_script.py")), server.grpc, KEY]
+    command = [python, "-I", str(Path(__file__).with_name("sochdb_script.py")), server.grpc, KEY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -135,3 +142,17 @@ def test_without_a_key_nothing_is_told(told: dict[str, Any]) -> None:
         assert found[name]["code"] == "UNAUTHENTICATED"
         assert found[name]["details"] == "Authentication required. Provide a Bearer token or API key."
     assert found["by x-api-key"] == []
+
+
+def test_the_example_of_the_docs(python: str, tmp_path: Path) -> None:
+    ((_, example),) = blocks(page("docs/grpc-api.md"), "python")
+    server = ServerProcess(tmp_path)
+    try:
+        server.start()
+        script = example.replace("127.0.0.1:7172", server.grpc)
+        assert script != example
+        done = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, timeout=120)
+        server.stop()
+    finally:
+        server.close()
+    assert (done.returncode, done.stdout) == (0, "1 b'' b''\n2 b'user:1' b'Ada'\n"), done.stderr

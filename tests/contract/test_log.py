@@ -17,6 +17,7 @@ from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Log, Retention
 from headwater.log.memory import MemoryLog
+from headwater.log.parts import BLOCK_CHANGES
 from headwater.model.change import Change, Op, Transaction
 
 KEEP_ALL = Retention(changes=None)
@@ -86,6 +87,17 @@ def test_after_is_exclusive_and_upto_inclusive(log: Log) -> None:
     assert ids(log.read(after=0, upto=99)) == [1, 2, 3, 4, 5, 6, 7]
     assert log.read(after=5, upto=5) == log.read(after=5, upto=3) == log.read(after=7) == []
     assert log.read(after=99) == [] and log.read(after=1, limit=0) == []
+
+
+def test_without_a_limit_it_reads_as_far_as_is_cheap(log: Log) -> None:
+    fill(log, [1, 3, BLOCK_CHANGES + 700, 2, 40])
+    at, steps = 2, []
+    while parts := log.read(after=at, limit=None):
+        assert parts[0].first == at + 1
+        steps.append(parts[-1].upto - at)
+        at = parts[-1].upto
+    assert at == log.latest and max(steps) <= BLOCK_CHANGES and len(steps) < 10
+    assert ids(log.read(after=2, upto=3, limit=None)) == [3]
 
 
 def test_limit_counts_changes_and_cuts_a_transaction_where_it_falls(log: Log) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from headwater.feeds.filters import Cut
+from headwater.feeds.framing import Enclosing
 from headwater.feeds.hub import Hub
 from headwater.feeds.options import Options
 from headwater.feeds.reader import Delivery, View
@@ -227,9 +228,16 @@ def in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 # --- frames --------------------------------------------------------------------------------------------------
 
 
-def line(id: int | str, word: str, data: bytes) -> bytes:
+class _Line:
     """A frame that tests can read."""
-    return b"%b %b %b\n" % (str(id).encode(), word.encode(), data)
+
+    enclosing = Enclosing(b"", b" ", b" ", b"\n")
+
+    def __call__(self, id: int | str, word: str, data: bytes) -> bytes:
+        return b"%b %b %b\n" % (str(id).encode(), word.encode(), data)
+
+
+line = _Line()
 
 
 class Told(NamedTuple):

@@ -39,7 +39,7 @@ from headwater.feeds.registry import Registry
 from headwater.feeds.seat import Seat
 from headwater.feeds.stream import Stream
 from headwater.feeds.subscription import Subscription
-from headwater.model.change import Change, Op
+from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import parse_ts
 from headwater.model.principal import Principal
 
@@ -200,6 +200,8 @@ def check_checkpoints(fed: Fed, reading: Reading) -> int:
 def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(hub_module, "BATCH", 16)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 40 + seed * 10)
+    monkeypatch.setattr(hub_module, "FEW", (4, 0, 8)[seed % 3])
+    monkeypatch.setattr(hub_module, "APART", seed % 7)
     for module in (group_module, stream_module):
         monkeypatch.setattr(module, "PIECE", 900)
     monkeypatch.setattr(stream_module, "PAGE", 10)
@@ -222,6 +224,7 @@ def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.Monkey
                             cursor=chance.choice([0, chance.randint(0, fed.log.latest), fed.log.latest]),
                             checkpoints=chance.choice([0.5, 3.0, NEVER]),
                             pace=lambda slowness=slowness: chance.randrange(slowness) + 1,  # type: ignore[misc]
+                            format=chance.choice(["objects_json", "debezium_json"]),
                             **chance.choice(FILTERS),
                         )
                     case 4:
@@ -357,6 +360,55 @@ def test_for_who_is_far_behind_nothing_is_published_until_it_is_near(monkeypatch
             await reading.idle()
             assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
             assert words(reading.frames).count("caught_up") == 1
+
+    in_loop(work)
+
+
+def test_where_few_read_what_comes_in_masses_is_read_and_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[int] = []
+    publish = Hub._publish
+
+    async def noted(self: Hub, parts: list[Transaction]) -> None:
+        published.extend(range(parts[0].first, parts[-1].upto + 1))
+        await publish(self, parts)
+
+    monkeypatch.setattr(Hub, "_publish", noted)
+
+    async def work(few: bool) -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            for id in range(1 if few else hub_module.FEW + 1):
+                here.read(tables=("items",), ops=("insert",) if id else ())
+            for reading in here.open:
+                await reading.idle()
+            for size in (1, hub_module.APART, hub_module.APART + 1, 1000, 1):
+                published.clear()
+                fed.commit(*(insert(id) for id in range(size)))
+                for reading in here.open:
+                    await reading.idle()
+                assert len(published) == (0 if few and size > hub_module.APART else size)
+            for reading in here.open:
+                assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+                assert set(words(reading.frames)) == {"insert"}, "it was not slow, and is not told that it caught up"
+
+    for few in (True, False):
+        in_loop(lambda few=few: work(few))  # type: ignore[misc]
+
+
+def test_who_waits_beside_a_stream_is_not_counted_as_few() -> None:
+    """Polls gain by what is published, and those with a narrow filter most."""
+
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+            group = here.hub.join(here.hub.view(Options(db="main", tables=("names",))), line)
+            fed.commit(*(insert(id) for id in range(1000)))
+            await reading.idle()
+            assert here.hub.upto == fed.log.latest and group.is_live
+            here.hub.leave(group)
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
 
     in_loop(work)
 

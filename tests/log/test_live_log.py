@@ -49,7 +49,7 @@ class UnreadLog(MemoryLog):
 
     reads = 0
 
-    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+    def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
         self.reads += 1
         return super().read(after=after, upto=upto, limit=limit)
 

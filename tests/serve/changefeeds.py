@@ -45,6 +45,7 @@ class Feed:
         return self._events
 
     def __enter__(self) -> Feed:
+        self.call.initial_metadata()  # the server knows from where on it follows, or has refused
         return self
 
     def __exit__(self, *_: object) -> None:

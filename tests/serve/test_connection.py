@@ -1,14 +1,19 @@
 """The bounds of a connection: how large a head is, how long it takes, what its target says, and HTTP/1.0."""
 
+import contextlib
 import json
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from open_databases import Whole
 from serving import Client, NoDatabases, serving
 
 from headwater.serve.connection import BoundedHttp
+from headwater.serve.crowd import RESERVE
 
 HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 LIMIT = BoundedHttp.max_head
@@ -156,3 +161,134 @@ def test_the_authority_of_the_target_counts_more_than_the_host(
 
 def test_http_1_0_is_answered_and_closed(client: Client) -> None:
     assert asked(client, b"GET /healthz HTTP/1.0\r\n\r\n") == (200, {"status": "ok"})
+
+
+# --- bodies ----------------------------------------------------------------------------------------------
+
+POST = b"POST /api/v1/rpc HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+PING = b'{"id": 1, "method": "system.ping"}'
+
+
+@pytest.mark.parametrize(
+    "part", [b"content-length: 50\r\n\r\n", b"content-length: 50\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n2\r\n{"]
+)
+def test_a_body_that_does_not_end_is_given_up(client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
+    status, problem = asked(client, POST + part)
+    assert status == problem["status"] == 408 and problem["code"] == "invalid_request" and problem["hint"]
+
+
+def test_a_body_nobody_waits_for_is_given_up_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
+    with connected(client) as open:
+        open.sendall(b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{")
+        assert rest(open).startswith(b"HTTP/1.1 404 ")
+
+
+def test_a_body_that_comes_slowly_but_fast_enough_is_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.2)
+    monkeypatch.setattr(BoundedHttp, "body_rate", 1)  # a second for each byte
+    with connected(client) as open:
+        open.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        open.sendall(POST + b"content-length: %d\r\n\r\n" % len(PING))
+        open.settimeout(0.02)
+        for byte in PING[:-1]:
+            open.sendall(bytes([byte]))
+            with pytest.raises(TimeoutError):  # nothing is said before it is there
+                open.recv(1)
+        open.settimeout(10)
+        open.sendall(PING[-1:])
+        assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_after_a_body_are_not_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.1)
+    with connected(client) as open:
+        for _ in range(3):
+            open.sendall(POST + b"content-length: %d\r\n\r\n" % len(PING))
+            open.sendall(PING)
+            assert b" 200 " in open.recv(65536)
+        open.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            open.recv(1)
+
+
+# --- how many --------------------------------------------------------------------------------------------
+
+
+def gauge(client: Client, name: str) -> float:
+    text = client.http.get("/metrics").text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("setting", ["max_connections", "max_connections_per_client"])
+def test_a_connection_too_many_is_refused_but_asks_for_health(setting: str) -> None:
+    with serving(NoDatabases(), **{setting: 3}) as client:
+        client.ok("system.ping")  # keeps its connection
+        with connected(client), connected(client):
+            until(lambda: gauge(client, "headwater_connections") == 3)
+            for path in (b"/", b"/api/v1/rpc", b"/healthz/x"):
+                status, problem = asked(client, b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % path)
+                assert (status, problem["code"]) == (429, "limit_exceeded") and setting in problem["hint"]
+            upgrade = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+            assert asked(client, upgrade)[0] == 429
+            with connected(client) as open:
+                open.sendall(HEAD + b"\r\n")
+                assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+            client.ok("system.ping")
+            assert gauge(client, 'headwater_limited_total{db="",limit="connections"}') == 5
+        until(lambda: gauge(client, "headwater_connections") == 1)
+        with connected(client) as open:
+            open.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_far_too_many_are_cut_off_unasked() -> None:
+    with serving(NoDatabases(), max_connections=1) as client:
+        client.ok("system.ping")
+        held = [connected(client) for _ in range(RESERVE)]
+        until(lambda: gauge(client, "headwater_connections") == 1 + RESERVE)
+        with connected(client) as open, contextlib.suppress(ConnectionError):
+            assert open.recv(1) == b""
+        for each in held:
+            each.close()
+
+
+# --- who does not read -----------------------------------------------------------------------------------
+
+
+def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
+    with Whole(tmp_path) as databases, serving(databases, stall_seconds=0.2) as client:
+        body = json.dumps({"sql": "SELECT printf('%.4000000c', 'x')"}).encode()
+        ask = b"POST /api/v1/sql/exec HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        with socket.socket() as open:
+            open.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            open.settimeout(10)
+            open.connect(client.server.addresses[0])
+            for _ in range(4):  # more than all buffers hold
+                open.sendall(ask + b"content-length: %d\r\n\r\n" % len(body) + body)
+            until(lambda: gauge(client, "headwater_connections") == 2)
+            until(lambda: gauge(client, "headwater_connections") == 1)
+
+
+def test_an_answer_that_is_read_slowly_comes_whole(tmp_path: Path) -> None:
+    with Whole(tmp_path) as databases, serving(databases, stall_seconds=0.3) as client:
+        body = json.dumps({"sql": "SELECT printf('%.3000000c', 'x')"}).encode()
+        with socket.socket() as open:
+            open.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            open.settimeout(10)
+            open.connect(client.server.addresses[0])
+            open.sendall(POST.replace(b"rpc", b"sql/exec") + b"connection: close\r\n")
+            open.sendall(b"content-length: %d\r\n\r\n" % len(body) + body)
+            size = 0
+            while piece := open.recv(65536):
+                size += len(piece)
+                time.sleep(0.02)  # the slowness that is tested
+            assert size > 3_000_000

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from changefeeds import Feed, at, kinds, made, row, span, values
+from grpc_calls import calling
 from open_databases import Whole
 from serving import Client, serving
 
@@ -320,6 +321,28 @@ def test_rows_that_changed_unseen_end_the_stream_before_them(files: Whole, chann
     with Feed(channel, base=last.ts) as feed:  # it does not help to come again
         events, _ = feed.failure()
     assert events[-1].error.reason == error.reason
+
+
+# --- rows first --------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_version_and_the_feed_after_it_are_the_table(files: Whole, client: Client) -> None:
+    """The snapshot of a pull and the feed from its version: no gap between them, and nothing twice."""
+    pull = "headwater.v1.PullService"
+    files.run("INSERT INTO t SELECT value, 'old' FROM json_each('[1,2,3,4,5]')")
+    with calling(client) as caller:
+        (one,) = caller.call(f"{pull}/ListRanges", table="t").ranges
+        named = {"range_id": one.id, "range_epoch": one.range_epoch, "subscriber_name": "me"}
+        version = caller.call(f"{pull}/CdcRegister", **named).init_snapshot_version
+        files.run("UPDATE t SET v = 'new' WHERE k > 3")
+        files.run("DELETE FROM t WHERE k = 1")
+        read = caller.call(f"{pull}/CdcPullSnapshot", current_snapshot_version=version, **named)
+        rows = {each.key: json.loads(each.value) for each in read.snapshot_data}
+        with Feed(caller.channel, spans=[span("t")], base_offset=version, with_diff=True) as feed:
+            for value in values(feed.until(head(files))):
+                assert json.loads(value.prev_value) == rows.pop(value.key)
+                rows |= {} if row(value) is None else {value.key: row(value)}
+    assert sorted((each["k"], each["v"]) for each in rows.values()) == sorted(files.rows("SELECT k, v FROM t"))
 
 
 # --- base --------------------------------------------------------------------------------------------------------

@@ -224,7 +224,9 @@ def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) ->
         callers = {name: stack.enter_context(world.caller(token)) for name, token in world.tokens.items()}
         reading = callers["viewer"].subscribe(**SHOP, tables=["b"])
         (id,) = ids(callers["viewer"])
-        for name in ("main", "table", "pairs", "nowhere"):
+        token = world.client.ok("security.token.create", name="second", role="viewer", scopes=["shop"])["token"]
+        callers["second"] = stack.enter_context(world.caller(token))
+        for name in ("main", "table", "pairs", "nowhere", "second"):
             assert ids(callers[name]) == [] and not cancelled(callers[name]), name
         assert ids(callers["shop"]) == ids(callers["all"]) == [id]  # owners see what is in their scopes
         assert cancelled(callers["viewer"]) and not cancelled(callers["viewer"])

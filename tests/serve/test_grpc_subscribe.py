@@ -92,17 +92,17 @@ def test_sequences_have_no_holes_however_many_write(client: Client, files: Whole
     reader = caller.subscribe()
 
     def write(name: int) -> None:
-        for number in range(50):
+        for number in range(250):
             files.run(f"INSERT INTO t(v) VALUES ('{name}.{number}')")
 
     threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
     for thread in threads:
         thread.start()
-    found = reader.take(200)
+    found = reader.take(1000)
     for thread in threads:
         thread.join()
-    assert [event.sequence for event in found] == list(range(3, 203))
-    assert len({event.txn_id for event in found}) == 200
+    assert [event.sequence for event in found] == list(range(3, 1003))
+    assert len({event.txn_id for event in found}) == 1000
 
 
 def test_a_schema_change_has_its_ddl(files: Whole, caller: Caller) -> None:
@@ -180,6 +180,17 @@ def test_who_reads_too_slowly_is_told(tmp_path: Path) -> None:
         failure = reader.failure()
         assert failure.code() is grpc.StatusCode.OUT_OF_RANGE
         assert failure.details().startswith("CDC overrun: requested seq ")
+
+
+def test_silence_is_no_end(files: Whole, caller: Caller) -> None:
+    """Nothing comes where nothing happens; how long to wait is for the reader to say."""
+    call = caller.channel.unary_stream(f"/{SUBSCRIBE}")(b"", timeout=0.3)
+    with pytest.raises(grpc.RpcError) as failure:
+        next(call)
+    assert failure.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    reader = caller.subscribe()
+    files.run("INSERT INTO t VALUES (1, 1)")
+    assert len(reader.take(1)) == 1
 
 
 # --- which changes -------------------------------------------------------------------------------------------------

@@ -155,6 +155,15 @@ def test_guesses_over_grpc_count_by_address() -> None:
         is_exhausted(asked(channel))
 
 
+def test_a_message_that_is_too_large_is_refused_in_our_own_words() -> None:
+    with serving(NoDatabases(), max_body_bytes=2048) as client, channel_to(client) as channel:
+        found: Any = asked(channel, table="t" * 3000)
+        assert found.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "2048" in found.details()
+        told = dict(found.trailing_metadata())
+        assert told["headwater-code"] == "request_too_large" and told["headwater-hint"]
+        assert asked(channel, table="t" * 3_000_000).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
 # --- databases ---------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +209,21 @@ def test_requests_for_a_database_are_counted_however_they_name_it(tmp_path: Path
         assert 'headwater_limited_total{db="a",limit="rate"} 10.0' in text
     with Whole(tmp_path) as databases:
         assert databases.rows("SELECT id FROM t", db="a") == [(1,)], "what was refused changed nothing"
+
+
+def test_a_range_counts_for_the_database_of_its_table(tmp_path: Path) -> None:
+    with opened(tmp_path, **two(rate=SLOW, burst=4)) as client, channel_to(client) as channel:
+        client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="a")
+        (one,) = client.ok("pull.ranges", db="a", table="t")["ranges"]
+        request = message("headwater.v1.CdcPullLogRequest")(
+            range_id=one["id"], range_epoch={"version": one["epoch"]}, subscriber_name="s"
+        ).SerializeToString()
+        pull = channel.unary_unary("/headwater.v1.PullService/CdcPullLog")
+        for _ in range(2):
+            pull(request, timeout=20)
+        with pytest.raises(grpc.RpcError) as failure:
+            pull(request, timeout=20)
+        is_exhausted(failure.value)
 
 
 def test_who_has_no_business_in_a_database_takes_nothing_of_it(tmp_path: Path) -> None:

@@ -1,14 +1,17 @@
-"""SIGTERM and SIGINT end a served process cleanly, with open requests answered first."""
+"""SIGTERM and SIGINT end a served process cleanly, with open requests answered first; a second one does not wait."""
 
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 PROGRAM = """
 import asyncio, sys, threading
@@ -24,9 +27,9 @@ class Slow(NoDatabases):
         sys.stdin.readline()
         return ["late"]
 
-server = Server(ServeConfig(http="127.0.0.1:0", drain_seconds=20.0), Api.over(Slow()))
+server = Server(ServeConfig(http="127.0.0.1:0", drain_seconds=float(sys.argv[2])), Api.over(Slow()))
 with asyncio.Runner(loop_factory=loop_factory()) as runner:
-    runner.run(server.serve(started=lambda: print(server.url, flush=True)))
+    runner.run(server.serve(started=lambda: print(server.url, server.grpc_address, flush=True)))
 print("stopped", flush=True)
 """
 
@@ -35,10 +38,10 @@ print("stopped", flush=True)
 def test_a_signal_drains_and_ends_the_process(number: int) -> None:
     here = str(Path(__file__).parent)
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, here], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PROGRAM, here, "20"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdin and process.stdout
-        url = process.stdout.readline().strip()
+        url, _ = process.stdout.readline().split()
         body = {"id": 1, "method": "schema.list_databases"}
         got: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: got.append(httpx.post(url + "/api/v1/rpc", json=body, timeout=20)))
@@ -51,3 +54,40 @@ def test_a_signal_drains_and_ends_the_process(number: int) -> None:
         asking.join(20)
         assert process.wait(20) == 0
     assert got[0].json()["result"] == {"databases": ["late"]}
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)])
+@pytest.mark.parametrize("draining", [True, False])
+def test_a_second_signal_does_not_wait_for_calls_of_grpc(numbers: tuple[int, int], draining: bool) -> None:
+    here, go_on = str(Path(__file__).parent), threading.Event()
+
+    def asking() -> Iterator[reflection_pb2.ServerReflectionRequest]:
+        yield reflection_pb2.ServerReflectionRequest(list_services="")
+        go_on.wait(60)  # a call that its client does not end
+
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, here, "600"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout
+        url, address = process.stdout.readline().split()
+        with grpc.insecure_channel(address) as channel:
+            answers = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(asking())
+            assert next(answers).HasField("list_services_response")
+            os.kill(process.pid, numbers[0])
+            while draining and is_open(url):
+                pass
+            os.kill(process.pid, numbers[1])
+            try:
+                assert process.stdout.readline() == "stopped\n"
+            finally:
+                go_on.set()
+            with pytest.raises(grpc.RpcError):
+                next(answers)
+        assert process.wait(20) == 0
+
+
+def is_open(url: str) -> bool:
+    try:
+        return httpx.get(url + "/healthz").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -29,6 +29,7 @@ from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check
 from headwater.feeds.subscribing_query import SubscribeQuery, lits_of
 from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
 from headwater.feeds.subscriptions import Subscriptions, tables_of
+from headwater.feeds.tally import Tally
 from headwater.feeds.turns import Threads
 from headwater.feeds.waiting import silent
 from headwater.feeds.watching import Watching, allowed
@@ -37,7 +38,6 @@ from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
-TRANSPORTS = ("sse", "websocket", "ndjson", "arrow", "grpc", "gateway")
 FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
 
 
@@ -54,7 +54,7 @@ class Feeds:
         self._streams: dict[Stream | Batches, Opening] = {}
         self._stopping = False
         self._numbered = 0  # streams without a subscription, for the names of their leases
-        self._delivered = dict.fromkeys(TRANSPORTS, 0)  # changes of streams that are over
+        self._tally = Tally()
         self._heads = Heads(self.run)
         self._watching: Watching | None = None
         self.subscriptions = Subscriptions(databases, registry, self._tell)
@@ -140,10 +140,7 @@ class Feeds:
 
     def open_streams(self) -> dict[str, int]:
         """How many, by transport."""
-        found = dict.fromkeys(TRANSPORTS, 0)
-        for opening in list(self._streams.values()):
-            found[opening.transport] += 1
-        return found
+        return self._tally.streams(list(self._streams.values()))
 
     def open_polls(self) -> int:
         """How many polls are being answered, or wait."""
@@ -151,10 +148,11 @@ class Feeds:
 
     def deliveries(self) -> dict[str, int]:
         """How many changes and rows went out on streams, by transport."""
-        found = dict(self._delivered)
-        for stream, opening in list(self._streams.items()):
-            found[opening.transport] += stream.deliveries
-        return found
+        return self._tally.by_transport(list(self._streams.items()))
+
+    def deliveries_of(self) -> dict[str, int]:
+        """The same by database."""
+        return self._tally.by_database(list(self._streams.items()), self.databases.names())
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
@@ -321,7 +319,7 @@ class Feeds:
         if self._watching is not None:
             self._watching.remove(stream)
         opening = self._streams.pop(stream)
-        self._delivered[opening.transport] += stream.deliveries
+        self._tally.ended(stream, opening)
         if isinstance(stream, Stream) and stream.seat.subscription is not None:
             self._left(stream.seat.subscription.id, stream)
 

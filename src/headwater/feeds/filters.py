@@ -65,6 +65,9 @@ class Filter:
         `first`, `first + 1`, …
         """
         if self._all and cut is None:
+            tables = {id(change.table): change.table for change in changes}.values()
+            if not self._ops and all(self.wants(table.name) for table in tables):
+                return [change.op for change in changes]
             return [self._plain(change) for change in changes]
         inside = self._inside(changes)
         found: list[Op | None] = []

@@ -40,6 +40,7 @@ class Group:
         self.published = 0  # frames ever
         self.failed: HeadwaterError | None = None  # the filter cannot be applied any more
         self.is_live = True  # what passes is published here; else its members read the log by themselves
+        self.is_dismissed = False  # its members are to read the log, and to come back when they have caught up
         self.waiting: set[Sleeper] = set()
         self._frames: deque[tuple[int, bytes]] = deque()
         self._joined: dict[int, Taken] = {}  # by what a stream has seen: those that keep up share one entry

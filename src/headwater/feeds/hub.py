@@ -41,6 +41,7 @@ BATCH, BATCH_BYTES = 1024, 4 << 20  # changes, and about how many bytes, routed 
 NEVER = 2**63 - 1
 KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
+FEW, APART = 4, 256  # up to so many streams each read the log by themselves when they are so many changes behind
 ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
 
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
@@ -58,6 +59,7 @@ class Hub:
         self._encoders: OrderedDict[Shape, Encoder] = OrderedDict()
         self._invalidations: dict[Shape, Invalidations] = {}
         self._views: OrderedDict[bytes, View] = OrderedDict()
+        self.streams: set[Sleeper] = set()  # all that are open, also those that read the log by themselves
         self._shapes: dict[str, Table] = {}  # of tables as they were published last
         self._kept: deque[Group] = deque()  # one entry per frame held, oldest first
         self._kept_bytes = 0
@@ -167,8 +169,17 @@ class Hub:
 
     def is_far(self, view: View, cursor: int) -> bool:
         """Whether a reader at `cursor` is so far behind that what is published now would be forgotten before it comes
-        to it: then it need not be published. Who sees whole transactions only is always taken along."""
-        return self._log.latest - cursor > KEPT_FRAMES and not view.is_whole
+        to it: then it need not be published. Where few read, that is sooner: pages of the log cost less than changes
+        that are routed and kept one by one. Who sees whole transactions only is always taken along."""
+        return (
+            self._log.latest - cursor > (min(APART, KEPT_FRAMES) if self._is_few else KEPT_FRAMES) and not view.is_whole
+        )
+
+    @property
+    def _is_few(self) -> bool:
+        streams, groups = len(self.streams), self._groups
+        # Those who wait without taking anything, as polls do, are members too: they gain by what is published.
+        return max(streams, len(groups)) <= FEW and sum([each.members for each in groups.values()]) <= streams
 
     def sleep(self, sleeper: Sleeper) -> None:
         """Wake `sleeper` when the next batch was published."""
@@ -192,6 +203,10 @@ class Hub:
 
     async def _turn(self) -> None:
         """Publish one batch, and let the streams write it."""
+        if self._is_few and self._log.latest - self.upto > APART:
+            self._dismiss()
+            if not self._groups:
+                return
         parts = await self._next()
         await self._learn(parts)
         if parts and parts[0].first == self.upto + 1:  # else all left and others came meanwhile
@@ -306,6 +321,14 @@ class Hub:
         self._unroute(group)
         group.is_live, group.since = False, NEVER
         group.wake()
+
+    def _dismiss(self) -> None:
+        """Let the streams read the log by themselves, until they have caught up and come back."""
+        for group in [group for group in self._groups.values() if group.is_live and not group.view.is_whole]:
+            self._forget(group)
+            group.is_live, group.is_dismissed = False, True
+            group.wake()
+        self._wake_waiting()
 
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -18,7 +19,6 @@ from headwater.log.live import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.source import Source
 
-READ = 512  # changes read from the log at a time
 SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for more
 MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
 
@@ -234,11 +234,16 @@ def _quoted(text: str) -> str:
 
 def parts_of(log: LiveLog, after: int, upto: int | None) -> Iterator[Transaction]:
     """What lies in (after, upto], up to now where `upto` is not given."""
+    return chain.from_iterable(blocks_of(log, after, upto))
+
+
+def blocks_of(log: LiveLog, after: int, upto: int | None) -> Iterator[list[Transaction]]:
+    """The same as it is stored: who stops at the end of a block does not read it twice."""
     end = log.latest if upto is None else min(upto, log.latest)
     at = after
     while at < end:
-        parts = log.read(after=at, upto=end, limit=READ)
+        parts = log.read(after=at, upto=end, limit=None)
         if not parts:
             return
-        yield from parts
+        yield parts
         at = parts[-1].upto

@@ -13,7 +13,7 @@ import binascii
 import re
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -297,7 +297,7 @@ class SnapshotReader:
             for change in part.changes
         )
 
-    def _known_part(self, chunk: Chunk) -> tuple[Row, ...]:
+    def _known_part(self, chunk: Chunk) -> Sequence[Row]:
         """The rows to send, after the place and, if they are new, the state have moved behind them."""
         state, table = self.state, chunk.table
         frontier = (state.table, state.after_key)
@@ -324,7 +324,7 @@ class SnapshotReader:
         self._save(self.state)
         self._position = Position(self.state.run, self.state.table, self.state.after_key)
 
-    def _encoded(self, chunk: Chunk, rows: tuple[Row, ...], before: str) -> list[tuple[str, bytes]]:
+    def _encoded(self, chunk: Chunk, rows: Sequence[Row], before: str) -> list[tuple[str, bytes]]:
         table, read_ms, run = chunk.table, self._now_ms(), self.state.run
         number = self.state.tables.index(table.name)
         passing = self._view.filter.rows(table, rows)

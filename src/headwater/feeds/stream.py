@@ -66,6 +66,7 @@ class Stream:
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
         self._due_at = 0.0
         self.deliveries, self.page = 0, PAGE  # so many were handed out; so many are read at a time
+        seat.hub.streams.add(self)
 
     @property
     def place(self) -> int | None:
@@ -129,6 +130,7 @@ class Stream:
         """Give everything back."""
         self._move_on()
         self._leave()
+        self.seat.hub.streams.discard(self)
         if self._loose is not None:
             self._loose.close()
         self._note_quiet()
@@ -232,7 +234,8 @@ class Stream:
     def _fall_back(self) -> bytes:
         """Too slow for what is held in memory, or the group failed: from here on the log is read."""
         self._seen = None
-        self._target = self._target or self.seat.hub.upto
+        if self._group is None or not self._group.is_dismissed:
+            self._target = self._target or self.seat.hub.upto
         return b""
 
     # --- catching up ---------------------------------------------------------------------------------------------
@@ -248,7 +251,8 @@ class Stream:
         if seat.hub.is_far(seat.view, self.cursor) and (self._group is None or self._group.failed is None):
             self._leave()  # nothing need be published for who would not take it
             return await self._read(min(seat.log.latest, self._upto or seat.log.latest))
-        if self._group is None:
+        if self._group is None or self._group.is_dismissed:
+            self._leave()
             self._group = seat.hub.join(seat.view, self._frame)
         failed = self._group.failed
         if failed is not None and self.cursor >= seat.published:  # what came before it was delivered
@@ -329,10 +333,8 @@ class Stream:
         self._skip_acked()
         found = seat.pressure(self.cursor)
         self._alarm = seat.alarm()
-        if found is None or found.state == self._state:
-            return b""
-        self._state = found.state
-        if found.state == HEALTHY:
+        known, self._state = self._state, found.state
+        if found.state in (known, HEALTHY):
             return b""
         return self._frame(self._here, "backpressure", _encode(seat.backpressure(found)))
 

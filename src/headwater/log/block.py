@@ -10,22 +10,20 @@ import operator
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, pairwise, repeat
-from typing import Any
 
 import msgspec
 import zstandard
 
 from headwater.errors import LogDamaged
+from headwater.log.columns import Remarks, Rows, columns
 from headwater.log.parts import cut_into_blocks, within
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.pack import ext_hook, pack_row
-from headwater.model.table import Row, Table
+from headwater.model.table import Table
 
 PLAIN, ZSTD = 0, 1  # on disk: never renumber
 COMPRESS_ABOVE = 4096
 MAX_RAW = 4 << 20  # a block of large rows is cut further, so that no reader holds more than this at once
-
-_Rows = tuple[tuple[Any, ...] | None, ...]
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -65,16 +63,14 @@ class _Payload(msgspec.Struct, array_like=True, gc=False):
     positions: list[str]
     ops: bytes
     shapes: list[int]  # per change a place in Block.tables; empty when there is only one
-    before: _Rows
-    after: _Rows
-    remarks: dict[int, tuple[str | None, bool]]  # place of a change to its ddl and resnapshot
+    before: Rows
+    after: Rows
+    remarks: Remarks
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(_Payload, ext_hook=ext_hook)
 _OPS = {int(op): op for op in Op}
-# msgspec would write a Decimal, a UUID or our structs as plain text or maps and lose what they are.
-_SAFE_AS_THEY_ARE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def encode(parts: Iterable[Transaction]) -> Iterator[Block]:
@@ -120,7 +116,7 @@ def _block(group: list[Transaction], raw: bytes, tables: tuple[Table, ...]) -> B
 
 def _write(group: list[Transaction]) -> tuple[bytes, tuple[Table, ...]]:
     changes = group[0].changes if len(group) == 1 else tuple(chain.from_iterable(part.changes for part in group))
-    shapes, tables = _shapes([change.table for change in changes])
+    ops, shapes, tables, before, after, remarks, is_plain = columns(changes)
     payload = _Payload(
         start=group[0].start,
         last=group[-1].last,
@@ -129,38 +125,21 @@ def _write(group: list[Transaction]) -> tuple[bytes, tuple[Table, ...]]:
         ts=_steps([part.ts for part in group]),
         commit_ts_ms=_steps([part.commit_ts_ms for part in group]),
         positions=[part.position for part in group],
-        ops=bytes([change.op for change in changes]),
+        ops=ops,
         shapes=shapes,
-        before=tuple([change.before for change in changes]),
-        after=tuple([change.after for change in changes]),
-        remarks=_remarks(changes),
+        before=before,
+        after=after,
+        remarks=remarks,
     )
-    return _to_bytes(payload), tables
-
-
-def _shapes(tables: list[Table]) -> tuple[list[int], tuple[Table, ...]]:
-    marks = list(map(id, tables))  # hashing a Table walks all its columns; its identity is enough here
-    known = dict(zip(marks, tables, strict=True))
-    if len(known) == 1:
-        return [], (tables[0],)
-    places = {mark: place for place, mark in enumerate(known)}
-    return [places[mark] for mark in marks], tuple(known.values())
+    return _to_bytes(payload, is_plain), tables
 
 
 def _steps(values: list[int]) -> list[int]:
     return [values[0], *(late - early for early, late in pairwise(values))]
 
 
-def _remarks(changes: Sequence[Change]) -> dict[int, tuple[str | None, bool]]:
-    return {
-        place: (change.ddl, change.resnapshot)
-        for place, change in enumerate(changes)
-        if change.ddl is not None or change.resnapshot
-    }
-
-
-def _to_bytes(payload: _Payload) -> bytes:
-    if _safe(payload.before) and _safe(payload.after):
+def _to_bytes(payload: _Payload, is_plain: bool) -> bytes:
+    if is_plain:
         try:
             return _encoder.encode(payload)
         except UnicodeEncodeError:
@@ -169,10 +148,6 @@ def _to_bytes(payload: _Payload) -> bytes:
         payload, before=tuple(map(pack_row, payload.before)), after=tuple(map(pack_row, payload.after))
     )
     return _encoder.encode(packed)
-
-
-def _safe(rows: Iterable[Row | None]) -> bool:
-    return _SAFE_AS_THEY_ARE.issuperset(map(type, chain.from_iterable(filter(None, rows))))
 
 
 def decode(first: int, codec: int, crc: int, data: bytes, tables: Sequence[Table]) -> list[Transaction]:

@@ -147,11 +147,11 @@ class DiskLog:
 
     # Reading
 
-    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+    def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
         """See Log."""
         head = self._head_for(after)
-        upto = min(head if upto is None else upto, head, after + limit)
-        return self._page(after, upto, limit) if after < upto else []
+        upto = min(head if upto is None else upto, head, after + (BLOCK_CHANGES if limit is None else limit))
+        return self._page(after, upto, 1 if limit is None else limit) if after < upto else []
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
         """See Log."""

@@ -17,7 +17,7 @@ from itertools import chain
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.lease import Lease, Leases
 from headwater.log.log import Log, Retention
-from headwater.log.parts import in_order
+from headwater.log.parts import BLOCK_CHANGES, in_order
 from headwater.log.tail import Tail
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
@@ -198,10 +198,10 @@ class LiveLog:
 
     # Reading
 
-    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+    def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
         """See Log."""
         self._check_kept(after)
-        upto = min(self._latest if upto is None else upto, after + limit)
+        upto = min(self._latest if upto is None else upto, after + (BLOCK_CHANGES if limit is None else limit))
         found = self._from_tail(after, upto)
         if found is None:
             found = self.wrapped.read(after=after, upto=upto, limit=limit)

@@ -66,8 +66,10 @@ class Log(Protocol):
         """
         ...
 
-    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+    def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
         """Changes in (after, upto], at most `limit` of them, as transactions or parts of them.
+
+        Without a limit, as far as they are stored together: who goes on from there decodes nothing twice.
 
         Raises OffsetExpired when `after + 1` lies before the horizon. Empty at the head and only there:
         fewer than `limit` come back when rows are very large.

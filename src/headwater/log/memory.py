@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.block import Block, encode
 from headwater.log.log import Retention
-from headwater.log.parts import first_begin, in_order, last_at, within
+from headwater.log.parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
 from headwater.log.retention import Held, held_back, next_horizon, step_end, whole
 from headwater.model.change import Transaction
 
@@ -43,11 +43,11 @@ class MemoryLog:
             self.clock_ceiling = max(self.clock_ceiling, self._ts)
         return self.latest
 
-    def read(self, *, after: int, upto: int | None = None, limit: int = 512) -> list[Transaction]:
+    def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
         """See Log."""
         if after + 1 < self.horizon:
             raise OffsetExpired(after, self.horizon, self.latest)
-        upto = min(self.latest if upto is None else upto, after + limit)
+        upto = min(self.latest if upto is None else upto, after + (BLOCK_CHANGES if limit is None else limit))
         parts = self._parts
         low = max(bisect_right(parts, after + 1, key=_first) - 1, 0)
         return within(parts[low : bisect_right(parts, upto, key=_first)], after, upto)

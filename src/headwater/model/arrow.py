@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from itertools import compress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from uuid import UUID
 
 import msgspec
@@ -44,6 +44,15 @@ Delivered = tuple[Transaction, int, Change, Op]  # a change, its part and offset
 
 _MISFIT = object()
 _json = msgspec.json.Encoder().encode
+
+
+@runtime_checkable
+class Columnar(Protocol):
+    """Rows that are kept column by column."""
+
+    def column(self, place: int) -> pa.Array | Sequence[Value]:
+        """One of them: of its kind's type in Arrow, or the values."""
+        ...
 
 
 def schema(table: Table, columns: Collection[str] | None = None) -> pa.Schema:
@@ -232,18 +241,20 @@ def _columns(table: Table, rows: Sequence[Row], places: list[int]) -> list[pa.Ar
     import pyarrow as pa
 
     misfits: dict[int, dict[str, Any]] = {}
-    values = list(zip(*rows, strict=True)) if rows else [()] * len(table.columns)
+    column_at = rows.column if isinstance(rows, Columnar) else _transposed(table, rows).__getitem__
     arrays = []
     for place in places:
-        column = table.columns[place]
-        array = _fitting(column.kind, values[place])
-        arrays.append(
-            _fitted(column.kind, values[place], column_name(table, column), misfits) if array is None else array
-        )
+        column, values = table.columns[place], column_at(place)
+        array = values if isinstance(values, pa.Array) else _fitting(column.kind, values)
+        arrays.append(_fitted(column.kind, values, column_name(table, column), misfits) if array is None else array)
     if not misfits:
         return [*arrays, pa.nulls(len(rows), pa.string())]
     told = [_json(misfits[at]).decode() if at in misfits else None for at in range(len(rows))]
     return [*arrays, pa.array(told, pa.string())]
+
+
+def _transposed(table: Table, rows: Sequence[Row]) -> Sequence[Sequence[Value]]:
+    return list(zip(*rows, strict=True)) if rows else [()] * len(table.columns)
 
 
 def _fitting(kind: str, values: Sequence[Value]) -> pa.Array | None:

@@ -150,14 +150,22 @@ def encode_key(values: Key, collations: Sequence[str] = ()) -> bytes:
 
 # --- reading ---------------------------------------------------------------------------------------------
 
-Taken = tuple[Value, bytes]  # a value, and the bytes behind it
+Taken = tuple[Value, int]  # a value, and where the next one begins
+_MOST_GROUPS = 10  # of a number: no double and no integer of 64 bits has more bits
 
 
-def _take_groups(data: bytes) -> tuple[list[int], bytes]:
-    end = 1
-    while data[end - 1] & 1:
+def _take_groups(data: bytes, at: int, sign: int, most: int) -> tuple[list[int], int]:
+    """Groups from `at` on, at most so many; those of a number below zero are written upside down."""
+    end, more = at + 1, sign > 0
+    while bool(data[end - 1] & 1) is more:
         end += 1
-    return [byte >> 1 for byte in data[:end]], data[end:]
+        if end - at > most:
+            raise ValueError
+    return [byte >> 1 for byte in _upright(data[at:end], sign)], end
+
+
+def _upright(body: bytes, sign: int) -> bytes:
+    return body if sign > 0 else body.translate(_FLIP)
 
 
 def _whole(number: int) -> Value:
@@ -167,79 +175,70 @@ def _whole(number: int) -> Value:
     return float(number) if int(float(number)) == number else U64(number)
 
 
-def _take_number(data: bytes) -> tuple[int, int, bytes]:
-    """An odd number, the power of two it is multiplied by, and the rest."""
-    (exponent,) = struct.unpack_from(">H", data)
-    groups, rest = _take_groups(data[2:])
+def _finite_number(data: bytes, at: int, sign: int) -> Taken:
+    (exponent,) = struct.unpack(">H", _upright(data[at : at + 2], sign))
+    groups, end = _take_groups(data, at + 2, sign, _MOST_GROUPS)
     top = 1
     for group in groups:
         top = top << 7 | group
     zeros = (top & -top).bit_length() - 1
-    return top >> zeros, exponent - _BINARY_BIAS - 7 * len(groups) + zeros, rest
+    odd, power = top >> zeros, exponent - _BINARY_BIAS - 7 * len(groups) + zeros
+    return _whole(sign * odd << power) if power >= 0 else sign * math.ldexp(odd, power), end
 
 
-def _finite_number(data: bytes, sign: int) -> Taken:
-    odd, power, rest = _take_number(data)
-    return _whole(sign * odd << power) if power >= 0 else sign * math.ldexp(odd, power), rest
-
-
-def _finite_decimal(data: bytes, sign: int) -> Taken:
-    (exponent,) = struct.unpack_from(">I", data)
-    groups, rest = _take_groups(data[4:])
+def _finite_decimal(data: bytes, at: int, sign: int) -> Taken:
+    (exponent,) = struct.unpack(">I", _upright(data[at : at + 4], sign))
+    groups, end = _take_groups(data, at + 4, sign, len(data))
     digits = "".join(f"{group:02}" for group in groups).rstrip("0")
     scale = exponent - _DECIMAL_BIAS - len(digits) + 1
-    return Decimal((int(sign < 0), tuple(map(int, digits)), scale)), rest
+    return Decimal((int(sign < 0), tuple(map(int, digits)), scale)), end
 
 
-def _below(read: Callable[[bytes, int], Taken]) -> Callable[[bytes], Taken]:
-    def take(data: bytes) -> Taken:
-        value, rest = read(data.translate(_FLIP), -1)
-        return value, rest.translate(_FLIP)
-
-    return take
-
-
-def _ladder(tag: int, make: Callable[[str], Any], read: Callable[[bytes, int], Taken]) -> dict[int, Any]:
+def _ladder(tag: int, make: Callable[[str], Any], read: Callable[[bytes, int, int], Taken]) -> dict[int, Any]:
     constants = {_LOWEST: make("-inf"), _ZERO: make("0"), _HIGHEST: make("inf"), _NAN: make("nan")}
     steps: dict[int, Any] = {tag + step: _constant(value) for step, value in constants.items()}
-    return steps | {tag + _ABOVE: lambda data: read(data, 1), tag + _BELOW: _below(read)}
+    signed = {_ABOVE: lambda data, at: read(data, at, 1), _BELOW: lambda data, at: read(data, at, -1)}
+    return steps | {tag + step: take for step, take in signed.items()}
 
 
-def _constant(value: Value) -> Callable[[bytes], Taken]:
-    return lambda data: (value, data)
+def _constant(value: Value) -> Callable[[bytes, int], Taken]:
+    return lambda data, at: (value, at)
 
 
-def _take_string(data: bytes) -> tuple[bytes, bytes]:
-    end = data.index(b"\0\x01")
-    return data[:end].replace(b"\0\xff", b"\0"), data[end + 2 :]
+def _take_string(data: bytes, at: int) -> tuple[bytes, int]:
+    end = data.index(b"\0\x01", at)
+    return data[at:end].replace(b"\0\xff", b"\0"), end + 2
 
 
-def _take_text(data: bytes) -> Taken:
-    found, rest = _take_string(data)
-    return found.decode("utf-8", "surrogateescape"), rest
+def _take_text(data: bytes, at: int) -> Taken:
+    found, end = _take_string(data, at)
+    return found.decode("utf-8", "surrogateescape"), end
 
 
-_READ: dict[int, Callable[[bytes], Taken]] = {
+_READ: dict[int, Callable[[bytes, int], Taken]] = {
     _NULL: _constant(None),
     **_ladder(_NUMBER, float, _finite_number),
     _NUMBER + _ZERO: _constant(0),
     **_ladder(_DECIMAL, Decimal, _finite_decimal),
     _TEXT: _take_text,
-    _UUID: lambda data: (UUID(bytes=data[:16]), data[16:]),
+    _UUID: lambda data, at: (UUID(bytes=data[at : at + 16]), at + 16),
     _BLOB: _take_string,
 }
 
 
 def decode_key(data: bytes) -> Key:
-    """Values that the database calls equal to those encoded; InvalidRequest if `data` is not a key."""
+    """Values that the database calls equal to those encoded; InvalidRequest if `data` is not a key.
+
+    Strangers send such bytes, as many as they like: the time is that of reading them once.
+    """
     values: list[Value] = []
-    rest = data
+    at = 0
     try:
-        while rest:
-            value, rest = _READ[rest[0]](rest[1:])
+        while at < len(data):
+            value, at = _READ[data[at]](data, at + 1)
             values.append(value)
         written = encode_key(tuple(values))
-    except (LookupError, ValueError, ArithmeticError, struct.error):
+    except (LookupError, ValueError, ArithmeticError, struct.error, InvalidRequest):
         written = None
     if written != data:
         raise InvalidRequest("these bytes are not a key", hint="Send back key bytes as they were received.")

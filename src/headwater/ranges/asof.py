@@ -6,7 +6,7 @@ log (offset, V], scanned once ──> Undo ───────┴──> rows 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from headwater.errors import Conflict, InvalidRequest, NotFound, NotSupported, OffsetExpired, Unavailable
@@ -23,7 +23,7 @@ GLANCE = 256  # changes between two looks whether anybody still waits
 LOG_SECONDS = 30.0  # how long a chunk waits for the log to hold what it saw
 
 Gone = Callable[[], bool]
-Piece = tuple[Table, list[Row]]
+Piece = tuple[Table, Sequence[Row]]
 
 
 class Past(Protocol):
@@ -123,7 +123,7 @@ class _Past:
             for chunk, span in self._chunks(limit):
                 if not self._undo.touches(span):
                     if chunk.rows:
-                        yield self._table, list(chunk.rows)
+                        yield self._table, chunk.rows
                 else:
                     yield from self._cut(self._undo.rows(chunk.rows, span), limit)
         finally:

@@ -60,10 +60,13 @@ Event = Told | Steady | Checkpoint
 def threshold(log: LiveLog) -> Timestamp:
     """The oldest time after which every change is surely there."""
     horizon = log.horizon
-    if horizon == log.generation_first and log.generation_reason == CREATED:
+    is_whole = horizon == log.generation_first
+    if is_whole and log.generation_reason == CREATED:
         return 0
     kept = log.read(after=log.first_whole(horizon) - 1, limit=1)
-    return kept[0].ts - 1 if kept else log.clock_ceiling
+    oldest = kept[0].ts - 1 if kept else log.clock_ceiling
+    # A time just before the first of a later generation may be one of the history that ended there.
+    return oldest + 1 if is_whole else oldest
 
 
 def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> int:
@@ -168,7 +171,7 @@ class ChangeFeed:
             upto = self._log.durable
             if self.cursor < upto:
                 yield await self._page(upto)
-                self._check_pace()
+                self._check_pace(upto)
             else:
                 self._behind_since = None
             if due := await self._due():
@@ -217,9 +220,10 @@ class ChangeFeed:
         if self._log.generation != self.generation:
             raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED)
 
-    def _check_pace(self) -> None:
+    def _check_pace(self, upto: int) -> None:
+        """Who takes each page as far as the log went when it was read keeps up, however busy the log is."""
         now = time.monotonic()
-        if self.cursor >= self._log.durable:
+        if self.cursor >= upto:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = now

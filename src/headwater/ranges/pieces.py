@@ -21,7 +21,7 @@ from headwater.ranges.asof import Past, read_table_as_of, shape_of
 from headwater.ranges.cache import Slice
 from headwater.ranges.gather import Ends
 from headwater.ranges.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
-from headwater.sources.source import Reader
+from headwater.sources.source import Condition, Reader, SideReader
 
 TABLES_ROWS = 4_096  # changes of several tables in one batch
 TABLES_BYTES = 16 << 20
@@ -47,22 +47,27 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
     return frozenset(name if name in table.index else own[name] for name in names)
 
 
-def snapshot_pieces(reader: Reader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
+def snapshot_pieces(reader: SideReader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
     """Rows as they were at one offset; each batch tells the last key it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)
     condition = None if job.pick.where is None else reader.condition(table, job.pick.where)
     place = reader.order(table, table.key)
     stream = arrow.ArrowStream(arrow.schema(table, columns))
-    chunks = read_table_as_of(reader, log, table, job.offset, span=job.pick.span, gone=left)
+    rows_each = reader.chunk_rows
+    chunks = read_table_as_of(reader, log, table, job.offset, span=job.pick.span, chunk_rows=rows_each, gone=left)
     start = stream.start()
     for _, rows in chunks:
         last = place(table.key_of(rows[-1])).hex()
-        kept = rows if condition is None else list(compress(rows, condition.holds(rows)))
+        kept = rows if condition is None else _passing(condition, list(rows))
         batch = arrow.rows_batch(table, kept, columns)
         yield Piece(start + stream.batch(batch, {"last_key": last}), len(kept))
         start = b""
     yield Piece(start + stream.end(), 0)
+
+
+def _passing(condition: Condition, rows: list[Row]) -> list[Row]:
+    return list(compress(rows, condition.holds(rows)))
 
 
 def check_kept(log: Log, after: int, upto: int) -> None:

@@ -125,6 +125,11 @@ class Ranges:
         self._ensure(place)
         return self._live(place, self._ranges(place), id, epoch).span
 
+    def database_of(self, id: int) -> str | None:
+        """The database of a range, of whatever epoch; None if it is not known, or no longer."""
+        owner = self._store.owner(id) if id < 2**63 else None
+        return None if owner is None else owner[0]
+
     def enter(self, who: Principal, id: int, epoch: int) -> Entered:
         """A range by its id alone; NotFound also where its table is none of the caller's business, StaleEpoch."""
         owner = self._store.owner(id) if id < 2**63 else None

@@ -16,7 +16,6 @@ from headwater.serve.api import Api
 from headwater.serve.auth import Access, Gate
 from headwater.serve.call import Headers, Scope, Send
 from headwater.serve.limits import Limits
-from headwater.serve.places import client_of
 
 MAX_REQUESTS = 10_000
 PREFIX = "/api/v1/q/"
@@ -70,8 +69,7 @@ class Again:
                 and asking.answering(found.prepared.db).moment() == found.moment
             )
             if is_same:
-                self._limits.ask(found.who, client_of(scope))
-                self._limits.enter(found.who, found.prepared.db)
+                self._limits.again(found.who, found.prepared.db, scope)
         except HeadwaterError:
             return False  # who reads the request will say it
         if is_same:

@@ -20,8 +20,8 @@ from headwater.feeds.options import Shape
 from headwater.feeds.seat import snapshot_url
 from headwater.feeds.turns import Threads
 from headwater.model.database import real_name
-from headwater.model.table import Row, Table
-from headwater.ranges.asof import Gone, read_as_of, shape_of
+from headwater.model.table import Table
+from headwater.ranges.asof import Gone, Piece, read_as_of, shape_of
 from headwater.serve.asked import digits
 from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
 
@@ -177,7 +177,7 @@ def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, f
     return _arrow(chunks, database.source.describe()[table]) if kind == ARROW_KIND else _lines(chunks, db, format)
 
 
-def _lines(chunks: Iterator[tuple[Table, list[Row]]], db: str, format: str) -> Pieces:
+def _lines(chunks: Iterator[Piece], db: str, format: str) -> Pieces:
     form = LIT if format == "objects_json" else PLAIN
     shape = Shape(db, format, after=True)
     for table, rows in chunks:
@@ -185,7 +185,7 @@ def _lines(chunks: Iterator[tuple[Table, list[Row]]], db: str, format: str) -> P
         yield b"".join([image(row, set()) + b"\n" for row in rows])
 
 
-def _arrow(chunks: Iterator[tuple[Table, list[Row]]], table: Table) -> Pieces:
+def _arrow(chunks: Iterator[Piece], table: Table) -> Pieces:
     from headwater.model import arrow
 
     stream = arrow.ArrowStream(arrow.schema(table))

@@ -1,4 +1,4 @@
-"""The HTTP protocol of uvicorn with bounds: how large the head of a request may be, and how long it may take."""
+"""The HTTP protocol of uvicorn with bounds: how large the head of a request may be, and how long each part may take."""
 
 from __future__ import annotations
 
@@ -8,35 +8,61 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from headwater.errors import HeadwaterError, InvalidRequest, RequestTooLarge
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
+from headwater.serve.body import Refusal
 from headwater.serve.call import Receive, Scope, Send
+from headwater.serve.crowd import HEALTH, Crowd
 from headwater.serve.http import PROBLEM, problem
+from headwater.serve.patience import CONNECTION, Patience
+from headwater.serve.shields import shielded
+
+CROWDED_SECONDS = 2  # that a connection too many has to ask for its health
 
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
-class BoundedHttp(HttpToolsProtocol):
-    """As inherited, but a head (target and headers) ends soon and is small, or the connection does."""
+class BoundedHttp(Patience, HttpToolsProtocol):
+    """As inherited, but a head (target and headers) ends soon and is small, or the connection does. So does a body
+    that comes too slowly, and an answer that nobody reads."""
 
     max_head = 64 << 10  # bytes
     head_seconds = 10.0  # from its first byte to its last
+    body_seconds = 20.0  # the same of a body, and a second more for each
+    body_rate = 1_000  # bytes that came
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, crowd: Crowd | None = None, **named: Any) -> None:
         super().__init__(*args, **named)
+        self._crowd = crowd
+        self._crowded: LimitExceeded | None = None  # why there is no place for it
         self._upgraded = False  # the connection is a WebSocket now, and not ours
         self._in_head = False
         self._head = 0  # bytes of target and headers that the parser told of
         self._unparsed = 0  # bytes that came since the head began: the parser keeps half a header to itself
         self._too_slow: asyncio.TimerHandle | None = None
+        self._body_until = 0.0  # when the body must be there; 0: none is on its way
+        self._body_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As inherited; who never asks anything is as idle as who asked before."""
         super().connection_made(transport)
+        if self._crowd is not None:
+            self._enter(self._crowd)
         self._idle()
+
+    def _enter(self, crowd: Crowd) -> None:
+        address = "" if self.client is None else self.client[0]
+        self._crowded = crowd.enter(address)
+        self._on_lost = lambda: crowd.leave(address)
+        if self._crowded is not None:
+            self.head_seconds = self.timeout_keep_alive = CROWDED_SECONDS
+            self.app = _only_health(self.app, self._crowded)
+            if crowd.is_full(address):
+                self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As inherited."""
         self._head_ended()
+        self._body_ended()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -45,13 +71,37 @@ class BoundedHttp(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head:
             self._head_goes_on(len(data))
+        elif self._body_until or (self.cycle is not None and self.cycle.more_body):
+            self._body_goes_on(len(data))
         elif not self._upgraded and (self.cycle is None or self.cycle.response_complete):
             self._idle()  # blank lines, or the rest of a body that nobody wanted
 
     def handle_websocket_upgrade(self) -> None:
         """As inherited."""
+        if self._crowded is not None:
+            self._refuse(429, self._crowded)
+            return
         self._upgraded = True
         super().handle_websocket_upgrade()
+        framed: Any = self.transport.get_protocol()
+        framed._on_lost, self._on_lost = self._on_lost, None
+
+    def on_response_complete(self) -> None:
+        """As inherited."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.watch()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """As inherited."""
+        super().timeout_keep_alive_handler()
+        self.watch()
+
+    def drop(self) -> None:
+        """As inherited; no further request is taken."""
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
+        super().drop()
 
     def _head_goes_on(self, size: int) -> None:
         if self.transport.is_closing():
@@ -71,6 +121,42 @@ class BoundedHttp(HttpToolsProtocol):
         if self._too_slow is not None:
             self._too_slow.cancel()
             self._too_slow = None
+
+    def _body_goes_on(self, size: int) -> None:
+        """A body was on its way before these bytes, or is now."""
+        if not self.cycle.more_body or self.transport.is_closing():
+            self._body_ended()
+        elif not self._body_until:
+            self._body_until = self.loop.time() + self.body_seconds
+            self._body_timer = self.loop.call_later(self.body_seconds, self._give_up_body)
+        else:
+            self._body_until += size / self.body_rate
+
+    def _body_ended(self) -> None:
+        self._body_until = 0.0
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _give_up_body(self) -> None:
+        """Look whether it is late: every byte that came moved the time."""
+        self._body_timer = None
+        if self.transport.is_closing():
+            return
+        left = self._body_until - self.loop.time()
+        if self.flow.read_paused:  # it is we who read no further
+            left, self._body_until = self.body_seconds, self.loop.time() + self.body_seconds
+        if left > 0:
+            self._body_timer = self.loop.call_later(left, self._give_up_body)
+            return
+        cycle = self.cycle
+        if not cycle.response_started:
+            slow = InvalidRequest("the body came too slowly", hint="Send it again, in one go.")
+            self._write_refusal(408, slow)
+            cycle.disconnected = True  # nobody else has anything to answer
+            cycle.message_event.set()
+        self.transport.close()
+        self.drop()
 
     def _idle(self) -> None:
         if self.timeout_keep_alive_task is None and not self.transport.is_closing():
@@ -103,6 +189,7 @@ class BoundedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """As inherited. RFC 9112 §3.2.2: the authority in the target counts, not the Host header."""
         self._head_ended()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self.url[:1] != b"/" and (absolute := _ABSOLUTE.match(self.url)) is not None:
             self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
             self.headers.append((b"host", absolute[1]))
@@ -134,10 +221,33 @@ class BoundedHttp(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is None or self.cycle.response_complete:  # else it would land inside another answer
-            body = problem(error, status)
-            head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (PROBLEM, len(body))
-            self.transport.write(STATUS_LINE[status] + head + body)
+            self._write_refusal(status, error)
         self.transport.close()
+        self.drop()
+
+    def _write_refusal(self, status: int, error: HeadwaterError) -> None:
+        refusal = Refusal(error, status=status, headers=[(b"connection", b"close"), (b"cache-control", b"no-store")])
+        body = problem(error, status)
+        head = [(b"content-type", PROBLEM), (b"content-length", b"%d" % len(body)), *refusal.headers]
+        head = shielded(head, tls=self.scheme == "https")
+        self.transport.write(STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % pair for pair in head) + b"\r\n" + body)
+
+
+def _only_health(app: Any, error: LimitExceeded) -> Any:
+    """`app` for a connection too many."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in HEALTH:
+            await app(scope, receive, send)
+            return
+        body = problem(error, error.status)
+        headers = Refusal(error, headers=[(b"connection", b"close"), (b"content-type", PROBLEM)]).headers
+        headers += [(b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
+        headers = shielded(headers, tls=scope["scheme"] == "https")
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return run
 
 
 def _too_large(most: int) -> HeadwaterError:

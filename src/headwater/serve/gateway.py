@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.opening import From, Opening
 from headwater.feeds.subscribing import SubscribeTable
@@ -19,7 +20,7 @@ from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import Call
 from headwater.serve.gateway_messages import bytes_of
-from headwater.serve.gateway_socket import GatewaySocket
+from headwater.serve.gateway_socket import STOPPING, GatewaySocket
 from headwater.serve.kv import Entry, Kv
 from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS
@@ -45,6 +46,8 @@ class Gateway:
         self._api, self._bridge, self._metrics = api, bridge, metrics
         self._limits, self._sessions, self._most = limits, sessions, most
         self._kv = Kv(api, bridge)
+        self._open: dict[GatewaySocket, asyncio.Task[Any]] = {}  # and who serves it
+        self._is_stopping = False
         self._handlers: dict[str, Handler] = {
             "sql": self._sql,
             "kv_get": self._get,
@@ -59,11 +62,32 @@ class Gateway:
         """One socket, to its end; an error before it is accepted leaves as it came."""
         await call.receive()
         call.who.need(VIEWER, "the gateway")
+        if self._is_stopping:
+            raise Unavailable("the server is stopping", hint="Connect again in a moment.")
         with self._limits.stay(call.who, None, client_of(call.scope)):
             socket = GatewaySocket(call, self._answer, most=self._most)
-            with self._sessions.during(call.who, socket.expire):
-                await socket.run()
+            task = asyncio.current_task()
+            assert task is not None
+            self._open[socket] = task
+            try:
+                with self._sessions.during(call.who, socket.expire):
+                    await socket.run()
+            finally:
+                del self._open[socket]
         return 101
+
+    async def drain(self, seconds: float) -> None:
+        """Let what is being answered be answered, for at most so long; then every client is told to come again."""
+        self._is_stopping = True
+        for socket in list(self._open):
+            socket.drain()
+        if self._open:
+            await asyncio.wait(list(self._open.values()), timeout=seconds)
+
+    def cut(self) -> None:
+        """Wait for no answer any more."""
+        for socket in list(self._open):
+            socket.end(STOPPING)
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
         """One frame of a client: exactly one answer."""

@@ -21,12 +21,14 @@ from headwater.feeds.stream import Stream
 from headwater.serve import sockets
 from headwater.serve.call import Call
 from headwater.serve.gateway_messages import error_payload, frame, told
+from headwater.serve.patience import drop
 from headwater.serve.places import client_of
 from headwater.serve.rpc import unexpected
 from headwater.serve.streams import closing
 
 MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that were read and wait for their turn; then reading stops
 MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read
+STOPPING = Ending("stopping", "the server is stopping")
 CLOSE_SECONDS = 5.0  # for the last words to a client that does not read
 
 Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
@@ -70,7 +72,8 @@ class GatewaySocket:
         self._call, self._answer, self._most = call, answer, most
         self._inbox = Inbox()
         self._writing = asyncio.Lock()
-        self._ended: asyncio.Future[HeadwaterError | None] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+        self._is_answering = self._is_stopping = False
         self._followed: dict[str | int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -88,14 +91,21 @@ class GatewaySocket:
             if why is not None:
                 await self._close(why)
 
-    def end(self, why: HeadwaterError | None = None) -> None:
+    def end(self, why: Ending | None = None) -> None:
         """No more: the client left, or is told why it has to."""
         if not self._ended.done():
             self._ended.set_result(why)
 
     def expire(self) -> None:
-        """The client is nobody any more."""
-        self.end(Unauthorized("the credential was revoked, or has expired"))
+        """The client is nobody any more; also one that does not read is let go."""
+        drop(self._call.scope)
+        self.end(Ending(Unauthorized.code, "the credential was revoked, or has expired"))
+
+    def drain(self) -> None:
+        """The server stops: no more after the request that is being answered."""
+        self._is_stopping = True
+        if not self._is_answering:
+            self.end(STOPPING)
 
     # --- saying --------------------------------------------------------------------------------------------------
 
@@ -108,8 +118,8 @@ class GatewaySocket:
         async with self._writing:
             await self._call.raw({"type": sockets.FRAMES, "frames": frames})
 
-    async def _close(self, why: HeadwaterError) -> None:
-        last = {"type": "websocket.close", **closing(Ending(why.code, why.message))}
+    async def _close(self, why: Ending) -> None:
+        last = {"type": "websocket.close", **closing(why)}
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._call.send(last), CLOSE_SECONDS)
 
@@ -158,8 +168,12 @@ class GatewaySocket:
         self.end()
 
     async def _work(self) -> None:
-        while True:
-            await self._answer(self, await self._inbox.take())
+        while not self._is_stopping:
+            text = await self._inbox.take()
+            self._is_answering = True
+            await self._answer(self, text)
+            self._is_answering = False
+        self.end(STOPPING)
 
     def _task(self, work: Any) -> asyncio.Task[None]:
         """A task whose failure is the end of all."""
@@ -172,4 +186,4 @@ class GatewaySocket:
         if isinstance(error, sockets.Gone):
             self.end()
         elif isinstance(error, Exception):
-            self.end(unexpected(error, "the gateway"))
+            self.end(Ending(HeadwaterError.code, unexpected(error, "the gateway").message))

@@ -33,17 +33,20 @@ from headwater.serve.cors import Cors
 from headwater.serve.gateway import Gateway
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
+from headwater.serve.patience import drop
 from headwater.serve.places import client_of
 from headwater.serve.query_pages import QueryPages
 from headwater.serve.routes import GATEWAY, QUERY, ROUTES, Route, find
 from headwater.serve.row_pages import RowPages
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
+from headwater.serve.shields import shielded
 from headwater.serve.streams import Streams
 
 Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
 Page = Callable[[Principal, Request], Awaitable[Response]]
 
 PROBLEM = b"application/problem+json"
+NOT_KEPT = {"cache-control": "no-store"}
 
 
 class Application:
@@ -70,7 +73,7 @@ class Application:
         self._cors = cors or Cors((), locked=gate.locked)
         self._streams = streams
         self._limits = limits
-        self._gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
+        self.gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
         rpc = Rpc(api, bridge, metrics, limits)
         self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
         self._again = Again(api, gate, limits)
@@ -85,10 +88,12 @@ class Application:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RAW] = send
-        send = self._to_page(scope, send)
-        if await self._again.answered(scope, send):
+        extra = self._to_page(scope)
+        guarded = _guarded(scope, send, extra)
+        if await self._again.answered(scope, guarded if extra else send):
             self._metrics.responded(QUERY, 304)
             return
+        send = guarded
         raw_path = scope.get("raw_path") or scope["path"].encode()
         route, values = find(scope["path"], raw_path, scope.get("method", "GET"))
         if scope["type"] == "websocket":
@@ -100,6 +105,7 @@ class Application:
         except HeadwaterError as error:
             status = await _refuse(send, route, Refusal(error))
         except (Gone, Aborted):
+            drop(scope)
             return
         except asyncio.CancelledError:
             status = await _refuse(send, route, Refusal(_cut_off()))
@@ -107,19 +113,10 @@ class Application:
             status = await _refuse(send, route, Refusal(unexpected(error, scope["path"])))
         self._metrics.responded("unknown" if route is None else route.path, status)
 
-    def _to_page(self, scope: Scope, send: Send) -> Send:
-        """`send`, which tells a browser that the page may read the answer."""
+    def _to_page(self, scope: Scope) -> Headers:
+        """The headers that tell a browser that the page may read the answer."""
         origin = header(scope["headers"], b"origin")
-        if not origin:
-            return send
-        extra = self._cors.headers(origin)
-
-        async def tell(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], *extra]
-            await send(message)
-
-        return tell
+        return self._cors.headers(origin) if origin else []
 
     async def _serve(
         self, scope: Scope, receive: Receive, send: Send, route: Route | None, values: dict[str, str]
@@ -190,7 +187,7 @@ class Application:
         if origin and not self._cors.admits(origin):
             raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
         if route.path == GATEWAY:
-            return await self._gateway.serve(call)
+            return await self.gateway.serve(call)
         if self._streams is None:
             raise Unavailable("no feeds are served here")
         return await self._streams.websocket(route.handler, call)
@@ -223,23 +220,23 @@ class Application:
 
     async def _index(self, principal: Principal, request: Request) -> Response:
         doors = [{"method": route.method, "path": route.path, "summary": route.summary} for route in ROUTES]
-        return JSONResponse({"name": "headwater", "version": __version__, "routes": doors})
+        return JSONResponse({"name": "headwater", "version": __version__, "routes": doors}, headers=NOT_KEPT)
 
     async def _healthz(self, principal: Principal, request: Request) -> Response:
-        return JSONResponse({"status": "ok"})
+        return JSONResponse({"status": "ok"}, headers=NOT_KEPT)
 
     async def _readyz(self, principal: Principal, request: Request) -> Response:
         ready = await self._bridge.call(self._api.ready)
-        return JSONResponse({"ready": ready}, status_code=200 if ready else 503)
+        return JSONResponse({"ready": ready}, status_code=200 if ready else 503, headers=NOT_KEPT)
 
     async def _text(self, principal: Principal, request: Request) -> Response:
         if principal.scopes is not None:
             raise Forbidden("the numbers are those of all databases", hint="Use a credential without scopes.")
         text = await self._bridge.call(self._metrics.text)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST} | NOT_KEPT)
 
     async def _openapi(self, principal: Principal, request: Request) -> Response:
-        return JSONResponse(openapi.document())
+        return JSONResponse(openapi.document(), headers=NOT_KEPT)
 
 
 def _cut_off() -> HeadwaterError:
@@ -262,6 +259,19 @@ async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> 
         leaving.cancel()
         if working.cancel():
             await asyncio.gather(working, return_exceptions=True)
+
+
+def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
+    """`send`, which puts on every head of an answer what browsers are to be told."""
+    tls = scope["scheme"] in ("https", "wss")
+
+    async def tell(message: MutableMapping[str, Any]) -> None:
+        if message["type"].endswith("http.response.start"):
+            headers = [*message["headers"], *extra]
+            message["headers"] = headers if message["status"] == 304 else shielded(headers, tls=tls)
+        await send(message)
+
+    return tell
 
 
 def _as_http(send: Send) -> Send:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,12 +12,15 @@ from headwater.feeds.turns import WHOSE
 from headwater.model.database import real_name
 from headwater.model.principal import ANONYMOUS, Principal
 from headwater.serve.api import Api
+from headwater.serve.call import Scope
+from headwater.serve.crowd import Crowd
 from headwater.serve.jwts import JWT
 from headwater.serve.params import Params, TableName
-from headwater.serve.places import Places
+from headwater.serve.places import Places, client_of
 from headwater.serve.rates import Buckets, place_of, too_often
 from headwater.serve.tenants import Limited, Tenants
 
+MOST_RANGES = 10_000
 _HINT = "Ask less often, or raise serve.rate."
 _ALL = ("db", "sub_id")  # of cdc.list: without both it is of every database
 
@@ -29,7 +33,9 @@ class Limits:
         self._callers = None if config.rate is None else Buckets(config.rate, config.burst)
         databases = api.databases
         self.tenants = Tenants(databases.quota if isinstance(databases, Limited) else lambda _: QuotasConfig())
+        self._ranges: dict[int, str] = {}  # databases of ranges that were asked for
         self.refused_callers = 0  # requests
+        self.crowd = Crowd(config.max_connections, config.max_connections_per_client)
 
     # --- who asks ----------------------------------------------------------------------------------------------------
 
@@ -61,6 +67,14 @@ class Limits:
         tenant = self.tenants.get(db)
         if tenant is not None:
             WHOSE.set(db)
+            tenant.enter()
+
+    def again(self, who: Principal, db: str, scope: Scope) -> None:
+        """As `ask` and `enter`, in short, of a request that is answered at once to one who sees `db`."""
+        if self._callers is not None:
+            self.ask(who, client_of(scope))
+        tenant = self.tenants.get(db)
+        if tenant is not None:
             tenant.enter()
 
     @contextmanager
@@ -106,6 +120,20 @@ class Limits:
                 return real_name(given)
         return None
 
+    async def of_call(self, asked: object) -> str | None:
+        """The database that a call of gRPC is about: the one it names, or that of the range it names."""
+        found, id = self.of_message(asked), getattr(asked, "range_id", 0)
+        if found is not None or not id or self._api.ranges is None:
+            return found
+        if id not in self._ranges:
+            db = await asyncio.to_thread(self._api.ranges.database_of, id)
+            if db is None:
+                return None
+            if len(self._ranges) >= MOST_RANGES:
+                self._ranges.clear()
+            self._ranges[id] = db  # for good: another range has another id
+        return self._ranges[id]
+
     def _of_subscription(self, id: str) -> str | None:
         return None if self._api.feeds is None else self._api.feeds.subscriptions.database_of(id)
 
@@ -118,6 +146,6 @@ class Limits:
 
 def _key(who: Principal, address: str) -> object:
     """Whose bucket it is: a key's own; of JWTs that of their name, for each may have many."""
-    if who == ANONYMOUS:
+    if who is ANONYMOUS or who == ANONYMOUS:
         return place_of(address)
     return (who.credential,) if who.credential and not who.credential.startswith(JWT) else (who.name, "")

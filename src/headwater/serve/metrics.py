@@ -34,9 +34,10 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_requests_total": ("counter", "Requests for a database that were let in.", ("db",)),
     "headwater_limited_total": (
         "counter",
-        "Requests refused by a limit: of the caller, or of the database by rate or streams.",
+        "Requests refused by a limit: of the caller, of connections, or of the database by rate or streams.",
         ("limit", "db"),
     ),
+    "headwater_connections": ("gauge", "Open connections to HTTP, WebSockets included.", ()),
     "headwater_gateway_messages_total": ("counter", "Messages answered by the JSON gateway.", ("type", "code")),
     "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
     "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
@@ -62,6 +63,12 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_streams": ("gauge", "Open streams.", ("transport",)),
     "headwater_polls": ("gauge", "Polls being answered or waiting.", ()),
     "headwater_delivered_changes_total": ("counter", "Changes and snapshot rows sent on streams.", ("transport",)),
+    "headwater_database_streams": ("gauge", "Open streams, bulk reads and waiting polls of a database.", ("db",)),
+    "headwater_database_delivered_changes_total": (
+        "counter",
+        "Changes and snapshot rows sent on streams of a database.",
+        ("db",),
+    ),
     "headwater_pulls": ("gauge", "Bulk pulls being answered.", ()),
     "headwater_pull_bytes_total": ("counter", "Bytes of Arrow sent on bulk pulls.", ()),
     "headwater_pull_rows_total": ("counter", "Rows and images of changes sent on bulk pulls.", ()),
@@ -234,7 +241,9 @@ class _Pulled(Collector):
 def _limited(limits: Limits) -> Iterator[Metric]:
     tenants = limits.tenants.all()
     yield _family("headwater_requests_total", [((db,), float(one.requests)) for db, one in tenants.items()])
-    refused = [(("caller", ""), float(limits.refused_callers))]
+    yield _family("headwater_connections", [((), float(limits.crowd.open))])
+    yield _family("headwater_database_streams", [((db,), float(one.streams)) for db, one in tenants.items()])
+    refused = [(("caller", ""), float(limits.refused_callers)), (("connections", ""), float(limits.crowd.refused))]
     for db, one in tenants.items():
         refused += [(("rate", db), float(one.refused_requests)), (("streams", db), float(one.refused_streams))]
     yield _family("headwater_limited_total", refused)
@@ -243,6 +252,8 @@ def _limited(limits: Limits) -> Iterator[Metric]:
 def _fed(feeds: Feeds) -> Iterator[Metric]:
     streams, delivered = feeds.open_streams(), feeds.deliveries()
     yield _family("headwater_streams", [((name,), float(count)) for name, count in streams.items()])
+    each = feeds.deliveries_of()
+    yield _family("headwater_database_delivered_changes_total", [((db,), float(n)) for db, n in each.items()])
     yield _family("headwater_polls", [((), float(feeds.open_polls()))])
     yield _family("headwater_delivered_changes_total", [((name,), float(n)) for name, n in delivered.items()])
     found = {db: feeds.subscriptions.counters(db) for db in feeds.databases.names()}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import importlib.util
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 
@@ -27,6 +29,8 @@ from headwater.serve.bridge import Bridge
 from headwater.serve.bulk import Snapshots
 from headwater.serve.connection import BoundedHttp
 from headwater.serve.cors import Cors
+from headwater.serve.crowd import Crowd
+from headwater.serve.gateway import Gateway
 from headwater.serve.http import Application
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
@@ -41,6 +45,7 @@ KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle
 BACKLOG = 2048
 MAX_FRAME = 64 << 10  # bytes a WebSocket client may send at a time
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Server:
@@ -62,10 +67,12 @@ class Server:
         self._snapshots: Snapshots | None = None
         self._pulls: Pulls | None = None
         self._uvicorn: _Uvicorn | None = None
+        self._gateway: Gateway | None = None
         self._task: asyncio.Task[None] | None = None
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
         self._grpc_sockets: list[socket.socket] = []
         self._grpc: Any = None
+        self._hurried = False  # a stop does not wait for anybody
         self.addresses: list[tuple[str, int]] = []  # as bound, so port 0 shows the real one
         self.grpc_addresses: list[tuple[str, int]] = []  # none: gRPC is off
 
@@ -130,9 +137,10 @@ class Server:
         limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
         metrics = self._metrics(self._api.feeds, limits)
         application = self._application(self._bridge, self._api.feeds, metrics, limits)
+        self._gateway = application.gateway
         if self.grpc_addresses:
             await self._start_grpc(metrics, limits)
-        self._uvicorn = _Uvicorn(_settings(application, self._config.drain_seconds, self._tls))
+        self._uvicorn = _Uvicorn(_settings(application, self._config, self._tls, limits.crowd))
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -186,9 +194,11 @@ class Server:
             self._api.feeds.drain()  # streams have no end of their own to wait for
         if self._api.ranges is not None:
             self._api.ranges.drain()
+        left = await self._drain_gateway(self._config.drain_seconds)
+        self._uvicorn.config.timeout_graceful_shutdown = left  # type: ignore[assignment]  # as in _settings
         self._uvicorn.should_exit = True
         if self._grpc is not None:
-            await self._grpc.stop(self._config.drain_seconds)
+            await self._grpc.stop(0.0 if self._hurried else left)
         await self._task
         if self._snapshots is not None:
             await asyncio.to_thread(self._snapshots.close)
@@ -201,6 +211,13 @@ class Server:
         self._api.transactions.close()
         await asyncio.to_thread(self._bridge.close)
         self._uvicorn = None
+
+    async def _drain_gateway(self, seconds: float) -> float:
+        """Before uvicorn closes its WebSockets, which it does at once; how much time is left for the others."""
+        began = time.monotonic()
+        if self._gateway is not None:
+            await self._gateway.drain(seconds)
+        return max(seconds - (time.monotonic() - began), 0.0)
 
     def reload(self) -> bool:
         """Read the certificate again; whether it is good. Open streams go on."""
@@ -230,9 +247,19 @@ class Server:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, asked: asyncio.Event) -> None:
-        if asked.is_set() and self._uvicorn is not None:
-            self._uvicorn.force_exit = True
+        if asked.is_set():
+            self._hurry()
         asked.set()
+
+    def _hurry(self) -> None:
+        """Cut off what is open, on both ports."""
+        self._hurried = True
+        if self._uvicorn is not None:
+            self._uvicorn.force_exit = True
+        if self._grpc is not None:
+            self._grpc.cut()
+        if self._gateway is not None:
+            self._gateway.cut()
 
 
 class _Uvicorn(uvicorn.Server):
@@ -260,11 +287,16 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop
 
 
-def _settings(application: Application, drain_seconds: float, tls: Tls | None) -> uvicorn.Config:
+def _patient(kind: type[T], config: ServeConfig) -> type[T]:
+    return type(kind.__name__, (kind,), {"stall_seconds": config.stall_seconds})
+
+
+def _settings(application: Application, config: ServeConfig, tls: Tls | None, crowd: Crowd) -> uvicorn.Config:
+    http, framed = _patient(BoundedHttp, config), _patient(FramedWebSocket, config)
     return uvicorn.Config(
         application,
-        http=BoundedHttp,
-        ws=FramedWebSocket,
+        http=functools.partial(http, crowd=crowd),  # type: ignore[arg-type]  # is only called
+        ws=framed,
         ws_max_size=MAX_FRAME,
         ws_per_message_deflate=False,  # a compressed frame would be one reader's own
         lifespan="off",
@@ -275,5 +307,5 @@ def _settings(application: Application, drain_seconds: float, tls: Tls | None) -
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         ssl_context_factory=None if tls is None else lambda *_: tls.context,
-        timeout_graceful_shutdown=drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
+        timeout_graceful_shutdown=config.drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )

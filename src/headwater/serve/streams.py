@@ -25,6 +25,7 @@ from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
 from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
 from headwater.serve.limits import Limits
+from headwater.serve.patience import drop
 from headwater.serve.places import client_of
 from headwater.serve.pulls import Pulls
 from headwater.serve.query_pages import args_in
@@ -75,7 +76,7 @@ class Streams:
                 return await self._query_events(call)
             if handler == "changes":
                 return await self._changes(call)
-            with self._sessions.during(call.who, _cutting()):
+            with self._sessions.during(call.who, _cutting(call)):
                 if handler == "snapshot":
                     return await self._snapshots.answer(call)
                 return await self._pull(handler, call)
@@ -132,7 +133,7 @@ class Streams:
                 stream.leave()
             elif first:
                 await send({"type": "http.response.body", "body": first, "more_body": True})
-            with self._sessions.during(call.who, lambda: _expire(stream)):
+            with self._sessions.during(call.who, lambda: _expire(call, stream)):
                 await _carry(call.raw, stream, {"type": "http.response.body", "more_body": True}, "body")
             await send({"type": "http.response.body", "body": b""})
         finally:
@@ -155,7 +156,7 @@ class Streams:
                 await call.send({"type": "websocket.accept"})
                 listening = asyncio.ensure_future(self._listen(call, stream))
                 try:
-                    with self._sessions.during(call.who, lambda: _expire(stream)):
+                    with self._sessions.during(call.who, lambda: _expire(call, stream)):
                         await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
                     await call.send({"type": "websocket.close", **closing(stream.ending)})
                 finally:
@@ -203,19 +204,25 @@ class Streams:
             await self._feeds.run(subscriptions.pause, call.who, id, frame.pause)
 
 
-def _expire(stream: Stream | Batches) -> None:
-    """Its reader is nobody any more: told so where the transport can say it."""
+def _expire(call: Call, stream: Stream | Batches) -> None:
+    """Its reader is nobody any more: told so where the transport can say it. Also who does not read is let go."""
+    drop(call.scope)
     if isinstance(stream, Stream):
         stream.stop(Unauthorized("the credential was revoked, or has expired"))
     else:
         stream.leave()
 
 
-def _cutting() -> Callable[[], object]:
+def _cutting(call: Call) -> Callable[[], object]:
     """Ends what the task of now is sending, without an end: the reader notices."""
     task = asyncio.current_task()
-    assert task is not None
-    return task.cancel
+
+    def cut() -> None:
+        assert task is not None
+        drop(call.scope)
+        task.cancel()
+
+    return cut
 
 
 async def _carry(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:

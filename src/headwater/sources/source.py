@@ -53,7 +53,7 @@ class Chunk(msgspec.Struct, frozen=True):
     """One stretch of a table read in one short read transaction. `next_key` is None at the end."""
 
     table: Table
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     offset: int
     next_key: Key | None
 
@@ -225,7 +225,9 @@ class Reader(Protocol):
 
 
 class SideReader(Reader, Protocol):
-    """A database read by a process beside the one that captures it."""
+    """A database read by a process beside the one that captures it. Its chunks best have `chunk_rows`."""
+
+    chunk_rows: int
 
     def shape(self, name: str, version: int | None = None) -> Table:
         """The table as it is now, or as it was at `version`; NotFound."""
@@ -367,8 +369,7 @@ class Source(Protocol):
         ...
 
     def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """How the database compares values of `columns`: equal values give equal bytes, and for the key
-        columns byte order is the order of `chunk`."""
+        """How it compares `columns`: equal values give equal bytes, those of the key in the order of `chunk`."""
         ...
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:

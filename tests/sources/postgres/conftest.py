@@ -10,16 +10,17 @@ from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_rig import Rig
 from tests.sources.postgres.pg_server import DEBIAN, Server, Stream, embedded
 
-from headwater.sources.postgres import rows
+from headwater.sources.postgres import cells, rows
 
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(autouse=True)
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`HEADWATER_TEST_TWIN=python` runs everything here without the compiled decoder."""
+    """`HEADWATER_TEST_TWIN=python` runs everything here without the compiled modules."""
     if os.environ.get("HEADWATER_TEST_TWIN") == "python":
         monkeypatch.setattr(rows, "twin", lambda: rows.PYTHON)
+        monkeypatch.setattr(cells, "COMPILED", None)
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("debian", marks=pytest.mark.slow)])

@@ -13,6 +13,7 @@ from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.shapes import Shapes
+from headwater.sources.postgres.stretch import Decoded, Take
 from headwater.sources.postgres.tx import PostgresTx
 from headwater.sources.postgres.writing import Writers
 from headwater.sources.source import Result
@@ -83,13 +84,13 @@ class Log:
 class Rig:
     """The rooms that read and write, on one database."""
 
-    def __init__(self, stream: Stream, **options: Any) -> None:
+    def __init__(self, stream: Stream, take: Take = Decoded, **options: Any) -> None:
         self.stream, self.log = stream, Log(stream)
         self.connect = lambda: stream.server.connect(stream.name)
         self.pool = Pool(self.connect)
         self.shapes = Shapes()
         self.columns = Columns(self.pool)
-        self.reading = Reading(self.pool, self.shapes, self.log, self.columns.odd)
+        self.reading = Reading(self.pool, self.shapes, self.log, self.columns.odd, take=take)
         self.writers = Writers(self.connect, self.shapes, self.log, **options)
         self._open: set[PostgresTx] = set()
 

@@ -17,9 +17,11 @@ from headwater.errors import Busy, InvalidRequest, NotFound, NotSupported
 from headwater.model.key import Span, prefix_end
 from headwater.model.literal import DateTime
 from headwater.model.table import Column, Row, Table
-from headwater.sources.postgres import reading as room
+from headwater.sources.postgres import stretch as room
 from headwater.sources.postgres.order import is_own_order, order
+from headwater.sources.postgres.packed import Packed
 from headwater.sources.postgres.sampling import sample
+from headwater.sources.postgres.stretch import Decoded
 from headwater.sources.postgres.values import to_text
 
 Attach = Callable[..., Rig]
@@ -64,6 +66,12 @@ BEFORE = (
     "CREATE DOMAIN label AS varchar(5)",
     "CREATE DOMAIN small AS int CHECK (VALUE < 100)",
 )
+
+
+@pytest.fixture(params=[Decoded, Packed], ids=["decoded", "packed"])
+def pg_rig(request: pytest.FixtureRequest, pg_rig: Attach) -> Attach:
+    """Both ways to keep the rows of a chunk."""
+    return lambda *statements, **options: pg_rig(*statements, take=request.param, **options)
 
 
 def has_collation(r: Rig) -> bool:

@@ -22,7 +22,7 @@ cdef extern from "Python.h":
     const char *PyUnicode_AsUTF8AndSize(object text, Py_ssize_t *size)
     long long PyLong_AsLongLongAndOverflow(object number, int *overflow) except? -1
 
-FORM = 1  # see envelope
+FORM = 2  # see envelope
 
 cdef object unavailable = UNAVAILABLE
 cdef long long EXACT = EXACT_JSON_INT
@@ -160,7 +160,8 @@ cdef class Frames:
     """Changes one after another, each in its frame. For one page, in one thread."""
 
     cdef char *at
-    cdef Py_ssize_t size, room, limit, most
+    cdef readonly Py_ssize_t size
+    cdef Py_ssize_t room, limit, most
     cdef readonly Py_ssize_t count  # of changes
     cdef readonly Py_ssize_t last  # the offset of the last of them
     cdef object find, careful, table

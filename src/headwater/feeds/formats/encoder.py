@@ -40,6 +40,11 @@ class Frames(Protocol):
         ...
 
     @property
+    def size(self) -> int:
+        """Their bytes."""
+        ...
+
+    @property
     def is_full(self) -> bool:
         """Whether no more will be taken."""
         ...

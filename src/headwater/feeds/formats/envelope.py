@@ -14,7 +14,7 @@ from headwater.model.clock import ts_ms
 from headwater.model.literal import Unavailable
 from headwater.model.table import Table
 
-FORM = 1  # of Plan: a compiled twin that was built for another one is not used
+FORM = 2  # of Plan and Frames: a compiled twin that was built for another one is not used
 _FORM: Form = {**PLAIN, Unavailable: lambda value: b'"__debezium_unavailable_value"'}  # Debezium's own placeholder
 
 

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import grpc
 from grpc import aio
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
+from headwater.errors import (
+    HeadwaterError,
+    InvalidRequest,
+    LimitExceeded,
+    RequestTooLarge,
+    Unauthorized,
+    Unavailable,
+)
 from headwater.model.principal import Principal
 from headwater.serve.auth import Gate
 from headwater.serve.grpc import faults
@@ -57,17 +64,17 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
 class Calls:
     """Turns the methods of the faces into handlers of gRPC."""
 
-    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics) -> None:
-        self._gate, self._limits, self._metrics = gate, limits, metrics
+    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics, *, max_bytes: int) -> None:
+        self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with one answer."""
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
-            async with _Call(name, context, self._metrics) as call:
+            async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller = self._admitted(context, call)
                 asked = call.read(request, data)
-                self._limits.enter(caller.who, self._limits.of_message(asked))
+                self._limits.enter(caller.who, await self._limits.of_call(asked))
                 call.answer = await answer(caller, asked)
             return call.answer
 
@@ -77,9 +84,9 @@ class Calls:
         """A method with a stream of answers, which ends when its caller may not stay."""
 
         async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-            async with _Call(name, context, self._metrics) as call:
+            async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller, asked = self._admitted(context, call), call.read(request, data)
-                db = self._limits.of_message(asked)
+                db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 staying = self._limits.stay(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire):
@@ -102,8 +109,8 @@ class Calls:
 class _Call:
     """One call: counts it, and tells the caller why it failed."""
 
-    def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics) -> None:
-        self._name, self._context, self._metrics = name, context, metrics
+    def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics, max_bytes: int) -> None:
+        self._name, self._context, self._metrics, self._max_bytes = name, context, metrics, max_bytes
         self._task = asyncio.current_task()
         self._cut: HeadwaterError | None = None
         self._writing = False
@@ -111,7 +118,11 @@ class _Call:
         self.answer: Any = None
 
     def read(self, message: str, data: bytes) -> Any:
-        """The request; InvalidRequest where it is none."""
+        """The request; InvalidRequest where it is none, or too large."""
+        if len(data) > self._max_bytes:
+            raise RequestTooLarge(
+                f"the message is larger than {self._max_bytes} bytes", hint="Send less, in several calls."
+            )
         try:
             return decode(message, data)
         except ValueError as error:

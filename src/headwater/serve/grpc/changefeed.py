@@ -55,6 +55,8 @@ class ChangeFeedService:
         self._numbers.open += 1
         try:
             feed = await self._open(caller.who, asked)
+            # Before anything can be cut off: a call cannot fail while these are on their way with a first message.
+            await caller.context.send_initial_metadata(())
             async with aclosing(feed.pages(caller.who.name)) as pages:  # type: ignore[type-var]  # a generator
                 async for page in pages:
                     if page:

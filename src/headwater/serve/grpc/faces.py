@@ -27,4 +27,6 @@ def open_faces(
         SubscriptionService(api),
         KvService(Kv(api, bridge)),
     ]
-    return GrpcServer(Calls(gate, limits, metrics), Doorman(gate, limits), faces, max_bytes=config.max_body_bytes)
+    most, streams = config.max_body_bytes, config.max_streams_per_client
+    calls = Calls(gate, limits, metrics, max_bytes=most)
+    return GrpcServer(calls, Doorman(gate, limits), faces, max_bytes=most, max_streams=streams)

@@ -7,6 +7,7 @@ A client in the same process may have loaded its own `sochdb.v1`: in the common 
 from __future__ import annotations
 
 import functools
+import threading
 from importlib import resources
 from typing import Any
 
@@ -15,9 +16,18 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 FOLDER = resources.files("headwater.serve.grpc") / "protos"
 
 
-@functools.cache
+_lock = threading.Lock()
+_classes: dict[str, Any] = {}
+
+
 def pool() -> descriptor_pool.DescriptorPool:
     """Every file of ours."""
+    with _lock:
+        return _pool()
+
+
+@functools.cache
+def _pool() -> descriptor_pool.DescriptorPool:
     files = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "protos.bin").read_bytes())
     found = descriptor_pool.DescriptorPool()
     for file in files.file:
@@ -25,10 +35,18 @@ def pool() -> descriptor_pool.DescriptorPool:
     return found
 
 
-@functools.cache
 def message(name: str) -> Any:
-    """The class of the message `name`, such as `sochdb.v1.SubscribeEvent`."""
-    return message_factory.GetMessageClass(pool().FindMessageTypeByName(name))
+    """The class of the message `name`, such as `sochdb.v1.SubscribeEvent`: one, whatever thread asks for it first.
+
+    A cache alone would let two threads make two of them, and a message of one does not fit into one of the other.
+    """
+    found = _classes.get(name)
+    if found is None:
+        with _lock:
+            found = _classes.get(name)
+            if found is None:
+                found = _classes[name] = message_factory.GetMessageClass(_pool().FindMessageTypeByName(name))
+    return found
 
 
 def decode(name: str, data: bytes) -> Any:

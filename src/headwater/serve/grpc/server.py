@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,12 +17,15 @@ from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour
 from headwater.serve.grpc.messages import pool
 from headwater.serve.tls import Pems, Tls
 
+SPARE = 1 << 20  # bytes by which a message may be too large and still be refused in our own words
 OPTIONS = (
     ("grpc.so_reuseport", 0),  # else two servers would share the port, and each see half of the calls
     ("grpc.max_send_message_length", -1),
     ("grpc.keepalive_time_ms", 30_000),  # finds readers that are gone without a word
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 600_000),  # clients come back by themselves
 )
 
 
@@ -47,14 +51,20 @@ class Drains(Protocol):
 class GrpcServer:
     """The faces on one address. Start and stop it in one loop."""
 
-    def __init__(self, calls: Calls, doorman: Doorman, faces: list[Face], *, max_bytes: int) -> None:
-        self._calls, self._doorman, self._faces, self._max_bytes = calls, doorman, faces, max_bytes
+    def __init__(self, calls: Calls, doorman: Doorman, faces: list[Face], *, max_bytes: int, max_streams: int) -> None:
+        self._calls, self._doorman, self._faces = calls, doorman, faces
+        self._max_bytes, self._max_streams = max_bytes, max_streams  # of a message, of a connection
         self._server: Any = None
         self._health: Any = None
+        self._cutting: asyncio.Future[None] | None = None  # kept, or it might be forgotten before it is done
 
     async def start(self, addresses: list[tuple[str, int]], tls: Tls | None = None) -> None:
         """Accept on these addresses, all of which were free a moment ago."""
-        options = [*OPTIONS, ("grpc.max_receive_message_length", self._max_bytes)]
+        options = [
+            *OPTIONS,
+            ("grpc.max_receive_message_length", self._max_bytes + SPARE),
+            ("grpc.max_concurrent_streams", self._max_streams),
+        ]
         self._server = aio.server(interceptors=[self._doorman], options=options)
         for face in self._faces:
             self._server.add_generic_rpc_handlers((_Handlers(face, self._calls),))
@@ -88,6 +98,11 @@ class GrpcServer:
                     face.drain()
             await self._health.enter_graceful_shutdown()
             await self._server.stop(seconds)
+
+    def cut(self) -> None:
+        """Do not wait for open calls, also if a stop does already."""
+        if self._server is not None:
+            self._cutting = asyncio.ensure_future(self._server.stop(None))
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only

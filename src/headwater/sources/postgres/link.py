@@ -96,6 +96,13 @@ class Link:
                 self._pg.set_single_row_mode()
             return self._collect(limit, to_end)
 
+    def result(self, sql: str) -> pq.abc.PGresult:
+        """Run a statement of our own without parameters; its answer as libpq has it, who waits for all of it."""
+        with self._broken_is_ours():
+            found = self._pg.exec_params(sql.encode(), None)
+            _check(found)
+            return found
+
     def again(self, sql: str) -> Answer:
         """Run a statement of our own without parameters, which the session keeps: it is read and planned but once."""
         with self._broken_is_ours():
@@ -246,6 +253,12 @@ def _encoded(sql: str) -> bytes:
         return sql.encode()
     except UnicodeEncodeError:
         raise InvalidRequest("the statement holds lone surrogates", hint="Send it as UTF-8.") from None
+
+
+def cells_of(result: pq.abc.PGresult) -> list[Cells]:
+    """The rows of an answer."""
+    places = range(result.nfields)
+    return [tuple([result.get_value(row, place) for place in places]) for row in range(result.ntuples)]
 
 
 def _check(result: pq.abc.PGresult) -> None:

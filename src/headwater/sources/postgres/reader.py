@@ -14,12 +14,14 @@ from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.history import FIRST, first_shape
 from headwater.sources.postgres.link import Pool
 from headwater.sources.postgres.order import order
+from headwater.sources.postgres.packed import Packed
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.postgres.where import Predicates
 from headwater.sources.source import Chunk, Condition
 
 READERS = 4  # PostgreSQL has few connections to give
+CHUNK_ROWS = 65_536  # each has to find its place in the log, which takes as long as some thousand rows
 
 
 class Serving(Protocol):
@@ -57,11 +59,13 @@ class Past(Protocol):
 class PostgresReader:
     """Fulfils `SideReader`."""
 
+    chunk_rows = CHUNK_ROWS
+
     def __init__(self, name: str, url: str, serving: Serving, past: Past) -> None:
         self._serving, self._past = serving, past
         self._pool = Pool(Server(name, url).connect, READERS)
         self._columns = Columns(self._pool)
-        self._reading = Reading(self._pool, Shapes(self._known), _Unseen(serving), self._columns.odd)
+        self._reading = Reading(self._pool, Shapes(self._known), _Unseen(serving), self._columns.odd, take=Packed)
         self._predicates = Predicates(self._pool, self._columns.odd)
 
     def _known(self, table: str) -> Table | None:

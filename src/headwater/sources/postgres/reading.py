@@ -7,34 +7,24 @@ the read is made again. Only chunks need that; other reads are told an offset up
 
 from __future__ import annotations
 
-import contextlib
-import re
-from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
-from decimal import Decimal
 from typing import Protocol, TypeVar
-from uuid import UUID
 
-from headwater.errors import Busy, InvalidRequest, NotSupported
-from headwater.model.key import Span, decode_key
-from headwater.model.literal import Time, Value, is_date, is_datetime, is_time
+from headwater.errors import Busy
+from headwater.model.key import Span
 from headwater.model.predicate import key_is
-from headwater.model.table import Column, Key, Row, Table
-from headwater.sources.postgres.link import Cells, Link, Pool
-from headwater.sources.postgres.order import is_odd, is_own_order, order, ordered_by
+from headwater.model.table import Key, Row, Table
+from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.session import PostgresSession, is_read_only, run_statement
-from headwater.sources.postgres.shapes import Shape, Shapes
+from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.postgres.statements import Args, check_ours, examine
-from headwater.sources.postgres.values import Bound, cell_reader, to_bound
+from headwater.sources.postgres.stretch import Decoded, Take, stretch
 from headwater.sources.source import Chunk, Read, Result
 
 T = TypeVar("T")
-MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
 TRIES = 10  # of a read whose snapshot is no beginning of the log
-FETCH = 1_000  # rows taken from PostgreSQL at a time, at most
 ALL_ROWS = "SET LOCAL row_security = off"  # where a policy would hide some, PostgreSQL refuses
-_HOURS = re.compile(rb"([+-]\d\d):00\Z")
 
 
 class Visibility(Protocol):
@@ -54,7 +44,7 @@ class Visibility(Protocol):
 
 
 class Reading:
-    """Reads of one database. From any thread."""
+    """Reads of one database. From any thread. `take`: how the rows of a chunk are kept."""
 
     def __init__(
         self,
@@ -64,9 +54,10 @@ class Reading:
         odd: Callable[[], Collection[str]] = lambda: (),
         *,
         statement_seconds: float = 30.0,
+        take: Take = Decoded,
     ) -> None:
         self._pool, self._shapes, self._visibility, self._odd = pool, shapes, visibility, odd
-        self._seconds = statement_seconds
+        self._seconds, self._take = statement_seconds, take
 
     def exact(self, work: Callable[[Link], T], seconds: float | None = None) -> tuple[T, int]:
         """What `work` reads in one snapshot, and its offset."""
@@ -117,177 +108,17 @@ class Reading:
         """See Source."""
         odd = self._odd()
 
-        def read(link: Link) -> tuple[Table, list[Row], Key | None]:
+        def read(link: Link) -> tuple[Table, Sequence[Row], Key | None]:
             link.script(ALL_ROWS)
             shape = self._shapes.shape(link, table)
             shape.need_key()
-            return (shape.table, *_stretch(link, shape, odd, after, span, max(limit, 1)))
+            return (shape.table, *stretch(link, shape, odd, after, span, max(limit, 1), self._take(shape)))
 
         (shape, rows, next_key), offset = self.exact(read)
-        return Chunk(shape, tuple(rows), offset, next_key)
+        return Chunk(shape, rows, offset, next_key)
 
 
 def snapshot_of(link: Link) -> str:
     """What the transaction sees: one snapshot from its first statement to its last."""
     ((snapshot,),) = link.run("SELECT pg_current_snapshot()::text").texts()
     return str(snapshot)
-
-
-# --- a stretch -------------------------------------------------------------------------------------------
-
-
-def _stretch(
-    link: Link, shape: Shape, odd: Collection[str], after: Key | None, span: Span | None, limit: int
-) -> tuple[list[Row], Key | None]:
-    table = shape.table
-    bounds = None if span is None or span == Span() else _Bounds(table, span, odd)
-    text = _Text(shape, odd)
-    conditions = [text.beyond(after)] if after is not None else []
-    if span is not None and bounds is not None:
-        conditions += [text.near(span.start, is_start=True), text.near(span.end, is_start=False)]
-    found = [condition for condition in conditions if condition]
-    where = f" WHERE {' AND '.join(found)}" if found else ""
-    sql = f"SELECT {shape.column_list} FROM {shape.sql}{where} ORDER BY {text.keys(len(table.key))} LIMIT {limit + 1}"
-    rows, more = _fetched(link, shape, sql, text.params, limit)
-    last = rows[-1] if more else None
-    if bounds is None:
-        return rows, None if last is None else table.key_of(last)
-    if last is not None and bounds.is_past(last):
-        last = None
-    return bounds.inside(rows), None if last is None else table.key_of(last)
-
-
-def _fetched(link: Link, shape: Shape, sql: str, params: list[Bound], limit: int) -> tuple[list[Row], bool]:
-    """At most `limit` rows and about MAX_BYTES; whether there may be others."""
-    readers = [cell_reader(oid) for oid in shape.types]
-    rows: list[Row] = []
-    weight = heaviest = 0
-    link.run(f"DECLARE headwater_chunk NO SCROLL CURSOR FOR {sql}", params)
-    while len(rows) <= limit and weight < MAX_BYTES:
-        # Rows like the heaviest so far are an eighth of what is left: one sudden row is no flood.
-        size = min(FETCH, limit + 1 - len(rows), max((MAX_BYTES - weight) // (8 * heaviest or 1 << 18), 1))
-        cells = link.run(f"FETCH FORWARD {size} FROM headwater_chunk").rows
-        rows += [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in cells]
-        if len(cells) < size:
-            link.run("CLOSE headwater_chunk")
-            return rows[:limit], len(rows) > limit
-        weights = [_weight(row) for row in cells]
-        heaviest = max(heaviest, *weights)
-        weight += sum(weights)
-    link.run("CLOSE headwater_chunk")
-    return rows[:limit], True
-
-
-def _weight(row: Cells) -> int:
-    return sum([8 if cell is None else len(cell) for cell in row])
-
-
-class _Bounds:
-    """A span over rows that come in the order of their places."""
-
-    def __init__(self, table: Table, span: Span, odd: Collection[str]) -> None:
-        self._span = span
-        place, key_of = order(table, table.key, odd), table.key_of
-        self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))
-
-    def is_past(self, row: Row) -> bool:
-        """Whether `row` lies behind the end."""
-        return self._span.end is not None and self._place(row) >= self._span.end
-
-    def inside(self, rows: list[Row]) -> list[Row]:
-        """Those of `rows`, which are in order, that lie in the span."""
-        low = bisect_left(rows, self._span.start, key=self._place)
-        end = self._span.end
-        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
-
-
-class _Text:
-    """The SQL of a stretch, and its parameters."""
-
-    def __init__(self, shape: Shape, odd: Collection[str]) -> None:
-        self._shape = shape
-        self._columns = [shape.column(name) for name in shape.table.key]
-        self._odd = odd
-        self.params: list[Bound] = []
-
-    def keys(self, count: int) -> str:
-        """The first columns of the key, as they are compared."""
-        return ", ".join(ordered_by(column, self._odd) for column in self._columns[:count])
-
-    def beyond(self, after: Key) -> str:
-        """Keys greater than `after`."""
-        if len(after) != len(self._columns):
-            raise InvalidRequest(f"the key of {self._shape.table.name!r} has {len(self._columns)} values")
-        return self._compared(">", after)
-
-    def near(self, data: bytes | None, *, is_start: bool) -> str:
-        """Keys from the start of a span, or up to its end, and maybe some more: where PostgreSQL can seek to."""
-        found = _key_at(data) if data else None
-        if found is None:
-            return ""
-        key, is_behind = found
-        fits: list[Value] = []
-        for column, value in zip(self._columns, key, strict=False):
-            fit = _fitting(column, value)
-            if fit is None or is_odd(column, self._odd):
-                break
-            fits.append(fit)
-        if not fits:
-            return ""
-        is_whole = len(fits) == len(key)
-        if is_start:
-            return self._compared(">" if is_behind and is_whole else ">=", tuple(fits))
-        return self._compared("<=" if is_behind or not is_whole else "<", tuple(fits))
-
-    def _compared(self, comparison: str, key: Key) -> str:
-        marks = []
-        for column, value in zip(self._columns, key, strict=False):
-            own = is_own_order(column) or is_odd(column, self._odd)
-            by_text = not own and ordered_by(column, self._odd).startswith("format(")
-            self.params.append(_as_text(value) if by_text else self._shape.bound(column.name, value))
-            marks.append(f"${len(self.params)}::{'text' if by_text else self._shape.cast(column.name)}")
-        return f"({self.keys(len(key))}) {comparison} ({', '.join(marks)})"
-
-
-def _as_text(value: Value) -> Bound:
-    """The value as PostgreSQL's own text: whole hours of a time zone have no minutes there."""
-    bound = to_bound(value)
-    return _HOURS.sub(rb"\1", bound) if isinstance(value, Time) and bound is not None else bound
-
-
-def _key_at(data: bytes) -> tuple[Key, bool] | None:
-    """The key at which a span begins or ends; and whether just behind all keys that begin with it (`prefix_end`)."""
-    candidates = [(data, False)]
-    if data[-1:] > b"\0":
-        candidates.append((data[:-1] + bytes([data[-1] - 1]), True))
-    for found, is_behind in candidates:
-        with contextlib.suppress(InvalidRequest, NotSupported):
-            if key := decode_key(found):
-                return key, is_behind
-    return None
-
-
-def _fitting(column: Column, value: Value) -> Value:
-    """A value from key bytes as a value of the column; None if that is not sure."""
-    match column.kind, value:
-        case "bool", int() if value in (0, 1):
-            return bool(value)
-        case "i64", int():
-            return value if abs(value) < 2**31 or column.declared == "bigint" else None
-        case "f64", int() | float():
-            return float(value) if float(value) == value else None
-        case "dec", Decimal():
-            return value
-        case "bytes", bytes():
-            return value
-        case "uuid", UUID():
-            return value
-        case "date", str():
-            return value if is_date(value) else None
-        case "datetime", str():
-            return value if is_datetime(value) else None
-        case "time", str():
-            return Time(value) if is_time(value) else None
-        case "str", str():
-            return value
-    return None

@@ -22,11 +22,14 @@ from headwater.sources.sqlite.pool import Pool
 from headwater.sources.sqlite.where import Predicates, SqliteCondition
 
 READERS = 8
+CHUNK_ROWS = 10_000  # they are objects, several jobs have some
 STATEMENT_SECONDS = 60.0  # no caller's statement runs here
 
 
 class SqliteReader:
     """Fulfils `SideReader`. Reads the file `inode` at `path` as long as it holds the history `generation`."""
+
+    chunk_rows = CHUNK_ROWS
 
     def __init__(self, path: str, *, inode: int, generation: str) -> None:
         self.path, self._inode, self._generation = path, inode, generation

@@ -1,0 +1,56 @@
+"""Crowd: how many connections are open, and from where, so that no client takes them all."""
+
+from __future__ import annotations
+
+from headwater.errors import LimitExceeded
+from headwater.serve.rates import place_of
+
+RESERVE = 64  # connections above each limit on which health is still answered
+HEALTH = ("/healthz", "/readyz")
+
+
+class Crowd:
+    """At most `most` connections, and `per_client` from one address. In one loop."""
+
+    def __init__(self, most: int, per_client: int) -> None:
+        self._most, self._per_client = most, per_client
+        self._from: dict[str, int] = {}
+        self.open = 0
+        self.refused = 0
+
+    def enter(self, address: str) -> LimitExceeded | None:
+        """One connection more; why it gets no answer but health."""
+        place = place_of(address)
+        here = self._from[place] = self._from.get(place, 0) + 1
+        self.open += 1
+        if here <= self._per_client and self.open <= self._most:
+            return None
+        self.refused += 1
+        if here > self._per_client:
+            what, setting = (
+                f"{self._per_client} connections are open from {address}",
+                "serve.max_connections_per_client",
+            )
+        else:
+            what, setting = f"{self._most} connections are open", "serve.max_connections"
+        return LimitExceeded(
+            f"{what}, and no more are granted", hint=f"Close some, use them again, or raise {setting}."
+        )
+
+    def is_full(self, address: str) -> bool:
+        """Whether there is no place left, not even to say so."""
+        here = self._from.get(place_of(address), 0)
+        return here > self._per_client + RESERVE or self.open > self._most + RESERVE
+
+    def leave(self, address: str) -> None:
+        """One connection less."""
+        place = place_of(address)
+        self.open -= 1
+        self._from[place] -= 1
+        if not self._from[place]:
+            del self._from[place]
+
+
+def _too_many(what: str, setting: str) -> LimitExceeded:
+    hint = f"Close some, use them again, or raise serve.{setting}."
+    return LimitExceeded(f"{what}, and no more are granted", hint=hint)

@@ -1,0 +1,7 @@
+"""The cells of an answer as columns: see `cells`."""
+
+FORM: int
+
+def columns(
+    result: int, rows: int, width: int, get_value: int, get_length: int, get_is_null: int
+) -> tuple[list[tuple[bytearray | None, bytearray, bytearray]], int, int]: ...

