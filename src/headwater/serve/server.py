@@ -256,6 +256,8 @@ class Server:
         self._hurried = True
         if self._uvicorn is not None:
             self._uvicorn.force_exit = True
+        if self._gateway is not None:
+            self._gateway.cut()
         if self._grpc is not None:
             self._grpc.cut()
         if self._gateway is not None:
