@@ -186,6 +186,8 @@ class Nemesis:
             failures += self._judge_tables(truth, rows)
             failures += [text for reader in self.readers for text in self._judge_reader(reader, truth)]
         failures += self.world.judge(parts, truth)
+        if failures:  # kept with the journals, should the run be cut off before it is told
+            (self.world.folder / "failures").write_text("\n".join(failures))
         assert not failures, "\n".join(failures)
         entries = sum(len(reader.journal) for reader in self.readers)
         losses = sum(len(reader.losses) for reader in self.readers)

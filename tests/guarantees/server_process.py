@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 READY = re.compile(r"headwater ready at (\S+)(?: grpc (\S+))?")
-START_SECONDS = 60.0
+START_SECONDS = 180.0  # a machine may be busy; this is for a start that hangs
 
 
 class Refused(Exception):

@@ -12,6 +12,9 @@ from server_process import Asking, ServerProcess
 
 from headwater.errors import InvalidRequest, Unavailable
 from headwater.feeds.starting import check_reached
+from headwater.model.change import Change, Op
+from headwater.model.table import Column, Table
+from headwater.sources.sqlite.follow import Grouping
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +91,15 @@ def test_a_cursor_that_the_log_may_still_reach_after_a_crash_is_only_too_early()
         check_reached(log, 7, "offset", False)
     with pytest.raises(InvalidRequest):
         check_reached(log, 7, "offset", True)
+
+
+def test_parts_of_a_transaction_that_pages_cut_have_one_time() -> None:
+    """Else the log, which cuts them anew, tells another time than who was told live."""
+    table = Table("t", (Column("x", "i64", ""),), ())
+    grouping = Grouping(lambda: None)
+    pages = [[(n, Change(Op.INSERT, table, after=(n,))) for n in page] for page in (range(1, 4), range(4, 6))]
+    found = [part for ms, page in zip((100, 200), pages, strict=True) for part in grouping.parts(page, [], 5, ms)]
+    assert [(part.id, part.start, part.last, part.commit_ts_ms) for part in found] == [
+        ("1", 0, False, 100),
+        ("1", 3, True, 100),
+    ]

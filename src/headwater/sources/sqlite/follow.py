@@ -229,7 +229,7 @@ class Grouping:
 
     def __init__(self, saw_foreign: Callable[[], None]) -> None:
         self._saw_foreign = saw_foreign
-        self._open: tuple[int, int] | None = None  # a transaction cut by a page: its first offset, changes so far
+        self._open: tuple[int, int, int] | None = None  # one cut by a page: its first offset, changes so far, its time
 
     def parts(self, changes: list[Numbered], own: list[Own], head: int, now_ms: int) -> Iterator[Transaction]:
         """The transactions, or parts of them, that `changes` make up."""
@@ -250,9 +250,9 @@ class Grouping:
             place = stop
 
     def _part(self, changes: list[Numbered], end: int, ms: int) -> Transaction:
-        first, start = self._open or (changes[0][0], 0)
+        first, start, ms = self._open or (changes[0][0], 0, ms)
         last = changes[-1][0] == end
-        self._open = None if last else (first, start + len(changes))
+        self._open = None if last else (first, start + len(changes), ms)
         return Transaction(
             id=str(first),
             changes=tuple(change for _, change in changes),
