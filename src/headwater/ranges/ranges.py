@@ -125,23 +125,18 @@ class Ranges:
         self._ensure(place)
         return self._live(place, self._ranges(place), id, epoch).span
 
-    def database_of(self, id: int) -> str | None:
-        """The database of a range, of whatever epoch; None if it is not known, or no longer."""
-        owner = self._store.owner(id) if id < 2**63 else None
-        return None if owner is None else owner[0]
+    def owner(self, id: int) -> tuple[str, str] | None:
+        """The database and the table of a range, of whatever epoch; None if it is not known, or no longer."""
+        return self._store.owner(id) if id < 2**63 else None
 
     def enter(self, who: Principal, id: int, epoch: int) -> Entered:
         """A range by its id alone; NotFound also where its table is none of the caller's business, StaleEpoch."""
-        owner = self._store.owner(id) if id < 2**63 else None
+        owner = self.owner(id)
         if owner is None or not who.may(*owner):
             raise NotFound(f"there is no range {id}", hint="ListRanges lists those of a table.")
         place = self._place(who, *owner)
         self._ensure(place)
         return Entered(*place, self._live(place, self._ranges(place), id, epoch))
-
-    def owner(self, id: int) -> tuple[str, str] | None:
-        """The database and the table of a range, of whatever epoch."""
-        return self._store.owner(id)
 
     def split(self, who: Principal, db: str | None, table: str, id: int, epoch: int, at: bytes | None = None) -> Listed:
         """Cut one range in two, at the key `at` or in its middle; the two."""

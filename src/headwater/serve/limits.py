@@ -126,12 +126,12 @@ class Limits:
         if found is not None or not id or self._api.ranges is None:
             return found
         if id not in self._ranges:
-            db = await asyncio.to_thread(self._api.ranges.database_of, id)
-            if db is None:
+            owner = await asyncio.to_thread(self._api.ranges.owner, id)
+            if owner is None:
                 return None
             if len(self._ranges) >= MOST_RANGES:
                 self._ranges.clear()
-            self._ranges[id] = db  # for good: another range has another id
+            self._ranges[id] = owner[0]  # for good: another range has another id
         return self._ranges[id]
 
     def _of_subscription(self, id: str) -> str | None:
