@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.principal import Scope
+from headwater.serve.auth import Gate
 from headwater.serve.jwts import Jwts
 
 SECRET = "s" * 40
@@ -37,9 +38,7 @@ def jwks(pair: Any, tmp_path: Path) -> str:
 
 
 def checker(**settings: Any) -> Jwts:
-    found = Jwts.of(ServeConfig(**({"jwt_secret": Secret(SECRET)} | settings)))
-    assert found is not None
-    return found
+    return Jwts.of(ServeConfig(**({"jwt_secret": Secret(SECRET)} | settings)))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +126,8 @@ def test_one_that_was_good_expires_all_the_same(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_bad_settings_are_said_at_the_start(tmp_path: Path) -> None:
-    assert Jwts.of(ServeConfig()) is None
+    open_to_all = Gate.of(ServeConfig())
+    assert not open_to_all.locked and open_to_all._jwts is None
     with pytest.raises(ConfigError, match="32 bytes"):
         Jwts.of(ServeConfig(jwt_secret=Secret("short")))
     (tmp_path / "bad").write_text("{}")

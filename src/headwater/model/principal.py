@@ -10,6 +10,7 @@ from headwater.errors import Forbidden
 
 VIEWER, EDITOR, OWNER = "viewer", "editor", "owner"
 RANK = {VIEWER: 1, EDITOR: 2, OWNER: 3}
+JWT = "jwt:"  # before the id of a token in `credential`; those of API keys have nothing before them
 
 
 class Scope(msgspec.Struct, frozen=True, order=True):

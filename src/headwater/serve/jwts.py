@@ -13,11 +13,10 @@ import jwt
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.database import real_name
-from headwater.model.principal import EDITOR, OWNER, RANK, VIEWER, Principal, Scope
+from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principal, Scope
 
 REMEMBERED = 1024  # tokens that were checked: a client sends the same one with every request
 LEEWAY = 30  # seconds that two clocks may differ
-JWT = "jwt:"  # before the id of a token
 EXPIRED = "the token has expired"
 _BAD = "the token is not one that this server trusts"
 _CAPABILITIES = (("admin", OWNER), ("write", EDITOR), ("read", VIEWER))  # what SochDB's tokens say, the most first
@@ -39,10 +38,8 @@ class Jwts:
         self._checked: Callable[[str], Principal] = functools.lru_cache(REMEMBERED)(self._check)
 
     @classmethod
-    def of(cls, config: ServeConfig) -> Jwts | None:
-        """As `config` says; None where no token is trusted."""
-        if config.jwt_secret is None and config.jwt_keys is None:
-            return None
+    def of(cls, config: ServeConfig) -> Jwts:
+        """As `config` says."""
         secret = None if config.jwt_secret is None else config.jwt_secret.encode()
         if secret is not None and len(secret) < 32:
             raise ConfigError(
@@ -90,11 +87,6 @@ class Jwts:
         if len(fitting) != 1:
             raise jwt.InvalidKeyError
         return fitting[0].key
-
-
-def is_token(text: bytes) -> bool:
-    """Whether `text` is written like a token."""
-    return text.count(b".") == 2
 
 
 def _principal(claims: dict[str, Any]) -> Principal:

@@ -10,11 +10,10 @@ from headwater.config import QuotasConfig, ServeConfig
 from headwater.errors import HeadwaterError
 from headwater.feeds.turns import WHOSE
 from headwater.model.database import real_name
-from headwater.model.principal import ANONYMOUS, Principal
+from headwater.model.principal import ANONYMOUS, JWT, Principal
 from headwater.serve.api import Api
 from headwater.serve.call import Scope
 from headwater.serve.crowd import Crowd
-from headwater.serve.jwts import JWT
 from headwater.serve.params import Params, TableName
 from headwater.serve.places import Places, client_of
 from headwater.serve.rates import Buckets, place_of, too_often
