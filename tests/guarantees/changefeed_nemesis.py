@@ -223,6 +223,8 @@ class ChangefeedNemesis:
         ask = Asking(self.server)
         for table in "tu":
             ask("sql.exec", sql=f"CREATE TABLE IF NOT EXISTS {table}(k BIGINT PRIMARY KEY, v TEXT)")
+            # PostgreSQL: a table that is emptied before its first row was seen looks like one that was unlogged.
+            ask("sql.exec", sql=f"INSERT INTO {table} VALUES (0, 'first')")
         self.writer = Writer(Asking(self.server), random.Random(f"{self.seed}-writer"), self._emptying)
         self.readers = [Reader(self.server, spec, f"r{place}") for place, spec in enumerate(SPECS)]
         for thread in (self.writer, *self.readers):
