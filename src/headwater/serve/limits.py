@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from headwater.config import QuotasConfig, ServeConfig
@@ -41,7 +41,7 @@ class Limits:
     def ask(self, who: Principal, address: str) -> None:
         """One request of `who`; LimitExceeded if they asked too often."""
         if self._callers is not None:
-            self._take(_key(who, address), f"by {who.name!r}")
+            self._take(identity(who, address), f"by {who.name!r}")
 
     def ask_in_vain(self, address: str) -> None:
         """One request with a credential that does not hold: guesses count by where they come from."""
@@ -143,8 +143,8 @@ class Limits:
             return None  # whoever answers will say it
 
 
-def _key(who: Principal, address: str) -> object:
-    """Whose bucket it is: a key's own; of JWTs that of their name, for each may have many."""
+def identity(who: Principal, address: str) -> Hashable:
+    """Whose budget it is: a key's own, for its name is not; of JWTs that of their name, for each may have many."""
     if who is ANONYMOUS or who == ANONYMOUS:
         return place_of(address)
     return (who.credential,) if who.credential and not who.credential.startswith(JWT) else (who.name, "")
