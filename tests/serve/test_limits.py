@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import grpc
 import httpx
 import pytest
+from grpc_calls import calling
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from open_databases import Whole
 from serving import Client, NoDatabases, serving
@@ -103,6 +105,16 @@ def test_a_304_that_is_remembered_counts_too(tmp_path: Path) -> None:
         assert found == [304] * 17 + [429] * 23
 
 
+def test_frames_of_the_gateway_that_cannot_be_read_count_too(tmp_path: Path) -> None:
+    with opened(tmp_path, serve={"rate": SLOW, "burst": 6}) as client:
+        with connect(f"ws{client.server.url[4:]}/api/v1/ws", proxy=None) as socket:
+            told = []
+            for bad in ("no JSON", "[]", '{"id": 1}', '{"id": 1, "type": "bogus"}') * 3:
+                socket.send(bad)
+                told.append(json.loads(socket.recv(timeout=20))["payload"]["code"])
+        assert "limit_exceeded" not in told[:5] and set(told[5:]) == {"limit_exceeded"}, told
+
+
 def test_a_websocket_is_refused_by_status_and_closed_by_code(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"rate": SLOW, "burst": 5}) as client:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)")
@@ -146,6 +158,31 @@ def test_grpc_is_held_back_too_but_for_health() -> None:
             assert asked(channel).code() is grpc.StatusCode.UNAVAILABLE  # it has no ranges
         is_exhausted(asked(channel))
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+
+
+def test_who_watches_health_takes_a_place() -> None:
+    """It needs no credential, so nothing else would hold it back."""
+    with serving(NoDatabases(), token=Secret("t"), max_streams_per_client=3) as client, contextlib.ExitStack() as stack:
+        watches = []
+        for _ in range(3):
+            stub = health_pb2_grpc.HealthStub(stack.enter_context(calling(client)).channel)
+            watches.append(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20))
+            assert next(watches[-1]).status == health_pb2.HealthCheckResponse.SERVING
+        stub = health_pb2_grpc.HealthStub(stack.enter_context(calling(client)).channel)
+        with pytest.raises(grpc.RpcError) as failure:
+            next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20))
+        assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "max_streams_per_client" in dict(failure.value.trailing_metadata())["headwater-hint"]
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == 1, "who only asks is answered"
+        watches[0].cancel()
+        deadline = time.monotonic() + 20
+        while True:  # the server learns of it a moment later
+            again = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+            with contextlib.suppress(grpc.RpcError):
+                next(again)
+                again.cancel()
+                break
+            assert time.monotonic() < deadline, "the place is not given back"
 
 
 def test_guesses_over_grpc_count_by_address() -> None:

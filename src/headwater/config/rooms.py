@@ -41,7 +41,10 @@ class ServeConfig:
     )
     auth: bool = setting(False, FLAG, "demand a credential also on loopback")
     key_pepper: Secret | None = setting(
-        None, SECRET, "what API keys are hashed with; made in the data directory unless given", "HEADWATER_KEY_PEPPER"
+        None,
+        SECRET,
+        "what API keys are hashed with, 32 bytes or more; made in the data directory if not given",
+        "HEADWATER_KEY_PEPPER",
     )
     jwt_secret: Secret | None = setting(None, SECRET, "trust JWTs signed with it by HS256", "HEADWATER_JWT_SECRET")
     jwt_keys: str | None = setting(None, or_none(TEXT), "trust JWTs signed by RS256 with a key of this JWKS file")
