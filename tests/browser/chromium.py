@@ -47,6 +47,10 @@ class Browser:
         """Load a page; what ran on the one before is gone."""
         self._driver.get(url)
 
+    def heed_policies(self, heeded: bool) -> None:
+        """Whether pages visited from now on are held to what they say of themselves (Content-Security-Policy)."""
+        self._driver.execute_cdp_cmd("Page.setBypassCSP", {"enabled": not heeded})
+
     def run(self, script: str, *arguments: Any) -> Any:
         """What `script` returns; a promise is awaited."""
         return self._driver.execute_script(script, *arguments)

@@ -29,8 +29,8 @@ def eventually(holds: Callable[[], bool]) -> None:
 class Served:
     """`headwater serve` in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.temporary = folder / "tmp"
+    def __init__(self, folder: Path, temporary: str = "tmp") -> None:
+        self.temporary = folder / temporary
         self.temporary.mkdir()
         elsewhere = folder / "elsewhere"  # with a file in it that must never be imported
         elsewhere.mkdir()
@@ -39,7 +39,13 @@ class Served:
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", command, "serve", "--data", str(folder / "data"), "--http", "127.0.0.1:0"],
             cwd=elsewhere,
-            env={**os.environ, "HEADWATER_TOKEN": TOKEN, "TMPDIR": str(self.temporary)},
+            env={
+                **os.environ,
+                "HEADWATER_TOKEN": TOKEN,
+                "HEADWATER_JWT_SECRET": f"{TOKEN} of at least thirty-two bytes",
+                "HEADWATER_KEY_PEPPER": f"{TOKEN} of as many bytes, or even more",
+                "TMPDIR": str(self.temporary),
+            },
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -94,6 +100,14 @@ def test_no_secret_is_told_to_the_worker(served: Served) -> None:
     worker = served.pulled()
     for name in ("cmdline", "environ"):
         assert TOKEN.encode() not in Path(f"/proc/{worker}/{name}").read_bytes()
+
+
+def test_temporary_files_may_lie_deeper_than_a_socket(tmp_path: Path) -> None:
+    served = Served(tmp_path, "deep" * 30)
+    try:
+        served.pulled()
+    finally:
+        served.close()
 
 
 def test_the_worker_gives_way_to_its_server(served: Served) -> None:

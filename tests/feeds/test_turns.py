@@ -98,3 +98,38 @@ def test_threads_run_for_the_database_of_the_task() -> None:
         return found
 
     assert asyncio.run(main()) == 7
+
+
+def test_who_leaves_does_not_free_a_thread_that_still_runs() -> None:
+    """Calls of one database that come and go never have more threads than it may."""
+
+    async def main() -> int:
+        threads, release = Threads(4, "test"), threading.Event()
+        begun = threading.Semaphore(0)
+
+        def hold() -> None:
+            begun.release()
+            release.wait(20)
+
+        async def run(whose: str, call: Any, *args: Any) -> Any:
+            WHOSE.set(whose)
+            return await threads.run(call, *args)
+
+        try:
+            for _ in range(3):
+                held = asyncio.ensure_future(run("a", hold))
+                await asyncio.to_thread(begun.acquire)
+                held.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await held
+            last = asyncio.ensure_future(run("a", hold))
+            found: int = await asyncio.wait_for(run("b", int, "7"), 5)
+            assert not begun.acquire(blocking=False), "a waits: its three threads are still at work"
+        finally:
+            release.set()
+        await last
+        assert begun.acquire(blocking=False)
+        threads.close()
+        return found
+
+    assert asyncio.run(main()) == 7

@@ -3,31 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from tests.feeds.fed import ITEMS, NAMES, Fed, insert, name
 
-from headwater.errors import HeadwaterError, NotFound, OffsetExpired, Unavailable
-from headwater.model.change import Change, Op
+from headwater.errors import HeadwaterError, NotFound, NotSupported, OffsetExpired, Unavailable
+from headwater.model.change import Change, Op, Transaction
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.ranges.catchups import Catchups
 from headwater.ranges.changefeed import PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
 from headwater.ranges.waiting import Waiting
-from headwater.ranges.watched import Emptied, Put, Reshaped, Spans, Watched
+from headwater.ranges.watched import Emptied, Put, Reshaped, Spans, Told, Watched
+from headwater.sources.sqlite.order import order
 
 
 class Life:
     """A feed, and what may happen around it."""
 
-    def __init__(self, fed: Fed, *watched: Watched, cursor: int = 0, floor: int = 0, patience: float = 60.0) -> None:
+    def __init__(
+        self,
+        fed: Fed,
+        *watched: Watched,
+        cursor: int = 0,
+        floor: int = 0,
+        patience: float = 60.0,
+        checkpoints: float = 3600.0,
+        make: type[Spans] = Spans,
+    ) -> None:
         self.fed, self.is_stopping, self.is_there = fed, False, True
         self.waiting = Waiting()
         rooms = Rooms(self.waiting, Catchups(2, 10**9), self._run, lambda: self.is_stopping)
-        pace = Pace(checkpoints=3600.0, patience=patience)
-        spans = Spans(fed.source, watched)
+        pace = Pace(checkpoints=checkpoints, patience=patience)
+        self.spans = spans = make(fed.source, watched)
         self.feed = ChangeFeed(fed, lambda: self.is_there, spans, cursor, floor, pace, rooms, lambda event: event)
         self._pages: AsyncIterator[list[Any]] = self.feed.pages("me")
 
@@ -80,6 +90,76 @@ def test_what_is_only_staged_waits_until_it_is_durable() -> None:
         assert not done
         fed.log.flush()
         assert keys(await asked) == [encode_key((1,))]
+
+    asyncio.run(main())
+
+
+APPLICATION = Table("odd", (Column("k", "str", nullable=False, collation="BY_APPLICATION"),), ("k",))
+
+
+class Failing(Spans):
+    """Fails at an offset, as often as is said."""
+
+    at, times = 0, 0
+
+    def tell(self, part: Transaction, offset: int, change: Change) -> Iterator[Told]:
+        if offset == self.at and self.times:
+            self.times -= 1
+            raise Unavailable("the database refuses")
+        return super().tell(part, offset, change)
+
+
+@pytest.mark.parametrize("at", [1, 4, 40])
+def test_nothing_is_promised_over_what_an_error_kept_back(at: int) -> None:
+    async def main() -> None:
+        life = Life(Fed(), make=Failing)
+        spans = life.spans
+        assert isinstance(spans, Failing)
+        spans.at, spans.times = at, 2
+        for id in range(1, 51):
+            life.commit(insert(id))  # at the offset `id`
+        told: list[Any] = []
+        with pytest.raises(Unavailable):
+            while True:
+                told += await life.more()
+        assert keys(told) == [encode_key((id,)) for id in range(1, at)]
+        for last in life.feed.checkpoints():
+            assert last.offset == at - 1 and last.ts < at << 16
+        again = Life(life.fed, cursor=at - 1)
+        assert keys(await again.steady()) == [encode_key((id,)) for id in range(at, 51)]
+
+    asyncio.run(main())
+
+
+def test_what_was_read_is_told_before_the_look_that_ends_it() -> None:
+    async def main() -> None:
+        life = Life(Fed(), checkpoints=0.0)
+        life.commit(*map(insert, range(3)))
+
+        async def refuse() -> None:
+            raise Unavailable("too many wait")
+
+        life.feed.look = refuse
+        assert len(keys(await life.more())) == 3
+        with pytest.raises(Unavailable):
+            await life.more()
+        assert [last.offset for last in life.feed.checkpoints()] == [3]
+
+    asyncio.run(main())
+
+
+def test_a_table_whose_order_only_the_database_knows_is_told_too() -> None:
+    async def main() -> None:
+        odd = Table("odd", (Column("k", "str", nullable=False),), ("k",))
+        fed = Fed(ITEMS, odd)
+        fed.source.order = lambda table, columns: order(APPLICATION if table is odd else table, columns)  # type: ignore[method-assign]
+        life = Life(fed)
+        life.commit(insert(1), Change(Op.INSERT, odd, None, ("a",)), Change(Op.UPDATE, odd, ("a",), ("A",)))
+        found = keys(await life.steady())
+        assert found == [encode_key((1,)), encode_key(("a",)), encode_key(("a",)), encode_key(("A",))]
+        assert len(keys(await Life(fed, Watched("odd", Span())).steady())) == 3
+        with pytest.raises(NotSupported):  # not: in or out of the span by bytes that mean nothing
+            await Life(fed, Watched("odd", Span(b"", encode_key(("b",))))).steady()
 
     asyncio.run(main())
 

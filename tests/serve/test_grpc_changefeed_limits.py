@@ -13,16 +13,20 @@ from changefeeds import Feed, kinds, span, values
 from open_databases import Whole
 from serving import Client, serving
 
-from headwater.config import FeedsConfig, LogConfig, Secret
+from headwater.config import FeedsConfig, LogConfig, Secret, ServeConfig
+from headwater.errors import Busy, HeadwaterError, LimitExceeded, LogDamaged, NotFound, StorageFull, Unavailable
+from headwater.serve.grpc.changefeed_words import failure as failure_event
 
 ADMIN = (("authorization", "Bearer t"),)
 
 
 @contextlib.contextmanager
-def served(folder: Path, **settings: Any) -> Iterator[tuple[Whole, Client, grpc.Channel]]:
+def served(folder: Path, max_streams: int = 100, **settings: Any) -> Iterator[tuple[Whole, Client, grpc.Channel]]:
     """Two tables behind a server with a credential."""
     feeds = FeedsConfig(**{"checkpoint_seconds": 0.1} | settings)
-    with Whole(folder / "data", log=LogConfig(flush_ms=5), feeds=feeds) as files:
+    with Whole(
+        folder / "data", log=LogConfig(flush_ms=5), feeds=feeds, serve=ServeConfig(max_streams=max_streams)
+    ) as files:
         files.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
         files.run("CREATE TABLE u(k INTEGER PRIMARY KEY, v)")
         with serving(files, token=Secret("t"), folder=folder) as client:
@@ -166,3 +170,52 @@ def test_revocation_ends_the_stream(tmp_path: Path) -> None:
             client.ok("security.token.revoke", id=made["id"])
             _, failure = feed.failure()
         assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_key_of_the_same_name_has_a_budget_of_its_own(tmp_path: Path) -> None:
+    with served(tmp_path, catchup_budget=1_000) as (files, client, channel):
+        filled(files, 1_100)
+        mine, theirs = (client.ok("security.token.create", name="x", role="viewer")["token"] for _ in range(2))
+        with Feed(channel, metadata=(("x-api-key", theirs),), base_offset=0) as feed:
+            feed.upto("steady_state")
+        with Feed(channel, metadata=(("x-api-key", theirs),), base_offset=0) as feed:
+            assert feed.failure()[1].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        with Feed(channel, metadata=(("x-api-key", mine),), base_offset=0) as feed:
+            feed.upto("steady_state")
+
+
+def test_feeds_are_streams_of_the_server(tmp_path: Path) -> None:
+    """One too many is refused when it comes; those that are there stay."""
+    with served(tmp_path, max_streams=2) as (files, client, channel):
+        with Feed(channel, metadata=ADMIN) as one, Feed(channel, metadata=ADMIN) as two:
+            one.upto("steady_state"), two.upto("steady_state")
+            with Feed(channel, metadata=ADMIN) as third:
+                events, failure = third.failure()
+            assert not events and failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            trailers = {each.key: each.value for each in failure.trailing_metadata()}
+            assert "max_streams" in trailers["headwater-hint"] and "wait_ms" not in trailers["headwater-hint"]
+            answer = client.http.get("/api/v1/changes/main/t")
+            assert answer.status_code == 429, "the others count them, too"
+            files.run("INSERT INTO t VALUES (1, 1)")
+            assert one.upto("value") and two.upto("value")
+        while metric(client, "headwater_changefeeds"):
+            pass  # they leave, and give their places back
+        with Feed(channel, metadata=ADMIN) as again:
+            again.upto("steady_state")
+
+
+@pytest.mark.parametrize(
+    "error, reason",
+    [
+        (Busy("x"), "UNAVAILABLE"),
+        (Unavailable("x"), "UNAVAILABLE"),
+        (StorageFull("x"), "UNAVAILABLE"),
+        (Unavailable("x", reason="SERVER_STOPPING"), "SERVER_STOPPING"),
+        (LimitExceeded("x"), "CATCHUP_LIMIT"),
+        (NotFound("x"), "REMOVED"),
+        (LogDamaged("x"), "INTERNAL"),
+    ],
+)
+def test_the_reason_and_the_status_say_the_same(error: HeadwaterError, reason: str) -> None:
+    told = failure_event(error).error
+    assert told.Reason.Name(told.reason) == reason and told.retryable == error.retryable

@@ -52,6 +52,7 @@ class Feeds:
         self._hubs: dict[str, Hub] = {}
         self._readers: dict[str, set[Stream | Poll]] = {}  # by subscription
         self._streams: dict[Stream | Batches, Opening] = {}
+        self.beside = 0  # streams of others, under the same limit
         self._stopping = False
         self._numbered = 0  # streams without a subscription, for the names of their leases
         self._tally = Tally()
@@ -169,7 +170,7 @@ class Feeds:
 
     async def open_query(self, who: Principal, query_id: str, args: Args, opening: Opening, begin: From) -> Stream:
         """The invalidations of a query, without a stored subscription."""
-        self._check_room()
+        self.check_room()
         question = await self._asking().ask(who, query_id, args)
         options = Options(db=question.db, query_id=query_id, args=args or None, format=BRIEF)
         database = self.databases.database(question.db)
@@ -228,7 +229,7 @@ class Feeds:
 
     async def open(self, who: Principal, id: str, opening: Opening, begin: From) -> Stream:
         """The stream of a subscription."""
-        self._check_room()
+        self.check_room()
         held = await allowed(self._registry.get(who, id), who, self._asking)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
@@ -261,7 +262,7 @@ class Feeds:
             await self.run(self.subscriptions.note_told, held, offset)
 
     async def _asked(self, who: Principal, params: SubscribeTable) -> tuple[str, Database, Request]:
-        self._check_room()
+        self.check_room()
         name = real_name(params.db)
         who.check(name, named_tables(params))
         database = self.databases.database(name)
@@ -330,10 +331,11 @@ class Feeds:
 
     # --- making ------------------------------------------------------------------------------------------------------
 
-    def _check_room(self) -> None:
+    def check_room(self) -> None:
+        """LimitExceeded when there is no place for one more stream."""
         if self._stopping:
             raise Unavailable("the server is stopping", hint="Connect again in a moment.")
-        if len(self._streams) >= self._max_streams:
+        if len(self._streams) + self.beside >= self._max_streams:
             raise LimitExceeded(
                 f"{self._max_streams} streams are open, and no more are granted",
                 hint="Close streams that nobody reads, poll instead, or raise serve.max_streams.",

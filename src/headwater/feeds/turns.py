@@ -6,7 +6,8 @@ import asyncio
 import sys
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -91,13 +92,31 @@ class Threads:
         whose = WHOSE.get()
         if not self._turns.take(whose):
             await self._turns.wait(whose)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Any] = loop.create_future()
         try:
-            running = asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+            running = self._pool.submit(call, *args)
         except BaseException:
             self._turns.give_back(whose)
             raise
-        running.add_done_callback(lambda _: self._turns.give_back(whose))
-        return await running
+
+        def over(done: Future[Any]) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits for a thread any more
+                loop.call_soon_threadsafe(self._over, whose, waiter, done)
+
+        running.add_done_callback(over)  # of the thread: a caller who leaves does not end what it does
+        return await waiter
+
+    def _over(self, whose: str, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
+        self._turns.give_back(whose)
+        if waiter.done():
+            return  # its caller left
+        if done.cancelled():
+            waiter.cancel()
+        elif (error := done.exception()) is not None:
+            waiter.set_exception(error)
+        else:
+            waiter.set_result(done.result())
 
     def close(self) -> None:
         """Wait for what runs; what has not begun never will."""

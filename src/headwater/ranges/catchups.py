@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -32,11 +32,11 @@ class Catchups:
 
     def __init__(self, most: int, budget: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._budget, self._clock = most, budget, clock
-        self._accounts: dict[str, _Account] = {}
+        self._accounts: dict[Hashable, _Account] = {}
         self.running = self.waiting = 0
 
     @asynccontextmanager
-    async def place(self, who: str, changes: int) -> AsyncIterator[None]:
+    async def place(self, who: Hashable, changes: int) -> AsyncIterator[None]:
         """A place to read that many changes; LimitExceeded, with the time to wait, where `who` read too much."""
         account = self._account(who)
         self._charge(account, changes)
@@ -56,7 +56,7 @@ class Catchups:
         finally:
             account.users -= 1
 
-    def _account(self, who: str) -> _Account:
+    def _account(self, who: Hashable) -> _Account:
         now = self._clock()
         for name, each in list(self._accounts.items()):
             each.left = min(each.left + (now - each.at) * self._budget / MINUTE, self._budget)

@@ -9,7 +9,7 @@ Only what is durable is told: then a change has one time, whatever happens to th
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -158,13 +158,15 @@ class ChangeFeed:
         self._behind_since: float | None = None
         self.look: Callable[[], Awaitable[None]] | None = None  # before each checkpoint; raises to end the feed
 
-    async def pages(self, who: str) -> AsyncIterator[list[Any]]:
+    async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:
         """What there is to tell, until it fails."""
         target = self._log.durable
         if self.cursor < target:
             async with self._rooms.catchups.place(who, target - self.cursor):
                 while self.cursor < target:
-                    yield [*await self._page(target), *await self._due()]
+                    yield await self._page(target)
+                    if due := await self._due():  # after it: where this fails, the page was told
+                        yield due
         yield [self._make(Steady(self.cursor, self.generation)), *self.checkpoints()]
         while True:
             self._check()
@@ -243,8 +245,19 @@ class ChangeFeed:
         return list(told)
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
-        """What a page holds, made ready to go out; an error where nothing comes before it. Moves the cursor."""
+        """What a page holds, made ready to go out; an error where nothing comes before it.
+
+        The cursor moves past what is told or is nobody's business, never further: a checkpoint may follow an error.
+        """
         found: list[Any] = []
+        try:
+            return self._gather(found, upto)
+        except HeadwaterError:
+            if found:
+                return found  # the next page fails, if it still does
+            raise
+
+    def _gather(self, found: list[Any], upto: int) -> list[Any] | HeadwaterError:
         size, began = 0, self.cursor
         for part in self._log.scan(after=self.cursor, upto=upto):
             skip = part.ts <= self._floor
@@ -256,7 +269,7 @@ class ChangeFeed:
                         return found
                     words = f"table {stop.table!r} was altered or rewritten at offset {offset}: its rows changed unseen"
                     return gone(self.cursor, self._log.horizon, self._log.latest, SCHEMA_CHANGED, words)
-                found += map(self._make, told)
+                found += [self._make(each) for each in told]  # all of a change, or none
                 size += sum(map(weight, told))
                 self.cursor, self._last = offset, 0
                 if len(found) >= PAGE or size >= PAGE_BYTES:

@@ -24,7 +24,8 @@ START_SECONDS = 30.0
 STOP_SECONDS = 5.0
 READ_AHEAD = 1 << 20  # bytes of an answer; twice that stands here at most when its reader is slow
 DYING_SECONDS = 1.0
-SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN")  # of no use there
+SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN", "HEADWATER_JWT_SECRET", "HEADWATER_KEY_PEPPER")  # of no use there
+LONGEST = 90  # bytes of a folder with sockets in it: their whole names have 104 at most, on some systems
 COMMAND = (sys.executable, "-P", "-m", "headwater.worker")  # -P: nothing is imported from where the server was started
 
 
@@ -103,7 +104,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self._end()
-        self._folder = tempfile.mkdtemp(prefix="headwater-")  # of mode 0700: nobody else finds the socket
+        self._folder = _private_folder()
         questions = os.path.join(self._folder, "questions")
         settings = Settings(os.path.join(self._folder, "jobs"), self._cache, self._cache_bytes, questions)
         environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
@@ -208,6 +209,15 @@ class Answer:
             self.has_left = True
             self._process.numbers.running -= 1
             self._writer.transport.abort()
+
+
+def _private_folder() -> str:
+    """Of mode 0700: nobody else finds the sockets in it."""
+    folder = tempfile.mkdtemp(prefix="headwater-")
+    if len(os.fsencode(folder)) > LONGEST:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="headwater-", dir="/tmp")
+    return folder
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> bytes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from headwater.errors import NotSupported
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.key import Span
+from headwater.model.key import Span, encode_key
 from headwater.model.pertable import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.ranges.gather import stop_of
@@ -71,12 +72,20 @@ class Spans:
         self._by_table: dict[str, tuple[Span, ...]] = {}
         for each in watched:
             self._by_table[each.table] = (*self._by_table.get(each.table, ()), each.span)
-        self._place: PerTable[Callable[[Key], bytes]] = PerTable(lambda table: source.order(table, table.key))
+        self._place: PerTable[Callable[[Key], bytes]] = PerTable(lambda table: self._order(source, table))
         self._keys: dict[str, tuple[str, ...]] = {}
 
     def of(self, table: str) -> tuple[Span, ...]:
         """What of `table` is watched."""
         return self._by_table.get(table, ()) if self.watched else EVERY
+
+    def _order(self, source: Reader, table: Table) -> Callable[[Key], bytes]:
+        try:
+            return source.order(table, table.key)
+        except NotSupported:  # only the database knows it: bytes that tell keys apart do for all of them
+            if any(span != Span() for span in self.of(table.name)):
+                raise
+            return encode_key
 
     def tell(self, part: Transaction, offset: int, change: Change) -> Iterator[Told]:
         """What `change` did to the keys; Stop where that is not known."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
 from headwater.config import QuotasConfig, ServeConfig
@@ -41,7 +40,7 @@ class Limits:
     def ask(self, who: Principal, address: str) -> None:
         """One request of `who`; LimitExceeded if they asked too often."""
         if self._callers is not None:
-            self._take(_key(who, address), f"by {who.name!r}")
+            self._take(identity(who, address), f"by {who.name!r}")
 
     def ask_in_vain(self, address: str) -> None:
         """One request with a credential that does not hold: guesses count by where they come from."""
@@ -125,7 +124,7 @@ class Limits:
         if found is not None or not id or self._api.ranges is None:
             return found
         if id not in self._ranges:
-            owner = await asyncio.to_thread(self._api.ranges.owner, id)
+            owner = await self._api.run(self._api.ranges.owner, id)
             if owner is None:
                 return None
             if len(self._ranges) >= MOST_RANGES:
@@ -143,8 +142,8 @@ class Limits:
             return None  # whoever answers will say it
 
 
-def _key(who: Principal, address: str) -> object:
-    """Whose bucket it is: a key's own; of JWTs that of their name, for each may have many."""
+def identity(who: Principal, address: str) -> Hashable:
+    """Whose budget it is: a key's own, for its name is not; of JWTs that of their name, for each may have many."""
     if who is ANONYMOUS or who == ANONYMOUS:
         return place_of(address)
     return (who.credential,) if who.credential and not who.credential.startswith(JWT) else (who.name, "")

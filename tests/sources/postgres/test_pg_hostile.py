@@ -197,6 +197,81 @@ def test_a_table_that_is_not_sent_any_more_ends_and_comes_back_for_a_snapshot(ri
     assert found[:2] == [(Op.SCHEMA_CHANGE, True), (Op.INSERT, False)]
 
 
+ROUND_TRIP = ("ALTER TABLE t SET UNLOGGED", "INSERT INTO t VALUES (2)", "ALTER TABLE t SET LOGGED")
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_table_that_was_unlogged_between_two_looks_asks_for_a_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
+    own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    own.run("INSERT INTO t VALUES (10)")
+    changes(own)
+    if away:
+        own.source.close()
+    own.run(*ROUND_TRIP, "INSERT INTO t VALUES (3)")
+    if away:
+        own.open()
+    (told,) = [each for each in changes(own) + changes(own) if each.resnapshot]
+    assert told.table.name == "t" and (told.ddl or "").startswith("-- its rows were written anew")
+    own.open()
+    assert not [each for each in changes(own) if each.resnapshot]
+
+
+def test_a_new_table_that_was_unlogged_before_the_first_look_asks_for_a_snapshot(rig: Callable[..., PgRig]) -> None:
+    own = rig()
+    own.run("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    assert [each.resnapshot for part in own.pull() for each in part.changes] == [False, False]
+    own.run(*ROUND_TRIP)
+    assert [each.resnapshot for each in changes(own)] == [True]
+
+
+@pytest.mark.parametrize("also", ["ALTER TABLE t ALTER v SET NOT NULL", "ALTER TABLE t ADD w int", ""])
+def test_a_table_that_was_unlogged_and_comes_back_without_a_row_asks_for_a_snapshot(
+    rig: Callable[..., PgRig], also: str
+) -> None:
+    own = rig("CREATE TABLE t(k int PRIMARY KEY, v int DEFAULT 0)", "INSERT INTO t VALUES (1)")
+    own.run(*ROUND_TRIP, *([also] if also else []))
+    assert [each.resnapshot for each in changes(own)].count(True) == 1
+    own.run(*ROUND_TRIP[:1])
+    assert [each.ddl for each in changes(own)] == ["DROP TABLE t -- not published"]
+    own.run(*ROUND_TRIP[2:])
+    assert [each.resnapshot for each in changes(own)].count(True) == 1
+
+
+@pytest.mark.parametrize("what", ["VACUUM FULL t", "CLUSTER t USING t_pkey", "ALTER TABLE t ALTER v TYPE bigint"])
+def test_rows_that_are_written_anew_ask_for_a_snapshot_as_they_may_have_been_unlogged(
+    rig: Callable[..., PgRig], what: str
+) -> None:
+    own = rig("CREATE TABLE t(k int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1)")
+    own.run(what)
+    found = changes(own)
+    own.run("INSERT INTO t VALUES (2)")  # another type is told by the next row
+    assert [each.resnapshot for each in found + changes(own)].count(True) == 1
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_table_that_is_emptied_asks_for_no_snapshot(rig: Callable[..., PgRig], away: bool) -> None:
+    own = rig("CREATE TABLE t(k int PRIMARY KEY)", "CREATE TABLE u(k int REFERENCES t)", "INSERT INTO t VALUES (1)")
+    if away:
+        own.source.close()
+    own.run("TRUNCATE t CASCADE", "INSERT INTO t VALUES (2)", "TRUNCATE t CASCADE", "INSERT INTO t VALUES (3)")
+    if away:
+        own.open()
+    found = changes(own) + changes(own)
+    assert [each.op for each in found].count(Op.TRUNCATE) == 4 and not [each for each in found if each.resnapshot]
+    own.run("TRUNCATE t CASCADE", "DROP TABLE u", *ROUND_TRIP)
+    assert [(each.table.name, each.resnapshot) for each in changes(own) if each.resnapshot] == [("t", True)]
+
+
+def test_an_announcement_is_understood_alike_after_a_crash(rig: Callable[..., PgRig]) -> None:
+    """That the table was emptied is before the place from which the stream goes on."""
+    own = rig("CREATE TABLE t(k int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    own.run("TRUNCATE t")
+    assert [each.op for part in own.pull() for each in part.changes] == [Op.TRUNCATE]
+    own.acknowledge()  # and tells
+    own.open()
+    assert changes(own) == []
+
+
 PARTITIONS = (
     "CREATE TABLE p(k int PRIMARY KEY) PARTITION BY RANGE (k)",
     "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",

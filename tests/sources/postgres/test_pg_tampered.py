@@ -178,7 +178,6 @@ MEANT = {
     "CREATE VIEW another AS SELECT 1": [],
     "CREATE TABLE other(k int)": [],
     "CREATE INDEX another_i ON t(k)": [],
-    "VACUUM FULL t": [],
     "ANALYZE": [],
     "GRANT SELECT ON v TO PUBLIC": [],
     "COMMENT ON VIEW v IS 'x'": [],

@@ -22,6 +22,7 @@ from headwater.model.principal import Principal
 from headwater.serve.auth import Gate
 from headwater.serve.grpc import faults
 from headwater.serve.grpc.messages import decode
+from headwater.serve.grpc.stalls import Stalls
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
 from headwater.serve.rpc import unexpected
@@ -64,8 +65,9 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
 class Calls:
     """Turns the methods of the faces into handlers of gRPC."""
 
-    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics, *, max_bytes: int) -> None:
+    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics, *, max_bytes: int, stalls: Stalls) -> None:
         self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
+        self._stalls = stalls
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with one answer."""
@@ -89,7 +91,7 @@ class Calls:
                 db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 staying = self._limits.stay(caller.who, db, caller.address)
-                with staying, self._gate.sessions.during(caller.who, call.expire):
+                with staying, self._gate.sessions.during(caller.who, call.expire), self._stalls.watch(call):
                     answers = pour(caller, asked)
                     try:
                         async for each in answers:
@@ -100,8 +102,11 @@ class Calls:
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
-        """Who calls; LimitExceeded where that is too often."""
-        caller = Caller(_who.get(), _address(context), context, call.cut)
+        """Who calls; LimitExceeded where that is too often.
+
+        Once more, whether they may: the message may come long after the metadata by which they were admitted.
+        """
+        caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut)
         self._limits.ask(caller.who, caller.address)
         return caller
 
@@ -114,6 +119,7 @@ class _Call:
         self._task = asyncio.current_task()
         self._cut: HeadwaterError | None = None
         self._writing = False
+        self._written = 0  # messages
         self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
         self.answer: Any = None
 
@@ -135,10 +141,19 @@ class _Call:
     async def write(self, message: Any) -> None:
         """One answer of many."""
         self._writing = True
-        await self._context.write(message)
+        try:
+            await self._context.write(message)
+        except aio.InternalError as error:  # gRPC could not send it: there is nobody to send it to
+            raise asyncio.CancelledError from error
         self._writing = False
+        self._written += 1
         if self._cut is not None:
             raise self._cut
+
+    @property
+    def pending(self) -> int | None:
+        """Which message its caller has not taken yet; None where it waits for none."""
+        return self._written if self._writing else None
 
     def cut(self, error: HeadwaterError) -> None:
         """End it with `error`. No status can follow half a message: a caller that does not read hears nothing."""
@@ -177,7 +192,8 @@ def _defect(error: BaseException) -> HeadwaterError:
     return unexpected(error, "gRPC")
 
 
-def _address(context: aio.ServicerContext[Any, Any]) -> str:
+def address_of(context: aio.ServicerContext[Any, Any]) -> str:
+    """Where a call comes from."""
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
     return host.strip("[]").replace("%5B", "").replace("%5D", "")
@@ -192,7 +208,7 @@ def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[An
     async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         why = error
         try:
-            limits.ask_in_vain(_address(context))
+            limits.ask_in_vain(address_of(context))
         except LimitExceeded as too_often:
             why = too_often
         await context.abort(faults.status(why), faults.text(why), faults.trailers(why))

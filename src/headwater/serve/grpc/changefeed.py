@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
@@ -23,6 +24,7 @@ from headwater.serve.changefeed_metrics import Numbers
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.changefeed_asked import Held, base_of, enter, interval_of, spans_of, tables_of
 from headwater.serve.grpc.changefeed_words import Words, failure, images, response
+from headwater.serve.limits import identity
 
 CATCH_UP_SECONDS = 0.25  # longest a feed waits at first for what was committed before it
 
@@ -32,11 +34,11 @@ class ChangeFeedService:
 
     service = "headwater.v1.ChangeFeedService"
 
-    def __init__(self, api: Api, bridge: Bridge, numbers: Numbers, *, most: int) -> None:
+    def __init__(self, api: Api, bridge: Bridge, numbers: Numbers) -> None:
         self._api, self._run = api, bridge.call
         self._image = images()
         self._stopping = False
-        self._waiting = Waiting(most)
+        self._waiting = Waiting(sys.maxsize)  # each is a stream, of which there are only so many
         self._rooms: Rooms | None = None
         self._numbers = numbers
 
@@ -52,12 +54,15 @@ class ChangeFeedService:
     async def _pour(self, caller: Caller, asked: Any) -> AsyncIterator[Any]:
         caller.who.need(VIEWER, "a change feed")
         feed: ChangeFeed | None = None
+        feeds = self._feeds()
+        feeds.check_room()
+        feeds.beside += 1
         self._numbers.open += 1
         try:
             feed = await self._open(caller.who, asked)
             # Before anything can be cut off: a call cannot fail while these are on their way with a first message.
             await caller.context.send_initial_metadata(())
-            async with aclosing(feed.pages(caller.who.name)) as pages:  # type: ignore[type-var]  # a generator
+            async with aclosing(feed.pages(identity(caller.who, caller.address))) as pages:  # type: ignore[type-var]  # a generator
                 async for page in pages:
                     if page:
                         with self._watched(caller, feed):
@@ -67,9 +72,11 @@ class ChangeFeedService:
                 raise  # the status says all there is to say
             last = [] if feed is None else feed.checkpoints()
             self._numbers.slow += error.extra.get("reason") == SLOW
-            yield self._sent([*last, failure(error)])
+            with self._watched(caller, feed):
+                yield self._sent([*last, failure(error)])
             raise
         finally:
+            feeds.beside -= 1
             self._numbers.open -= 1
 
     def _sent(self, events: list[Any]) -> Any:
@@ -77,14 +84,14 @@ class ChangeFeedService:
         self._numbers.checkpoints += sum(event.HasField("checkpoint") for event in events)
         return response(events)
 
-    def _watched(self, caller: Caller, feed: ChangeFeed) -> _Watch:
+    def _watched(self, caller: Caller, feed: ChangeFeed | None) -> _Watch:
         return _Watch(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
 
-    def _cut(self, caller: Caller, feed: ChangeFeed) -> None:
+    def _cut(self, caller: Caller, feed: ChangeFeed | None) -> None:
         """Its reader takes nothing: what it is told now it would not see, so the end itself tells it."""
         self._numbers.slow += 1
         error = slow()
-        if feed.promised:
+        if feed is not None and feed.promised:
             error.extra["checkpoint"] = ts_text(feed.promised)
         caller.cut(error)
 

@@ -122,6 +122,8 @@ def _span(name: str, database: Database, each: Any) -> Span:
     if each.range_epoch:
         raise InvalidRequest("a range_epoch without a range_id", hint="Send both, or none.")
     table = told_apart(database.source, each.table)
+    if not (each.keys or each.start_key or each.end_key):
+        return Span()
     database.source.order(table, table.key)  # refused here where its keys have no order
     if not each.keys:
         return _between(each)

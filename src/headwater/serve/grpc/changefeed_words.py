@@ -132,6 +132,8 @@ def _reason(error: HeadwaterError) -> str:
         return "RANGE_SPLIT" if len(error.extra["ranges"]) > 1 else "RANGE_MERGED"
     if isinstance(error, LimitExceeded):
         return "CATCHUP_LIMIT"
+    if error.retryable:
+        return "UNAVAILABLE"
     return "REMOVED" if isinstance(error, NotFound) else "INTERNAL"
 
 

@@ -12,6 +12,7 @@ from headwater.serve.grpc.pairs import KvService
 from headwater.serve.grpc.pull import PullService
 from headwater.serve.grpc.server import Face, GrpcServer
 from headwater.serve.grpc.sochdb import SubscriptionService
+from headwater.serve.grpc.stalls import Stalls
 from headwater.serve.kv import Kv
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
@@ -23,10 +24,10 @@ def open_faces(
     """Every face there is."""
     faces: list[Face] = [
         PullService(api, bridge),
-        ChangeFeedService(api, bridge, metrics.changefeeds, most=config.max_streams),
-        SubscriptionService(api),
+        ChangeFeedService(api, bridge, metrics.changefeeds),
+        SubscriptionService(api, bridge),
         KvService(Kv(api, bridge)),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
-    calls = Calls(gate, limits, metrics, max_bytes=most)
-    return GrpcServer(calls, Doorman(gate, limits), faces, max_bytes=most, max_streams=streams)
+    calls = Calls(gate, limits, metrics, max_bytes=most, stalls=Stalls(config.stall_seconds))
+    return GrpcServer(calls, Doorman(gate, limits), faces, limits, max_bytes=most, max_streams=streams)

@@ -19,7 +19,15 @@ from headwater.sources.postgres.assembly import SHAPES
 from headwater.sources.postgres.catalogue import Described, describe
 from headwater.sources.postgres.connection import Connection, quoted
 from headwater.sources.postgres.held import Shapes
-from headwater.sources.postgres.meanings import Meaning, Meanings, moved, read_meanings, reattached, remembered
+from headwater.sources.postgres.meanings import (
+    Meaning,
+    Meanings,
+    moved,
+    read_meanings,
+    reattached,
+    remembered,
+    rewritten,
+)
 from headwater.sources.postgres.relations import Announcement, is_same_shape, is_told_alike, split_name
 from headwater.sources.postgres.slot import table_oid
 
@@ -44,7 +52,12 @@ def announce(
     found = _look(connection, now, shapes, meant)
     back = set() if told is None or all_tables else reattached(told, means) & shapes.tables.keys()
     others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
-    rest = Announcement(moved=others, unseen=sorted(name for name in back if not _is_in(found, name)))
+    anew = {} if told is None else rewritten(told, means)
+    rest = Announcement(
+        moved=others,
+        unseen=sorted(name for name in back if not _is_ended(found, name)),
+        rewritten={name: xid for name, xid in anew.items() if _is_same(shapes, now, name)},
+    )
     return _announce(connection, publication, shapes, found, rest), remembered(told or {}, means)
 
 
@@ -108,9 +121,21 @@ def _is_there(connection: Connection, oid: int, name: str) -> bool:
 
 
 def _is_in(found: Announcement, name: str) -> bool:
-    return any(each == name for _, each in (*found.gone, *found.left)) or any(
-        each.name == name for each in found.tables.values()
-    )
+    return _is_ended(found, name) or any(each.name == name for each in found.tables.values())
+
+
+def _is_ended(found: Announcement, name: str) -> bool:
+    return any(each == name for _, each in (*found.gone, *found.left))
+
+
+def _is_same(shapes: Shapes, now: Described, name: str) -> bool:
+    """Whether the table is sent, and the log knows no other by its name, nor columns of other types: with these its
+    next row asks for a snapshot."""
+    had, table = shapes.tables.get(name), now.tables.get(name)
+    if table is None or shapes.oids.get(name, now.oids[name]) != now.oids[name]:
+        return False
+    were = {} if had is None else {each.name: (each.kind, each.declared) for each in had.columns}
+    return all(were.get(each.name, (each.kind, each.declared)) == (each.kind, each.declared) for each in table.columns)
 
 
 def _fitting(shapes: Shapes, now: Described) -> set[str]:

@@ -270,7 +270,8 @@ class Assembly:
         for oid in _expect(Truncate, message).oids:
             if not self._is_skipped():
                 found += self._ready(oid)
-                found += self._append(Change(Op.TRUNCATE, self._relations.shape(oid)))
+                xid = self._head.xid if self._head is not None else 0
+                found += self._append(Change(Op.TRUNCATE, self._relations.truncate(oid, xid)))
         return found
 
     def _relation(self, message: bytes) -> Iterable[Item]:

@@ -19,6 +19,7 @@ from headwater.errors import SourceError
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
+from headwater.sources.postgres.truncations import Truncated
 
 MOST_CHANGES = 32_768
 MOST_BYTES = 64 << 20
@@ -35,13 +36,15 @@ class Shapes(msgspec.Struct, frozen=True):
 class Point(msgspec.Struct, frozen=True):
     """The end of a transaction: its last offset, where the server's log goes on, and the shapes from there on.
 
-    `xid` is its number, "" where the log begins: there it is the end of none.
+    `xid` is its number, "" where the log begins: there it is the end of none. `truncated`: so that an announcement is
+    understood alike whenever it is read.
     """
 
     offset: int
     position: int
     shapes: Shapes
     xid: str = ""
+    truncated: Truncated = ()
 
 
 class Held:
@@ -76,8 +79,8 @@ class Held:
             self._changed.notify_all()
             return self._whole
 
-    def put(self, part: Transaction, weight: int, shapes: Shapes | None) -> int:
-        """Take the next part, whatever it weighs; gives its last offset. `shapes`, where they are others from here."""
+    def put(self, part: Transaction, weight: int, shapes: Shapes | None, truncated: Truncated | None = None) -> int:
+        """Take the next part, whatever it weighs; gives its last offset. `shapes`, `truncated`: where they are new."""
         with self._changed:
             part = msgspec.structs.replace(part, first=self._next)
             self._parts.append((part, weight))
@@ -85,7 +88,9 @@ class Held:
             self._changes += len(part.changes)
             self._bytes += weight
             if part.last:
-                self._whole = Point(part.upto, lsn_of(part.position), shapes or self._whole.shapes, part.id)
+                was = self._whole
+                emptied = was.truncated if truncated is None else truncated
+                self._whole = Point(part.upto, lsn_of(part.position), shapes or was.shapes, part.id, emptied)
                 self._ends.append(self._whole)
             self._changed.notify_all()
             return part.upto

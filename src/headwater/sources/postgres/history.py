@@ -6,13 +6,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headwater.model.change import Transaction
+from headwater.model.change import Op, Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.publication import Publication
 from headwater.sources.postgres.relations import is_end
 from headwater.sources.postgres.slot import Known
+from headwater.sources.postgres.truncations import recalled
 
 NOTE = "postgres"
 FIRST = "postgres_first"  # the shapes that a generation began with: no change in its log has them
@@ -61,12 +62,14 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
 
 def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
     """`point` after the transactions that the log has after it."""
-    offset, position, xid = point.offset, point.position, point.xid
+    offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
     tables, oids = dict(point.shapes.tables), dict(point.shapes.oids)
     versions = dict(point.shapes.versions)
     for part in parts:
         for change in part.changes:
             name = change.table.name
+            if change.op is Op.TRUNCATE:
+                truncated = recalled(truncated, name, int(part.id))
             if is_end(change):
                 tables.pop(name, None)
                 oids.pop(name, None)
@@ -75,4 +78,4 @@ def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
                 versions[name] = max(change.table.version, versions.get(name, 0))
         if part.last:
             offset, position, xid = part.upto, lsn_of(part.position), part.id
-    return Point(offset, position, Shapes(tables, oids, versions), xid)
+    return Point(offset, position, Shapes(tables, oids, versions), xid, truncated)

@@ -22,7 +22,7 @@ MOST_GONE = 1_000  # names that ended and are remembered, should they come back
 # What is known by the transaction that wrote it is another one also when it was changed back.
 _SQL = """
 WITH RECURSIVE relation AS (
-  SELECT c.*, n.nspname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  SELECT c.*, n.nspname, c.xmin::text::bigint AS written FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
   WHERE c.oid >= 16384 AND c.relpersistence <> 't' AND c.relkind IN ('r', 'p', 'v')
 ), edge (reader, read) AS (
   SELECT r.ev_class, d.refobjid FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass
@@ -59,7 +59,8 @@ SELECT c.nspname, c.relname, c.relkind::text,
        WHERE u.root = c.oid AND a.attnum > 0 AND NOT a.attisdropped)),
   (SELECT string_agg(inhparent || ' ' || xmin::text, ',' ORDER BY inhparent) FROM pg_inherits WHERE inhrelid = c.oid),
   (SELECT coalesce(array_agg(ARRAY[l.nspname::text, l.relname::text] ORDER BY l.oid), ARRAY[]::text[])
-   FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r')
+   FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r'),
+  c.oid::bigint, c.relfilenode::bigint, c.written
 FROM relation c
 """
 
@@ -67,7 +68,8 @@ FROM relation c
 class Meaning(msgspec.Struct, frozen=True, array_like=True):
     """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows.
 
-    `parents`: whose partition or child it is, and since when.
+    `parents`: whose partition or child it is, and since when. `file`: where the rows are, 0 if it has none; `writer`:
+    the transaction that last wrote its row of the catalogue.
     """
 
     kind: str
@@ -75,6 +77,14 @@ class Meaning(msgspec.Struct, frozen=True, array_like=True):
     rest: str
     tables: tuple[str, ...]
     parents: str = ""
+    oid: int = 0  # 0: it was noted before these three were
+    file: int = 0
+    writer: int = 0
+
+    @property
+    def meant(self) -> tuple[str, str, str, tuple[str, ...], str]:
+        """What queries mean by it, wherever its rows are."""
+        return self.kind, self.columns, self.rest, self.tables, self.parents
 
 
 Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
@@ -83,9 +93,9 @@ Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
 def read_meanings(connection: Connection) -> dict[str, Meaning]:
     """As they are now."""
     found: dict[str, Meaning] = {}
-    for schema, name, kind, columns, rest, parents, tables in connection.execute(_SQL.encode()).fetchall():
-        read = tuple(table_name(*each) for each in tables)
-        found[table_name(schema, name)] = Meaning(kind, _digest(columns or ""), _digest(rest), read, parents or "")
+    for schema, name, kind, columns, rest, parents, tables, *file in connection.execute(_SQL.encode()).fetchall():
+        read, texts = tuple(table_name(*each) for each in tables), (_digest(columns or ""), _digest(rest))
+        found[table_name(schema, name)] = Meaning(kind, *texts, read, parents or "", *file)
     return found
 
 
@@ -97,7 +107,10 @@ def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -
     found: dict[str, str] = {}
     for name, was in before.items():
         is_ = now.get(name)
-        if is_ == was or (is_ is not None and was is not None and _is_told(name, was, is_, fits)):
+        if was is None or is_ is None:
+            if was is is_:
+                continue
+        elif was.meant == is_.meant or _is_told(name, was, is_, fits):
             continue
         what = "view" if "v" in {each.kind for each in (was, is_) if each is not None} else "table"
         why = f"{what} {name} " + ("is gone" if is_ is None else "was defined anew")
@@ -111,6 +124,23 @@ def reattached(before: Meanings, now: Mapping[str, Meaning]) -> set[str]:
     parent is published. Pure."""
     pairs = ((name, was, now.get(name)) for name, was in before.items())
     return {name for name, was, is_ in pairs if was and is_ and was.parents and was.parents != is_.parents}
+
+
+def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
+    """The tables whose rows are in another file than they were, each with the transaction that last wrote its row of
+    the catalogue: it may have been unlogged meanwhile, with changes that nobody was sent. Pure.
+
+    A new table's file has the number of its oid.
+    """
+    known = [each for each in before.values() if each is not None]
+    if not all(each.oid for each in known):
+        return {}  # the note is older than this
+    files = {each.oid: each.file for each in known}
+    return {
+        name: each.writer
+        for name, each in now.items()
+        if each.kind == "r" and each.file != files.get(each.oid, each.oid)
+    }
 
 
 def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:

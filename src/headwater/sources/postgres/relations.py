@@ -29,6 +29,7 @@ from headwater.sources.postgres.frames import BadMessage
 from headwater.sources.postgres.pgoutput import Relation, Type
 from headwater.sources.postgres.row_plan import HEAD, Decode
 from headwater.sources.postgres.rows import RowDecoders
+from headwater.sources.postgres.truncations import Truncated, recalled
 from headwater.sources.postgres.types import (
     BPCHAR,
     TypeFact,
@@ -166,7 +167,8 @@ def is_told_alike(one: Table, other: Table) -> bool:
 
 class Announcement(msgspec.Struct, frozen=True):
     """What the catalogue said at a place of the server's log: tables by their oids, which are gone, which are there but
-    not sent any more, by which names queries mean something else, with the reason, and of which rows may be unseen.
+    not sent any more, by which names queries mean something else, with the reason, and of which rows may be unseen;
+    and whose rows are in another file, with the transaction that last wrote that down.
 
     The log does not always know the oid of a table that it has not seen for long: then it is 0.
     """
@@ -176,6 +178,7 @@ class Announcement(msgspec.Struct, frozen=True):
     left: list[tuple[int, str]] = []
     moved: Mapping[str, str] = {}
     unseen: list[str] = []
+    rewritten: Mapping[str, int] = {}
 
 
 def is_end(change: Change) -> bool:
@@ -221,6 +224,7 @@ class Relations:
         *,
         oids: Mapping[str, int] | None = None,
         versions: Mapping[str, int] | None = None,
+        truncated: Truncated = (),
         all_tables: bool = True,
     ) -> None:
         """`known` are the shapes the log ends with, `oids` whose they were: so it is noticed that a table was renamed,
@@ -230,6 +234,7 @@ class Relations:
         self.tables = dict(known)  # the newest shapes, by name
         self.oids = dict(oids or {})  # of those
         self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
+        self.truncated = truncated
         self.changed = 0  # how often a shape was another
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables
@@ -311,13 +316,25 @@ class Relations:
                 self.tables[table.name], self.versions[table.name] = table, table.version
                 self._forget(oid)
         self.changed += bool(changes)
-        told = {change.table.name for change in changes}
-        for name, why in {**dict.fromkeys(found.unseen, "it was not published for a while"), **found.moved}.items():
-            if name in self.tables and name not in told:
+        told = {change.table.name: change.resnapshot for change in changes}
+        unseen = dict.fromkeys(found.unseen, "it was not published for a while")
+        unseen |= {
+            name: "its rows were written anew: it may not have been published meanwhile"
+            for name, xid in found.rewritten.items()
+            if (name, xid) not in self.truncated
+        }
+        for name, why in {**unseen, **found.moved}.items():
+            if name in self.tables and (name not in told or (name in unseen and not told[name])):
                 # A comment, of one line: whatever the names in it are, it is no statement.
-                ddl, unseen = f"-- {' '.join(why.split())}", name in found.unseen
-                changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=ddl, resnapshot=unseen))
+                ddl = f"-- {' '.join(why.split())}"
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=ddl, resnapshot=name in unseen))
         return changes
+
+    def truncate(self, oid: int, xid: int) -> Table:
+        """Transaction `xid` emptied a table, which is ready; its shape."""
+        table = self.shape(oid)
+        self.truncated = recalled(self.truncated, table.name, xid)
+        return table
 
     def is_ready(self, oid: int) -> bool:
         """Whether `need` was asked since it was last described."""

@@ -170,7 +170,12 @@ class Stream:
                 raise SourceMismatch(reason, hint="Readers need a new snapshot.")
             shapes = point.shapes
             relations = Relations(
-                shapes.tables, Facts(side), oids=shapes.oids, versions=shapes.versions, all_tables=self._all_tables
+                shapes.tables,
+                Facts(side),
+                oids=shapes.oids,
+                versions=shapes.versions,
+                truncated=point.truncated,
+                all_tables=self._all_tables,
             )
             side.execute("SET idle_session_timeout = 0")  # asked when a table changes: that may be in days
             interval = self._interval(side)
@@ -280,7 +285,7 @@ class _Pump:
             known = self._relations
             self._changed = known.changed
             shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions))
-        upto = self._held.put(item, weight, shapes)
+        upto = self._held.put(item, weight, shapes, self._relations.truncated)
         self._keeper.logged(item, upto)
         if item.last or not self._held.has_room:
             self._keeper.arrived()
