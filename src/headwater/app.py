@@ -145,7 +145,7 @@ class App:
         """The open database `name`."""
         found = self._open.get(name)
         if found is None:
-            raise NotFound(f"there is no database {name!r}", hint=f"There are: {', '.join(self.names())}.")
+            raise NotFound(f"there is no database {name!r}", hint="See schema.list_databases.")
         return found
 
     def open_feeds(self) -> Feeds:

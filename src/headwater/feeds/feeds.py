@@ -160,8 +160,7 @@ class Feeds:
     async def subscribe_query(self, who: Principal, params: SubscribeQuery) -> dict[str, Any]:
         """cdc.subscribe_query."""
         watching, args = self._asking(), lits_of(params.args)
-        question = await watching.ask(params.query_id, args)
-        who.check(question.db, question.tables)
+        question = await watching.ask(who, params.query_id, args)
         held, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, question)
         await watching.add(held.id, held.options, question)
         view = self._hub(question.db, self.databases.database(question.db)).view(held.options, question)
@@ -172,8 +171,7 @@ class Feeds:
     async def open_query(self, who: Principal, query_id: str, args: Args, opening: Opening, begin: From) -> Stream:
         """The invalidations of a query, without a stored subscription."""
         self.check_room()
-        question = await self._asking().ask(query_id, args)
-        who.check(question.db, question.tables)
+        question = await self._asking().ask(who, query_id, args)
         options = Options(db=question.db, query_id=query_id, args=args or None, format=BRIEF)
         database = self.databases.database(question.db)
         caught_up = await self._heads.caught_up(question.db, database)
@@ -268,7 +266,7 @@ class Feeds:
         name = real_name(params.db)
         who.check(name, named_tables(params))
         database = self.databases.database(name)
-        return name, database, await self.run(check, params, database.source)
+        return name, database, await self.run(check, params, database.source, who)
 
     async def open_changes(
         self, who: Principal, params: SubscribeTable, opening: Opening, begin: From, *, upto: int | None = None

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headwater.model.change import Change
+from headwater.model.principal import Principal
 
 Args = list[Any] | dict[str, Any]  # Lits, by place or by name
 
@@ -56,6 +57,11 @@ class Question(Protocol):
     @property
     def tables(self) -> tuple[str, ...]:
         """The base tables that it reads."""
+        ...
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """What else it may read of what is stored."""
         ...
 
     @property
@@ -118,8 +124,11 @@ class Routes(Protocol):
 class Questions(Protocol):
     """Where questions come from. In the loop."""
 
-    async def find(self, db: str | None, query_id: str, args: Args, *, strict: bool = True) -> Question:
-        """The question as it is understood now. NotFound, InvalidRequest; NotSupported where answers have no tag.
+    async def find(
+        self, db: str | None, query_id: str, args: Args, *, who: Principal | None = None, strict: bool = True
+    ) -> Question:
+        """The question as it is understood now. NotFound, InvalidRequest; NotSupported where answers have no tag;
+        Forbidden where it reads what is none of `who`'s business.
 
         Without `strict`, for one that was found before: when it cannot be asked any more, because its tables are
         gone, it is found all the same, and every change of the schema matters to it.

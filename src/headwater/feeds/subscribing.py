@@ -14,6 +14,7 @@ from headwater.model.clock import parse_ts, ts_of_ms
 from headwater.model.database import real_name
 from headwater.model.hint import nearest
 from headwater.model.literal import I64_MAX
+from headwater.model.principal import ADMIN, Principal
 from headwater.model.table import Table
 from headwater.sources.source import Source
 
@@ -70,10 +71,10 @@ class Request(msgspec.Struct, frozen=True):
     names_images: bool = False  # False: which images are sent is a default, which depends on the start
 
 
-def check(params: SubscribeTable, source: Source) -> Request:
+def check(params: SubscribeTable, source: Source, who: Principal = ADMIN) -> Request:
     """`params` against the tables as they are now; InvalidRequest or NotFound names the field at fault."""
     start = checked_start(params.start)
-    tables = _tables(params, source)
+    tables = _tables(who, params, source)
     form = _format(params.format)
     before, after = checked_images(params.include, form, start)
     options = Options(
@@ -104,7 +105,7 @@ def _names_tables(params: SubscribeTable) -> bool:
     return params.table is not None or bool(params.tables)
 
 
-def _tables(params: SubscribeTable, source: Source) -> dict[str, Table]:
+def _tables(who: Principal, params: SubscribeTable, source: Source) -> dict[str, Table]:
     """The shapes of the tables that are named, of all when none is."""
     if params.table is not None and params.tables is not None:
         raise InvalidRequest("`table` and `tables` exclude each other", hint="Send one of them, or neither for all.")
@@ -113,7 +114,7 @@ def _tables(params: SubscribeTable, source: Source) -> dict[str, Table]:
         found = known
     else:
         names = params.tables if params.table is None else [params.table]
-        found = {name: _captured(name, known, source) for name in names or ()}
+        found = {name: _captured(name, known, source, who.seen(real_name(params.db), known)) for name in names or ()}
     narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
     if narrow and (len(found) != 1 or not _names_tables(params)):
         raise InvalidRequest(
@@ -122,11 +123,11 @@ def _tables(params: SubscribeTable, source: Source) -> dict[str, Table]:
     return found
 
 
-def _captured(name: str, known: dict[str, Table], source: Source) -> Table:
+def _captured(name: str, known: dict[str, Table], source: Source, seen: list[str]) -> Table:
     if name == pairs.TABLE and name not in known:
         return pairs.SHAPE  # made by the first put, for which a reader may wait
     if name not in known:
-        raise NotFound(f"there is no table {name!r}", hint=nearest(name, known))
+        raise NotFound(f"there is no table {name!r}", hint=nearest(name, seen))
     status = source.status()
     if name not in status["tables"]:
         raise NotSupported(

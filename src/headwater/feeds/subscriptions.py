@@ -49,7 +49,7 @@ class Subscriptions:
         name = real_name(params.db)
         who.check(name, named_tables(params))
         database = self._databases.database(name)
-        request = check(params, database.source)
+        request = check(params, database.source, who)
         return _subscribed(*self._found_or_made(who, database, request))
 
     def subscribe_query(
@@ -237,7 +237,7 @@ class Subscriptions:
         name = real_name(params.db)
         who.check(name, named_tables(params))
         database = self._databases.database(name)
-        request = check(params, database.source)
+        request = check(params, database.source, who)
         start = Start(EARLIEST) if params.start is None else request.start
         if request.start.kind == SNAPSHOT:
             raise InvalidRequest("a backtest looks at changes, not at a snapshot", hint='Leave out start:"snapshot".')

@@ -53,9 +53,9 @@ class Watching:
         """For the hub of a database."""
         return QuestionGroups(self._questions.routes(db), self.find)
 
-    async def ask(self, query_id: str, args: Args) -> Question:
-        """A question of somebody who has not asked it before; refused where it cannot be asked."""
-        return await self._questions.find(None, query_id, args)
+    async def ask(self, who: Principal, query_id: str, args: Args) -> Question:
+        """A question of somebody who has not asked it before; refused where it cannot be asked, or not by them."""
+        return await self._questions.find(None, query_id, args, who=who)
 
     async def find(self, options: Options) -> Question:
         """The question that `options` name, as it is understood now, whatever became of its tables."""
@@ -111,5 +111,5 @@ def instance_text(options: Options) -> str:
 async def allowed(held: Subscription, who: Principal, asking: Callable[[], Watching]) -> Subscription:
     """`held`; Forbidden where it is on a query that reads what is none of the caller's business."""
     if held.options.query_id and who.tables(held.db) is not None:
-        who.check(held.db, (await asking().find(held.options)).tables)
+        who.check_reads(held.db, await asking().find(held.options))
     return held

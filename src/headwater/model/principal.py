@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import msgspec
 
-from headwater.errors import Forbidden
+from headwater.errors import Forbidden, InvalidRequest, NotFound
 
 VIEWER, EDITOR, OWNER = "viewer", "editor", "owner"
 RANK = {VIEWER: 1, EDITOR: 2, OWNER: 3}
@@ -21,6 +23,20 @@ class Scope(msgspec.Struct, frozen=True, order=True):
 
     def __str__(self) -> str:
         return ",".join(f"{self.db}.{table}" for table in self.tables) or self.db
+
+
+class Reads(Protocol):
+    """What is known of a statement that reads."""
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Base tables."""
+        ...
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """What else it may read of what is stored."""
+        ...
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -66,10 +82,45 @@ class Principal(msgspec.Struct, frozen=True):
         if missing:
             raise self._denied(db, missing[0])
 
+    def check_reads(self, db: str, reads: Reads) -> None:
+        """Forbidden if it is held to tables, and a statement may read anything but them.
+
+        The statement is not told which: a view may read tables whose names are nobody's business.
+        """
+        held = self.tables(db)
+        if held is not None and not held.issuperset((*reads.tables, *reads.beyond)):
+            raise self.unread(db)
+
+    @contextmanager
+    def understanding(self, db: str) -> Iterator[None]:
+        """Inside, a statement is understood. To those held to tables a failure says the same as a refusal: else
+        a statement would tell by its errors which names there are.
+        """
+        if self.tables(db) is None:
+            yield
+            return
+        try:
+            yield
+        except (InvalidRequest, NotFound, Forbidden):
+            raise self.unread(db) from None
+
+    def unread(self, db: str) -> Forbidden:
+        """What is said of a statement that may not run, or cannot, to those held to tables."""
+        return Forbidden(
+            f"the statement is not one that the tables of {self.name!r} in {db!r} alone can answer",
+            hint=f"Send a SELECT of their rows. {self._scopes}",
+            database=db,
+            principal=self.name,
+        )
+
     def may(self, db: str, table: str) -> bool:
         """Whether this table is in its scopes."""
         held = self.tables(db)
         return held is None or table in held
+
+    def seen(self, db: str, tables: Iterable[str]) -> list[str]:
+        """Those of `tables` that are in its scopes."""
+        return [table for table in tables if self.may(db, table)]
 
     def glimpse(self, db: str) -> None:
         """Forbidden unless it may know of `db` at all."""
@@ -78,8 +129,12 @@ class Principal(msgspec.Struct, frozen=True):
 
     def _denied(self, db: str, table: str = "") -> Forbidden:
         what = f"table {table!r} of {db!r}" if table else f"database {db!r}"
-        hint = f"Its scopes are {', '.join(map(str, self.scopes or ())) or 'empty'}."
-        return Forbidden(f"access denied to {what} for {self.name!r}", hint=hint, database=db, principal=self.name)
+        said = f"access denied to {what} for {self.name!r}"
+        return Forbidden(said, hint=self._scopes, database=db, principal=self.name)
+
+    @property
+    def _scopes(self) -> str:
+        return f"Its scopes are {', '.join(map(str, self.scopes or ())) or 'empty'}."
 
 
 ANONYMOUS = Principal("anonymous")  # loopback with authentication off

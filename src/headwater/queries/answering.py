@@ -306,6 +306,11 @@ class Answering:
         seen = await self._looks.look()
         return await self.instance(prepared, args, seen.look), seen.look.head
 
+    async def meaning(self, prepared: Prepared) -> Analysis:
+        """What the query depends on now, whatever its arguments."""
+        seen = await self._looks.look()
+        return (await self.analysis(prepared, seen.look))[0]
+
     async def head(self) -> int:
         """The offset that is reached now."""
         return (await self._looks.look()).look.head

@@ -67,8 +67,10 @@ class Queries:
         """What a query depends on, without keeping it."""
         made = unkept(sql, db)
         principal.glimpse(made.db)
-        found = await self.run(self._databases.database(made.db).source.analyse, made.sql)
-        principal.check(made.db, found.tables)
+        source = self._databases.database(made.db).source
+        with principal.understanding(made.db):
+            found: Analysis = await self.run(source.analyse, made.sql)
+        principal.check_reads(made.db, found)
         return Explained(made, found)
 
     async def explain_prepared(self, principal: Principal, id: str) -> Explained:
@@ -93,12 +95,17 @@ class Queries:
         floor: Token | None = None,
     ) -> Answer:
         """The answer of a query, or that what the asker has is current."""
+        await self.allow(principal, prepared)
+        return await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+
+    async def allow(self, principal: Principal, prepared: Prepared) -> None:
+        """Forbidden where a query reads what is none of the caller's business."""
         principal.glimpse(prepared.db)
         answering = self.answering(prepared.db)
         if principal.tables(prepared.db) is not None:
-            instance, _ = await answering.understood(prepared, args)
-            principal.check(prepared.db, instance.analysis.tables)
-        return await answering.ask(prepared, args, format=format, tags=tags, floor=floor)
+            with principal.understanding(prepared.db):
+                found = await answering.meaning(prepared)
+            principal.check_reads(prepared.db, found)
 
     def answering(self, db: str) -> Answering:
         """The queries of one database; NotFound."""

@@ -123,7 +123,9 @@ class Resources:
         source = self._databases.get(db)
         tables = source.describe()
         if address.table not in tables:
-            raise NotFound(f"there is no table {address.table!r}", hint=nearest(address.table, tables))
+            raise NotFound(
+                f"there is no table {address.table!r}", hint=nearest(address.table, principal.seen(db, tables))
+            )
         table, row, offset = source.get(address.table, read_key(tables[address.table], address.parts))
         if row is None:
             raise NotFound(f"table {table.name!r} has no row with this key")

@@ -68,7 +68,7 @@ class Rows:
         source = self._databases.get(db)
         tables = source.describe()
         if place.table not in tables:
-            raise NotFound(f"there is no table {place.table!r}", hint=nearest(place.table, tables))
+            raise NotFound(f"there is no table {place.table!r}", hint=nearest(place.table, principal.seen(db, tables)))
         table, row, _ = source.get(place.table, check_key(tables[place.table], key))
         return Found(table, _there(table, row), row_etag(db, table, _there(table, row)))
 

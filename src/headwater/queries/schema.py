@@ -46,7 +46,7 @@ class Schema:
             raise InvalidRequest(f"database {MAIN!r} cannot be dropped", hint="Drop its tables instead.")
         self._transactions.abandon(name)
         if not self._databases.drop(name):
-            raise NotFound(f"there is no database {name!r}", hint=nearest(name, self._databases.names()))
+            raise NotFound(f"there is no database {name!r}", hint=nearest(name, self.list_databases(principal)))
         return Done(True)
 
     def list_databases(self, principal: Principal) -> list[str]:
@@ -66,7 +66,7 @@ class Schema:
         principal.check(name, [table])
         tables = self._databases.get(name).describe()
         if table not in tables:
-            raise NotFound(f"there is no table {table!r}", hint=nearest(table, tables))
+            raise NotFound(f"there is no table {table!r}", hint=nearest(table, principal.seen(name, tables)))
         return tables[table]
 
     def create_table(

@@ -16,7 +16,7 @@ from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
 from headwater.queries.pending import Pending
 from headwater.queries.transactions import Transactions
-from headwater.sources.source import Result, Session
+from headwater.sources.source import Result, Session, Source
 
 Args = Sequence[Value] | dict[str, Value]
 
@@ -61,9 +61,9 @@ class Statement:
             name = real_name(db)
             principal.glimpse(name)
             source = self._databases.get(name)
+            if principal.tables(name) is not None:
+                _check_reads(principal, name, source, sql)
             if source.is_read_only(sql):
-                if principal.tables(name) is not None:
-                    principal.check(name, source.analyse(sql).tables)
                 read = source.read(sql, args)
                 return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
 
@@ -76,6 +76,15 @@ class Statement:
             return result
 
         return self._transactions.write(principal, db, tx, work, lambda result, seen: _outcome(result, seen, named))
+
+
+def _check_reads(principal: Principal, db: str, source: Source, sql: str) -> None:
+    """Forbidden for what writes, what is no SELECT, and what reads anything else, in the same words."""
+    with principal.understanding(db):
+        if not source.is_read_only(sql):
+            raise principal.unread(db)
+        found = source.analyse(sql)
+    principal.check_reads(db, found)
 
 
 def check_format(name: str | None) -> bool:

@@ -15,7 +15,7 @@ from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Param, Te
 from headwater.model.dependency_words import of_condition
 from headwater.model.literal import Value, from_lit
 from headwater.model.pack import encode_row
-from headwater.model.principal import ADMIN
+from headwater.model.principal import ADMIN, Principal
 from headwater.queries.answering import Answering
 from headwater.queries.etag import opaque
 from headwater.queries.instances import Instance
@@ -52,7 +52,7 @@ class Asked:
         self.instance, self.key, self.url, self.head = instance, key, url, head
         self._answering = answering
         self.query_id, self.db = instance.prepared.id, instance.prepared.db
-        self.tables = instance.analysis.tables
+        self.tables, self.beyond = instance.analysis.tables, instance.analysis.beyond
         self.prefix = instance.prefix(FORMATS[0])
         self._conditions: dict[int, str] = {}
 
@@ -120,6 +120,7 @@ class Lost:
     """An instance that cannot be asked for now, because what it reads is gone. Only a change of the schema can help."""
 
     tables: tuple[str, ...] = ()
+    beyond: tuple[str, ...] = ("what is gone ()",)  # any change of the schema is told of
     is_guarded = False
 
     def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
@@ -161,7 +162,7 @@ class Volatile(Lost):
     def __init__(self, instance: Instance, key: Hashable, url: str, head: int) -> None:
         super().__init__(instance.prepared, key, url, head)
         analysis = instance.analysis
-        self.tables = analysis.tables
+        self.tables, self.beyond = analysis.tables, analysis.beyond
         self.wanted = (ANY,) if analysis.unseen else analysis.tables
         self.prefix = "none" + instance.prefix(FORMATS[0])[4:]  # of no answer: those have no tags
         told = "any change" if analysis.unseen else "every change of its tables"
@@ -224,9 +225,13 @@ class Subscribed:
         self._held: dict[tuple[str, Hashable], Asked] = {}  # as it was understood last
         self._names: dict[tuple[str, Hashable], set[Hashable]] = {}  # of one instance: arguments by place, and by name
 
-    async def find(self, db: str | None, query_id: str, args: Args, *, strict: bool = True) -> Any:
+    async def find(
+        self, db: str | None, query_id: str, args: Args, *, who: Principal | None = None, strict: bool = True
+    ) -> Any:
         """The instance as it is understood now."""
-        prepared = self._queries.get(ADMIN, query_id)
+        prepared = self._queries.get(who or ADMIN, query_id)
+        if who is not None:
+            await self._queries.allow(who, prepared)
         answering = self._queries.answering(prepared.db)
         key, url = (query_id, msgspec.json.encode(args)), _url(query_id, args)
         try:

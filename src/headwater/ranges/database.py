@@ -6,7 +6,6 @@ from typing import Protocol
 
 from headwater.errors import NotFound, NotSupported
 from headwater.log.live import LiveLog
-from headwater.model.hint import nearest
 from headwater.model.table import Table
 from headwater.sources.source import Source
 
@@ -57,7 +56,7 @@ def captured(source: Source, name: str) -> Table:
     tables = source.describe()
     table = tables.get(name)
     if table is None:
-        raise NotFound(f"there is no table {name!r}", hint=nearest(name, tables))
+        raise NotFound(f"there is no table {name!r}", hint="See schema.list_tables.")
     if name not in source.status()["tables"]:
         raise NotSupported(f"{name!r} is not captured: its changes are not known", hint="Read it by data.get or SQL.")
     return table

@@ -87,7 +87,7 @@ def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Itera
     known = reader.describe()
     for name in job.tables:
         if name not in known:
-            raise NotFound(f"there is no table {name!r}", hint=nearest(name, known))
+            raise NotFound(f"there is no table {name!r}", hint="See schema.list_tables.")
     check_kept(log, job.after, job.upto)
     return _tables(log, job, left)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 
 from headwater.errors import ConfigError, LimitExceeded, NotFound, StorageFull
-from headwater.model.hint import nearest
 from headwater.model.principal import Principal, Scope
 
 MOST = 10_000
@@ -80,7 +79,7 @@ class Keys:
         with self._lock:
             found = self._known.get(id)
             if found is None:
-                raise NotFound(f"there is no key {id!r}", hint=nearest(id, self._known))
+                raise NotFound(f"there is no key {id!r}", hint="See security.token.list.")
             self._write({name: key for name, key in self._known.items() if name != id})
         return found
 

@@ -203,8 +203,7 @@ async def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery)
 
 
 async def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
-    question = await Subscribed(api.asking()).find(None, p.query_id, lits_of(p.args))
-    who.check(question.db, question.tables)
+    question = await Subscribed(api.asking()).find(None, p.query_id, lits_of(p.args), who=who)
     path, mark, args = question.url.partition("?")
     url = f"{path}/events{mark}{args}"
     keys = [f"{question.db}.{name}" for name in question.tables]

@@ -35,7 +35,9 @@ def text_of(api: Api, who: Principal, p: Text) -> tuple[str, bytes | None]:
     db = real_name(p.db)
     who.glimpse(db)
     query = parse_query(p.query, db=db)
-    return api.databases.get(db).text(query), canonical_bytes(query)
+    source = api.databases.get(db)
+    with who.understanding(db):
+        return source.text(query), canonical_bytes(query)
 
 
 async def prepare(api: Api, who: Principal, p: Prepare) -> Any:

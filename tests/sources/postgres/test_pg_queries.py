@@ -185,6 +185,27 @@ def test_what_is_no_query_is_refused(own: PgRig, sql: str) -> None:
         own.source.analyse(sql)
 
 
+@pytest.mark.parametrize(
+    ("sql", "beyond"),
+    [
+        ("SELECT id, upper(a), now(), random() FROM t", ""),
+        ("SELECT count(*) FROM w", ""),
+        ("SELECT query_to_xml('select * from u', true, false, '')", "query_to_xml()"),
+        ("SELECT table_to_xml('u', true, false, '')", "table_to_xml()"),
+        ("SELECT relname FROM pg_class", "pg_catalog.pg_class"),
+        ("SELECT table_name FROM information_schema.tables", "pg_catalog.pg_class"),
+        ("SELECT 1 FROM pg_stat_activity", "pg_stat_get_activity()"),
+        ("SELECT 'u'::regclass::text", "type regclass"),
+        ("SELECT pg_relation_size('u')", "pg_relation_size()"),
+        ("SELECT id FROM t WHERE has_table_privilege('u', 'select')", "has_table_privilege()"),
+        ("SELECT b FROM XMLTABLE('/a' PASSING query_to_xml('select 1', true, false, '') COLUMNS b text)", "understood"),
+    ],
+)
+def test_what_else_than_tables_may_be_read_is_told(own: PgRig, sql: str, beyond: str) -> None:
+    found = own.source.analyse(sql).beyond
+    assert any(beyond in each for each in found) if beyond else not found, found
+
+
 def test_parameters_go_by_place_or_by_name(own: PgRig) -> None:
     found = own.source.analyse("SELECT :b::text || ':no' || $$:no$$ || :a || :b /* :no /* ' */ :no */ -- :no")
     assert (found.parameters, found.columns) == (("b", "a"), ("?column?",))

@@ -11,7 +11,14 @@ import msgspec
 from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
 from headwater.model.dependency import Analysis
 from headwater.model.literal import Value
-from headwater.sources.postgres.analysis.catalogued import known_to, operators, read_relations, unseen, volatility
+from headwater.sources.postgres.analysis.catalogued import (
+    beyond,
+    known_to,
+    operators,
+    read_relations,
+    unseen,
+    volatility,
+)
 from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
 from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
 from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
@@ -112,6 +119,7 @@ class Analyses:
             columns=columns,
             tables=tuple(sorted({each.called for each in relations if each.kind not in "vp"})),
             objects=tuple(sorted({each.called for each in relations})),
+            beyond=beyond(link, facts),
             dependencies=dependencies(facts, conditions, is_total=is_total),
             epoch=epoch_of(link, facts),
             volatile=tuple(sorted(volatile)),
@@ -223,6 +231,7 @@ def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception) -> A
         columns=columns,
         tables=(),
         objects=(),
+        beyond=(reason,),
         dependencies=(),
         epoch="unknown",
         volatile=(reason,),

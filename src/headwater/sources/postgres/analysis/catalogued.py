@@ -11,6 +11,7 @@ from headwater.sources.postgres.analysis.functions import (
     STEADY_INPUTS,
     TRUSTED,
     Function,
+    outside,
     reasons,
 )
 from headwater.sources.postgres.analysis.order import Known
@@ -72,8 +73,7 @@ def volatility(link: Link, facts: Facts) -> tuple[str, ...]:
     """Why an answer may change though nothing changed in its tables."""
     used = facts.used
     found = set(used.reasons)
-    rows = link.run(_FUNCTIONS, [oids(used.functions), oids(used.operators)]).values()
-    functions = [Function(*row) for row in rows]
+    functions = _functions(link, facts)
     found.update(reasons(functions))
     found.update(_types(link, facts))
     found.update(_conversions(link, facts))
@@ -84,6 +84,21 @@ def volatility(link: Link, facts: Facts) -> tuple[str, ...]:
             name = facts.relations[oid].called if oid in facts.relations else str(oid)
             found.add(f"system columns of {name!r} change without a change of the row")
     return tuple(sorted(found))
+
+
+def beyond(link: Link, facts: Facts) -> tuple[str, ...]:
+    """What may be read besides tables of the user: catalogues, also by types that name things of them, and whatever
+    functions read.
+    """
+    found = {f"{each.schema}.{each.name}" for each in read_relations(facts) if each.oid < FIRST_OWN}
+    found.update(outside(_functions(link, facts)))
+    found.update(_types(link, facts))
+    return tuple(sorted(found))
+
+
+def _functions(link: Link, facts: Facts) -> list[Function]:
+    rows = link.run(_FUNCTIONS, [oids(facts.used.functions), oids(facts.used.operators)]).values()
+    return [Function(*row) for row in rows]
 
 
 def _types(link: Link, facts: Facts) -> Iterator[str]:

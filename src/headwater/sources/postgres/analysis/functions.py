@@ -35,6 +35,15 @@ _STEADY = frozenset(_BY_TIME_ZONE.split()) | frozenset(_BY_TEXT.split()) | JSON_
 # Text becomes a value of these types without a look at the clock, though PostgreSQL does not call that immutable.
 STEADY_INPUTS = frozenset({"interval_in", "enum_in"})
 
+# Others of PostgreSQL's own that read nothing that is stored: clocks, chance, and what settings alone decide.
+_PLAIN = """
+now statement_timestamp transaction_timestamp clock_timestamp timeofday random random_normal gen_random_uuid uuidv4
+uuidv7 age overlaps pg_typeof to_timestamp to_date to_number json_populate_record json_populate_recordset
+jsonb_populate_record jsonb_populate_recordset json_to_record json_to_recordset jsonb_to_record jsonb_to_recordset
+jsonb_path_exists_tz jsonb_path_match_tz jsonb_path_query_tz jsonb_path_query_array_tz jsonb_path_query_first_tz
+"""
+HARMLESS = frozenset(_PLAIN.split())
+
 
 class Function(msgspec.Struct, frozen=True):
     """What the catalogue says of one."""
@@ -53,6 +62,13 @@ def reasons(functions: Sequence[Function]) -> Iterator[str]:
             yield f"{each.name}() is not PostgreSQL's own: what it depends on is not known"
         elif each.volatility != "i" and (each.oid >= FIRST_OWN or each.name not in _STEADY):
             yield f"{each.name}() may answer differently each time"
+
+
+def outside(functions: Sequence[Function]) -> Iterator[str]:
+    """Those that may read what no table of the statement holds: query_to_xml(), and whatever a user wrote."""
+    for each in functions:
+        if any(reasons([each])) and not (each.oid < FIRST_OWN and each.name in HARMLESS):
+            yield f"{each.name}()"
 
 
 def is_trusted(function: Function) -> bool:

@@ -16,6 +16,7 @@ from headwater.sources.sqlite.analysis.closer import Closer, look_closer
 from headwater.sources.sqlite.analysis.engine import (
     Facts,
     bare_rowids,
+    beyond,
     epoch_of,
     facts_of,
     schema_version,
@@ -135,6 +136,7 @@ def _understood(reader: Connected, sql: str) -> Analysis:
         parameters=facts.parameters,
         columns=tuple(column.name for column in facts.statement.columns),
         tables=facts.tables,
+        beyond=beyond(facts),
         objects=facts.objects,
         dependencies=tuple(Dependency(name) for name in facts.tables),
         epoch="",

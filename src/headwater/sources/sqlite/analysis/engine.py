@@ -9,7 +9,7 @@ import apsw
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.sources.sqlite.analysis.functions import is_deterministic
+from headwater.sources.sqlite.analysis.functions import HARMLESS, is_deterministic
 from headwater.sources.sqlite.connection import sqlite_errors
 from headwater.sources.sqlite.guard import ANY_BINDINGS, Access, Statement
 from headwater.sources.sqlite.opening import Connected
@@ -144,6 +144,16 @@ def unseen(reader: Connected, facts: Facts) -> tuple[str, ...]:
     reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
     reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign if not _is_function(name)]
     return tuple(sorted(reasons))
+
+
+def beyond(facts: Facts) -> tuple[str, ...]:
+    """What is read of what is stored, and is no table of the user: virtual tables, the schema, statistics."""
+    found = {name for name in facts.foreign if not _is_function(name)}
+    found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
+    # No leave is asked for what only USING names, and the program does not call a virtual table by its name.
+    if len({step[4] for step in facts.program if step[0] == "VOpen"}) > len({name.lower() for name in facts.foreign}):
+        found.add("a virtual table ()")
+    return tuple(sorted(found))
 
 
 def _is_function(name: str) -> bool:

@@ -22,6 +22,13 @@ _WINDOW = "row_number rank dense_rank percent_rank cume_dist ntile lag lead firs
 
 DETERMINISTIC = frozenset(f"{_SCALAR} {_AGGREGATE} {_JSON_AGGREGATE} {_WINDOW}".split())
 
+# Others that read nothing that is stored. Whatever is in neither list is not run for those held to tables.
+_PLAIN = """
+date time datetime julianday strftime unixepoch timediff current_date current_time current_timestamp random randomblob
+zeroblob changes total_changes last_insert_rowid sqlite_version sqlite_source_id
+"""
+HARMLESS = DETERMINISTIC | frozenset(_PLAIN.split())
+
 
 def is_deterministic(name: str) -> bool:
     """Whether equal arguments give equal answers, today and tomorrow."""
