@@ -191,6 +191,14 @@ class SseReader(_Reader):
         self._socket.close()
 
 
+def _settled() -> ssl.SSLContext:
+    """TLS 1.2: the client reads and writes in two threads, and before Python 3.13 a request that it wrote while a
+    ticket of TLS 1.3 came in could be lost."""
+    context = ssl.create_default_context()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
 class WsReader(_Reader):
     """A WebSocket."""
 
@@ -200,6 +208,7 @@ class WsReader(_Reader):
         self.socket = self._open.enter_context(
             connect(
                 url.replace("http", "ws", 1) + path,
+                ssl=_settled() if url.startswith("https") else None,
                 additional_headers=given,
                 open_timeout=PATIENCE,
                 close_timeout=1,

@@ -1,5 +1,7 @@
 """Who may come in: every route against every kind of caller. A route without a row fails here."""
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ CALLERS: dict[str, dict[str, str]] = {
     "empty bearer": {"authorization": "Bearer"},
     "wrong and right": {"authorization": "Bearer x", "x-api-key": TOKEN},
 }
+TICKET = {"id": 1, "method": "security.ticket.create"}
 HOLDERS = {"bearer", "api key", "wrong and right"}
 EVERYBODY = set(CALLERS)
 LOCKED = {  # route -> who comes in when a token is set
@@ -66,6 +69,45 @@ def test_with_a_token_every_route_admits_exactly_who_holds_it() -> None:
                     assert response.headers["www-authenticate"].startswith("Bearer")
                     body = response.json()
                     assert (body["error"] if route.rpc else body)["code"] == "unauthorized"
+
+
+def test_without_a_credential_nobody_learns_what_a_route_takes() -> None:
+    """Every path and query says the same as one that is not there."""
+    paths = {route.path for route in ROUTES if route.access is not Access.OPEN and not route.rpc}
+    queries = (
+        "",
+        "?bogus=1",
+        "?ticket=x",
+        "?ticket=x&ticket=y",
+        "?from_offset=0&from_offset=0",
+        "?%ff&=",
+        "?ticket=%ff",
+    )
+    headers: tuple[dict[str, str], ...] = ({}, {"x-api-key": "wrong"}, {"accept": "x"})
+    with serving(NoDatabases(), token=Secret(TOKEN)) as client:
+        for method, query, sent in itertools.product(("GET", "POST", "DELETE", "TRACE"), queries, headers):
+            unknown = client.http.request(method, f"/no/such{query}", headers=sent)
+            assert unknown.status_code == 401
+            for path in sorted(paths):
+                found = client.http.request(method, path + query, headers=sent)
+                assert (found.status_code, found.content) == (401, unknown.content), (method, path, query)
+                assert found.headers.items() - {("date", found.headers["date"])} == unknown.headers.items() - {
+                    ("date", unknown.headers["date"])
+                }
+        for path in ("/api/v1/rpc", "/api/v1/sql/exec"):
+            for query in queries:
+                found = client.http.post(path + query, json={})
+                assert found.status_code == 401 and found.json()["error"]["code"] == "unauthorized"
+
+
+def test_a_ticket_opens_only_what_takes_one() -> None:
+    with serving(NoDatabases(), token=Secret(TOKEN)) as client:
+        made = client.http.post("/api/v1/rpc", json=TICKET, headers=CALLERS["bearer"]).json()["result"]["ticket"]
+        for method, path in (("POST", "/api/v1/rpc"), ("GET", "/"), ("GET", "/nowhere"), ("GET", "/metrics")):
+            assert client.http.request(method, f"{path}?ticket={made}").status_code == 401, path
+        assert client.http.get(f"/api/v1/changes/main?ticket={made}").status_code != 401
+        assert client.http.get(f"/api/v1/changes/main?ticket={made}&ticket={made}").status_code == 400
+        assert client.http.get(f"/api/v1/changes/main?ticket={made}&bogus=1").status_code == 400
 
 
 def test_with_a_token_an_unknown_path_is_locked_too() -> None:
@@ -154,6 +196,14 @@ def test_a_door_without_a_lock_is_refused_at_start(settings: dict[str, Any]) -> 
     with pytest.raises(ConfigError) as found:
         Gate.of(ServeConfig(**settings))
     assert "HEADWATER_TOKEN" in found.value.hint
+
+
+def test_a_short_pepper_is_refused_at_start(tmp_path: Path) -> None:
+    """It signs tickets: who guesses it is anybody."""
+    with pytest.raises(ConfigError) as found:
+        Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 31)), tmp_path)
+    assert "openssl rand -hex 32" in found.value.hint
+    Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 32)), tmp_path)
 
 
 def test_a_token_allows_any_address() -> None:

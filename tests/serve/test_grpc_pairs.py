@@ -78,6 +78,16 @@ def test_batches(caller: Caller) -> None:
     ]
 
 
+def test_what_a_batch_is_answered_with_has_an_end(caller: Caller) -> None:
+    put(caller, b"k", bytes(1 << 20))
+    failure = caller.refusal(f"{KV}/BatchGet", keys=[b"k"] * 60)
+    assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "values are larger" in failure.details()
+    failure = caller.refusal(f"{KV}/BatchGet", keys=[b"x"] * 1001)
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "fewer" in dict(failure.trailing_metadata())["headwater-hint"]
+    assert len(caller.call(f"{KV}/BatchGet", keys=[b"x"] * 1000).entries) == 1000
+
+
 def test_a_batch_is_put_whole_or_not_at_all(caller: Caller) -> None:
     entries = [{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2", "ttl_seconds": 2**63}]
     assert caller.refusal(f"{KV}/BatchPut", entries=entries).code() is grpc.StatusCode.INVALID_ARGUMENT

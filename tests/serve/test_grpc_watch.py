@@ -77,6 +77,14 @@ def test_a_key_is_watched(files: Whole, caller: Caller) -> None:
     assert [event.sequence for event in found][:3] == [7, 8, 9] and found[0].timestamp_us > 1e15
 
 
+def test_a_key_of_ones_own_table_kv_is_watched(files: Whole, caller: Caller) -> None:
+    files.run("CREATE TABLE kv(k INTEGER PRIMARY KEY, v)")
+    reader = caller.watch(table="kv", key=encode_key((1,)))
+    files.run("INSERT INTO kv VALUES (2, 'x')")
+    files.run("INSERT INTO kv VALUES (1, 'mine')")
+    assert [seen(event) for event in reader.take(1)] == [(INSERT, None, "mine")]
+
+
 def test_without_a_table_the_key_is_watched_in_all(files: Whole, caller: Caller) -> None:
     reader = caller.watch(key=encode_key((1,)))
     files.run("INSERT INTO t VALUES (1, 't'), (2, 'x')")

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 import pytest
 from open_databases import Files
 
-from headwater.errors import Forbidden, InvalidRequest, NotFound
+from headwater.errors import Forbidden, InvalidRequest, NotFound, RequestTooLarge
 from headwater.model.principal import EDITOR, VIEWER, Principal, Scope
 from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
-from headwater.serve.kv import SWEEP_MS, Entry, Kv
+from headwater.serve.kv import MOST_BYTES, MOST_KEYS, SWEEP_MS, Entry, Kv
 
 T = TypeVar("T")
 EDIT = Principal("ed", EDITOR)
@@ -38,7 +38,10 @@ class Store:
 
     def run(self, call: Callable[[Kv], Awaitable[T]]) -> T:
         async def main() -> T:
-            return await call(self.kv)
+            try:
+                return await call(self.kv)
+            finally:
+                await asyncio.gather(*self.kv.sweeping.values())
 
         return asyncio.run(main())
 
@@ -144,6 +147,33 @@ def test_more_than_a_sweep_deletes_at_once_goes_too(store: Store) -> None:
     store.run(lambda kv: kv.put(EDIT, "main", entries))
     store.clock.now += 1_000
     assert store.run(lambda kv: kv.sweep(EDIT, "main")) == 2_500
+
+
+def test_a_put_is_answered_although_the_sweep_after_it_fails(store: Store) -> None:
+    store.put(b"old", b"", 1)
+    store.files.run("CREATE TRIGGER stays BEFORE DELETE ON kv BEGIN SELECT RAISE(ABORT, 'it stays'); END")
+    store.clock.now += SWEEP_MS
+    assert store.put(b"new", b"1") == 1
+    assert store.files.rows("SELECT key FROM kv ORDER BY key") == [(b"new",), (b"old",)]
+    store.files.run("DROP TRIGGER stays")
+    store.clock.now += SWEEP_MS
+    store.put(b"new", b"2")
+    assert store.files.rows("SELECT key FROM kv") == [(b"new",)], "a later one succeeds"
+
+
+def test_a_read_of_many_has_an_end(store: Store) -> None:
+    store.put(b"k", bytes(1 << 20))
+    most = MOST_BYTES // ((1 << 20) + 1)
+    assert store.run(lambda kv: kv.get_many(EDIT, "main", [b"k"] * most)) == [bytes(1 << 20)] * most
+    with pytest.raises(RequestTooLarge, match="larger than") as found:
+        store.run(lambda kv: kv.get_many(EDIT, "main", [b"k"] * (most + 1)))
+    assert "fewer" in found.value.hint
+    store.put(b"large", bytes(MOST_BYTES + 1))
+    assert len(store.get(b"large") or b"") == MOST_BYTES + 1, "one alone is given"
+    assert store.run(lambda kv: kv.get_many(EDIT, "main", [b"x"] * MOST_KEYS)) == [None] * MOST_KEYS
+    with pytest.raises(InvalidRequest, match="keys are asked for") as refused:
+        store.run(lambda kv: kv.get_many(EDIT, "main", [b"x"] * (MOST_KEYS + 1)))
+    assert "fewer" in refused.value.hint
 
 
 def test_a_scan_gives_every_key_of_a_prefix_in_order(store: Store) -> None:

@@ -18,6 +18,18 @@ def test_a_client_has_so_many_places_and_no_more() -> None:
         pass
 
 
+def test_addresses_of_one_customer_share_their_places() -> None:
+    places = Places(2)
+    with places.take("2001:db8:1:2::1"), places.take("2001:db8:1:2:ffff::9"):
+        with pytest.raises(LimitExceeded), places.take("2001:db8:1:2::3"):
+            pass
+        with places.take("2001:db8:1:3::1"), places.take("192.0.2.1"):
+            pass
+    mapped = places.take("::ffff:192.0.2.1")
+    with mapped, places.take("192.0.2.1"), pytest.raises(LimitExceeded), places.take("192.0.2.1"):
+        pass
+
+
 def test_a_place_is_given_back_after_an_error() -> None:
     places = Places(1)
     with pytest.raises(RuntimeError), places.take("a"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -85,6 +85,9 @@ class Step(NamedTuple):
 
     changes: int
     bytes: int
+
+
+Run = Callable[..., Awaitable[Any]]
 
 
 class Ranges:
@@ -300,25 +303,26 @@ class Ranges:
         wait_ms: int = 0,
         shape: int | None = None,
         step: Step | None = None,
+        run: Run = asyncio.to_thread,
     ) -> Described:
         """The table and its log; with `after` and `wait_ms`, once the log is durable beyond `after`.
 
         With `shape`, a version of the table that is not the present one: where it first changed after `after`.
-        With `step`, where a step of that size after `after` ends.
+        With `step`, where a step of that size after `after` ends. `run` runs what blocks in a thread.
         """
         if (wait_ms or step) and after is None:
             raise InvalidRequest("this needs `after`", hint="Send the `latest` of the answer before.")
         name = real_name(db)
         who.check(name, [table])
-        seen = await asyncio.to_thread(self._look, name, table)
+        seen: Described = await run(self._look, name, table)
         if after is not None and wait_ms and seen.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
-            seen = await asyncio.to_thread(self._look_again, seen)
+            seen = await run(self._look_again, seen)
         if after is not None and shape is not None and shape != seen.table.version:
-            seen = await asyncio.to_thread(self._find_change, seen, after)
+            seen = await run(self._find_change, seen, after)
         if after is not None and step is not None and seen.horizon <= after + 1 <= seen.latest:
-            seen = await asyncio.to_thread(self._find_end, seen, after, step)
+            seen = await run(self._find_end, seen, after, step)
         return seen
 
     def _look(self, name: str, table: str) -> Described:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from headwater.errors import Unavailable
@@ -13,7 +14,7 @@ from headwater.queries.schema import Schema
 from headwater.queries.statement import Statement
 from headwater.queries.stats import Stats
 from headwater.queries.transactions import Transactions
-from headwater.ranges.ranges import Ranges
+from headwater.ranges.ranges import Ranges, Run
 from headwater.serve.auth import Gate
 
 
@@ -30,6 +31,7 @@ class Api:
     feeds: Feeds | None = None
     queries: Queries | None = None
     gate: Gate | None = None
+    run: Run = asyncio.to_thread  # what blocks; a server has threads for it, which databases share in turn
 
     @classmethod
     def over(cls, databases: Databases) -> Api:

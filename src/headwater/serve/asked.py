@@ -34,6 +34,14 @@ def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, st
     return found
 
 
+def ticket_in(query: bytes) -> str | None:
+    """The ticket in a query string of which nothing else is known yet, and nothing is refused."""
+    if b"ticket" not in query:
+        return None
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    return next((value for name, value in pairs if name == "ticket"), None)
+
+
 def digits(text: str, most: int) -> bool:
     """Whether `text` is a number of at most `most` digits: 0 to 9, not what else Unicode counts with."""
     return text.isascii() and text.isdigit() and len(text) <= most

@@ -58,7 +58,7 @@ class Gate:
         self._token, self._jwts, self.keys = token, jwts, keys
         self._metrics_open = metrics_open
         self.locked = token is not None if locked is None else locked  # whether a credential is asked for
-        self.sessions = Sessions()
+        self.sessions = Sessions(self.holds)
         self.tickets = Tickets(token if signing is None else signing, seconds=ticket_seconds)
 
     @classmethod
@@ -76,8 +76,7 @@ class Gate:
                     f"{address} can be reached from other machines, and no credential is set",
                     hint="Set HEADWATER_TOKEN, or listen on 127.0.0.1.",
                 )
-        pepper = None if config.key_pepper is None else config.key_pepper.encode()
-        keys = None if folder is None else Keys(folder, pepper)
+        keys = None if folder is None else Keys(folder, _pepper(config))
         if token is None and jwts is None and config.auth and not keys:
             raise ConfigError(
                 "authentication is on and no credential is set",
@@ -101,7 +100,7 @@ class Gate:
             _from_here(headers)
             return ANONYMOUS if ticket is None else self.tickets.check(ticket)
         if ticket is not None:
-            return self._still(self.tickets.check(ticket))
+            return self.still(self.tickets.check(ticket))
         if access is Access.METRICS and self._metrics_open:
             return ANONYMOUS
         return self._holder(headers)
@@ -125,19 +124,35 @@ class Gate:
         if self._token is not None and hmac.compare_digest(credential, self._token):
             return ADMIN
         if self.keys is not None and (key := self.keys.find(credential)) is not None:
-            return self._still(key.principal())
+            return self.still(key.principal())
         if self._jwts is not None and credential.count(b".") == 2:  # is written like one
             return self._jwts.check(credential)
         raise Unauthorized("a credential is needed, and none that holds was sent")
 
-    def _still(self, who: Principal) -> Principal:
-        """One whose key was not revoked and has not expired."""
+    def still(self, who: Principal) -> Principal:
+        """Who was admitted before, if the credential holds until now; Unauthorized. Whatever was waited for meanwhile,
+        a key may have been revoked, or have expired."""
         if who.until is not None and time.time_ns() // 1_000_000 >= who.until:
             raise Unauthorized("the credential has expired", hint="Ask for another.", expired=True)
-        is_key = who.credential and not who.credential.startswith(JWT)
-        if is_key and (self.keys is None or not self.keys.has(who.credential)):
+        if not self.holds(who):
             raise Unauthorized("the credential was revoked", hint="Ask for another.")
         return who
+
+    def holds(self, who: Principal) -> bool:
+        """Whether the key of `who` was not revoked; of those who came with none there is nothing to revoke."""
+        if not who.credential or who.credential.startswith(JWT):
+            return True
+        return self.keys is not None and self.keys.has(who.credential)
+
+
+def _pepper(config: ServeConfig) -> bytes | None:
+    """What keys are hashed with, if it is given. It signs tickets too: one that can be guessed opens every door."""
+    pepper = None if config.key_pepper is None else config.key_pepper.encode()
+    if pepper is not None and len(pepper) < 32:
+        raise ConfigError(
+            "the pepper of keys is shorter than 32 bytes", hint="Use HEADWATER_KEY_PEPPER=$(openssl rand -hex 32)."
+        )
+    return pepper
 
 
 def _jwts(config: ServeConfig) -> Jwts | None:

@@ -20,6 +20,8 @@ class Refusal(Exception):
         self.error = error
         self.status = status or error.status
         self.headers = headers or []
+        if self.status == 401:
+            self.headers.append((b"www-authenticate", b'Bearer realm="headwater"'))
         if self.status in (429, 503):
             self.headers.append(retry_after(error))
 

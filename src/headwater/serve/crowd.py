@@ -49,8 +49,3 @@ class Crowd:
         self._from[place] -= 1
         if not self._from[place]:
             del self._from[place]
-
-
-def _too_many(what: str, setting: str) -> LimitExceeded:
-    hint = f"Close some, use them again, or raise serve.{setting}."
-    return LimitExceeded(f"{what}, and no more are granted", hint=hint)

@@ -93,9 +93,9 @@ class Gateway:
         """One frame of a client: exactly one answer."""
         asked, code = messages.read(text), "ok"
         try:
+            self._limits.ask(socket.who, socket.client)
             if asked.error is not None:
                 raise asked.error
-            self._limits.ask(socket.who, socket.client)
             self._limits.enter(socket.who, self._limits.of_message(asked.payload))
             payload = await self._handlers[asked.type](socket, asked.id, asked.payload)
             if payload is not None:

@@ -24,7 +24,7 @@ from headwater.model.principal import Principal
 from headwater.serve import openapi
 from headwater.serve.again import Again
 from headwater.serve.api import Api
-from headwater.serve.asked import parse_query
+from headwater.serve.asked import parse_query, ticket_in
 from headwater.serve.auth import Access, Gate
 from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_body, retry_after
 from headwater.serve.bridge import Bridge
@@ -84,7 +84,7 @@ class Application:
             "readyz": self._readyz,
             "metrics": self._text,
             "openapi": self._openapi,
-        } | RowPages(api, bridge, max_body=max_body).pages()
+        } | RowPages(api, bridge, gate.still, max_body=max_body).pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RAW] = send
@@ -125,13 +125,13 @@ class Application:
         if scope["type"] == "http" and scope["method"] == "OPTIONS" and header(headers, b"origin"):
             return await self._preflight(scope, send)
         known = () if route is None else route.query
-        query = parse_query(scope["query_string"], known, route.path) if route is not None and known else {}
         access = Access.LOCKED if route is None else route.access
-        principal = self._admit(scope, access, query.get("ticket"))
+        principal = self._admit(scope, access, known)
         if access is not Access.OPEN:
             self._limits.ask(principal, client_of(scope))
         if route is None:
             raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
+        query = parse_query(scope["query_string"], known, route.path) if known else {}
         if scope["type"] == "websocket" or (route.websocket and not route.stream):
             self._limits.enter(principal, self._limits.of_path(principal, values))
             return await self._websocket(route, Call(scope, receive, send, principal, values, query))
@@ -192,18 +192,31 @@ class Application:
             raise Unavailable("no feeds are served here")
         return await self._streams.websocket(route.handler, call)
 
-    def _admit(self, scope: Scope, access: Access, ticket: str | None) -> Principal:
+    def _admit(self, scope: Scope, access: Access, known: tuple[str, ...]) -> Principal:
+        """Who asks. Who is nobody hears the same of every path, whether there is such a route and what it takes."""
+        ticket = ticket_in(scope["query_string"])
         try:
-            return self._gate.admit(scope["headers"], access, ticket)
-        except Unauthorized as error:
+            if ticket is None or "ticket" in known:
+                return self._gate.admit(scope["headers"], access, ticket)
+            return self._admit_without(scope, access, ticket)
+        except Unauthorized:
             self._limits.ask_in_vain(client_of(scope))
-            raise Refusal(error, headers=[(b"www-authenticate", b'Bearer realm="headwater"')]) from None
+            raise
+
+    def _admit_without(self, scope: Scope, access: Access, ticket: str) -> Principal:
+        """Who asks where tickets open nothing: one that does not hold is called so here too."""
+        try:
+            return self._gate.admit(scope["headers"], access)
+        except Unauthorized:
+            self._gate.tickets.check(ticket)
+            raise
 
     # --- the busy routes, without Starlette --------------------------------------------------------------
 
     async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
         check_type(scope["headers"], JSON)
         asked = await read_body(scope, receive, self._max_body)
+        self._gate.still(principal)  # a body may take its time
         answering = answer(principal, asked, client_of(scope))
         try:
             if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left

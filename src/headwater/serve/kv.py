@@ -5,12 +5,14 @@ The table is made by the first put. A value may have an end: after it nobody rea
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import msgspec
 
-from headwater.errors import InvalidRequest, NotFound
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, RequestTooLarge
 from headwater.model.database import real_name
 from headwater.model.key import Span, encode_key, prefix_end
 from headwater.model.literal import Value
@@ -27,6 +29,8 @@ INDEX = f"CREATE INDEX {TABLE}_{EXPIRES} ON {TABLE} ({EXPIRES}) WHERE {EXPIRES} 
 MAX_TTL = 2**31  # seconds: 68 years
 SWEEP_MS = 10_000  # between two sweeps of one database
 SWEPT = 1_000  # rows at a time: the writer is held meanwhile
+MOST_KEYS = 1_000  # in one read
+MOST_BYTES = 16 << 20  # of the values of one read: a short request may name a long value often
 PAGE = 500  # rows of a scan in one read
 
 
@@ -46,6 +50,7 @@ class Kv:
     ) -> None:
         self._api, self._bridge, self._clock = api, bridge, clock
         self._swept: dict[str, int] = {}  # by database: when
+        self.sweeping: dict[str, asyncio.Task[None]] = {}  # by database: the sweep that is under way
 
     async def get(self, who: Principal, namespace: str, key: bytes) -> bytes | None:
         """The value under `key`; None where there is none."""
@@ -53,8 +58,12 @@ class Kv:
         return found
 
     async def get_many(self, who: Principal, namespace: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What each of `keys` has, each read by itself."""
+        """What each of `keys` has, each read by itself; RequestTooLarge where that is more than one answer holds."""
         db = self._admit(who, namespace, VIEWER, "reading keys")
+        if len(keys) > MOST_KEYS:
+            raise InvalidRequest(
+                f"{len(keys)} keys are asked for, and {MOST_KEYS} are read at once", hint="Ask for fewer at a time."
+            )
         return await self._bridge.call(self._read, db, keys)
 
     async def put(self, who: Principal, namespace: str, entries: Sequence[Entry]) -> int:
@@ -71,9 +80,10 @@ class Kv:
             return len(wanted)
 
         count = await self._write(who, db, work)
-        if now - self._swept.get(db, 0) >= SWEEP_MS:
+        if now - self._swept.get(db, 0) >= SWEEP_MS and db not in self.sweeping:
             self._swept[db] = now
-            await self.sweep(who, namespace)
+            # Nobody waits for it: what was put is durable, whatever becomes of the sweep.
+            self.sweeping[db] = asyncio.ensure_future(self._sweep_quietly(who, db))
         return count
 
     async def delete(self, who: Principal, namespace: str, key: bytes) -> bool:
@@ -133,19 +143,33 @@ class Kv:
                 break
         return total
 
+    async def _sweep_quietly(self, who: Principal, db: str) -> None:
+        try:
+            with contextlib.suppress(HeadwaterError):  # a later one tries again
+                await self.sweep(who, db)
+        finally:
+            del self.sweeping[db]
+
     # --- in threads --------------------------------------------------------------------------------------------------
 
-    def _read(self, db: str, keys: Iterable[bytes]) -> list[bytes | None]:
+    def _read(self, db: str, keys: Sequence[bytes]) -> list[bytes | None]:
         source, now = self._api.databases.get(db), self._clock()
         tables = source.describe()
         if TABLE not in tables:
             return [None for _ in keys]
         _checked(tables[TABLE])
         found: list[bytes | None] = []
+        size = 0
         for key in keys:
             table, row, _ = source.get(TABLE, (key,))
             is_there = row is not None and _is_live(table, row, now)
-            found.append(_of(table, row, VALUE) if row is not None and is_there else None)
+            value = _of(table, row, VALUE) if row is not None and is_there else None
+            found.append(value)
+            size += len(key) + len(value or b"")
+            if size > MOST_BYTES and len(keys) > 1:  # one value is given whatever its size: there is no smaller way
+                raise RequestTooLarge(
+                    f"the values are larger than {MOST_BYTES} bytes together", hint="Ask for fewer keys at a time."
+                )
         return found
 
     def _page(self, db: str, after: bytes | None, prefix: bytes) -> Chunk | None:

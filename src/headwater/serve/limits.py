@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 
@@ -125,7 +124,7 @@ class Limits:
         if found is not None or not id or self._api.ranges is None:
             return found
         if id not in self._ranges:
-            owner = await asyncio.to_thread(self._api.ranges.owner, id)
+            owner = await self._api.run(self._api.ranges.owner, id)
             if owner is None:
                 return None
             if len(self._ranges) >= MOST_RANGES:

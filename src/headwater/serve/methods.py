@@ -249,7 +249,9 @@ def _seek(api: Api, who: Principal, p: params.Seek) -> Any:
 async def _pull_describe(api: Api, who: Principal, p: params.PullDescribe) -> Any:
     step = None if p.step_rows is None else Step(p.step_rows, p.step_bytes)
     pulling = api.pulling()
-    seen = await pulling.describe(who, p.db, p.table, after=p.after, wait_ms=p.wait_ms, shape=p.shape, step=step)
+    seen = await pulling.describe(
+        who, p.db, p.table, after=p.after, wait_ms=p.wait_ms, shape=p.shape, step=step, run=api.run
+    )
     return answers.pulled(seen)
 
 

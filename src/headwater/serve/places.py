@@ -7,10 +7,11 @@ from contextlib import contextmanager
 
 from headwater.errors import LimitExceeded
 from headwater.serve.call import Scope
+from headwater.serve.rates import place_of
 
 
 class Places:
-    """At most `most` for each client, who is known by address."""
+    """At most `most` for each client, who is known by address: of IPv6 by its /64."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -19,19 +20,20 @@ class Places:
     @contextmanager
     def take(self, client: str) -> Iterator[None]:
         """One place, as long as it lasts; LimitExceeded when the client has them all."""
-        taken = self._taken.get(client, 0)
+        place = place_of(client)
+        taken = self._taken.get(place, 0)
         if taken >= self._most:
             raise LimitExceeded(
                 f"{taken} streams and waiting polls are open from {client}, and no more are granted",
                 hint="Close one, read several tables by one subscription, or raise serve.max_streams_per_client.",
             )
-        self._taken[client] = taken + 1
+        self._taken[place] = taken + 1
         try:
             yield
         finally:
-            self._taken[client] -= 1
-            if not self._taken[client]:
-                del self._taken[client]
+            self._taken[place] -= 1
+            if not self._taken[place]:
+                del self._taken[place]
 
 
 def client_of(scope: Scope) -> str:

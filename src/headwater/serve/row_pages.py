@@ -35,9 +35,10 @@ Page = Callable[[Principal, Request], Awaitable[Response]]
 class RowPages:
     """Answers the row routes."""
 
-    def __init__(self, api: Api, bridge: Bridge, *, max_body: int) -> None:
+    def __init__(self, api: Api, bridge: Bridge, still: Callable[[Principal], object], *, max_body: int) -> None:
+        """`still` raises if the credential of a caller does not hold any more."""
         self._api, self._rows = api, Resources(api.databases, api.transactions)
-        self._bridge, self._max_body = bridge, max_body
+        self._bridge, self._still, self._max_body = bridge, still, max_body
 
     def pages(self) -> dict[str, Page]:
         """By the names that the routes have for them."""
@@ -97,14 +98,14 @@ class RowPages:
             raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
         conditions = Conditions.of("PUT", request.scope["headers"])
         await self._check_floor(request)
-        pending = self._rows.put(who, _address(request), await self._body(request), conditions)
+        pending = self._rows.put(who, _address(request), await self._body(who, request), conditions)
         return await self._written(request, pending)
 
     async def _patch(self, who: Principal, request: Request) -> Response:
         _admit(who, EDITOR, request)
         conditions = Conditions.of("PATCH", request.scope["headers"])
         await self._check_floor(request)
-        pending = self._rows.patch(who, _address(request), await self._body(request), conditions)
+        pending = self._rows.patch(who, _address(request), await self._body(who, request), conditions)
         return await self._written(request, pending)
 
     async def _delete(self, who: Principal, request: Request) -> Response:
@@ -113,6 +114,7 @@ class RowPages:
         if await read_body(request.scope, request.receive, self._max_body):
             raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
         await self._check_floor(request)
+        self._still(who)
         pending = self._rows.delete(who, _address(request), conditions)
         deleted = pending.finish(await self._bridge.wait(pending.future))
         seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
@@ -129,9 +131,11 @@ class RowPages:
             headers[CAUSALITY] = to_header(shown.causality)
         return _row(shown, _wants_lits(request), 201 if shown.created else 200, headers)
 
-    async def _body(self, request: Request) -> Body:
+    async def _body(self, who: Principal, request: Request) -> Body:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
-        return Body(_columns(await read_body(request.scope, request.receive, self._max_body)), kind != JSON)
+        body = await read_body(request.scope, request.receive, self._max_body)
+        self._still(who)  # a body may take its time
+        return Body(_columns(body), kind != JSON)
 
 
 def _row(shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:

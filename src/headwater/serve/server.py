@@ -128,7 +128,7 @@ class Server:
             self.bind()
         sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
-        self._api.gate = self._gate
+        self._api.gate, self._api.run = self._gate, self._bridge.call
         self._api.feeds = None if self._open_feeds is None else self._open_feeds()
         databases = self._api.databases
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None

@@ -13,20 +13,23 @@ End = Callable[[], object]
 
 
 class Sessions:
-    """Streams by the credential of their reader. In one loop."""
+    """Streams by the credential of their reader; `holds` tells whether that was not revoked. In one loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, holds: Callable[[Principal], bool] = lambda who: True) -> None:
+        self._holds = holds
         self._open: dict[str, set[End]] = {}
 
     @contextmanager
     def during(self, who: Principal, end: End) -> Iterator[None]:
-        """`end` is called if the credential expires or is revoked meanwhile."""
+        """`end` is called if the credential expires or is revoked meanwhile, or was before."""
         timer: asyncio.TimerHandle | None = None
         if who.until is not None:
             left = who.until / 1000 - time.time()
             timer = asyncio.get_running_loop().call_later(max(left, 0), end)
         if who.credential:
             self._open.setdefault(who.credential, set()).add(end)
+            if not self._holds(who):  # revoked after its holder came in, and before there was anything to end
+                end()
         try:
             yield
         finally:

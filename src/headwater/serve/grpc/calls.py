@@ -102,8 +102,11 @@ class Calls:
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
-        """Who calls; LimitExceeded where that is too often."""
-        caller = Caller(_who.get(), _address(context), context, call.cut)
+        """Who calls; LimitExceeded where that is too often.
+
+        Once more, whether they may: the message may come long after the metadata by which they were admitted.
+        """
+        caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut)
         self._limits.ask(caller.who, caller.address)
         return caller
 
@@ -189,7 +192,8 @@ def _defect(error: BaseException) -> HeadwaterError:
     return unexpected(error, "gRPC")
 
 
-def _address(context: aio.ServicerContext[Any, Any]) -> str:
+def address_of(context: aio.ServicerContext[Any, Any]) -> str:
+    """Where a call comes from."""
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
     return host.strip("[]").replace("%5B", "").replace("%5D", "")
@@ -204,7 +208,7 @@ def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[An
     async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         why = error
         try:
-            limits.ask_in_vain(_address(context))
+            limits.ask_in_vain(address_of(context))
         except LimitExceeded as too_often:
             why = too_often
         await context.abort(faults.status(why), faults.text(why), faults.trailers(why))

@@ -25,9 +25,9 @@ def open_faces(
     faces: list[Face] = [
         PullService(api, bridge),
         ChangeFeedService(api, bridge, metrics.changefeeds),
-        SubscriptionService(api),
+        SubscriptionService(api, bridge),
         KvService(Kv(api, bridge)),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
     calls = Calls(gate, limits, metrics, max_bytes=most, stalls=Stalls(config.stall_seconds))
-    return GrpcServer(calls, Doorman(gate, limits), faces, max_bytes=most, max_streams=streams)
+    return GrpcServer(calls, Doorman(gate, limits), faces, limits, max_bytes=most, max_streams=streams)

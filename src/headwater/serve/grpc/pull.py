@@ -128,7 +128,7 @@ class PullService:
             raise InvalidRequest(f"wait_ms {asked.wait_ms} is too long", hint=f"Wait at most {MOST_WAIT_MS}.")
         ranges: Ranges = self._api.pulling()
         one = await self._run(self._enter, who, asked)
-        seen = await ranges.describe(who, one.db, one.table.name, after=after, wait_ms=asked.wait_ms)
+        seen = await ranges.describe(who, one.db, one.table.name, after=after, wait_ms=asked.wait_ms, run=self._run)
         return await self._run(self._changes, who, asked, limits, seen.latest)
 
     def _changes(self, who: Principal, asked: Any, limits: Limits, upto: int) -> Any:

@@ -11,10 +11,13 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, LimitExceeded
+from headwater.model.principal import ANONYMOUS
 from headwater.serve.binding import joined
-from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour
+from headwater.serve.grpc import faults
+from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour, address_of
 from headwater.serve.grpc.messages import pool
+from headwater.serve.limits import Limits
 from headwater.serve.tls import Pems, Tls
 
 SPARE = 1 << 20  # bytes by which a message may be too large and still be refused in our own words
@@ -51,8 +54,10 @@ class Drains(Protocol):
 class GrpcServer:
     """The faces on one address. Start and stop it in one loop."""
 
-    def __init__(self, calls: Calls, doorman: Doorman, faces: list[Face], *, max_bytes: int, max_streams: int) -> None:
-        self._calls, self._doorman, self._faces = calls, doorman, faces
+    def __init__(
+        self, calls: Calls, doorman: Doorman, faces: list[Face], limits: Limits, *, max_bytes: int, max_streams: int
+    ) -> None:
+        self._calls, self._doorman, self._faces, self._limits = calls, doorman, faces, limits
         self._max_bytes, self._max_streams = max_bytes, max_streams  # of a message, of a connection
         self._server: Any = None
         self._health: Any = None
@@ -69,7 +74,7 @@ class GrpcServer:
         for face in self._faces:
             self._server.add_generic_rpc_handlers((_Handlers(face, self._calls),))
         names = [face.service for face in self._faces]
-        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
+        self._health = _Health(self._limits)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in ("", *names):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -103,6 +108,22 @@ class GrpcServer:
         """Do not wait for open calls, also if a stop does already."""
         if self._server is not None:
             self._cutting = asyncio.ensure_future(self._server.stop(None))
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  # has no stubs
+    """Health for everybody; who watches it takes a place, as who reads any other stream."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self._limits = limits
+
+    async def Watch(self, request: Any, context: aio.ServicerContext[Any, Any]) -> None:  # named by gRPC
+        """What the health is, now and whenever it changes."""
+        try:
+            with self._limits.stay(ANONYMOUS, None, address_of(context)):
+                await super().Watch(request, context)
+        except LimitExceeded as error:
+            await context.abort(faults.status(error), faults.text(error), faults.trailers(error))
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only

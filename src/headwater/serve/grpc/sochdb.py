@@ -21,6 +21,7 @@ from headwater.model.database import real_name
 from headwater.model.key import encode_key
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
+from headwater.serve.bridge import Bridge
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import message
 
@@ -75,8 +76,8 @@ class SubscriptionService:
 
     service = "sochdb.v1.SubscriptionService"
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, bridge: Bridge) -> None:
+        self._api, self._bridge = api, bridge
         self._held: dict[str, Held] = {}
         self._numbers = itertools.count(1)
 
@@ -119,7 +120,8 @@ class SubscriptionService:
     async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         db, table, key = real_name(asked.namespace), asked.table, asked.key
         everywhere = bool(key) and not table  # one key, of whatever table
-        opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(table, key))
+        raw = not everywhere and table == pairs.TABLE and await self._holds_pairs(caller.who, db)
+        opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(key, raw=raw))
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
         stream = await self._open(caller, params, opening, From())
         try:
@@ -129,6 +131,13 @@ class SubscriptionService:
             raise _why(stream, db)
         finally:
             self._api.feeding().left(stream)
+
+    async def _holds_pairs(self, who: Principal, db: str) -> bool:
+        """Whether keys of the table `kv` are the bytes that were put; it may be somebody's own table."""
+        who.need(VIEWER, "a stream")
+        who.check(db, [pairs.TABLE])
+        table = (await self._bridge.call(self._api.databases.get(db).describe)).get(pairs.TABLE)
+        return table is None or pairs.holds_pairs(table)
 
     async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, begin: From) -> Stream:
         caller.who.need(VIEWER, "a stream")
@@ -176,9 +185,9 @@ def _ops(numbers: Any) -> list[str] | None:
     return [word for number in sorted(set(numbers)) for word in OPS[number]] or None
 
 
-def _place(table: str, key: bytes) -> bytes | None:
-    """The bytes of `key` in the order of the source; None is every key."""
-    return (encode_key((key,)) if table == pairs.TABLE else key) if key else None
+def _place(key: bytes, *, raw: bool) -> bytes | None:
+    """The bytes of `key` in the order of the source, where it has `raw` ones; None is every key."""
+    return (encode_key((key,)) if raw else key) if key else None
 
 
 # --- what is told --------------------------------------------------------------------------------------------------
