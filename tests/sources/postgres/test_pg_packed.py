@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from psycopg import pq
 from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_rig import Rig
 
@@ -218,6 +219,53 @@ def test_chunks_of_several_fetches_are_whole(pg_rig: Attach, twin: str, monkeypa
     for one, other in chunks:
         check_same(one, other)
     assert len(chunks) > 2 and sum(len(other.rows) for _, other in chunks) == 900
+
+
+def test_rows_that_grow_without_warning_are_not_all_held_at_once(
+    pg_rig: Attach, twin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+
+    class Counted(Packed):
+        def add(self, result: pq.abc.PGresult) -> None:
+            super().add(result)
+            held.append(self.weight)
+
+    monkeypatch.setattr(stretch, "MAX_BYTES", 1_000_000)
+    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, a text)", take=Counted)
+    r.run(
+        "INSERT INTO t SELECT n, repeat('x', CASE WHEN n <= 2000 THEN 10 ELSE 5000 END) FROM generate_series(1, 4000) n"
+    )
+    found: list[int] = []
+    after: tuple[Any, ...] | None = None
+    while after is not None or not found:
+        chunk = r.reading.chunk("t", after=after, span=None, limit=65_536)
+        found += [row[0] for row in chunk.rows]
+        after = chunk.next_key
+    assert found == list(range(1, 4001))
+    assert max(held) < 1_000_000 + 5_100 * stretch.PART
+
+
+@pytest.mark.parametrize("fits", [1, 3, 15])
+def test_rows_that_are_too_large_for_arrow_together_come_in_fewer(
+    pg_rig: Attach, twin: str, monkeypatch: pytest.MonkeyPatch, fits: int
+) -> None:
+    whole = cells.COMPILED or cells.in_python
+
+    def overflows(result: pq.abc.PGresult) -> cells.Texts:
+        if result.ntuples > fits:
+            raise OverflowError
+        return whole(result)
+
+    monkeypatch.setattr("headwater.sources.postgres.packed.texts_of", overflows)
+    r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 20)", take=Packed)
+    found: list[int] = []
+    after: tuple[Any, ...] | None = None
+    while after is not None or not found:
+        chunk = r.reading.chunk("t", after=after, span=None, limit=200)
+        found += [row[0] for row in chunk.rows]
+        after = chunk.next_key
+    assert found == list(range(1, 21))
 
 
 @pytest.mark.skipif(not COMPILED, reason="not compiled")

@@ -176,6 +176,7 @@ class Facts:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._settled = 0  # the transaction that was last waited for
 
     def table(self, oid: int) -> TableFact | None:
         """The facts of a table; None if it is gone."""
@@ -187,7 +188,11 @@ class Facts:
         return read_types(self._connection)
 
     def settle(self, xid: int) -> None:
-        """See Catalogue. Where a standby must confirm it that may take long; then what is not known is told later."""
+        """See Catalogue. Where a standby must confirm it that may take long; then what is not known is told later.
+        Once for each: one transaction may bring many tables."""
+        if xid == self._settled:
+            return
+        self._settled = xid
         end = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < end:
             row = self._connection.execute("SELECT pg_current_snapshot()::text").fetchone()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from psycopg import pq
 
-from headwater.errors import NotSupported
 from headwater.sources.postgres.link import cells_of
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
 FORM = 1  # of what is asked of the compiled module: one that was built for another is not used
 NULL_WEIGHT = 8
+MOST = 2**31 - 1  # bytes of a column of text in Arrow
 
 
 class Texts(NamedTuple):
@@ -34,6 +34,8 @@ def in_python(result: pq.abc.PGresult) -> Texts:
 
     rows = cells_of(result)
     weights = [sum([NULL_WEIGHT if cell is None else len(cell) for cell in row]) for row in rows]
+    if sum(weights) > MOST and len(rows) > 1:
+        raise OverflowError
     found = zip(*rows, strict=True) if rows else [()] * result.nfields
     columns = [pa.array(column, pa.binary()).cast(pa.string()) for column in found]
     return Texts(columns, sum(weights), max(weights, default=0))
@@ -56,10 +58,7 @@ def _compiled() -> Callable[[pq.abc.PGresult], Texts] | None:
 
         address: int = result.pgresult_ptr  # type: ignore[attr-defined]  # the protocol leaves it out
         rows = result.ntuples
-        try:
-            found, weight, heaviest = cells_compiled.columns(address, rows, result.nfields, value, length, is_null)
-        except OverflowError:
-            raise NotSupported("some neighbouring rows hold more than 2 GiB in one column") from None
+        found, weight, heaviest = cells_compiled.columns(address, rows, result.nfields, value, length, is_null)
         columns = []
         for there, begins, data in found:
             bits = None if there is None else pa.py_buffer(there)
@@ -75,5 +74,5 @@ COMPILED = _compiled()
 
 
 def texts_of(result: pq.abc.PGresult) -> Texts:
-    """The cells of `result`."""
+    """The cells of `result`; OverflowError where a column of several rows is too large for Arrow."""
     return (COMPILED or in_python)(result)

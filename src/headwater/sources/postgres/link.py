@@ -25,7 +25,7 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 T = TypeVar("T")
 WAIT_SECONDS = 30.0  # for a link, while others use them all
 CHUNK = 256  # rows of an answer taken from the socket at a time
-_CAN_CHUNK = pq.version() >= 170000
+CAN_CHUNK = pq.version() >= 170000  # else an answer comes whole
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
 _COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
 _SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items())
@@ -90,18 +90,27 @@ class Link:
         """
         with self._broken_is_ours():
             self._pg.send_query_params(_encoded(sql), params, types)
-            if limit is not None and _CAN_CHUNK:
+            if limit is not None and CAN_CHUNK:
                 self._pg.set_chunked_rows_mode(CHUNK)
             elif limit is not None:
                 self._pg.set_single_row_mode()
             return self._collect(limit, to_end)
 
-    def result(self, sql: str) -> pq.abc.PGresult:
-        """Run a statement of our own without parameters; its answer as libpq has it, who waits for all of it."""
+    def parts(self, sql: str, rows: int) -> Iterator[pq.abc.PGresult]:
+        """Run a statement of our own without parameters; its answer as libpq has it, `rows` at a time as they come. All
+        of them must be taken."""
         with self._broken_is_ours():
-            found = self._pg.exec_params(sql.encode(), None)
-            _check(found)
-            return found
+            self._pg.send_query_params(sql.encode(), None)
+            if CAN_CHUNK:
+                self._pg.set_chunked_rows_mode(rows)
+            fault: HeadwaterError | None = None
+            for result in self._results():
+                if result.status in _FAILED:
+                    fault = fault or from_result(result)
+                elif fault is None:
+                    yield result
+            if fault is not None:
+                raise fault
 
     def again(self, sql: str) -> Answer:
         """Run a statement of our own without parameters, which the session keeps: it is read and planned but once."""

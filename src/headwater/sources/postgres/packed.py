@@ -10,7 +10,7 @@ from psycopg import pq
 from headwater.model.literal import Value
 from headwater.model.table import Row
 from headwater.sources.postgres.arrays import array_of
-from headwater.sources.postgres.cells import texts_of
+from headwater.sources.postgres.cells import MOST, texts_of
 from headwater.sources.postgres.shapes import Shape
 from headwater.sources.postgres.values import cell_reader
 
@@ -29,6 +29,8 @@ class Packed:
     def add(self, result: pq.abc.PGresult) -> None:
         """See Taken."""
         found = texts_of(result)
+        if self._parts and self.weight + found.weight > MOST:
+            raise OverflowError
         self._parts.append(found.columns)
         self.count += result.ntuples
         self.weight += found.weight

@@ -16,13 +16,15 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.key import Span, decode_key
 from headwater.model.literal import Time, Value, is_date, is_datetime, is_time
 from headwater.model.table import Column, Key, Row, Table
-from headwater.sources.postgres.link import Link, cells_of
+from headwater.sources.postgres.link import CAN_CHUNK, Link, cells_of
 from headwater.sources.postgres.order import is_odd, is_own_order, order, ordered_by
 from headwater.sources.postgres.shapes import Shape
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
 
 MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
-FETCH = 10_000  # rows taken from PostgreSQL at a time, at most
+FIRST = 64  # rows asked of PostgreSQL at first; then at most twice as many as the last time
+FETCH = 10_000 if CAN_CHUNK else 1_000  # and never more
+PART = 500  # rows that libpq holds at a time, at most
 _HOURS = re.compile(rb"([+-]\d\d):00\Z")
 
 
@@ -34,7 +36,7 @@ class Taken(Protocol):
     heaviest: int  # of these rows
 
     def add(self, result: pq.abc.PGresult) -> None:
-        """Take the next rows."""
+        """Take the next rows. OverflowError, and none is taken, where these are too many at once."""
         ...
 
     def rows(self, limit: int) -> Sequence[Row]:
@@ -93,18 +95,48 @@ def stretch(
 
 def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: Taken) -> bool:
     """Take about `limit` rows and MAX_BYTES; whether there may be others after the first `limit`."""
-    link.run(f"DECLARE headwater_chunk NO SCROLL CURSOR FOR {sql}", params)
-    is_end = False
-    while not is_end and taken.count <= limit and taken.weight < MAX_BYTES:
+    first = FIRST
+    while True:
+        link.run(f"DECLARE headwater_chunk NO SCROLL CURSOR FOR {sql}", params)
+        try:
+            is_end = _filled(link, limit, taken, first)
+        except OverflowError:
+            if first == 1:
+                raise NotSupported("one row holds more than 2 GiB") from None
+            is_end, first = False, first // 8 or 1
+        link.run("CLOSE headwater_chunk")
+        if is_end or taken.count:
+            return not is_end or taken.count > limit
+
+
+def _filled(link: Link, limit: int, taken: Taken, first: int) -> bool:
+    """Take from the cursor; whether that was all it has. OverflowError where not even the first rows can be held."""
+    size = first
+    while taken.count <= limit and taken.weight < MAX_BYTES:
         # Rows like the heaviest so far are an eighth of what is left: one sudden row is no flood.
-        size = min(
-            FETCH, limit + 1 - taken.count, max((MAX_BYTES - taken.weight) // (8 * taken.heaviest or 1 << 18), 1)
-        )
-        had = taken.count
-        taken.add(link.result(f"FETCH FORWARD {size} FROM headwater_chunk"))
-        is_end = taken.count - had < size
-    link.run("CLOSE headwater_chunk")
-    return not is_end or taken.count > limit
+        fit = max((MAX_BYTES - taken.weight) // (8 * taken.heaviest or 1 << 18), 1)
+        size = min(FETCH, limit + 1 - taken.count, fit, size)
+        came, is_cut = 0, False
+        # Rows grow without warning: what comes when there is enough is let go. The next chunk begins with it.
+        for part in link.parts(f"FETCH FORWARD {size} FROM headwater_chunk", min(fit, PART)):
+            came += part.ntuples
+            if not part.ntuples and taken.count:
+                continue  # the last word of libpq
+            if is_cut or taken.weight >= MAX_BYTES:
+                is_cut = True
+                continue
+            try:
+                taken.add(part)
+            except OverflowError:
+                is_cut = True
+        if is_cut:
+            if not taken.count:
+                raise OverflowError
+            return False
+        if came < size:
+            return True
+        size *= 2
+    return False
 
 
 class _Bounds:
