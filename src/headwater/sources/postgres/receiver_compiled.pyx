@@ -43,6 +43,9 @@ cdef enum:
     # Between two looks, while frames come: a reader that is woken for each of them takes the server's core away. Far less
     # than it takes to fill the socket.
     PAUSE_US = 30
+    # Over TLS the rest of a record may be inside OpenSSL, where no poll sees it: each PQconsumeInput makes room for 8 KiB at
+    # least, and a record has 16. So it is asked so often after the socket had nothing more, and no frame came.
+    DRAINS = 3
     STATE_OPEN = 1  # the others are what PQgetCopyData said: below zero
     STATE_BROKEN = -3
 
@@ -88,15 +91,17 @@ cdef class Receiver:
         cdef char[64] rest
         cdef bint is_full, has_more
         cdef size_t had
+        cdef int left = 0
         sockets[0].fd, sockets[0].events = self._wake, POLLIN
         sockets[1].fd, sockets[1].events, sockets[1].revents = self._socket, POLLIN, 0
         while True:
             PyThread_acquire_lock(self._lock, WAIT_LOCK)
-            if sockets[1].revents and not self._is_stopped and not self._consume(self._connection):
+            if (sockets[1].revents or left) and not self._is_stopped and not self._consume(self._connection):
                 self._state = STATE_BROKEN
             had = self._used
             self._take()  # also what came before it broke
             has_more = self._used > had
+            left = DRAINS if has_more or sockets[1].revents else left - 1 if left else 0
             is_full = self._is_full = self._used >= ROOM
             if self._is_awaited and (self._used or self._state != STATE_OPEN):
                 self._is_awaited = False
@@ -108,7 +113,7 @@ cdef class Receiver:
             if has_more:
                 usleep(PAUSE_US)
             sockets[0].revents = sockets[1].revents = 0
-            poll(sockets, 1 if is_full else 2, -1)
+            poll(sockets, 1 if is_full else 2, 0 if left and not is_full else -1)
             if sockets[0].revents:
                 read(self._wake, rest, sizeof(rest))
 

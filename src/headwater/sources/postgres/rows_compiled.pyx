@@ -89,6 +89,8 @@ cdef class Decoder:
         self.old_mark = {"new": 0, "key": c"K", "all": c"O"}[plan.sent]
         self.has_new = plan.op is not Op.DELETE
         self.key_from_new = plan.op is Op.UPDATE and plan.sent == "new"
+        if not len(plan.table.columns) == len(plan.known) == len(plan.converts) == self.width:
+            raise ValueError("a plan has one converter and one mark for each column")  # there is room for so many
         for place, column in enumerate(plan.table.columns):
             self.kinds[place] = KINDS.get(column.kind, BY_CALL)
         for place, is_known in enumerate(plan.known):

@@ -20,6 +20,7 @@ from headwater.sources.postgres import rows
 from headwater.sources.postgres.row_plan import Get
 
 FORM = 1  # of Receiver: one that was built for another is not used
+DRAINS = 3
 _DONE = -1  # said by PQgetCopyData
 
 
@@ -51,8 +52,18 @@ class Plain:
 
     def __init__(self, connection: PGconn) -> None:
         self._connection = connection
-        self.get: Get = connection.get_copy_data
+        self.get: Get = self._drained if connection.ssl_in_use else connection.get_copy_data
         self.socket = connection.socket
+
+    def _drained(self, wait: int = 1) -> tuple[int, memoryview]:
+        """No poll sees what OpenSSL has already: see DRAINS in receiver_compiled."""
+        found = self._connection.get_copy_data(wait)
+        for _ in range(DRAINS):
+            if found[0]:
+                break
+            self._connection.consume_input()
+            found = self._connection.get_copy_data(wait)
+        return found
 
     def read(self) -> None:
         """See Wire."""
