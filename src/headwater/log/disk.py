@@ -172,7 +172,7 @@ class DiskLog:
         page = within(self._reader.page(after + 1, upto, limit), after, upto)
         if not page:
             _check_kept(after, self._reader.state())  # retention may have passed by since we looked
-            raise LogDamaged(f"the log {self.path} is damaged: offset {after + 1} is missing")
+            raise LogDamaged(f"the log {self.path.name} is damaged: offset {after + 1} is missing")
         return page
 
     def offset_at(self, ts: int) -> int:
@@ -215,7 +215,7 @@ class DiskLog:
 
     def _own_writer(self) -> apsw.Connection:
         if self._writer is None:
-            raise InvalidRequest(f"the log {self.path} is open for reading only")
+            raise InvalidRequest(f"the log {self.path.name} is open for reading only")
         if self._writer.in_transaction:
             raise InvalidRequest("a log cannot be written to from inside the iterable it appends")
         return self._writer
@@ -223,14 +223,14 @@ class DiskLog:
     def _check_alone(self, connection: apsw.Connection) -> None:
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
             hint = "Start again: a new generation begins, with offsets beyond all that were given out."
-            raise LogDamaged(f"the log {self.path} was removed or replaced under the server", hint=hint)
+            raise LogDamaged(f"the log {self.path.name} was removed or replaced under the server", hint=hint)
         version = connection.pragma("data_version")
         if version == self._data_version:
             return
         mine = self._state
         if replace(load_state(self.path, connection), bytes=mine.bytes, merged=mine.merged) != mine:
             hint = "One process owns a log. Stop the other server, then start this one again."
-            raise Unavailable(f"another process writes to the log {self.path}", hint=hint)
+            raise Unavailable(f"another process writes to the log {self.path.name}", hint=hint)
         self._data_version = version
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:

@@ -84,4 +84,4 @@ class OwnFile(msgspec.Struct, frozen=True):
         return False
 
     def _named(self, path: Path) -> str:
-        return f"the file of {self.holds} {path}"
+        return f"the file of {self.holds} ({path.name})"

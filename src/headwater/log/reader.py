@@ -55,7 +55,7 @@ class Reader:
     @contextmanager
     def _connection(self) -> Iterator[apsw.Connection]:
         if self._closed:
-            raise Unavailable(f"the log {self._path} is closed")
+            raise Unavailable(f"the log {self._path.name} is closed")
         with storage_errors(self._path):
             connection = self._take()
             try:
@@ -145,10 +145,10 @@ class Reader:
         try:
             return _Stored(first, count, raw, codec, crc, self._shapes.tables(connection, schemas), data)
         except (LookupError, ValueError) as error:
-            raise LogDamaged(f"the log {self._path} is damaged: block {first}: {error}") from error
+            raise LogDamaged(f"the log {self._path.name} is damaged: block {first}: {error}") from error
 
     def _decoded(self, block: _Stored) -> list[Transaction]:
         try:
             return decode(block.first, block.codec, block.crc, block.data, block.tables)
         except LogDamaged as error:
-            raise LogDamaged(f"the log {self._path} is damaged: {error.message}") from error
+            raise LogDamaged(f"the log {self._path.name} is damaged: {error.message}") from error

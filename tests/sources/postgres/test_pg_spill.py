@@ -1,9 +1,12 @@
 """Messages that wait for their commit come out as they went in, wherever the edges of what is read at a time lie."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headwater.errors import StorageFull
 from headwater.sources.postgres import spill
 from headwater.sources.postgres.spill import FileSpill
 
@@ -29,3 +32,12 @@ def test_a_message_of_many_chunks_is_read_in_one_step() -> None:
         kept.append(message)
     assert list(kept.read()) == [b"a", large, b"b"]
     kept.drop()
+
+
+def test_a_spill_that_cannot_be_written_does_not_tell_where(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    spill = FileSpill(gone, in_memory=10)
+    with pytest.raises(StorageFull) as caught:
+        spill.append(b"x" * 100)
+    assert "cannot be kept" in caught.value.message and str(gone) not in caught.value.message
+    spill.drop()

@@ -35,7 +35,9 @@ class FileSpill:
         try:
             self._file.write(self._waiting)
         except OSError as error:
-            raise StorageFull(f"an unfinished transaction cannot be kept: {error}") from error
+            raise StorageFull(
+                f"an unfinished transaction cannot be kept: {error.strerror or type(error).__name__}"
+            ) from error
         self._waiting = bytearray()
 
     def read(self) -> Iterator[bytes]:
