@@ -88,7 +88,7 @@ class DiskLog:
     def close(self) -> None:
         """See Log."""
         self._reader.close()
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.path.name):
             if self._writer is not None:
                 self._writer.close()
 
@@ -198,7 +198,7 @@ class DiskLog:
 
     def _write(self, work: Callable[[apsw.Connection, State], State]) -> State:
         """Run `work` in one transaction; the state it returns holds once that is durable."""
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.path.name):
             connection = self._own_writer()
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -304,7 +304,7 @@ class DiskLog:
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
         """See Log."""
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.path.name):
             state = self._state
             unheld = state.horizon if hold is None else max(self._due, state.horizon)
             self._due = self._next_due(retention, now_ms, unheld)
@@ -326,7 +326,7 @@ class DiskLog:
 
     def overdue(self, after: int) -> int:
         """See Log."""
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.path.name):
             connection = self._own_writer()
             due, start = block_of(connection, self._due), block_of(connection, after + 1)
             return max(bytes_before(connection, due) - bytes_before(connection, start), 0)
@@ -342,7 +342,7 @@ class DiskLog:
 
     def merge(self) -> int:
         """See Log."""
-        with self._lock, storage_errors(self.path):
+        with self._lock, storage_errors(self.path.name):
             connection = self._own_writer()
             while True:
                 after = max(self._state.merged, self._state.horizon - 1)

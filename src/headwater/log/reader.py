@@ -56,7 +56,7 @@ class Reader:
     def _connection(self) -> Iterator[apsw.Connection]:
         if self._closed:
             raise Unavailable(f"the log {self._path.name} is closed")
-        with storage_errors(self._path):
+        with storage_errors(self._path.name):
             connection = self._take()
             try:
                 yield connection

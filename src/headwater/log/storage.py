@@ -60,12 +60,13 @@ class State(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Turns SQLite's errors into ours, naming the file."""
+def storage_errors(log: Path | str) -> Iterator[None]:
+    """Turns SQLite's errors into ours, naming the log: by its path where it is opened, else by the name of its file,
+    for callers of the server hear of these."""
     try:
         yield
     except apsw.Error as error:
-        raise file_error(f"the log {path}", error) from error
+        raise file_error(f"the log {log}", error) from error
 
 
 def connect(path: Path, *, write: bool, vfs: str | None) -> apsw.Connection:
