@@ -29,7 +29,7 @@ def eventually(holds: Callable[[], bool]) -> None:
 class Served:
     """`headwater serve` in a process of its own."""
 
-    def __init__(self, folder: Path, temporary: str = "tmp") -> None:
+    def __init__(self, folder: Path, temporary: str = "t") -> None:  # short: sockets are made in it
         self.temporary = folder / temporary
         self.temporary.mkdir()
         elsewhere = folder / "elsewhere"  # with a file in it that must never be imported

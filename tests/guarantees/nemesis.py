@@ -165,11 +165,11 @@ class Nemesis:
 
     def _read_the_log(self) -> list[Transaction]:
         """What another process reads from the log right now; it is never written again."""
-        generation, parts = self.recorder.whole()
+        generation, newest, parts = self.recorder.whole()
         if self.world.is_one_history:
             self.generation = self.generation or generation
             assert generation == self.generation, "a needless new generation"
-        self.rewritten.note_reading(placed(parts))
+        self.rewritten.note_reading(placed(parts), newest)
         return parts
 
     def _judge(self, rows: Rows) -> None:

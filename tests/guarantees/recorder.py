@@ -45,12 +45,12 @@ class Recorder(threading.Thread):
             except OffsetExpired as error:
                 self.failure = f"the recorder of the truth was too slow: {error.message}"
 
-    def whole(self) -> tuple[str, list[Transaction]]:
-        """The generation, and all that is kept; once more if retention overtook us on the way, as it says it may."""
+    def whole(self) -> tuple[str, int, list[Transaction]]:
+        """The generation, its newest offset, and all that is kept; once more if retention overtook us on the way."""
         while True:
             log = DiskLog.open(self.path, read_only=True)
             with contextlib.closing(log), contextlib.suppress(OffsetExpired):
-                return log.generation, list(log.scan(after=log.horizon - 1))
+                return log.generation, log.latest, list(log.scan(after=log.horizon - 1))
 
     def tail(self) -> list[Transaction]:
         """The end of the log."""

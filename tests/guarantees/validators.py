@@ -155,14 +155,14 @@ class NeverRewritten(Validator):
         self._seen: dict[int, tuple[Any, ...]] = {}
         self._newest = 0
 
-    def note_reading(self, changes: Iterable[Placed]) -> None:
-        """Somebody read these, at any moment of the history."""
-        newest = 0
+    def note_reading(self, changes: Iterable[Placed], newest: int = 0) -> None:
+        """Somebody read these, at any moment of the history; `newest` is what the log says of itself: a generation
+        that has just begun is empty."""
         for each in changes:
             content = (each.ts, each.change.op, each.change.table.name, _bytes(each.change), each.change.ddl)
             if self._seen.setdefault(each.offset, content) != content:
                 self.fail(f"{each.offset} was {self._seen[each.offset]} and is now {content}")
-            newest = each.offset
+            newest = max(newest, each.offset)
         if newest < self._newest:
             self.fail(f"the log ended at {self._newest} and ends now at {newest}")
         self._newest = max(newest, self._newest)

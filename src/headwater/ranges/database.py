@@ -6,6 +6,8 @@ from typing import Protocol
 
 from headwater.errors import NotFound, NotSupported
 from headwater.log.live import LiveLog
+from headwater.model.hint import nearest
+from headwater.model.principal import Principal
 from headwater.model.table import Table
 from headwater.sources.source import Source
 
@@ -40,9 +42,9 @@ class Databases(Protocol):
         ...
 
 
-def told_apart(source: Source, name: str) -> Table:
+def told_apart(source: Source, name: str, who: Principal, db: str) -> Table:
     """A captured table whose rows have keys; NotFound, NotSupported."""
-    table = captured(source, name)
+    table = captured(source, name, who, db)
     if not table.key:
         raise NotSupported(
             f"table {name!r} has no primary key: nothing tells its rows apart",
@@ -51,12 +53,12 @@ def told_apart(source: Source, name: str) -> Table:
     return table
 
 
-def captured(source: Source, name: str) -> Table:
-    """The table whose changes are in the log; NotFound, NotSupported."""
+def captured(source: Source, name: str, who: Principal, db: str) -> Table:
+    """The table whose changes are in the log; NotFound, with a name that `who` may hear, NotSupported."""
     tables = source.describe()
     table = tables.get(name)
     if table is None:
-        raise NotFound(f"there is no table {name!r}", hint="See schema.list_tables.")
+        raise NotFound(f"there is no table {name!r}", hint=nearest(name, who.seen(db, tables)))
     if name not in source.status()["tables"]:
         raise NotSupported(f"{name!r} is not captured: its changes are not known", hint="Read it by data.get or SQL.")
     return table

@@ -25,7 +25,7 @@ STOP_SECONDS = 5.0
 READ_AHEAD = 1 << 20  # bytes of an answer; twice that stands here at most when its reader is slow
 DYING_SECONDS = 1.0
 SECRETS = ("HEADWATER_TOKEN", "SKEINDB_TOKEN", "HEADWATER_JWT_SECRET", "HEADWATER_KEY_PEPPER")  # of no use there
-LONGEST = 90  # bytes of a folder with sockets in it: their whole names have 104 at most, on some systems
+LONGEST = (104 if sys.platform == "darwin" else 108) - len("/questions") - 1  # bytes of a folder with sockets in it
 COMMAND = (sys.executable, "-P", "-m", "headwater.worker")  # -P: nothing is imported from where the server was started
 
 

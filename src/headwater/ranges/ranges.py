@@ -170,7 +170,7 @@ class Ranges:
         name = real_name(db)
         who.check(name, [table])
         database = self._databases.database(name)
-        return _Place(name, database, told_apart(database.source, table))
+        return _Place(name, database, told_apart(database.source, table, who, name))
 
     def _ranges(self, place: _Place) -> list[Range]:
         return self._store.ranges(place.db, place.table.name)
@@ -314,22 +314,22 @@ class Ranges:
             raise InvalidRequest("this needs `after`", hint="Send the `latest` of the answer before.")
         name = real_name(db)
         who.check(name, [table])
-        seen: Described = await run(self._look, name, table)
+        seen: Described = await run(self._look, who, name, table)
         if after is not None and wait_ms and seen.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
-            seen = await run(self._look_again, seen)
+            seen = await run(self._look_again, who, seen)
         if after is not None and shape is not None and shape != seen.table.version:
             seen = await run(self._find_change, seen, after)
         if after is not None and step is not None and seen.horizon <= after + 1 <= seen.latest:
             seen = await run(self._find_end, seen, after, step)
         return seen
 
-    def _look(self, name: str, table: str) -> Described:
+    def _look(self, who: Principal, name: str, table: str) -> Described:
         database = self._databases.database(name)
         log = database.log
         database.catch_up(CATCH_UP_SECONDS)
-        shape = captured(database.source, table)  # after that: a foreign change of the schema is taken in by it
+        shape = captured(database.source, table, who, name)  # after that: it takes foreign DDL in
         (closed, at), generation = log.closed, log.generation
         with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
             log.flush()
@@ -337,13 +337,13 @@ class Ranges:
         closed = closed if at <= log.durable else 0
         return Described(name, shape, generation, log.horizon, log.durable, closed, remedy=remedy)
 
-    def _look_again(self, seen: Described) -> Described:
+    def _look_again(self, who: Principal, seen: Described) -> Described:
         database = self._databases.database(seen.db)
         log = database.log
         closed, at = log.closed
         return Described(
             seen.db,
-            captured(database.source, seen.table.name),
+            captured(database.source, seen.table.name, who, seen.db),
             log.generation,
             log.horizon,
             log.durable,

@@ -76,7 +76,7 @@ def spans_of(
                 watched.append(_of_range(who, name, ranges, each))
                 held.append(Held(each.range_id, each.range_epoch))
             else:
-                watched.append(Watched(each.table, _span(name, database, each)))
+                watched.append(Watched(each.table, _span(who, name, database, each)))
         except InvalidRequest as error:
             raise type(error)(f"spans[{place}]: {error.message}", hint=error.hint) from None
     return watched, held
@@ -116,12 +116,12 @@ def _of_range(who: Principal, name: str, ranges: Ranges, each: Any) -> Watched:
     return Watched(table, part)
 
 
-def _span(name: str, database: Database, each: Any) -> Span:
+def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
     if not each.table:
         raise InvalidRequest("no table is named", hint="Name it; no span at all means the whole database.")
     if each.range_epoch:
         raise InvalidRequest("a range_epoch without a range_id", hint="Send both, or none.")
-    table = told_apart(database.source, each.table)
+    table = told_apart(database.source, each.table, who, name)
     if not (each.keys or each.start_key or each.end_key):
         return Span()
     database.source.order(table, table.key)  # refused here where its keys have no order
