@@ -8,32 +8,18 @@ import time
 from itertools import count
 from typing import Any
 
+from tests.conformance.readers import PATIENCE, web_socket
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
-
-PATIENCE = 10.0
 
 
 class GatewayClient:
     """Open at once; `close` it."""
 
     def __init__(self, url: str, *, headers: dict[str, Any] | None = None, query: str = "", **more: Any) -> None:
-        given = {name: each.decode() if isinstance(each, bytes) else each for name, each in (headers or {}).items()}
         self._open = contextlib.ExitStack()
         self._numbers = count(1)
         self._events: list[dict[str, Any]] = []
-        self.socket = self._open.enter_context(
-            connect(
-                url.replace("http", "ws", 1) + "/api/v1/ws" + query,
-                additional_headers=given,
-                open_timeout=PATIENCE,
-                close_timeout=1,
-                max_size=None,
-                compression=None,
-                proxy=None,
-                **more,
-            )
-        )
+        self.socket = self._open.enter_context(web_socket(url, f"/api/v1/ws{query}", headers or {}, **more))
 
     def send(self, type: str, payload: Any = None, id: Any = None) -> Any:
         """Ask; the id under which the answer comes."""

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from websockets.exceptions import ConnectionClosed
-from websockets.sync.client import connect
+from websockets.sync.client import ClientConnection, connect
 
 PATIENCE = 10.0
 CHANGES = frozenset(("insert", "update", "delete", "schema_change", "truncate"))
@@ -199,24 +199,27 @@ def _settled() -> ssl.SSLContext:
     return context
 
 
+def web_socket(url: str, path: str, headers: dict[str, Any], **more: Any) -> ClientConnection:
+    """An open WebSocket; a context, too."""
+    return connect(
+        url.replace("http", "ws", 1) + path,
+        ssl=_settled() if url.startswith("https") else None,
+        additional_headers={name: each.decode() if isinstance(each, bytes) else each for name, each in headers.items()},
+        open_timeout=PATIENCE,
+        close_timeout=1,
+        max_size=None,
+        compression=None,
+        proxy=None,
+        **more,
+    )
+
+
 class WsReader(_Reader):
     """A WebSocket."""
 
     def __init__(self, url: str, path: str, headers: dict[str, Any]) -> None:
-        given = {name: value.decode() if isinstance(value, bytes) else value for name, value in headers.items()}
         self._open = contextlib.ExitStack()
-        self.socket = self._open.enter_context(
-            connect(
-                url.replace("http", "ws", 1) + path,
-                ssl=_settled() if url.startswith("https") else None,
-                additional_headers=given,
-                open_timeout=PATIENCE,
-                close_timeout=1,
-                max_size=None,
-                compression=None,
-                proxy=None,
-            )
-        )
+        self.socket = self._open.enter_context(web_socket(url, path, headers))
 
     def frame(self, patience: float = PATIENCE) -> Frame | None:
         """The next frame; None once it is closed. TimeoutError when nothing comes."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,6 @@ from headwater.model.key import encode_key
 
 INSERT, UPDATE, DELETE, SCHEMA_CHANGE = 1, 2, 3, 4
 SUBSCRIBE = f"{SUBSCRIPTIONS}/Subscribe"
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[Whole]:
-    with Whole(tmp_path / "data", log=LogConfig(flush_ms=5)) as made:
-        made.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
-        made.run("CREATE TABLE u(k INTEGER PRIMARY KEY, v)")
-        yield made
-
-
-@pytest.fixture
-def client(files: Whole) -> Iterator[Client]:
-    with serving(files) as made:
-        yield made
-
-
-@pytest.fixture
-def caller(client: Client) -> Iterator[Caller]:
-    with calling(client) as made:
-        yield made
 
 
 def image(data: bytes) -> Any:

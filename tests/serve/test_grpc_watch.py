@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -14,31 +13,10 @@ from grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, Caller, calling
 from open_databases import Whole
 from serving import Client, serving
 
-from headwater.config import LogConfig
 from headwater.model.key import encode_key
 
 INSERT, UPDATE, DELETE = 1, 2, 3
 WATCH, LIST, CANCEL = (f"{SUBSCRIPTIONS}/{name}" for name in ("WatchKey", "ListSubscriptions", "CancelSubscription"))
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[Whole]:
-    with Whole(tmp_path / "data", log=LogConfig(flush_ms=5)) as made:
-        made.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")
-        made.run("CREATE TABLE u(k INTEGER PRIMARY KEY, v)")
-        yield made
-
-
-@pytest.fixture
-def client(files: Whole) -> Iterator[Client]:
-    with serving(files) as made:
-        yield made
-
-
-@pytest.fixture
-def caller(client: Client) -> Iterator[Caller]:
-    with calling(client) as made:
-        yield made
 
 
 def seen(event: Any) -> tuple[int, Any, Any]:

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from fuzzing import cases
+from hypothesis import given
 from hypothesis import strategies as st
 from open_databases import Whole
 from schemathesis import Case, GenerationMode
@@ -115,14 +116,7 @@ def check(client: Client, case: Case) -> None:
 def run(client: Client, name: str, examples: int, number: int) -> None:
     """So many cases of one operation."""
 
-    @seed(number)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @cases(examples, number)
     @given(operation(name).as_strategy(), st.integers(0, 3), st.integers(0, 3))
     def one(case: Case, names: int, credential: int) -> None:
         check(client, aimed(case, names > 0, credential == 0))

@@ -17,7 +17,8 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from fuzzing import cases
+from hypothesis import given
 from hypothesis import strategies as st
 from open_databases import Whole
 from serving import Client, serving
@@ -177,14 +178,7 @@ def told_raw(served: Served, path: str, pieces: list[bytes]) -> None:
 def run(served: Served, strategy: Any, check: Callable[[Any], None], examples: int, number: int) -> None:
     """So many cases."""
 
-    @seed(number)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @cases(examples, number)
     @given(strategy)
     def one(case: Any) -> None:
         check(case)
