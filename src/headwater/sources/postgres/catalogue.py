@@ -14,6 +14,7 @@ from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.pgoutput import Relation, RelationColumn
 from headwater.sources.postgres.relations import ColumnFact, TableFact, is_same_shape, table_of
 from headwater.sources.postgres.types import TypeFact, Types
+from headwater.sources.postgres.unlocked import COUNTS, published_sql
 from headwater.sources.postgres.visibility import Snapshot
 
 SETTLE_SECONDS = 2.0  # longest wait for a commit that the stream has to be seen
@@ -36,14 +37,10 @@ LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
 LEFT JOIN LATERAL unnest(i.indkey) WITH ORDINALITY k(number, place) ON k.number = a.attnum
 LEFT JOIN LATERAL (
-  SELECT count(*) > 0 AS present, coalesce(bool_or(pg_get_expr(adbin, adrelid) LIKE 'nextval(%%'), false) AS sequence
+  SELECT count(*) > 0 AS present, coalesce(bool_or({counts}), false) AS sequence
   FROM pg_attrdef WHERE adrelid = c.oid AND adnum = a.attnum) d ON true
-""".replace("{collation}", _COLLATION)
+""".replace("{collation}", _COLLATION).replace("{counts}", COUNTS)
 _ONE = _COLUMNS + "WHERE c.oid = %s ORDER BY a.attnum"
-_PUBLISHED = _COLUMNS + (
-    "JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname\n"
-    "WHERE p.pubname = %s ORDER BY c.oid, a.attnum"
-)
 _GENERATED = "SELECT to_jsonb(p) ->> 'pubgencols' FROM pg_publication p WHERE pubname = %s"  # from PostgreSQL 18 on
 
 # What a statement may mean depends on these. Temporary tables are their sessions' own affair.
@@ -126,7 +123,11 @@ def describe(
     sent = ("", "s") if row is not None and row[0] == "s" else ("",)
     tables: dict[str, Table] = {}
     oids: dict[str, int] = {}
-    for relation, fact in _relations(connection.execute(_PUBLISHED, [publication]).fetchall(), sent):
+    listed = published_sql(connection.info.server_version, "%s")
+    rows = connection.execute(
+        f"{_COLUMNS} WHERE c.oid IN ({listed}) ORDER BY c.oid, a.attnum".encode(), [publication]
+    ).fetchall()
+    for relation, fact in _relations(rows, sent):
         table = table_of(relation, fact, types)
         had = known(table.name)
         if had is not None and is_same_shape(had, table):

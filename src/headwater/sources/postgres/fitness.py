@@ -11,6 +11,7 @@ from headwater.errors import SourceUnfit
 from headwater.sources.postgres.connection import Connection, Server, quoted, text_literal
 from headwater.sources.postgres.relations import split_name, table_name
 from headwater.sources.postgres.slot import Slot, find_slot, table_oid
+from headwater.sources.postgres.unlocked import published_sql
 
 OLDEST = 140000  # the first server that sends unfinished transactions
 SENDERS = 2  # connections that we need of those for replication: the stream, and for a moment one that asks
@@ -141,8 +142,7 @@ def slot_findings(name: str, slot: Slot, database: str) -> list[Finding]:
 _TABLES = """
 SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.relpersistence = 'p',
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
-       EXISTS (SELECT FROM pg_publication_tables p
-         WHERE p.pubname = %s AND p.schemaname = n.nspname AND p.tablename = c.relname),
+       c.oid IN ({published}),
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
          AND a.attstorage IN ('x', 'e') AND a.attgenerated = '' AND NOT coalesce(a.attnum = ANY (r.indkey), false)),
        ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey) WITH ORDINALITY u(number, place)
@@ -159,13 +159,18 @@ WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
 
 def all_tables(connection: Connection, publication: str) -> list[TableFit]:
     """Every table that holds rows: of a partitioned one, its partitions."""
-    return _found(connection.execute(_TABLES + "ORDER BY 1, 2", [publication]).fetchall())
+    return _found(connection.execute(_tables_sql(connection, "ORDER BY 1, 2"), [publication]).fetchall())
 
 
 def whole_rows_remedy(connection: Connection, schema: str, table: str) -> str:
     """See Sparing."""
-    rows = connection.execute(_TABLES + "AND n.nspname = %s AND c.relname = %s", ["", schema, table]).fetchall()
+    ask = _tables_sql(connection, "AND n.nspname = %s AND c.relname = %s")
+    rows = connection.execute(ask, ["", schema, table]).fetchall()
     return "".join(_full(each) for each in _found(rows) if is_sparing(each))
+
+
+def _tables_sql(connection: Connection, rest: str) -> bytes:
+    return (_TABLES.replace("{published}", published_sql(connection.info.server_version, "%s")) + rest).encode()
 
 
 def is_sparing(table: TableFit) -> bool:

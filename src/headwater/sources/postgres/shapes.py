@@ -11,6 +11,7 @@ from headwater.model.table import Column, Row, Table
 from headwater.sources.postgres.link import Answer, Link
 from headwater.sources.postgres.relations import ColumnFact, column_of, split_name, table_name
 from headwater.sources.postgres.types import TypeFact, base_of
+from headwater.sources.postgres.unlocked import COUNTS
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
 
 OURS = "_headwater"  # how the names of our own schemas and tables begin
@@ -78,7 +79,7 @@ class Shape(msgspec.Struct, frozen=True):
 
 _COLUMNS = """
 SELECT c.oid, c.relkind, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull, a.attgenerated,
-       a.attidentity <> '' OR coalesce(pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%', false), d.adbin IS NOT NULL,
+       a.attidentity <> '' OR coalesce({counts}, false), d.adbin IS NOT NULL,
        CASE WHEN a.attcollation = 0 THEN '' WHEN o.collname = 'default' THEN b.datcollate ELSE o.collname END,
        k.place, format_type(a.atttypid, -1)
 FROM pg_class c
@@ -94,7 +95,7 @@ LEFT JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
 WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 ORDER BY a.attnum
-"""
+""".replace("{counts}", COUNTS)
 _TYPES = "SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type"
 STORED_IN_STREAM = 180000  # from here on the stream has stored generated columns
 

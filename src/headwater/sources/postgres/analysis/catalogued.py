@@ -18,6 +18,7 @@ from headwater.sources.postgres.analysis.order import Known
 from headwater.sources.postgres.analysis.places import Operator
 from headwater.sources.postgres.analysis.reading import WHOLE_ROW
 from headwater.sources.postgres.link import Link
+from headwater.sources.postgres.unlocked import published_sql
 
 _EXTENSION = """coalesce((SELECT x.extname FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid
   WHERE d.classid = '{catalogue}'::regclass AND d.objid = {oid} AND d.deptype = 'e'
@@ -56,10 +57,6 @@ _JSON_CASTS = "SELECT 1 FROM pg_cast WHERE oid >= 16384 AND casttarget IN (114, 
 _PUBLICATION = """
 SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot
 FROM pg_publication p WHERE p.pubname = $1
-"""
-_PUBLISHED = """
-SELECT c.oid FROM pg_publication_tables t JOIN pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename WHERE t.pubname = $1 AND c.oid = ANY ($2::oid[])
 """
 # Row filters and column lists are there from PostgreSQL 15 on.
 _PARTLY = """
@@ -131,7 +128,8 @@ def unseen(link: Link, facts: Facts, publication: str) -> tuple[str, ...]:
     told = link.run(_PUBLICATION, [name]).values()
     whole, by_root = told[0] if told else (False, False)
     tables = [each for each in read_relations(facts) if each.kind != "v"]
-    published = {oid for (oid,) in link.run(_PUBLISHED, [name, oids([each.oid for each in tables])]).values()}
+    ask = published_sql(link.version, "$1") + "AND c.oid = ANY ($2::oid[])"
+    published = {oid for (oid,) in link.run(ask, [name, oids([each.oid for each in tables])]).values()}
     partly = {oid for (oid,) in link.run(_PARTLY, [name]).values()}
     found = {reason for each in tables if (reason := _unseen(each, published, partly, by_root))}
     if tables and not whole:
