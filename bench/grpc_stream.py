@@ -1,7 +1,8 @@
 """gRPC streams: server CPU per delivered event, against a bare grpc.aio server that sends ready bytes.
 
 Single: one event at a time, the next when all streams have it. Pipelined: 64 at a time (for us one commit of 64 rows).
-What publishing costs with nobody listening is taken out of ours. Once more with an API key.
+What publishing costs at the same pace with nobody listening is taken out of ours: a publisher who hurries has several
+of its commits logged at once. Once more with an API key.
 """
 
 from __future__ import annotations
@@ -59,20 +60,29 @@ class Cost(NamedTuple):
 
     server_us: float  # per delivery
     rate: float  # deliveries a second
+    pace: float  # seconds from one round to the next
 
 
-def run(pid: int, publish: Callable[[int], object], reader: Child | None, streams: int, width: int, s: float) -> Cost:
-    """Publish in a closed loop for `s` seconds."""
+def run(pid: int, publish: Callable[[int], object], reader: Child, streams: int, width: int, seconds: float) -> Cost:
+    """Publish in a closed loop for a while."""
     rounds, before, began = 0, cpu_seconds(pid), time.perf_counter()
-    while time.perf_counter() - began < s:
-        if reader is not None:
-            reader.tell(width)
+    while time.perf_counter() - began < seconds:
+        reader.tell(width)
         publish(width)
-        if reader is not None:
-            reader.wait()
+        reader.wait()
         rounds += 1
-    took, deliveries = time.perf_counter() - began, rounds * width * max(streams, 1)
-    return Cost((cpu_seconds(pid) - before) / deliveries * 1e6, deliveries / took)
+    took, deliveries = time.perf_counter() - began, rounds * width * streams
+    return Cost((cpu_seconds(pid) - before) / deliveries * 1e6, deliveries / took, took / rounds)
+
+
+def alone(pid: int, publish: Callable[[int], object], width: int, pace: float, seconds: float) -> float:
+    """Microseconds of the server's CPU for one round that nobody hears."""
+    rounds, before, began = 0, cpu_seconds(pid), time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        publish(width)
+        rounds += 1
+        time.sleep(max(0.0, began + rounds * pace - time.perf_counter()))
+    return (cpu_seconds(pid) - before) / rounds * 1e6
 
 
 @contextlib.contextmanager
@@ -91,11 +101,11 @@ def ours(url: str, pid: int, address: str, token: str, streams: int, width: int,
     def publish(count: int) -> None:
         side.ask("sql.exec", sql=f"INSERT INTO orders(customer, note) VALUES {values}", args=["x" * 64] * count)
 
-    alone = run(pid, publish, None, 0, width, seconds)
     with closing(Child("read", address, str(streams), PATH, ASKED.hex(), token)) as reader:
         found = run(pid, publish, reader, streams, width, seconds)
+    idle = alone(pid, publish, width, found.pace, seconds)
     side.close()
-    return Cost(found.server_us - alone.server_us / streams, found.rate)
+    return found._replace(server_us=found.server_us - idle / (width * streams))
 
 
 def floor(bare: Child, streams: int, width: int, seconds: float) -> Cost:

@@ -307,15 +307,19 @@ def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
     plain.close()
 
 
-def test_a_remembered_304_is_forgotten_with_its_key(world: World) -> None:
-    made, client = _key(world)
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+def test_a_remembered_304_is_forgotten_with_its_key(world: World, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, client = _key(world, **({"expires_in_seconds": 600} if end == "expired" else {}))
     path = f"/api/v1/q/{world.prepared('SELECT k, v FROM b')}"
     deadline = time.monotonic() + 20
     while "etag" not in (first := client.get(path)).headers:
         assert time.monotonic() < deadline
     headers = {"if-none-match": first.headers["etag"]}
     assert [client.get(path, headers=headers).status_code for _ in range(3)] == [304] * 3
-    world.call(world.admin, "security.token.revoke", id=made["id"])
+    if end == "revoked":
+        world.call(world.admin, "security.token.revoke", id=made["id"])
+    else:
+        monkeypatch.setattr("headwater.serve.auth.time.time_ns", lambda: made["expires_at_ms"] * 1_000_000)
     assert client.get(path, headers=headers).status_code == 401
     client.close()
 

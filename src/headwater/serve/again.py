@@ -1,6 +1,7 @@
 """Again: a request that was answered by 304 is answered so again, without reading it, while nothing was committed.
 
-The database is looked at each time, and so is the credential; all the rest is as it was, since the request is.
+The database is looked at each time, and whether the credential still holds; all the rest is as it was, since the
+request is: so is whose credential it was.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from headwater.errors import HeadwaterError
 from headwater.model.principal import Principal
 from headwater.queries.prepared import Prepared
 from headwater.serve.api import Api
-from headwater.serve.auth import Access, Gate
+from headwater.serve.auth import Gate
 from headwater.serve.call import Headers, Scope, Send
 from headwater.serve.limits import Limits
 
@@ -64,7 +65,7 @@ class Again:
         try:
             asking = self._api.asking()
             is_same = (
-                self._gate.admit(scope["headers"], Access.LOCKED) == found.who
+                self._gate.still(found.who) is found.who
                 and asking.get(found.who, found.prepared.id) is found.prepared
                 and asking.answering(found.prepared.db).moment() == found.moment
             )
