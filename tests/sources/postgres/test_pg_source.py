@@ -18,7 +18,7 @@ import pytest
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import GENERATION, PgRig
 
-from headwater.errors import Busy, HeadwaterError, SourceMismatch, SourceUnfit, Unavailable
+from headwater.errors import Busy, HeadwaterError, NotSupported, SourceMismatch, SourceUnfit, Unavailable
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.slot import Identity, Known, Slot, drop_slot, judge
 from headwater.sources.postgres.source import PostgresSource
@@ -480,6 +480,27 @@ def test_the_schema_number_moves_with_every_change_of_the_schema(rig: Callable[.
         own.run(statement)
         seen.append(own.source.look().schema)
     assert len({*seen}) == len(seen)
+
+
+def test_the_order_of_keys_is_known_without_a_question_once_a_look_saw_the_schema_move(
+    rig: Callable[..., PgRig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = rig("CREATE TABLE t(k text PRIMARY KEY, v text)")
+    own.head()
+    has_icu = own.db.execute("SELECT 1 FROM pg_collation WHERE collname = 'en-x-icu'").fetchone() is not None
+    if has_icu:
+        own.run("CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    own.run(f"CREATE TABLE u(k text COLLATE {'ci' if has_icu else 'ucs_basic'} PRIMARY KEY)")
+    own.head()
+    tables = own.source.describe()
+
+    def asked(*_: Any) -> None:
+        raise AssertionError("the loop would wait for the database")
+
+    monkeypatch.setattr(own.source._pool, "read", asked)
+    assert own.source.order(tables["t"], ["k"])(("a",)) < own.source.order(tables["t"], ["k"])(("b",))
+    with pytest.raises(NotSupported) if has_icu else contextlib.nullcontext():
+        own.source.order(tables["u"], ["k"])
 
 
 def test_a_read_stands_where_its_snapshot_does(rig: Callable[..., PgRig]) -> None:

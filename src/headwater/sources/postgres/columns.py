@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 
-from headwater.errors import InvalidRequest, NotSupported
+from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.literal import Value
 from headwater.model.table import Column, Key, Table
 from headwater.sources.postgres.link import Link, Pool
@@ -29,19 +30,25 @@ class Columns:
         self._collations: frozenset[str] | None = None
 
     def odd(self) -> frozenset[str]:
-        """The collations in which different texts may be equal, as of the first time somebody asks, or `forget`."""
+        """The collations in which different texts may be equal, as of the last `renew`: the loop asks, too."""
         found = self._collations
         if found is None:
-            texts = self._pool.read(lambda link: link.run(_ODD).texts())
-            found = self._collations = frozenset(str(name) for (name,) in texts)
+            found = self._collations = self._read_odd()
         return found
 
-    def forget(self) -> None:
-        """The schema moved."""
+    def renew(self) -> None:
+        """The schema moved, or it is another database: what was known is not."""
+        found = None
+        with suppress(HeadwaterError):  # the next who wants to know will be told
+            found = self._read_odd()
         with self._lock:
             self._types.clear()
             self._held.clear()
-            self._collations = None
+            self._collations = found
+
+    def _read_odd(self) -> frozenset[str]:
+        texts = self._pool.read(lambda link: link.run(_ODD).texts())
+        return frozenset(str(name) for (name,) in texts)
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
         """See Source."""

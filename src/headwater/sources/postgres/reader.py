@@ -73,7 +73,7 @@ class PostgresReader:
 
     def describe(self) -> dict[str, Table]:
         """The tables as they are now."""
-        self._columns.forget()  # a job begins with this: it may be about a table of a new collation
+        self._columns.renew()  # a job begins with this: it may be about a table of a new collation
         return self._serving.describe()
 
     def shape(self, name: str, version: int | None = None) -> Table:

@@ -118,7 +118,7 @@ class PostgresSource:
         self._halt()
         self._side.close()
         self._pool.renew()
-        self._columns.forget()
+        self._columns.renew()
 
     def findings(self) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
@@ -208,7 +208,7 @@ class PostgresSource:
     def _notice(self, found: Passed) -> None:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
-            self._columns.forget()
+            self._columns.renew()
             held = self._held
             if held is not None:  # at once: what a query meant when it was understood must be known when that changes
                 with suppress(HeadwaterError):
