@@ -13,6 +13,7 @@ import re
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -74,11 +75,11 @@ class Keys:
         """The oldest first."""
         return sorted(self._known.values(), key=lambda key: (key.created_ms, key.id))
 
-    def revoke(self, id: str) -> Key:
-        """It lets nobody in any more; NotFound."""
+    def revoke(self, id: str, is_seen: Callable[[Key], bool] = lambda key: True) -> Key:
+        """It lets nobody in any more; NotFound, also of one that the caller does not see."""
         with self._lock:
             found = self._known.get(id)
-            if found is None:
+            if found is None or not is_seen(found):
                 raise NotFound(f"there is no key {id!r}", hint="See security.token.list.")
             self._write({name: key for name, key in self._known.items() if name != id})
         return found
