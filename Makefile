@@ -7,7 +7,7 @@ COMPILED := $(wildcard src/headwater/*/*_compiled.pyx src/headwater/*/*/*_compil
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
 WORKERS := 2 --dist worksteal
-SERVICES := mariadb-server nginx varnish
+SERVICES := mariadb-server nginx varnish postgresql
 
 .PHONY: help setup browser services jars protos sochdb demo check lint types unit test soak bench fmt clean
 
@@ -56,17 +56,19 @@ $(SOCHDB)/.installed: | $(STAMP)
 	  $(BIN)/uv pip install --quiet --python $(SOCHDB)/bin/python 'sochdb>=0.8.3' && touch $@; } || \
 	  { rm -rf $(SOCHDB); echo "SochDB's client cannot be had; the tests with it skip"; }
 
-# PostgreSQL comes from PyPI; MariaDB and the caches only from the system. The tests start their own servers of them.
+# One PostgreSQL comes from PyPI; an older one with TLS, MariaDB and the caches only from the system. The tests start
+# their own servers of them.
 services:
 	@missing=; for name in mariadb-install-db mariadbd nginx varnishd; do \
 	  PATH="$$PATH:/usr/sbin" command -v $$name >/dev/null || missing="$$missing $$name"; done; \
+	ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || missing="$$missing postgresql"; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  echo "installing $(SERVICES) for the tests of the SQL sink and of caches"; \
+	  echo "installing $(SERVICES) for the tests of sources, the SQL sink and caches"; \
 	  { apt-get update -qq; DEBIAN_FRONTEND=noninteractive \
 	    apt-get install -y -qq --no-install-recommends $(SERVICES); } >/dev/null && exit 0; \
 	fi; \
-	echo "Missing:$$missing. The tests on MariaDB, nginx and Varnish skip without (Debian, Ubuntu: apt-get install $(SERVICES))"
+	echo "Missing:$$missing. The tests on them skip without (Debian, Ubuntu: apt-get install $(SERVICES))"
 
 demo: setup
 	$(BIN)/headwater demo

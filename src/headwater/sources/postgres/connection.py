@@ -5,6 +5,9 @@ A URL may hold a password. It is given to libpq and to nobody else: no message a
 
 from __future__ import annotations
 
+import math
+import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -54,12 +57,29 @@ class Server:
 
     def replicate(self) -> PGconn:
         """A replication connection, without psycopg's upper half: that cannot copy in both directions."""
-        found = pq.PGconn.connect(self._text({}, replication="database").encode())
-        if found.status != pq.ConnStatus.OK:
-            message = found.get_error_message()
+        found = pq.PGconn.connect_start(self._text({}, replication="database").encode())
+        try:
+            self._establish(found)
+        except BaseException:
             found.finish()
-            raise self._refused(message)
+            raise
         return found
+
+    def _establish(self, made: PGconn) -> None:
+        """Step by step: `PGconn.connect` would keep the interpreter's lock, and so the whole process, until a server
+        answers that may not be there."""
+        seconds = int(self._given.get("connect_timeout") or 0)
+        end, asks = time.monotonic() + (seconds or math.inf), select.POLLOUT
+        while made.status != pq.ConnStatus.BAD:
+            ready = select.poll()
+            ready.register(made.socket, asks)  # another one for each address that is tried
+            if not ready.poll(min(max(end - time.monotonic(), 0), 3600) * 1000) and time.monotonic() >= end:
+                raise self._refused(f"no answer within {seconds} seconds")
+            state = made.connect_poll()
+            if state == pq.PollingStatus.OK:
+                return
+            asks = select.POLLIN if state == pq.PollingStatus.READING else select.POLLOUT
+        raise self._refused(made.get_error_message())
 
     def _text(self, settings: dict[str, str], **more: str) -> str:
         """For libpq. Our settings come last, and win over those of the URL."""
