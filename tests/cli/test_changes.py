@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headwater.cli.changes import WIDEST, as_json, images
+from headwater.cli.changes import WIDEST, as_json, images, line
 from headwater.cli.demo.command import fold
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
@@ -42,6 +42,24 @@ def test_what_the_source_did_not_send_is_named_and_is_not_null() -> None:
     found = as_json("main", part(change), 10, change)
     assert found["after"] == {"id": 1} and found["unavailable"] == ["name"]
     assert images(change) == "id=1 name=?"
+
+
+def test_what_is_not_known_is_no_null_in_a_line_from_the_wire() -> None:
+    """PostgreSQL sends no old row but its key, unless REPLICA IDENTITY is FULL; and no long value that stayed."""
+    notes = Table("notes", (*USERS.columns, Column("long", "str")), ("id",))
+
+    def said(op: Op, **rows: Any) -> str:
+        change = Change(op, notes, **rows)
+        return line(as_json("main", part(change), 10, change)).split("notes", 1)[1].strip()
+
+    old, new = (1, UNAVAILABLE, UNAVAILABLE), (1, "desk", UNAVAILABLE)
+    assert said(Op.UPDATE, before=old, after=new) == "1  name: ? → desk"
+    assert (
+        said(Op.UPDATE, before=(1, "chair", "x"), after=(1, None, UNAVAILABLE)) == "1  long: x → ?, name: chair → NULL"
+    )
+    assert said(Op.UPDATE, before=old, after=(1, None, "x")) == "1  long: ? → x, name: ? → NULL"
+    assert said(Op.DELETE, before=old) == "id=1 long=? name=?"
+    assert said(Op.INSERT, after=(1, None, UNAVAILABLE)) == "id=1 long=? name=NULL"
 
 
 def test_a_change_knows_its_place_in_a_transaction_that_comes_in_parts() -> None:

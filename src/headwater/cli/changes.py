@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -87,28 +87,38 @@ def _cut(text: str) -> str:
 
 
 def _difference(table: Table, before: Row, after: Row) -> str:
-    changed = [
-        f"{name}: {_value(old)} → {_value(new)}"
+    key = _named(zip(table.key, map(_known, table.key_of(before)), strict=True))
+    changed = (
+        (name, _known(old), _known(new))
         for name, old, new in zip(table.names, before, after, strict=True)
         if (type(old), old) != (type(new), new)
-    ]
-    key = " ".join(f"{name}={_value(value)}" for name, value in zip(table.key, table.key_of(before), strict=True))
-    return f"{key}  {', '.join(changed) or 'unchanged'}"
+    )
+    return f"{key}  {_became(changed)}"
 
 
 def _pairs(table: Table, row: Row) -> str:
     hidden = {column.name for column in table.columns if column.hidden and column.name not in table.key}
     named = zip(table.names, row, strict=False)
-    return " ".join(f"{name}={_value(value)}" for name, value in named if name not in hidden)
+    return _named((name, _known(value)) for name, value in named if name not in hidden)
 
 
-def _value(value: Any) -> str:
-    if value is UNAVAILABLE:
-        return "?"
-    return _shown(to_plain(value))
+def _known(value: Any) -> Any:
+    """In plain JSON, if the source sent it."""
+    return value if value is UNAVAILABLE else to_plain(value)
+
+
+def _named(pairs: Iterable[tuple[str, Any]]) -> str:
+    return " ".join(f"{name}={_shown(value)}" for name, value in pairs)
+
+
+def _became(changed: Iterable[tuple[str, Any, Any]]) -> str:
+    return ", ".join(f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in changed) or "unchanged"
 
 
 def _shown(plain: Any) -> str:
+    """What is not known is not NULL."""
+    if plain is UNAVAILABLE:
+        return "?"
     return "NULL" if plain is None else str(plain)
 
 
@@ -130,11 +140,12 @@ def colour(found: dict[str, Any]) -> str:
 def _said(found: dict[str, Any]) -> str:
     if found["op"] == Op.SCHEMA_CHANGE.word:
         return _ddl(found["ddl"], found["resnapshot"])
+    unknown = dict.fromkeys(found.get("unavailable", ()), UNAVAILABLE)
     before, after = found.get("before"), found.get("after")
     if before is not None and after is not None:
-        return f"{_key(found)}  {_changed(before, after)}"
+        return f"{_key(found)}  {_became(_changed(unknown | before, unknown | after))}"
     row = before if after is None else after
-    return _key(found) if row is None else " ".join(f"{name}={_shown(value)}" for name, value in row.items())
+    return _key(found) if row is None else _named(sorted((unknown | row).items()))
 
 
 def _key(found: dict[str, Any]) -> str:
@@ -142,10 +153,9 @@ def _key(found: dict[str, Any]) -> str:
     if "pk" in found:
         return ",".join(map(_shown, found.get("pk_before") or found["pk"]))
     identity = found.get("identity_before") or found.get("identity") or {}
-    return " ".join(f"{name}={_shown(value)}" for name, value in identity.items())
+    return _named(identity.items())
 
 
-def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    pairs = [(name, before.get(name), after.get(name)) for name in after.keys() | before.keys()]
-    told = [f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in sorted(pairs) if old != new]
-    return ", ".join(told) or "unchanged"
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    names = sorted(after.keys() | before.keys())
+    return ((name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name))
