@@ -78,6 +78,7 @@ def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
     assert "HEADWATER_HTTP" in refused(2, "config", "show", env={"HEADWATER_HTPP": "x:1"})
     assert "an address" in refused(2, "serve", "--http", "nowhere", cwd=tmp_path)
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path)
+    assert "openssl" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path, env={"HEADWATER_TOKEN": "x"})
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "127.0.0.1:0", "--auth", cwd=tmp_path)
     assert "mysql://" in refused(2, "serve", "mysql://me:pass@host/db", cwd=tmp_path)
 

@@ -206,8 +206,16 @@ def test_a_short_pepper_is_refused_at_start(tmp_path: Path) -> None:
     Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 32)), tmp_path)
 
 
-def test_a_token_allows_any_address() -> None:
-    Gate.of(ServeConfig(http="0.0.0.0:0", token=Secret(TOKEN), auth=True))
+def test_a_token_that_takes_long_to_guess_allows_any_address() -> None:
+    Gate.of(ServeConfig(http="0.0.0.0:0", token=Secret("x" * 16), auth=True))
+
+
+@pytest.mark.parametrize("settings", [{"http": "0.0.0.0:0"}, {"grpc": "[::]:0"}, {"http": "example.org:0"}])
+def test_a_short_token_is_refused_where_others_may_try_it(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="shorter than 16") as found:
+        Gate.of(ServeConfig(token=Secret("x" * 15), **settings))
+    assert "openssl rand -hex 32" in found.value.hint
+    Gate.of(ServeConfig(token=Secret("x")))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "127.255.0.1"])

@@ -79,7 +79,7 @@ def test_two_servers_do_not_share_a_port() -> None:
 def test_an_address_that_others_reach_needs_a_credential() -> None:
     with pytest.raises(ConfigError):
         Gate.of(ServeConfig(grpc="0.0.0.0:0"))
-    Gate.of(ServeConfig(grpc="0.0.0.0:0", token=Secret("t")))
+    Gate.of(ServeConfig(grpc="0.0.0.0:0", token=Secret("t" * 16)))
 
 
 def test_where_it_listens() -> None:

@@ -168,7 +168,7 @@ def test_an_address_that_others_reach_without_tls_is_told_of(
 ) -> None:
     def told(**more: Any) -> bool:
         caplog.clear()
-        server = Server(ServeConfig(token=Secret("t"), grpc="off", **more), Api.over(NoDatabases()))
+        server = Server(ServeConfig(token=Secret("t" * 16), grpc="off", **more), Api.over(NoDatabases()))
         server.bind()
         server.unbind()
         return "without TLS" in caplog.text

@@ -37,7 +37,11 @@ class ServeConfig:
     http: str = setting("127.0.0.1:7171", ADDRESS, "where HTTP listens", "HEADWATER_HTTP")
     grpc: str = setting("127.0.0.1:7172", ADDRESS_OR_OFF, "where gRPC listens, or off", "HEADWATER_GRPC")
     token: Secret | None = setting(
-        None, SECRET, "the admin credential; setting it locks every route", "HEADWATER_TOKEN", "SKEINDB_TOKEN"
+        None,
+        SECRET,
+        "the admin credential; setting it locks every route; 16 characters or more where others reach the server",
+        "HEADWATER_TOKEN",
+        "SKEINDB_TOKEN",
     )
     auth: bool = setting(False, FLAG, "demand a credential also on loopback")
     key_pepper: Secret | None = setting(

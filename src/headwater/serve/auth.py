@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
+SHORTEST = 16  # characters of an admin token that others may try
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@?#]+)(?::\d{1,5})?\Z")
 _ORIGIN = re.compile(r"https?://(.+)\Z")
 
@@ -71,11 +72,8 @@ class Gate:
         jwts = _jwts(config)
         locked = token is not None or jwts is not None or config.auth
         for address in (config.http, grpc_address(config)):
-            if not locked and address is not None and not is_loopback(split_address(address)[0]):
-                raise ConfigError(
-                    f"{address} can be reached from other machines, and no credential is set",
-                    hint="Set HEADWATER_TOKEN, or listen on 127.0.0.1.",
-                )
+            if address is not None and not is_loopback(split_address(address)[0]):
+                _check_reached(address, token, locked)
         keys = None if folder is None else Keys(folder, _pepper(config))
         if token is None and jwts is None and config.auth and not keys:
             raise ConfigError(
@@ -143,6 +141,20 @@ class Gate:
         if not who.credential or who.credential.startswith(JWT):
             return True
         return self.keys is not None and self.keys.has(who.credential)
+
+
+def _check_reached(address: str, token: bytes | None, locked: bool) -> None:
+    """ConfigError where others reach `address`, and need nothing to come in, or nothing that takes long to guess."""
+    if not locked:
+        raise ConfigError(
+            f"{address} can be reached from other machines, and no credential is set",
+            hint="Set HEADWATER_TOKEN, or listen on 127.0.0.1.",
+        )
+    if token is not None and len(token) < SHORTEST:
+        raise ConfigError(
+            f"{address} can be reached from other machines, and the admin token is shorter than {SHORTEST} characters",
+            hint="Use HEADWATER_TOKEN=$(openssl rand -hex 32), or listen on 127.0.0.1.",
+        )
 
 
 def _pepper(config: ServeConfig) -> bytes | None:
