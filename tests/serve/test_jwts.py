@@ -21,7 +21,11 @@ NOW = int(time.time())
 
 
 def signed(claims: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **head: Any) -> bytes:
-    return jwt.encode({"sub": "ann", **claims}, key, algorithm, headers=head or None).encode()
+    """Good for ten minutes unless `claims` say else; one that is None is left out."""
+    whole = {"sub": "ann", "exp": NOW + 600, **claims}
+    return jwt.encode(
+        {name: value for name, value in whole.items() if value is not None}, key, algorithm, headers=head or None
+    ).encode()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,7 @@ def checker(**settings: Any) -> Jwts:
         ({"role": "Owner"}, "owner", None),
         ({"role": "Custom", "capabilities": ["Read", "Write"]}, "editor", None),
         ({"capabilities": ["Admin"]}, "owner", None),
-        ({"role": "root"}, "viewer", None),
+        ({"capabilities": ["fly", "read"]}, "viewer", None),
         ({"tenant_id": "shop"}, "viewer", (Scope("shop"),)),
         ({"tenant_id": "default"}, "viewer", (Scope("main"),)),
         ({"scopes": ["shop.a", "shop.b", "main"]}, "viewer", (Scope("main"), Scope("shop", ("a", "b")))),
@@ -57,25 +61,68 @@ def checker(**settings: Any) -> Jwts:
 )
 def test_claims_become_a_principal(claims: dict[str, Any], role: str, scopes: Any) -> None:
     who = checker().check(signed(claims))
-    assert (who.name, who.role, who.scopes, who.until) == ("ann", role, scopes, None)
+    assert (who.name, who.role, who.scopes, who.until) == ("ann", role, scopes, (NOW + 630) * 1000)
 
 
-@pytest.mark.parametrize(
-    ("claims", "words"),
-    [
-        ({"exp": NOW - 60}, "expired"),
-        ({"nbf": NOW + 600}, "trusts"),
-        ({"sub": ""}, "trusts"),
-        ({"sub": 7}, "trusts"),
-        ({"scopes": "shop"}, "trusts"),
-        ({"scopes": [""]}, "trusts"),
-        ({"exp": "soon"}, "trusts"),
-        ({"exp": float("inf")}, "trusts"),
-    ],
-)
-def test_what_is_not_to_be_trusted_is_refused(claims: dict[str, Any], words: str) -> None:
-    with pytest.raises(Unauthorized, match=words):
-        checker().check(signed(claims))
+REFUSED = [  # claims, what the caller is told, and what the server's log says
+    ({"exp": NOW - 60}, "expired", "expired"),
+    ({"exp": None}, "trusts", "no `exp`"),
+    ({"nbf": NOW + 600}, "trusts", "`nbf`"),
+    ({"sub": None}, "trusts", "no `sub`"),
+    ({"sub": ""}, "trusts", "`sub` is no name"),
+    ({"sub": 7}, "trusts", "`sub` is no name"),
+    ({"scopes": "sh0p"}, "trusts", "`scopes` are no list"),
+    ({"scopes": [""]}, "trusts", "`scopes` are no list"),
+    ({"role": "r00t"}, "trusts", "`role` is none of viewer, editor, owner"),
+    ({"role": 3}, "trusts", "`role` is none of"),
+    ({"role": "r00t", "capabilities": ["fly"]}, "trusts", "`role` is none of"),
+    ({"capabilities": []}, "trusts", "`capabilities` have none of"),
+    ({"capabilities": "Admin"}, "trusts", "`capabilities` have none of"),
+    ({"exp": "so0n"}, "trusts", "no number"),
+    ({"exp": float("inf")}, "trusts", "no number"),
+]
+
+
+@pytest.mark.parametrize(("claims", "words", "logged"), REFUSED)
+def test_what_is_not_to_be_trusted_is_refused_and_the_log_has_the_reason(
+    claims: dict[str, Any], words: str, logged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = signed(claims)
+    with pytest.raises(Unauthorized, match=words) as found:
+        checker().check(token)
+    assert logged in caplog.text and (words == "expired" or logged not in found.value.message + found.value.hint)
+    for secret in (" ann", "sh0p", "r00t", "so0n", token.decode()):
+        assert secret not in caplog.text
+
+
+def test_the_log_tells_apart_how_a_token_was_signed_and_for_whom(
+    jwks: str, pair: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    strict = checker(jwt_keys=jwks, jwt_issuer="us", jwt_audience="headwater")
+    good = {"iss": "us", "aud": "headwater"}
+    for token, logged in (
+        (signed(good, "x" * 40), "signature"),
+        (signed(good, "x" * 64, "HS512"), "algorithm"),
+        (signed(good, pair, "RS256", kid="two"), "`kid`"),
+        (signed(good | {"aud": "other"}), "serve.jwt_audience"),
+        (signed(good | {"aud": None}), "no `aud`"),
+        (signed(good | {"iss": "them"}), "serve.jwt_issuer"),
+        (b"a.b.c", "cannot be read"),
+    ):
+        caplog.clear()
+        with pytest.raises(Unauthorized):
+            strict.check(token)
+        assert caplog.text.count("a JWT was refused") == 1 and logged in caplog.text
+
+
+def test_bad_tokens_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    one = checker()
+    for now in (1.0, 2.0, 3.0, 62.0):
+        monkeypatch.setattr("headwater.serve.jwts.time.monotonic", lambda now=now: now)
+        for token in (signed({"sub": ""}), b"a.b.c"):
+            with pytest.raises(Unauthorized):
+                one.check(token)
+    assert len(caplog.records) == 4 and caplog.text.count("and 2 more") == 2
 
 
 def test_issuer_and_audience_are_checked_where_they_are_set() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +15,35 @@ from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.database import real_name
 from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principal, Scope
+from headwater.model.repeats import Repeats, counted
+
+log = logging.getLogger(__name__)
 
 REMEMBERED = 1024  # tokens that were checked: a client sends the same one with every request
 LEEWAY = 30  # seconds that two clocks may differ
 EXPIRED = "the token has expired"
 _BAD = "the token is not one that this server trusts"
 _CAPABILITIES = (("admin", OWNER), ("write", EDITOR), ("read", VIEWER))  # what SochDB's tokens say, the most first
+_REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (  # the narrowest first
+    (jwt.ExpiredSignatureError, "it has expired"),
+    (jwt.ImmatureSignatureError, "its `nbf` or `iat` is in the future"),
+    (jwt.InvalidAudienceError, "its `aud` is not serve.jwt_audience"),
+    (jwt.InvalidIssuerError, "its `iss` is not serve.jwt_issuer"),
+    (jwt.InvalidSignatureError, "its signature is not by the key that is trusted"),
+    (jwt.InvalidAlgorithmError, "its algorithm is not HS256 with serve.jwt_secret, nor RS256 with serve.jwt_keys"),
+    (jwt.InvalidKeyError, "its `kid` names none of serve.jwt_keys, or it has none and there are several"),
+)
+
+
+class Misfit(ValueError):
+    """A claim that means nothing here; the words say which, and nothing that it holds."""
 
 
 class Jwts:
-    """Checks tokens. One that is not to be trusted is told apart from one that has expired, and from nothing else."""
+    """Checks tokens. One that is not to be trusted is told apart from one that has expired, and from nothing else.
+
+    Why, is in the server's log: the caller may be anybody.
+    """
 
     def __init__(
         self,
@@ -35,6 +55,7 @@ class Jwts:
     ) -> None:
         self._secret, self._keys = secret, keys
         self._issuer, self._audience = issuer, audience
+        self._repeats = Repeats()  # whoever sends bad tokens does not fill the log
         self._checked: Callable[[str], Principal] = functools.lru_cache(REMEMBERED)(self._check)
 
     @classmethod
@@ -53,12 +74,19 @@ class Jwts:
         try:
             found = self._checked(text.decode("ascii"))
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
+            self._log(_reason(error))
             if isinstance(error, jwt.ExpiredSignatureError):
                 raise _expired() from None
             raise Unauthorized(_BAD, hint="Ask its issuer for another.") from None
         if found.until is not None and time.time_ns() // 1_000_000 >= found.until:
+            self._log(_reason(jwt.ExpiredSignatureError()))
             raise _expired()
         return found
+
+    def _log(self, reason: str) -> None:
+        left_out = self._repeats.again(reason, time.monotonic())
+        if left_out is not None:
+            log.warning("a JWT was refused: %s", counted(reason, left_out))
 
     def _check(self, text: str) -> Principal:
         head = jwt.get_unverified_header(text)
@@ -76,7 +104,7 @@ class Jwts:
             issuer=self._issuer,
             audience=self._audience,
             leeway=LEEWAY,
-            options={"verify_aud": self._audience is not None, "require": ["sub"]},
+            options={"verify_aud": self._audience is not None, "verify_sub": False, "require": ["sub", "exp"]},
         )
         return _principal(claims)
 
@@ -90,25 +118,31 @@ class Jwts:
 
 
 def _principal(claims: dict[str, Any]) -> Principal:
-    name, until = claims["sub"], claims.get("exp")
+    name = claims["sub"]
     if not isinstance(name, str) or not name:
-        raise ValueError("no subject")
+        raise Misfit("its `sub` is no name")
     return Principal(
         name[:200],
         _role(claims),
         _scopes(claims),
         credential=f"{JWT}{claims['jti']}" if isinstance(claims.get("jti"), str) else "",
-        until=None if until is None else int(until) * 1000 + LEEWAY * 1000,
+        until=int(claims["exp"]) * 1000 + LEEWAY * 1000,
     )
 
 
 def _role(claims: dict[str, Any]) -> str:
-    """By `role`, else by the capabilities; who says neither may read."""
-    role = claims.get("role")
+    """By `role`, else by the capabilities; who says neither may read. What is said and not known is not to be guessed:
+    it may have been meant to forbid."""
+    role, said = claims.get("role"), claims.get("capabilities")
+    if role is None and said is None:
+        return VIEWER
     if isinstance(role, str) and role.lower() in RANK:
         return role.lower()
-    said = {str(each).lower() for each in claims.get("capabilities") or ()}
-    return next((role for word, role in _CAPABILITIES if word in said), VIEWER)
+    words = {str(each).lower() for each in said} if isinstance(said, list) else frozenset[str]()
+    for word, found in _CAPABILITIES:
+        if word in words:
+            return found
+    raise Misfit(f"its `role` is none of {', '.join(RANK)}, and its `capabilities` have none of read, write, admin")
 
 
 def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
@@ -123,7 +157,7 @@ def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
 def scopes_of(given: Any) -> tuple[Scope, ...]:
     """`["shop", "main.orders"]` as scopes: a database, or one of its tables."""
     if not isinstance(given, list) or not all(isinstance(each, str) and each for each in given):
-        raise ValueError("scopes are a list of texts")
+        raise Misfit("its `scopes` are no list of texts")
     found: dict[str, set[str]] = {}
     for text in given:
         db, _, table = text.partition(".")
@@ -138,6 +172,18 @@ def _read(path: Path) -> jwt.PyJWKSet:
         raise ConfigError(
             f"the keys of JWTs cannot be read: {type(error).__name__}", hint="serve.jwt_keys names a JWKS file."
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Why a token was refused, for whoever runs the server: without anything that the token holds."""
+    if isinstance(error, Misfit):
+        return str(error)
+    if isinstance(error, jwt.MissingRequiredClaimError):
+        return f"it has no `{error.claim}`"
+    return next(
+        (words for kind, words in _REASONS if isinstance(error, kind)),
+        "it cannot be read, or a time in it is no number",
+    )
 
 
 def _expired() -> Unauthorized:
