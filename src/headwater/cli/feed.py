@@ -20,6 +20,7 @@ from headwater.cli.failure import FAILED, UNREACHABLE, Failure
 from headwater.cli.filters import Place
 from headwater.cli.remote import connection_to
 from headwater.cli.settings import load_config
+from headwater.cli.unreachable import no_answer, reason, unreachable
 
 SILENCE_SECONDS = 45.0  # a live server gives a sign of life every 15
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
@@ -114,13 +115,13 @@ class Feed:
                     for frames in batches:
                         wait = FIRST_WAIT if frames else wait
                         yield frames
-                reason = "the server ended the stream"
+                why = "the server ended the stream"
             except Broken as broken:
                 if not connections:
                     raise broken.failure from None
-                reason = str(broken)
+                why = str(broken)
             if not lost:
-                self._notice(f"connection lost: {reason}; trying again until the server is back")
+                self._notice(f"connection lost: {why}; trying again until the server is back")
             lost = True
             sleep(wait)
             wait = min(wait * 2, LONGEST_WAIT)
@@ -138,7 +139,7 @@ class Feed:
             return self._batches(connection, response)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise self._broken(error) from None
+            raise Broken(reason(error), unreachable(self._url, error)) from None
         except BaseException:
             connection.close()
             raise
@@ -171,12 +172,7 @@ class Feed:
         try:
             return response.read1(PIECE)
         except (OSError, http.client.HTTPException) as error:
-            raise self._broken(error) from None
-
-    def _broken(self, error: Exception) -> Broken:
-        reason = str(getattr(error, "strerror", None) or error or type(error).__name__)
-        hint = "Start one with `headwater serve`, or name another with --server."
-        return Broken(reason, Failure(f"no server answers at {self._url}: {reason}", hint=hint, exit_code=UNREACHABLE))
+            raise Broken(reason(error), no_answer(self._url, error)) from None
 
 
 def credential(args: argparse.Namespace) -> str | None:

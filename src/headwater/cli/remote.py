@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from headwater.cli.failure import FAILED, UNREACHABLE, USAGE, Failure
 from headwater.cli.settings import add_token_file, load_config
+from headwater.cli.unreachable import unreachable
 
 if TYPE_CHECKING:
     from headwater.config import ServeConfig
@@ -70,11 +71,7 @@ class Remote:
             return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise Failure(
-                f"no server answers at {self.url}: {error or type(error).__name__}",
-                hint="Start one with `headwater serve`, or name another with --server.",
-                exit_code=UNREACHABLE,
-            ) from None
+            raise unreachable(self.url, error) from None
 
     def _leave_what_was_closed(self) -> None:
         """A connection that the server ended while nothing was asked is readable: the next request opens another."""
