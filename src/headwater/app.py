@@ -145,7 +145,9 @@ class App:
         """The open database `name`."""
         found = self._open.get(name)
         if found is None:
-            raise NotFound(f"there is no database {name!r}", hint="See schema.list_databases.")
+            # Whoever knows the caller says which there are.
+            hint = "schema.list_databases tells which there are."
+            raise NotFound(f"there is no database {name!r}", hint=hint, database=name)
         return found
 
     def open_feeds(self) -> Feeds:

@@ -245,7 +245,7 @@ def test_a_port_that_is_taken_is_a_clear_refusal() -> None:
 def test_a_name_that_does_not_resolve_is_a_clear_refusal() -> None:
     from headwater.config import Secret
 
-    server = Server(ServeConfig(http="no-such-host.invalid:0", token=Secret("t")), Api.over(NoDatabases()))
+    server = Server(ServeConfig(http="no-such-host.invalid:0", token=Secret("t" * 16)), Api.over(NoDatabases()))
     with pytest.raises(ConfigError):
         asyncio.run(server.start())
 

@@ -48,10 +48,11 @@ class Principal(msgspec.Struct, frozen=True):
     credential: str = ""  # the id by which it is revoked
     until: int | None = None  # in ms of the epoch: then it is nobody's any more
 
-    def need(self, role: str, what: str) -> None:
-        """Forbidden unless it may do what takes `role`."""
+    def need(self, role: str, what: str, instead: str = "") -> None:
+        """Forbidden unless it may do what takes `role`; `instead` says what may be done without."""
         if RANK.get(self.role, 0) < RANK[role]:
-            raise Forbidden(f"{what} needs the role {role}", hint="Ask for another role.", role=role)
+            hint = f"Ask for another role. {instead}".rstrip()
+            raise Forbidden(f"{what} needs the role {role}", hint=hint, role=role)
 
     def sees(self, db: str) -> bool:
         """Whether any of `db` is its business."""

@@ -25,6 +25,7 @@ from headwater.serve.kv import Entry, Kv
 from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS
 from headwater.serve.metrics import Metrics
+from headwater.serve.missing import told
 from headwater.serve.places import client_of
 from headwater.serve.query_params import values_of
 from headwater.serve.rpc import unexpected
@@ -32,7 +33,7 @@ from headwater.serve.sessions import Sessions
 from headwater.serve.sockets import Gone
 
 OPENING = Opening("gateway", messages.line, format=GATEWAY)
-SQL_ROLE = METHODS["sql.exec"].role
+SQL = METHODS["sql.exec"]
 
 Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | None]]  # None: it has answered by itself
 
@@ -102,7 +103,8 @@ class Gateway:
                 await socket.say(asked.id, "pong" if asked.type == "ping" else "result", payload)
         except HeadwaterError as error:
             code = error.code
-            await socket.say(asked.id, "error", messages.error_payload(error))
+            known = told(error, socket.who, self._api.databases)
+            await socket.say(asked.id, "error", messages.error_payload(known))
         except (RecursionError, MemoryError):
             large = InvalidRequest("the request or its answer is too large", hint="Ask for fewer or smaller values.")
             code = large.code
@@ -117,7 +119,7 @@ class Gateway:
     # --- SQL -----------------------------------------------------------------------------------------------------
 
     async def _sql(self, socket: GatewaySocket, id: str | int, asked: messages.Sql) -> bytes:
-        socket.who.need(SQL_ROLE, "sql")
+        socket.who.need(SQL.role, "sql", SQL.instead)
         result = await self._bridge.call(self._execute, socket.who, asked)
         if isinstance(result, Pending):
             return messages.rows_payload(result.finish(await self._bridge.wait(result.future)))

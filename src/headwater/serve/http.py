@@ -33,6 +33,7 @@ from headwater.serve.cors import Cors
 from headwater.serve.gateway import Gateway
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
+from headwater.serve.missing import told
 from headwater.serve.patience import drop
 from headwater.serve.places import client_of
 from headwater.serve.query_pages import QueryPages
@@ -131,6 +132,15 @@ class Application:
             self._limits.ask(principal, client_of(scope))
         if route is None:
             raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
+        try:
+            return await self._serve_to(principal, scope, receive, send, route, values)
+        except NotFound as error:
+            raise told(error, principal, self._api.databases) from None
+
+    async def _serve_to(
+        self, principal: Principal, scope: Scope, receive: Receive, send: Send, route: Route, values: dict[str, str]
+    ) -> int:
+        known = route.query
         query = parse_query(scope["query_string"], known, route.path) if known else {}
         if scope["type"] == "websocket" or (route.websocket and not route.stream):
             self._limits.enter(principal, self._limits.of_path(principal, values))

@@ -80,7 +80,10 @@ class Keys:
         with self._lock:
             found = self._known.get(id)
             if found is None or not is_seen(found):
-                raise NotFound(f"there is no key {id!r}", hint="See security.token.list.")
+                raise NotFound(
+                    f"there is no key {id!r}",
+                    hint="`headwater token list` shows them, and so does security.token.list.",
+                )
             self._write({name: key for name, key in self._known.items() if name != id})
         return found
 

@@ -29,6 +29,7 @@ from headwater.serve.api import Api
 from headwater.serve.tables import table_of
 
 READ, WRITE, OWN = VIEWER, EDITOR, OWNER
+VIEWERS_READ = "Viewers read by query.select, query.prepare and data.get."
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Method:
     role: str
     summary: str
     blocking: bool = False
+    instead: str = ""  # what those may do who lack the role
 
 
 def _then(result: Any, step: Callable[[Any], Any]) -> Any:
@@ -297,7 +299,7 @@ METHODS: dict[str, Method] = {
         Method("data.insert", params.Insert, _insert, WRITE, "Insert rows, all or none."),
         Method("data.update", params.Update, _update, WRITE, "Set columns of the rows that match."),
         Method("data.delete", params.Delete, _delete, WRITE, "Delete the rows that match."),
-        Method("sql.exec", params.SqlExec, _sql, WRITE, "Run one SQL statement.", True),
+        Method("sql.exec", params.SqlExec, _sql, WRITE, "Run one SQL statement.", True, VIEWERS_READ),
         Method("tx.begin", params.Begin, _begin, READ, "Open a transaction on one database.", True),
         Method("tx.commit", params.Finish, _commit, READ, "Make a transaction durable."),
         Method("tx.rollback", params.Finish, _rollback, READ, "Forget a transaction."),

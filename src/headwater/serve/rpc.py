@@ -20,6 +20,7 @@ from headwater.serve.bridge import Bridge
 from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS, Method, refusal
 from headwater.serve.metrics import Metrics
+from headwater.serve.missing import told
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,7 @@ class Rpc:
             result = await self._call(who, request, client)
             reply = _encode({"id": request.id, "ok": True, "result": result})
         except HeadwaterError as error:
-            code, reply = error.code, error_body(request.id, error)
+            code, reply = error.code, error_body(request.id, told(error, who, self._api.databases))
             refused = error if "retry_after_ms" in error.extra else None
         except RecursionError:
             deep = InvalidRequest("the request is nested too deeply", hint="Send a flatter one.")
@@ -126,7 +127,7 @@ class Rpc:
         method = METHODS.get(request.method)
         if method is None:
             raise refusal(request.method)
-        who.need(method.role, method.name)
+        who.need(method.role, method.name, method.instead)
         found = _params(method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)

@@ -19,12 +19,14 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.model.principal import Principal
+from headwater.queries.databases import Databases
 from headwater.serve.auth import Gate
 from headwater.serve.grpc import faults
 from headwater.serve.grpc.messages import decode
 from headwater.serve.grpc.stalls import Stalls
 from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
+from headwater.serve.missing import told
 from headwater.serve.rpc import unexpected
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
@@ -65,9 +67,11 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
 class Calls:
     """Turns the methods of the faces into handlers of gRPC."""
 
-    def __init__(self, gate: Gate, limits: Limits, metrics: Metrics, *, max_bytes: int, stalls: Stalls) -> None:
+    def __init__(
+        self, gate: Gate, limits: Limits, metrics: Metrics, databases: Databases, *, max_bytes: int, stalls: Stalls
+    ) -> None:
         self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
-        self._stalls = stalls
+        self._databases, self._stalls = databases, stalls
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with one answer."""
@@ -107,6 +111,7 @@ class Calls:
         Once more, whether they may: the message may come long after the metadata by which they were admitted.
         """
         caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut)
+        call.told = lambda error: told(error, caller.who, self._databases)
         self._limits.ask(caller.who, caller.address)
         return caller
 
@@ -122,6 +127,7 @@ class _Call:
         self._written = 0  # messages
         self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
         self.answer: Any = None
+        self.told: Callable[[HeadwaterError], HeadwaterError] = lambda error: error  # as its caller may hear it
 
     def read(self, message: str, data: bytes) -> Any:
         """The request; InvalidRequest where it is none, or too large."""
@@ -182,6 +188,7 @@ class _Call:
             error = self._cut
         if not isinstance(error, HeadwaterError):
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
+        error = self.told(error)
         self._metrics.called(self._name, error.grpc_status)
         await self._context.abort(faults.status(error), faults.text(error), faults.trailers(error))
 

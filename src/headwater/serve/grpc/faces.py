@@ -29,5 +29,5 @@ def open_faces(
         KvService(Kv(api, bridge)),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
-    calls = Calls(gate, limits, metrics, max_bytes=most, stalls=Stalls(config.stall_seconds))
+    calls = Calls(gate, limits, metrics, api.databases, max_bytes=most, stalls=Stalls(config.stall_seconds))
     return GrpcServer(calls, Doorman(gate, limits), faces, limits, max_bytes=most, max_streams=streams)
