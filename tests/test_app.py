@@ -296,3 +296,12 @@ def test_finished_transactions_release_their_files(tmp_path: Path) -> None:
                 tx.commit().result(20)
             counts.append(len(os.listdir("/proc/self/fd")))
         assert counts[1] <= counts[0] + 4, "every interactive transaction left a file open"
+
+
+def test_a_file_that_was_not_there_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`headwater serve typo.db` would else look as if everything were gone."""
+    path = str(tmp_path / "typo.db")
+    for said in (1, 0):
+        caplog.clear()
+        with app(tmp_path, ("typo", path), ("made", "")):
+            assert caplog.text.count("a new, empty database was made") == caplog.text.count(path) == said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ from headwater.sources.source import Look, Notes, Placing, Source
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
+logger = logging.getLogger(__name__)
 SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 CLOSE_SECONDS = 2.0  # longest a close waits for a log that cannot be written; the source keeps what it lacks
@@ -297,7 +299,11 @@ class App:
             return source, postgres.on_discontinuity == "stop"
         sqlite = self._config.sqlite
         path = self._path(config)
-        return SqliteSource(config.name, path, notes=notes, config=sqlite), sqlite.on_discontinuity == "stop"
+        is_new = bool(config.url) and not os.path.exists(path)
+        made = SqliteSource(config.name, path, notes=notes, config=sqlite)
+        if is_new:  # a slip of the pen, perhaps
+            logger.warning("%s was not there: a new, empty database was made", path)
+        return made, sqlite.on_discontinuity == "stop"
 
     def _hold(self, name: str, log: LiveLog) -> None:
         """Before anything is trimmed: snapshots that were being read go on holding what they need."""
