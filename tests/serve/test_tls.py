@@ -163,6 +163,14 @@ def test_a_key_that_others_may_read_is_told_of(authority: Authority, caplog: pyt
     assert "chmod 600" in caplog.text
 
 
+def test_a_certificate_without_a_key_asks_for_one(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    certificate, _ = authority.issue()
+    certificate.chmod(0o644)  # it is public
+    with pytest.raises(ConfigError, match="holds no key") as found:
+        Tls.of(ServeConfig(tls_cert=str(certificate)))
+    assert "--tls-key" in found.value.hint and not caplog.records
+
+
 def test_an_address_that_others_reach_without_tls_is_told_of(
     authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:

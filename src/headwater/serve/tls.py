@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError
 
+KEY_MARK = b"PRIVATE KEY-----"  # of every kind of key in PEM
 log = logging.getLogger(__name__)
 
 
@@ -63,6 +64,11 @@ class Tls:
     def _read(self) -> Pems:
         authorities = None if self._authorities is None else _bytes(self._authorities)
         pems = Pems(_bytes(self._chain), _bytes(self._key), authorities)
+        if self._key == self._chain and KEY_MARK not in pems.key:
+            raise ConfigError(
+                f"{self._chain} holds no key, and no other file was given",
+                hint="Name the key's file with --tls-key (serve.tls_key).",
+            )
         if self._key.stat().st_mode & stat.S_IRWXO:
             log.warning("others may read the key %s: chmod 600 %s", self._key, self._key)
         return pems
