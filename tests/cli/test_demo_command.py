@@ -35,7 +35,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> No
         "order 3 is large no more: delete; order 1 has become large: insert",
         "no gap, no repeat",
         "the feed brought these .* changes, in order, each once, over 3 connections",
-        "orders: .* rows in 1 ranges equal at offset",
+        "orders: .* rows in 1 range equal at offset",
         "visits: 59,400 rows in 4 ranges equal at offset",
     ):
         assert f"✓ {proof}" in done.stdout or re.search(rf"✓ .*{proof}", done.stdout), proof
@@ -63,7 +63,7 @@ def test_the_demo_plays_on_postgresql_too(tmp_path: Path) -> None:
         "each once, over 3 connections",
         "orders: the log folds to the",
         "acknowledged orders",
-        "orders: .* rows in 1 ranges equal at offset",
+        "orders: .* rows in 1 range equal at offset",
         "visits: 59,400 rows in .* ranges equal at offset",
     ):
         assert re.search(rf"✓ .*{proof}", done.stdout), proof

@@ -13,6 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, UNREACHABLE, Failure
+from headwater.cli.output import counted
 
 if TYPE_CHECKING:
     from headwater.cli.demo.child import Child
@@ -269,8 +270,8 @@ class Story:
             self._arrived += self._feed.take(self._latest())
             self._page.heading(10, "The lake equals the database: range by range, at the lake's own offset")
             for report in lake.verify():
-                where = f"{len(report.ranges)} ranges equal at offset {report.offset}"
-                self._check(report.is_good, f"{report.table}: {report.rows:,} rows in {where}")
+                where = f"{counted(len(report.ranges), 'range')} equal at offset {report.offset}"
+                self._check(report.is_good, f"{report.table}: {counted(report.rows, 'row')} in {where}")
             self._lake = [(table, f"{lake.rows(table):,}") for table in TABLES]
         finally:
             lake.close()
