@@ -252,6 +252,24 @@ def test_nobody_hands_on_more_than_they_have(world: World) -> None:
     assert world.people["shop"].get("/").status_code == 200
 
 
+def test_scopes_that_name_nothing_are_told_of(world: World) -> None:
+    def unknown(who: httpx.Client, *scopes: str) -> Any:
+        made = world.call(who, "security.token.create", name="typo", scopes=list(scopes))["result"]
+        assert made["scopes"] == sorted(scopes) and made["token"]
+        world.call(world.admin, "security.token.revoke", id=made["id"])
+        return made.get("unknown_scopes")
+
+    assert unknown(world.admin, "main", "shop.a", "shop.b") is None
+    assert unknown(world.admin, "absent", "gone.a", "gone.b", "shop.a", "shop.nope") == [
+        "absent",
+        "gone.a",
+        "gone.b",
+        "shop.nope",
+    ]
+    assert unknown(world.people["shop"], "shop.nope") == ["shop.nope"]
+    assert unknown(world.people["nowhere"], "elsewhere") == ["elsewhere"]
+
+
 def test_a_transaction_does_not_widen_a_scope(world: World) -> None:
     client = world.people["table"]
     tx = world.call(client, "tx.begin", db="shop")["result"]["tx_id"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 from headwater.cli.failure import OK
 from headwater.cli.filters import natural
-from headwater.cli.output import add_output, print_json, print_table
+from headwater.cli.output import add_output, counted, print_json, print_table, printable
 from headwater.cli.remote import add_server, open_remote
 
 ROLES = ("viewer", "editor", "owner")  # as the server has them, without loading what it needs
@@ -50,6 +51,8 @@ def _create(args: argparse.Namespace) -> int:
     else:
         print(made["token"])
         print(f"key {made['id']} of {made['name']}, {made['role']}: keep it, it is not shown again")
+    for scope in made.get("unknown_scopes", ()):
+        print(f"note: there is no {printable(scope)} now; the key opens it once there is", file=sys.stderr)
     return OK
 
 
@@ -71,7 +74,7 @@ def _revoke(args: argparse.Namespace) -> int:
     if args.output == "json":
         print_json(done)
     else:
-        print(f"{done['id']} is revoked; {done['streams_ended']} streams ended")
+        print(f"{done['id']} is revoked; {counted(done['streams_ended'], 'stream')} ended")
     return OK
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
-from headwater.errors import Forbidden, InvalidRequest, NotSupported
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.principal import RANK, Principal, Scope
 from headwater.serve import params
 from headwater.serve.api import Api
@@ -31,7 +32,8 @@ def create(api: Api, who: Principal, p: params.TokenCreate) -> Any:
     if who.until is not None:
         until = min(until or who.until, who.until)
     text, made = _keys(api).create(p.name, p.role, scopes, until)
-    return {**_shown(made), "token": text}
+    unknown = _unknown(api, scopes or ()) if p.scopes is not None else []
+    return {**_shown(made), "token": text} | ({"unknown_scopes": unknown} if unknown else {})
 
 
 def listed(api: Api, who: Principal, p: params.Nothing) -> Any:
@@ -74,6 +76,23 @@ def _check_within(who: Principal, scopes: tuple[Scope, ...] | None) -> None:
         who.check(scope.db, scope.tables or None)
 
 
+def _unknown(api: Api, scopes: tuple[Scope, ...]) -> list[str]:
+    """Of `scopes`, which the caller may know of, those that name nothing that is there now."""
+    found, there = [], api.databases.names()
+    for scope in scopes:
+        if scope.db not in there:
+            found += _texts(scope)
+        elif scope.tables:
+            with suppress(HeadwaterError):  # of a database that does not answer nothing is known
+                tables = api.databases.get(scope.db).describe()
+                found += [f"{scope.db}.{table}" for table in scope.tables if table not in tables]
+    return found
+
+
+def _texts(scope: Scope) -> list[str]:
+    return [f"{scope.db}.{table}" for table in scope.tables] or [scope.db]
+
+
 def _is_below(who: Principal, key: Key) -> bool:
     try:
         _check_within(who, key.scopes)
@@ -85,7 +104,7 @@ def _is_below(who: Principal, key: Key) -> bool:
 def _shown(key: Key) -> dict[str, Any]:
     found: dict[str, Any] = {"id": key.id, "name": key.name, "role": key.role, "created_ms": key.created_ms}
     if key.scopes is not None:
-        found["scopes"] = [text for scope in key.scopes for text in str(scope).split(",")]
+        found["scopes"] = [text for scope in key.scopes for text in _texts(scope)]
     if key.until_ms is not None:
         found["expires_at_ms"] = key.until_ms
     return found
