@@ -70,6 +70,7 @@ class InvalidRequest(HeadwaterError):
     code = "invalid_request"
     status = 400
     grpc_status = "INVALID_ARGUMENT"
+    missing_table = ""  # the name, where it is a statement that names a table which is not there
 
 
 class UnsupportedVersion(InvalidRequest):

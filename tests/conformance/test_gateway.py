@@ -165,6 +165,15 @@ def test_what_cannot_be_done_is_told_with_its_code_and_the_socket_stays(
     assert gateway.ok("ping")
 
 
+def test_a_hint_has_the_words_of_the_gateway_and_says_each_once(gateway: GatewayClient) -> None:
+    hint = gateway.error("quit", {})["details"]["hint"]
+    assert all(hint.count(type) == 1 for type in ("sql", "kv_get", "ping", "unsubscribe"))
+    assert gateway.error("pong", {})["details"]["hint"] == "Did you mean 'ping'?"
+    assert "`tables`" in gateway.error("subscribe", {"where": "1"})["details"]["hint"]
+    beyond = gateway.error("subscribe", {"start_sequence": 99_999_999})
+    assert "latest sequence" in beyond["message"] and "offset" not in str(beyond).lower()
+
+
 def test_text_that_is_no_unicode_ends_the_socket(gateway: GatewayClient) -> None:
     gateway.socket.send(b'{"id": "\xff"}', text=True)
     assert gateway.closed()[0] == 1007

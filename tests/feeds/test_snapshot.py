@@ -534,6 +534,19 @@ def test_a_page_holds_no_more_rows_than_asked_for() -> None:
         assert len(client.reader.page(limit, BIG).rows) == limit
 
 
+def test_a_page_that_is_asked_for_again_is_as_long_as_asked_for_now() -> None:
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(7)))
+    client = Client(fed, ("items",))
+    assert len(client.reader.page(2, BIG).rows) == 2
+    fed.commit(insert(30), Change(Op.DELETE, ITEMS, (0, 0, ""), None))
+    client.connect()  # nothing of that page was confirmed
+    page = client.reader.page(200, BIG)
+    assert len(page.rows) == 7 and page.done
+    client.take(page)
+    finish(client)
+
+
 def test_pages_of_large_rows_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_module, "FIRST_ROWS", 2)
     fed = Fed()

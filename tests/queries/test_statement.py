@@ -8,7 +8,8 @@ from open_databases import Files, dump
 
 from headwater.errors import DuplicateKey, InvalidRequest, NotFound, NotSupported
 from headwater.model.literal import UNAVAILABLE
-from headwater.model.principal import ANONYMOUS
+from headwater.model.principal import ANONYMOUS, Principal, Scope
+from headwater.queries.absent import no_table
 from headwater.queries.pending import Pending
 from headwater.queries.statement import Outcome, Statement, check_format
 from headwater.queries.transactions import Transactions
@@ -85,6 +86,37 @@ def test_arguments_must_be_those_of_the_statement(files: Files, run: Run, args: 
         with pytest.raises(InvalidRequest):
             run(sql, args)
     assert files.rows("SELECT * FROM t") == []
+
+
+@pytest.mark.parametrize(
+    ("sql", "args", "said"),
+    [
+        ("SELECT ?", [1, 2], "the statement takes 1 argument, 2 given"),
+        ("SELECT ?2, ?1, ?1", [1], "the statement takes 2 arguments, 1 given"),
+        ("SELECT :a", [], "the statement takes 1 argument, 0 given"),
+        ("INSERT INTO t (v) VALUES ('x')", [1], "the statement takes 0 arguments, 1 given"),
+    ],
+)
+def test_how_many_arguments_a_statement_takes_is_told(run: Run, sql: str, args: list[Any], said: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        run(sql, args)
+    assert refused.value.message == said and refused.value.hint
+    assert run("SELECT ?2, ?1, ?1", [1, 2]).rows == ((2, 1, 1),) and run("SELECT :a", [3]).rows == ((3,),)
+
+
+@pytest.mark.parametrize("sql", ["SELECT * FROM user", "DELETE FROM main.user", "INSERT INTO user VALUES (1)"])
+def test_a_table_that_is_not_there_is_told_with_the_one_that_was_meant(files: Files, run: Run, sql: str) -> None:
+    files.run("CREATE TABLE users (id INTEGER PRIMARY KEY)")
+    with pytest.raises(InvalidRequest) as refused:
+        run(sql)
+    assert "no such table" in refused.value.message and refused.value.hint == "Did you mean 'users'?"
+
+
+def test_only_tables_that_the_caller_may_see_are_named() -> None:
+    error, some = InvalidRequest("no such table: payrol"), Principal("p", scopes=(Scope("main", ("staff",)),))
+    error.missing_table = "payrol"
+    assert no_table(error, ANONYMOUS, "main", ["payroll", "staff"]).hint == "Did you mean 'payroll'?"
+    assert "payroll" not in no_table(error, some, "main", ["payroll", "staff"]).hint
 
 
 def test_a_taken_key_is_a_duplicate(run: Run) -> None:

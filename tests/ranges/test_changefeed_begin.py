@@ -55,8 +55,9 @@ def test_another_history_has_other_times() -> None:
     old = fed.log.generation
     fed.log.restart(first=20, reason="restored")
     for base in (Base(ts=9 << 16), Base(ts=9 << 16, generation=old), Base(offset=10), Base(offset=19, generation=old)):
-        with pytest.raises(OffsetExpired):
+        with pytest.raises(OffsetExpired) as lost:
             begin(fed.log, base)
+        assert (fed.log.generation in lost.value.message) == bool(base.generation or base.offset)
     assert begin(fed.log, Base(ts=9 << 16, generation=fed.log.generation)) == 19  # told by it: nothing is missing
     assert begin(fed.log, Base(offset=19)) == begin(fed.log, Base()) == 19
 

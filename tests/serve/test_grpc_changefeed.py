@@ -177,8 +177,9 @@ def test_only_the_spans_asked_for_are_told(files: Whole, channel: grpc.Channel) 
     ]
 
 
-def test_a_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel) -> None:
-    keys = json.dumps({"prefix": [{"t": "i64", "v": 5}]})
+@pytest.mark.parametrize("value", [{"t": "i64", "v": 5}, 5])
+def test_a_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel, value: Any) -> None:
+    keys = json.dumps({"prefix": [value]})
     with Feed(channel, spans=[span("t", keys=keys)], base_offset=head(files)) as feed:
         files.run("INSERT INTO t VALUES (4, 0), (5, 0), (6, 0)")
         events = feed.until(head(files))
@@ -377,6 +378,7 @@ def test_another_generation_is_another_history(files: Whole, channel: grpc.Chann
         events, failure = feed.failure()
     assert events[-1].error.reason == events[-1].error.GENERATION_CHANGED
     assert failure.code() is grpc.StatusCode.OUT_OF_RANGE
+    assert failure.details() == f"the log is of generation {base.generation}, not 'another'"
 
 
 def test_skip_catchup_begins_now(files: Whole, channel: grpc.Channel) -> None:
@@ -407,6 +409,8 @@ def test_skip_catchup_begins_now(files: Whole, channel: grpc.Channel) -> None:
         ({"spans": [{"table": "t", "start_key": b"b", "end_key": b"b"}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": "["}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": '{"prefix": []}'}]}, "INVALID_ARGUMENT"),
+        ({"spans": [{"table": "t", "keys": '{"prefix": [[1]]}'}]}, "INVALID_ARGUMENT"),
+        ({"spans": [{"table": "t", "keys": '{"prefix": null}'}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": '{"odd": 1}'}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "keys": '{"prefix": [{"t":"i64","v":1}]}', "end_key": b"x"}]}, "INVALID_ARGUMENT"),
         ({"spans": [{"table": "t", "range_epoch": 1}]}, "INVALID_ARGUMENT"),

@@ -65,6 +65,20 @@ def test_an_unknown_method_is_unimplemented() -> None:
         with pytest.raises(grpc.RpcError) as failure:
             found.unary_unary("/no.such/Method")(b"", timeout=20)
         assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        trailers = dict(failure.value.trailing_metadata())
+        assert "/no.such/Method" in failure.value.details() and trailers["headwater-code"] == "not_supported"
+        assert "headwater.v1.ChangeFeedService" in trailers["headwater-hint"]
+        with pytest.raises(grpc.RpcError) as failure:
+            found.stream_stream("/sochdb.v1.KvService/Nothing")(iter([b"", b""]), timeout=20).next()
+        assert dict(failure.value.trailing_metadata())["headwater-code"] == "not_supported"
+
+
+def test_who_need_not_say_who_they_are_is_not_told_what_there_is() -> None:
+    with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
+        with pytest.raises(grpc.RpcError) as failure:
+            found.unary_unary("/grpc.health.v1.Health/Nothing")(b"", timeout=20)
+        assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "v1.ChangeFeedService" not in str(failure.value.trailing_metadata())
 
 
 def test_two_servers_do_not_share_a_port() -> None:

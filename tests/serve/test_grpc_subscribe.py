@@ -125,7 +125,8 @@ def test_a_start_is_the_first_that_is_delivered(files: Whole, caller: Caller, st
 def test_a_start_that_was_never_given_out_is_refused(caller: Caller, start: int) -> None:
     failure = caller.refusal(SUBSCRIBE, start_sequence=start)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "start_sequence" in failure.details()
+    assert failure.details() == f"start_sequence {start} lies beyond the latest sequence 2"
+    assert "offset" not in dict(failure.trailing_metadata())["headwater-hint"].lower()
 
 
 def test_what_was_evicted_is_an_overrun(tmp_path: Path) -> None:
@@ -268,6 +269,8 @@ def test_a_predicate_that_cannot_be_held_is_refused(caller: Caller, fields: dict
     failure = caller.refusal(SUBSCRIBE, **fields)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "`where_predicate`" in failure.details()
+    if len(fields.get("tables", ())) != 1:
+        assert "`tables`" in dict(failure.trailing_metadata())["headwater-hint"]
 
 
 def test_a_predicate_whose_column_goes_ends_the_stream(files: Whole, caller: Caller) -> None:

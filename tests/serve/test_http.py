@@ -53,6 +53,8 @@ def test_the_wrong_method_says_which_are_right() -> None:
             assert response.status_code == 405
             assert response.headers["allow"] == route.allow
             assert response.headers["content-type"] == "application/problem+json"
+            assert list(response.json())[:5] == ["type", "title", "status", "code", "hint"]
+            assert all(method in response.json()["hint"] for method in route.allow.split(", "))
 
 
 def test_a_query_string_nobody_reads_is_refused_but_health_checks_may_add_one() -> None:

@@ -156,6 +156,7 @@ def test_head_has_the_headers_of_get(rows: Rows) -> None:
         assert head.headers[name] == got.headers[name]
     assert rows.ask("HEAD", "users/1", if_none_match=got.headers["etag"]).status_code == 304
     assert rows.ask("HEAD", "users/9").status_code == 404
+    assert "id" in rows.refused(rows.get("users/9"), 404, "not_found")["hint"]
 
 
 def test_a_patch_or_delete_of_no_row_is_not_found(rows: Rows) -> None:

@@ -161,6 +161,9 @@ def test_a_query_of_somebody_else_is_refused_too(world: World, sql: str) -> None
 def test_whoever_is_held_to_no_tables_is_told_as_before(world: World) -> None:
     answer = world.call(world.admin, "query.select", sql="SELECT * FROM payrolly")
     assert answer["error"]["code"] == "invalid_request" and "no such table" in answer["error"]["message"]
+    for method in ("query.select", "sql.exec", "query.prepare", "query.explain"):
+        answer = world.call(world.admin, method, sql="SELECT * FROM payrol")
+        assert answer["error"]["details"]["hint"] == "Did you mean 'payroll'?", method
     assert world.call(world.admin, "query.select", sql="SELECT * FROM diary")["ok"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from headwater.cli.checks import Check
     from headwater.config import Config
     from headwater.sources.postgres.inspection import Inspection
+    from headwater.sources.postgres.slot import Dropped
+
+LEFT = "the publication is left, because the role does not own it"
 
 
 def _room(name: str) -> ModuleType:
@@ -62,17 +66,22 @@ def print_attached(args: argparse.Namespace, name: str, found: dict[str, Any]) -
 
 
 def detach(args: argparse.Namespace, name: str, url: str) -> int:
-    """Remove the slot and the publication."""
+    """Remove the slot and the publication. One that only its owner may drop is told of: it keeps no log."""
     config = load_config(args)
-    changed = _room("detach").detach(name, url, config=config.postgres)
+    dropped: Dropped = _room("detach").detach(name, url, config=config.postgres)
     path = Path(config.data) / f"{name}.log.db"
     kept = str(path) if path.exists() else None
     if args.output == "json":
-        print_json({"database": name, "changed": changed, "log": kept})
+        print_json({"database": name, "changed": dropped.changed, "log": kept})
     else:
-        print(f"removed the slot and the publication of {name!r}" if changed else f"{name!r} was not attached")
+        what = "the slot" if dropped.left else "the slot and the publication"
+        absent = f"{name!r} has no slot" if dropped.left else f"{name!r} was not attached"
+        print(f"removed {what} of {name!r}" if dropped.changed else absent)
         if kept:
             print(f"its log is kept: {kept}")
+    if dropped.left:
+        print(f"note: the slot is gone, and the server keeps no log for it; {LEFT}", file=sys.stderr)
+        print(f"hint: As the owner of the publication or a superuser run: {dropped.left}", file=sys.stderr)
     return OK
 
 
@@ -93,7 +102,7 @@ def checks(name: str, url: str, log: Path, config: Config) -> Iterator[Check]:
         name, "ok", f"{counted(len([each for each in found.tables if each.is_logged]), 'table')} can be captured"
     )
     for each in found.findings:
-        yield Check(name, "fail" if each.fatal else "warn", each.problem, each.remedy)
+        yield Check(name, "fail" if each.fatal or each.refuses_writes else "warn", each.problem, each.remedy)
     yield from _slot(name, found)
     yield from _log(name, log, found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,6 +129,8 @@ def _attach(args: argparse.Namespace) -> int:
     ((name, url),) = name_databases(args.database).items()
     place = _place(url)
     if is_postgres(place):
+        if args.output == "json":  # a program asks, and has `doctor` for what is not as it should be
+            logging.getLogger("headwater.postgres.fitness").setLevel(logging.ERROR)
         found = _first_status(load_config(args, postgres__tables=tables), name)
         return postgres.print_attached(args, name, found)
     config = load_config(args, sqlite__wal=args.wal, sqlite__tables=tables)

@@ -302,21 +302,29 @@ class SnapshotReader:
         state, table = self.state, chunk.table
         frontier = (state.table, state.after_key)
         if self._position[1:] == frontier:
-            self.state = replace(state, forms={**state.forms, table.name: _form(table)})
-            end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
-            self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
+            self._read_on(chunk)
             return chunk.rows
         if self._position.table < state.table or state.after is None:  # this table was read to its end before
             moved = self._position.table + (chunk.next_key is None)
             self._position = Position(state.run, moved, chunk.next_key)
             return chunk.rows
         edge = self._place_of(table)(frontier[1] or ())
-        rows = tuple(row for row in chunk.rows if self._place_of(table)(table.key_of(row)) <= edge)
-        if len(rows) < len(chunk.rows) or chunk.next_key is None:
+        known = sum(self._place_of(table)(table.key_of(row)) <= edge for row in chunk.rows)
+        if not known:  # nothing says that what lies between was read
             self._position = Position(state.run, *frontier)
+            return ()
+        if known < len(chunk.rows) or chunk.next_key is None:
+            self._read_on(chunk)  # from the frontier on it is a new stretch
         else:
             self._position = Position(state.run, self._position.table, chunk.next_key)
-        return rows
+        return chunk.rows
+
+    def _read_on(self, chunk: Chunk) -> None:
+        """`chunk` holds every row from the frontier to its end: a stretch more."""
+        table = chunk.table
+        self.state = replace(self.state, forms={**self.state.forms, table.name: _form(table)})
+        end = table.key_of(chunk.rows[-1]) if chunk.next_key is not None else None
+        self._advance(None if end is None else self._place_of(table)(end), chunk.next_key, chunk.offset)
 
     def _advance(self, end: bytes | None, next_key: Key | None, offset: int) -> None:
         """A stretch that nobody read before: remember it durably, before any of its rows leaves."""

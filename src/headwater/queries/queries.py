@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -11,6 +12,7 @@ from headwater.errors import InvalidRequest
 from headwater.model.database import real_name
 from headwater.model.dependency import Analysis
 from headwater.model.principal import Principal
+from headwater.queries.absent import no_table
 from headwater.queries.answering import Answer, Answering, Numbers
 from headwater.queries.causality import Token
 from headwater.queries.database import Databases
@@ -69,7 +71,8 @@ class Queries:
         principal.glimpse(made.db)
         source = self._databases.database(made.db).source
         with principal.understanding(made.db):
-            found: Analysis = await self.run(source.analyse, made.sql)
+            async with self._naming_tables(principal, made.db):
+                found: Analysis = await self.run(source.analyse, made.sql)
         principal.check_reads(made.db, found)
         return Explained(made, found)
 
@@ -96,7 +99,19 @@ class Queries:
     ) -> Answer:
         """The answer of a query, or that what the asker has is current."""
         await self.allow(principal, prepared)
-        return await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+        async with self._naming_tables(principal, prepared.db):
+            return await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+
+    @asynccontextmanager
+    async def _naming_tables(self, principal: Principal, db: str) -> AsyncIterator[None]:
+        """Inside, who names a table that is not there hears which was probably meant."""
+        try:
+            yield
+        except InvalidRequest as error:
+            if not error.missing_table:
+                raise
+            tables = await self.run(self._databases.database(db).source.describe)
+            raise no_table(error, principal, db, tables) from None
 
     async def allow(self, principal: Principal, prepared: Prepared) -> None:
         """Forbidden where a query reads what is none of the caller's business."""

@@ -14,6 +14,7 @@ from headwater.model.literal import Value
 from headwater.model.predicate import key_is
 from headwater.model.principal import Principal
 from headwater.model.table import Key, Row, Table
+from headwater.queries.absent import no_row
 from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
 from headwater.queries.etag import row_etag
@@ -79,7 +80,7 @@ class Spot(msgspec.Struct, frozen=True):
     def there(self) -> Row:
         """The row; NotFound."""
         if self.row is None:
-            raise NotFound(f"table {self.table.name!r} has no row with this key")
+            raise no_row(self.table)
         return self.row
 
     def demand(self, method: str, conditions: Conditions) -> None:
@@ -128,7 +129,7 @@ class Resources:
             )
         table, row, offset = source.get(address.table, read_key(tables[address.table], address.parts))
         if row is None:
-            raise NotFound(f"table {table.name!r} has no row with this key")
+            raise no_row(table)
         return Shown(table, row, row_etag(db, table, row), offset)
 
     def put(self, principal: Principal, address: Address, body: Body, conditions: Conditions) -> Pending[Shown]:

@@ -13,6 +13,7 @@ from headwater.model.literal import Value
 from headwater.model.predicate import Col, Expr, children, key_is
 from headwater.model.principal import Principal
 from headwater.model.table import Key, Row, Table
+from headwater.queries.absent import no_row
 from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
 from headwater.queries.etag import demand, row_etag
@@ -166,7 +167,7 @@ def _select(principal: Principal, db: str, session: Session, place: Place, key: 
 
 def _there(table: Table, row: Row | None) -> Row:
     if row is None:
-        raise NotFound(f"table {table.name!r} has no row with this key")
+        raise no_row(table)
     return row
 
 

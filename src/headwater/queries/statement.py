@@ -12,6 +12,7 @@ from headwater.model.database import real_name
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.principal import Principal
 from headwater.model.table import Row
+from headwater.queries.absent import no_table
 from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
 from headwater.queries.pending import Pending
@@ -63,9 +64,14 @@ class Statement:
             source = self._databases.get(name)
             if principal.tables(name) is not None:
                 _check_reads(principal, name, source, sql)
-            if source.is_read_only(sql):
-                read = source.read(sql, args)
-                return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
+            try:
+                if source.is_read_only(sql):
+                    read = source.read(sql, args)
+                    return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
+            except InvalidRequest as error:
+                if error.missing_table:
+                    raise no_table(error, principal, name, source.describe()) from None
+                raise
 
         def work(name: str, session: Session) -> Result:
             principal.check(name)  # what a statement writes is not known beforehand

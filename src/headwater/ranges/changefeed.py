@@ -75,7 +75,8 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
     OffsetExpired, with the threshold, where changes of it may be gone; InvalidRequest in the future.
     """
     if base.generation and base.generation != log.generation:
-        raise lost(log, log.latest, LOG_GENERATION_CHANGED)
+        words = f"the log is of generation {log.generation}, not {base.generation[:40]!r}"
+        raise lost(log, log.latest, LOG_GENERATION_CHANGED, words)
     if base.offset is not None:
         if base.offset > log.latest:
             raise InvalidRequest(
@@ -83,7 +84,10 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
                 hint="Offsets are given out by this server; leave it out to begin now.",
             )
         if base.offset + 1 < log.generation_first:
-            raise lost(log, base.offset, LOG_GENERATION_CHANGED)
+            words = (
+                f"offset {base.offset} is of an earlier generation: {log.generation} begins at {log.generation_first}"
+            )
+            raise lost(log, base.offset, LOG_GENERATION_CHANGED, words)
         if base.offset + 1 < log.horizon:
             raise lost(log, base.offset, WAL_HORIZON_EXCEEDED)
         return base.offset
@@ -100,9 +104,9 @@ def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> i
     return min(log.offset_at(base.ts), log.durable)
 
 
-def lost(log: LiveLog, after: int, reason: str) -> OffsetExpired:
+def lost(log: LiveLog, after: int, reason: str, message: str = "") -> OffsetExpired:
     """Changes after `after` cannot be had."""
-    error = gone(after, log.horizon, log.latest, reason)
+    error = gone(after, log.horizon, log.latest, reason, message)
     error.extra["threshold"] = ts_text(threshold(log))
     return error
 
@@ -220,7 +224,8 @@ class ChangeFeed:
         if not self._is_there():
             raise NotFound("the database is gone")
         if self._log.generation != self.generation:
-            raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED)
+            words = f"the log began generation {self._log.generation}, and this feed is of {self.generation}"
+            raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED, words)
 
     def _check_pace(self, upto: int) -> None:
         """Who takes each page as far as the log went when it was read keeps up, however busy the log is."""

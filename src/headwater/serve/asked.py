@@ -75,7 +75,7 @@ def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[Subscr
         table=values.get("table"),
         pk=_lits(_json(query, "pk", list), "pk"),
         pk_range=_bounds(_json(query, "pk_range", dict)),
-        spans=_spans(_json(query, "spans", list)),
+        spans=plain_spans(_json(query, "spans", list)),
         ops=_words(query, "ops"),
         columns=_words(query, "columns"),
         include={"after": True} if include is None else dict.fromkeys(filter(None, include), True),
@@ -122,7 +122,8 @@ def _bounds(given: Any) -> Any:
     return None if given is None else {name: to_lit(from_json(value)) for name, value in given.items()}
 
 
-def _spans(given: Any) -> Any:
+def plain_spans(given: Any) -> Any:
+    """Spans of keys whose values are Lits or plain, with Lits."""
     if given is None:
         return None
     if not all(isinstance(span, dict) for span in given):

@@ -29,6 +29,7 @@ from headwater.serve.missing import told
 from headwater.serve.places import client_of
 from headwater.serve.query_params import values_of
 from headwater.serve.rpc import unexpected
+from headwater.serve.sequences import in_sequences
 from headwater.serve.sessions import Sessions
 from headwater.serve.sockets import Gone
 
@@ -166,7 +167,7 @@ class Gateway:
             try:
                 stream = await feeds.open_changes(socket.who, wanted, OPENING, begin)
             except InvalidRequest as error:
-                raise messages.renamed(error, asked) from None
+                raise in_sequences(error, asked.start_sequence, messages.FIELDS) from None
             held.callback(feeds.left, stream)
             log = stream.seat.log
             if stream.cursor + 1 < log.horizon:

@@ -19,6 +19,7 @@ from headwater.serve.rpc import clean
 LONGEST_ID = 200  # it comes back with every change
 EXAMPLE = 'Send one JSON object, such as {"id": "1", "type": "sql", "payload": {"query": "SELECT 1"}}.'
 _NAMESPACE = "default"
+FIELDS = {"ops": "operations", "table": "tables"}  # of a feed, and how `subscribe` calls them
 _ERROR = b"!"  # begins the line that ends a subscription; lines of changes begin with a brace
 
 Id = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -114,8 +115,8 @@ def read(text: str | None) -> Asked:
         return _unread(text, fault)
     decoder = _payloads.get(message.type)
     if decoder is None:
-        known = f"{nearest(message.type, TYPES)} Types are {', '.join(TYPES)}.".strip()
-        return Asked(message.id, error=InvalidRequest(f"Unknown message type: {message.type[:40]}", hint=known))
+        error = InvalidRequest(f"Unknown message type: {message.type[:40]}", hint=nearest(message.type, TYPES))
+        return Asked(message.id, error=error)
     raw = message.payload
     try:
         found: Params = decoder.decode(b"{}" if bytes(raw) in (b"", b"null") else raw)
@@ -212,17 +213,6 @@ def told(id: str | int, piece: bytes) -> bytes:
         else:
             frames.append(text_frame(event + each + b"}"))
     return b"".join(frames)
-
-
-def renamed(error: InvalidRequest, asked: Subscribe) -> InvalidRequest:
-    """`error` of a feed, which names its own fields, with the fields of the message."""
-    here = {
-        "`ops`": "`operations`",
-        f"from_offset {asked.start_sequence - 1}": f"start_sequence {asked.start_sequence}",
-    }
-    for theirs, ours in here.items():
-        error.message = error.message.replace(theirs, ours)
-    return error
 
 
 def overrun(error: OffsetExpired) -> HeadwaterError:

@@ -147,7 +147,8 @@ class Application:
             return await self._websocket(route, Call(scope, receive, send, principal, values, query))
         if not route.takes(scope["method"]):
             allow = [(b"allow", route.allow.encode())]
-            error = InvalidRequest(f"{scope['method'][:20]} is not served at {route.path}")
+            hint = f"Send {route.allow.replace(', ', ' or ')}."
+            error = InvalidRequest(f"{scope['method'][:20]} is not served at {route.path}", hint=hint)
             raise Refusal(error, status=405, headers=allow)
         if scope["query_string"] and not known and route.access is not Access.OPEN:
             raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
@@ -319,8 +320,11 @@ async def _refuse(send: Send, route: Route | None, refusal: Refusal) -> int:
 
 def problem(error: HeadwaterError, status: int) -> bytes:
     """`error` as application/problem+json."""
-    body = {"type": f"urn:headwater:error:{error.code}", "title": error.message, "status": status}
-    return msgspec.json.encode(clean({**error.details, **body, "code": error.code}))
+    kind = f"urn:headwater:error:{error.code}"
+    body = {"type": kind, "title": error.message, "status": status, "code": error.code}
+    if error.hint:
+        body["hint"] = error.hint
+    return msgspec.json.encode(clean({**body, **error.details, **body}))  # first as a person reads it
 
 
 async def _send(send: Send, status: int, kind: bytes, body: bytes, extra: Headers | None = None) -> None:

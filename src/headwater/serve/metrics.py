@@ -165,7 +165,7 @@ class Metrics:
         child.inc()
 
     def called(self, method: str, status: str) -> None:
-        """One gRPC call of a method that there is has ended."""
+        """One gRPC call, of a method that there is or `unknown`, has ended."""
         self._calls.labels(method, status).inc()
 
     def said(self, type: str, code: str) -> None:

@@ -175,6 +175,21 @@ def test_a_statement_that_is_refused_says_so(live: Live, sql: str, code: str) ->
     assert live.error("sql.exec", sql=sql)["code"] == code
 
 
+@pytest.mark.parametrize("rest", ["WHERE id = ?", "WHERE id IN (?, ?)", "WHERE id = ? AND email = ?", "WHERE ? < id"])
+def test_who_writes_a_question_mark_hears_how_parameters_are_written(live: Live, table: str, rest: str) -> None:
+    sql = f"SELECT * FROM {table} {rest}"
+    for method, more in (("sql.exec", {"args": [1]}), ("query.prepare", {})):
+        error = live.error(method, sql=sql, **more)
+        assert error["code"] == "invalid_request" and "$1, $2" in error["details"]["hint"], error
+    assert "$1, $2" not in live.error("sql.exec", sql="SELEC '?'")["details"]["hint"]
+
+
+def test_a_table_that_is_not_there_is_told_with_the_one_that_was_meant(live: Live, table: str) -> None:
+    for method in ("sql.exec", "query.select", "query.prepare"):
+        hint = live.error(method, sql=f"SELECT * FROM {table}x")["details"]["hint"]
+        assert hint.startswith("Did you mean 'users"), method
+
+
 def test_transactions(live: Live, table: str) -> None:
     tx = live.ok("tx.begin")["tx"]
     live.ok("data.insert", into={"table": table}, rows=[{"email": "in"}], tx=tx)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psycopg
 import pytest
 from tests.cli.commands import run, run_json, served
 from tests.sources.postgres.pg_source import shared_server
 
-from headwater.sources.postgres.fitness import TableFit, slot_findings, table_findings
+from headwater.sources.postgres.fitness import MOST_WARNINGS, Finding, TableFit, slot_findings, table_findings, warnings
 from headwater.sources.postgres.slot import Slot
 
 ROLE = f"doctor_{os.getpid()}"
@@ -73,11 +74,13 @@ def base(request: pytest.FixtureRequest) -> Iterator[Base]:
 
 def test_doctor_names_what_each_table_lacks_and_changes_nothing(base: Base, tmp_path: Path) -> None:
     code, found, printed = base.doctor(tmp_path)
-    assert (code, found["fail"]) == (0, {}) and "s3cret" not in printed
+    assert code == 1 and "s3cret" not in printed
+    ((problem, remedy),) = found["fail"].items()
+    assert problem.startswith("bare one ") and "refuses its updates and deletes" in problem
+    assert remedy == 'ALTER TABLE "public"."bare one" REPLICA IDENTITY FULL;'
     remedies = set(found["warn"].values())
     assert remedies >= {
         'ALTER TABLE "public"."wide" REPLICA IDENTITY FULL;',
-        'ALTER TABLE "public"."bare one" REPLICA IDENTITY FULL;',
         'ALTER TABLE "public"."bare one" ADD PRIMARY KEY (…);',
         'ALTER TABLE "public"."fleeting" SET LOGGED;',
         "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();",
@@ -90,17 +93,20 @@ def test_doctor_names_what_each_table_lacks_and_changes_nothing(base: Base, tmp_
 
 def test_the_remedies_are_sql_that_mends(base: Base, tmp_path: Path) -> None:
     _, found, _ = base.doctor(tmp_path)
-    for remedy in found["warn"].values():
+    for remedy in [*found["warn"].values(), *found["fail"].values()]:
         if "ALTER TABLE" in remedy and "…" not in remedy:
             base.db.execute(remedy.encode())
-    _, found, _ = base.doctor(tmp_path)
+    code, found, _ = base.doctor(tmp_path)
+    assert (code, found["fail"]) == (0, {})
     assert [finding for finding in found["warn"] if finding.startswith(("wide", "fleeting"))] == []
 
 
 def test_doctor_says_what_a_role_may_not(base: Base, tmp_path: Path) -> None:
     code, found, printed = base.doctor(tmp_path, ROLE)
-    assert code == 1 and found["fail"]["the role may not replicate"] == f'ALTER ROLE "{ROLE}" REPLICATION;'
+    assert code == 1 and found["fail"].pop("the role may not replicate") == f'ALTER ROLE "{ROLE}" REPLICATION;'
     assert any(f'GRANT SELECT ON "public"."t" TO "{ROLE}";' in remedy for remedy in found["warn"].values())
+    assert [problem.startswith("bare one ") for problem in found["fail"]] == [True]
+    base.db.execute('ALTER TABLE "bare one" REPLICA IDENTITY FULL')
     base.db.execute(f"ALTER ROLE {ROLE} REPLICATION")
     code, found, printed = base.doctor(tmp_path, ROLE)
     (remedy,) = found["fail"].values()
@@ -140,6 +146,30 @@ def test_doctor_and_list_follow_a_database_through_its_life(base: Base, tmp_path
     base.db.execute("SELECT pg_drop_replication_slot(%s)", [f"headwater_{base.name}"])
     _, found, _ = base.doctor(tmp_path, **only)
     assert any("slot is gone" in finding for finding in found["warn"])
+
+
+def test_who_serves_hears_what_it_does_to_others(base: Base, tmp_path: Path) -> None:
+    with served(tmp_path, base.url()) as server:
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+            base.db.execute('UPDATE "bare one" SET x = 1')
+        lines = [line for line in server.errors.read_text().splitlines() if "WARNING" in line]
+        (told,) = [line for line in lines if "bare one" in line]
+        assert "refuses its updates" in told and 'ALTER TABLE "public"."bare one" REPLICA IDENTITY FULL;' in told
+        assert len([line for line in lines if "max_slot_wal_keep_size" in line]) == 1 and len(lines) == 2
+
+
+def test_detach_by_a_role_that_does_not_own_the_publication_says_what_is_left(base: Base, tmp_path: Path) -> None:
+    run_json("source", "attach", base.url(), "--data", "data", "--table", "t", cwd=tmp_path)
+    base.db.execute(f"ALTER ROLE {ROLE} REPLICATION")
+    drop = f'DROP PUBLICATION "headwater_{base.name}";'
+    for said in ("removed the slot of", "has no slot"):
+        done = run("source", "detach", base.url(ROLE), cwd=tmp_path)
+        assert done.returncode == 0 and said in done.stdout and "s3cret" not in done.stdout + done.stderr
+        note, hint = done.stderr.splitlines()
+        assert "slot is gone" in note and "publication is left" in note and hint.endswith(drop)
+    assert base.traces() == [(f"headwater_{base.name}",)]
+    base.db.execute(drop.encode())
+    assert "was not attached" in run("source", "detach", base.url(ROLE), cwd=tmp_path).stdout
 
 
 def test_a_server_that_does_not_answer_is_a_failure_with_a_remedy(tmp_path: Path) -> None:
@@ -185,3 +215,12 @@ def test_a_table_is_judged(table: dict[str, Any], remedies: list[str]) -> None:
     found = table_findings(msgspec.structs.replace(TABLE, **table))
     assert [each.remedy for each in found] == remedies and not any(each.fatal for each in found)
     assert all(each.problem.startswith('"s.x".t ') for each in found)
+
+
+def test_warnings_at_the_start_are_few() -> None:
+    bare = msgspec.structs.replace(TABLE, has_identity=False, key=(), is_readable=False)
+    found = [each for _ in range(MOST_WARNINGS) for each in table_findings(bare)]
+    assert len(warnings(found)) == MOST_WARNINGS and all("REPLICA IDENTITY" in line for line in warnings(found))
+    more = warnings([*found, Finding("p", "r"), *table_findings(bare), *table_findings(bare)])
+    assert len(more) == MOST_WARNINGS + 1 and more[-1].startswith("and 2 more")
+    assert warnings([]) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from headwater.errors import (
     HeadwaterError,
     InvalidRequest,
     LimitExceeded,
+    NotSupported,
     RequestTooLarge,
     Unauthorized,
     Unavailable,
@@ -104,6 +105,22 @@ class Calls:
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
 
         return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
+
+    def none(self, path: str, services: Sequence[str]) -> grpc.RpcMethodHandler[Any, Any]:
+        """For a method that there is not. Who need not say who they are is not told what there is."""
+        is_open = path.startswith(HEALTH)
+        hint = (
+            "It has Check and Watch." if is_open else f"Services are {', '.join(services)}; reflection lists methods."
+        )
+        error = NotSupported(f"there is no method {path[:200]}", hint=hint)
+
+        async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> None:
+            async with _Call("unknown", context, self._metrics, self._max_bytes) as call:
+                if not is_open:
+                    self._admitted(context, call)
+                raise error
+
+        return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
         """Who calls; LimitExceeded where that is too often.

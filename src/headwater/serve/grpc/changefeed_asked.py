@@ -17,6 +17,7 @@ from headwater.ranges.changefeed import Base
 from headwater.ranges.database import Database, told_apart
 from headwater.ranges.ranges import Ranges
 from headwater.ranges.watched import Watched
+from headwater.serve.asked import plain_spans
 
 LEAST_MS, MOST_MS = 100, 3_600_000  # between two checkpoints
 
@@ -132,8 +133,8 @@ def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
     try:
         body = msgspec.json.decode(each.keys, type=dict[str, Any])
     except msgspec.MsgspecError:
-        raise InvalidRequest("`keys` is not a JSON object", hint='Send {"prefix": [{"t": "i64", "v": 1}]}.') from None
-    options = Options(db=name, tables=(table.name,), spans=checked_spans([body]))
+        raise InvalidRequest("`keys` is not a JSON object", hint='Send such as {"prefix": [1]}.') from None
+    options = Options(db=name, tables=(table.name,), spans=checked_spans(plain_spans([body])))
     (span,) = Rule(options, table, database.source).interest.spans or (Span(),)
     return span
 

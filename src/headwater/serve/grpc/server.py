@@ -81,6 +81,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_with_health()
         )
+        self._server.add_generic_rpc_handlers((_Nothing(self._calls, names),))  # the last to be asked
         credentials = None if tls is None else _credentials(tls)
         for host, port in addresses:
             where = joined(host, port)
@@ -141,6 +142,17 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
         """Its handler."""
         return self._found.get(details.method)
+
+
+class _Nothing(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
+    """Finds no method: says so as every other refusal is said."""
+
+    def __init__(self, calls: Calls, services: list[str]) -> None:
+        self._calls, self._services = calls, services
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
+        """One that refuses."""
+        return self._calls.none(details.method, self._services)
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:

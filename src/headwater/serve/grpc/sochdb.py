@@ -24,10 +24,12 @@ from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import message
+from headwater.serve.sequences import in_sequences
 
 OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
 ROW_OPS = [word for number in (1, 2, 3) for word in OPS[number]]
 WORDS = frozenset(op.word for op in Op)
+FIELDS = {"where": "where_predicate", "ops": "operations", "table": "tables"}  # of Subscribe; WatchKey is never narrow
 SIZE = 4  # bytes that say how long a message is
 
 
@@ -100,7 +102,7 @@ class SubscriptionService:
             ops=_ops(asked.operations),
             where=asked.where_predicate or None,
         )
-        stream = await self._open(caller, params, EVENTS, From(start - 1) if start else From())
+        stream = await self._open(caller, params, EVENTS, start)
         stream.page = min(asked.batch_size or PAGE, PAGE)
         id, now = f"sub-{next(self._numbers)}", time.time_ns() // 1000
         held = Held(id, who.name, asked.namespace or db, db, tuple(asked.tables), start, now, stream)
@@ -123,7 +125,7 @@ class SubscriptionService:
         raw = not everywhere and table == pairs.TABLE and await self._holds_pairs(caller.who, db)
         opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(key, raw=raw))
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
-        stream = await self._open(caller, params, opening, From())
+        stream = await self._open(caller, params, opening)
         try:
             async for some in _pieces(caller, stream):
                 for each in filter(None, [_seen(event, key) for event in some]) if everywhere else some:
@@ -139,15 +141,17 @@ class SubscriptionService:
         table = (await self._bridge.call(self._api.databases.get(db).describe)).get(pairs.TABLE)
         return table is None or pairs.holds_pairs(table)
 
-    async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, begin: From) -> Stream:
+    async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, start: int = 0) -> Stream:
+        """From the sequence `start` on; 0 is now."""
         caller.who.need(VIEWER, "a stream")
+        begin = From(start - 1) if start else From()
         try:
             return await self._api.feeding().open_changes(caller.who, params, opening, begin)
         except InvalidRequest as error:
-            message = error.message.replace("`where`", "`where_predicate`").replace("from_offset", "start_sequence - 1")
+            told = in_sequences(error, start, FIELDS)
             # A predicate that cannot be held exactly is refused; of methods there is none that we do not serve.
             kind = InvalidRequest if isinstance(error, NotSupported) else type(error)
-            raise kind(message, hint=error.hint) from None
+            raise kind(told.message, hint=told.hint) from None
 
     # --- what is open --------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ the note. So a slot that starts later than both was made anew, or moved on by so
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from headwater.sources.postgres.announcement import announce
 from headwater.sources.postgres.barriers import Side
 from headwater.sources.postgres.catalogue import describe, schema_number
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.fitness import Finding, check, examine
+from headwater.sources.postgres.fitness import Finding, check, examine, warnings
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.history import NOTE, History
 from headwater.sources.postgres.publication import ensure_publication, find_publication, was_altered
@@ -35,6 +36,8 @@ from headwater.sources.postgres.slot import (
 )
 from headwater.sources.source import Notes
 
+logger = logging.getLogger("headwater.postgres.fitness")
+
 SAVE_CHANGES = 10_000  # acknowledged ones after which the note is brought up to date
 IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it is told at once
 
@@ -49,6 +52,7 @@ class Attachment:
         self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
         self._history: History | None = None
         self._told_at = 0.0
+        self._warned: list[str] = []
         self._announced = 0  # the number of the schema
         self._meanings: meanings.Meanings | None = None  # that readers know of
 
@@ -57,8 +61,14 @@ class Attachment:
         return examine(connection, self._server, self.slot, self.publication, self._config.tables)
 
     def check(self) -> None:
-        """SourceUnfit if it cannot be captured."""
-        self._side.ask(lambda connection: check(self.findings(connection)))
+        """SourceUnfit if it cannot be captured. What harms others who use the database is told in the log, once."""
+        found = self._side.ask(self.findings)
+        check(found)
+        told = warnings(found)
+        if told != self._warned:
+            self._warned = told
+            for each in told:
+                logger.warning("%s: %s", self._server.name, each)
 
     def find_slot(self) -> Slot | None:
         """As it is now."""

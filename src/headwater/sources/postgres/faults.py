@@ -43,7 +43,9 @@ def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
         case "42601" if "multiple commands" in text:
             return InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         case "42P01" | "3F000":
-            return InvalidRequest(text, hint=hint or _CHECK)
+            found = InvalidRequest(text, hint=hint or _CHECK)
+            found.missing_table = _named(text) if state == "42P01" else ""
+            return found
         case "53100":
             return StorageFull(text)
         case "57P04" | "3D000":
@@ -51,6 +53,12 @@ def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
         case "0A000":
             return NotSupported(text, hint=hint)
     return _by_class(state, text, hint)
+
+
+def _named(text: str) -> str:
+    """What `text` has in quotes: the name stands there in every language."""
+    parts = text.split('"')
+    return parts[1] if len(parts) == 3 else ""
 
 
 def _by_class(state: str, text: str, hint: str) -> HeadwaterError:

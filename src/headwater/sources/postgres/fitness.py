@@ -14,16 +14,19 @@ from headwater.sources.postgres.slot import Slot, find_slot, table_oid
 from headwater.sources.postgres.unlocked import published_sql
 
 OLDEST = 140000  # the first server that sends unfinished transactions
+MOST_WARNINGS = 10
 SENDERS = 2  # connections that we need of those for replication: the stream, and for a moment one that asks
 KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something about a server that is not as it should be, and the SQL that mends it. `fatal`: capture cannot run."""
+    """Something about a server that is not as it should be, and the SQL that mends it."""
 
     problem: str
     remedy: str
-    fatal: bool = True
+    fatal: bool = True  # capture cannot run
+    refuses_writes: bool = False  # capture runs, and the server refuses what others write
+    is_told: bool = False  # also to who starts to serve, and never asked
 
 
 class TableFit(msgspec.Struct, frozen=True):
@@ -59,6 +62,13 @@ def check(findings: Iterable[Finding]) -> None:
         raise SourceUnfit(problems, hint="Run: " + " ".join(each.remedy for each in fatal))
 
 
+def warnings(findings: Iterable[Finding]) -> list[str]:
+    """What who starts to serve must hear, because others who use the database suffer from it. Pure."""
+    told = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_told]
+    left = len(told) - MOST_WARNINGS
+    return told if left <= 0 else [*told[:MOST_WARNINGS], f"and {left} more: see `headwater doctor`"]
+
+
 def examine(
     connection: Connection, server: Server, slot: str, publication: str, tables: Sequence[str]
 ) -> list[Finding]:
@@ -91,7 +101,7 @@ def _settings(connection: Connection) -> list[Finding]:
         found.append(Finding("the server is a standby", "-- connect to the primary"))
     if keep == "-1":
         problem = "nothing limits how much of its log the server keeps for a slot that is not read"
-        found.append(Finding(problem, KEEP, fatal=False))
+        found.append(Finding(problem, KEEP, fatal=False, is_told=True))
     return found
 
 
@@ -204,8 +214,9 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE") -> list[Finding]:
     found = []
     full = _full(table)
     if table.identity != "f" and not table.has_identity:
-        problem = f"{table.name} has no replica identity: its updates and deletes fail once published"
-        found.append(Finding(problem, full, fatal=False))
+        lacks = "no replica identity" if table.key else "neither a primary key nor another replica identity"
+        problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
+        found.append(Finding(problem, full, fatal=False, refuses_writes=True))
     elif is_sparing(table):
         problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
         found.append(Finding(problem, full, fatal=False))

@@ -196,13 +196,24 @@ def create_slot(connection: Connection, slot: str) -> int:
             connection.execute("RESET statement_timeout")
 
 
-def drop(connection: Connection, publication: str, slot: str) -> bool:
-    """Nothing of ours stays; whether something was there."""
+class Dropped(msgspec.Struct, frozen=True):
+    """What became of our traces. `left` is the SQL that drops the publication, where the role may not; else ""."""
+
+    changed: bool  # something was there, and is gone
+    left: str = ""
+
+
+def drop(connection: Connection, publication: str, slot: str) -> Dropped:
+    """The slot goes, and with it what the server keeps for us; then the publication, if the role owns it."""
     dropped = drop_slot(connection, slot)
-    there = connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone()
-    if there:
-        run_as_owner(connection, f"DROP PUBLICATION {quoted(publication)}")
-    return dropped or there is not None
+    if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
+        return Dropped(dropped)
+    statement = f"DROP PUBLICATION {quoted(publication)}"
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return Dropped(dropped, f"{statement};")
+    return Dropped(changed=True)
 
 
 def drop_slot(connection: Connection, slot: str) -> bool:

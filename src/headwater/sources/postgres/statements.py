@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import msgspec
 
@@ -47,6 +48,7 @@ _SLOTS = re.compile(
 _FLOATS = {1021: "real[]", 1022: "double precision[]"}
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _UNTOLD = frozenset({"42P18", "42725"})  # the type of a parameter cannot be told, or an operator is ambiguous
+_MISREAD = frozenset({"42601", "42883"})  # no such syntax, or operator
 _VOLATILE = """
 SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE p.provolatile = 'v' AND n.nspname <> 'pg_catalog' AND p.proname = ANY($1::text[]) LIMIT 1
@@ -113,10 +115,12 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
     """What PostgreSQL says of `sql`, without running it; and its arguments, as it wants them. `args` None: not yet."""
     first = check_allowed(sql)
     if args is None:
-        wanted = link.prepare(sql)
+        with places_named(sql):
+            wanted = link.prepare(sql)
         return Statement(sql, first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), []
     sql, values = placed(sql, args)
-    wanted = _types(link, sql, values)
+    with places_named(sql):
+        wanted = _types(link, sql, values)
     if len(wanted) != len(values):
         raise InvalidRequest(
             f"the statement has {len(wanted)} parameters, {len(values)} arguments given",
@@ -124,6 +128,17 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
         )
     bound = [to_bound(value, _FLOATS.get(oid, "")) for value, oid in zip(values, wanted, strict=True)]
     return Statement(sql, first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), bound
+
+
+@contextmanager
+def places_named(sql: str) -> Iterator[None]:
+    """Inside, who writes ? for a parameter hears how it is written here: to PostgreSQL that is an operator."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if state_of(error) in _MISREAD and "?" in _QUOTED.sub(" ", sql):
+            error.hint = "Parameters are written $1, $2 …; a ? is an operator of PostgreSQL."
+        raise
 
 
 def placed(sql: str, args: Args) -> tuple[str, list[Value]]:

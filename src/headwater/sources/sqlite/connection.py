@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,6 +21,8 @@ from headwater.errors import (
 
 OURS = "_headwater_"  # prefix of every object we put into the user's file
 
+CHECK = "Check the statement and its arguments."
+_MISSING = re.compile(r"no such table: (?:main\.)?(.+)", re.DOTALL)
 _UNIQUE = {
     apsw.SQLITE_CONSTRAINT_UNIQUE,
     apsw.SQLITE_CONSTRAINT_PRIMARYKEY,
@@ -71,8 +74,12 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
                 text,
                 hint="Transaction control, ATTACH, PRAGMA and Headwater's own tables are not open to statements.",
             )
+        case apsw.SQLError() if missing := _MISSING.fullmatch(str(error)):
+            found = InvalidRequest(text, hint=CHECK)
+            found.missing_table = missing[1]
+            return found
         case apsw.SQLError() | apsw.MismatchError() | apsw.TooBigError() | apsw.BindingsError() | apsw.RangeError():
-            return InvalidRequest(text, hint="Check the statement and its arguments.")
+            return InvalidRequest(text, hint=CHECK)
         case apsw.AbortError() | apsw.InterruptError():
             return InvalidRequest(text, hint="The statement was stopped before it ended; nothing was kept.")
         case _:

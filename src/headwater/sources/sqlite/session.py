@@ -17,7 +17,7 @@ from headwater.sources.source import Result
 from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
 from headwater.sources.sqlite.fetch import fetch, take
-from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.guard import Guard, Statement
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.values import FROM_STORED, to_stored
@@ -194,6 +194,7 @@ def run_statement(
 ) -> Result:
     """Run one statement and collect its answer: `most` rows of it, within `seconds`, where they are given."""
     statement = guard.examine(sql)
+    _check_count(statement, args)
     guard.forget_statement()
     before = db.total_changes()
     db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
@@ -226,6 +227,15 @@ def _refuse(names: set[str]) -> None:
             f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
             hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
         )
+
+
+def _check_count(statement: Statement, args: Args) -> None:
+    """InvalidRequest for more or fewer arguments than places; by name they are looked up as they are needed."""
+    wanted = len(statement.parameters)
+    if not isinstance(args, dict) and len(args) != wanted:
+        takes = "1 argument" if wanted == 1 else f"{wanted} arguments"
+        hint = "Send one for each `?`, in their order." if wanted else "Leave them out, or write `?` where they belong."
+        raise InvalidRequest(f"the statement takes {takes}, {len(args)} given", hint=hint)
 
 
 def _bindings(args: Args) -> Any:

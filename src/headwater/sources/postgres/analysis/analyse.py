@@ -31,7 +31,7 @@ from headwater.sources.postgres.link import Limit, Link, Pool
 from headwater.sources.postgres.reading import Visibility
 from headwater.sources.postgres.session import MAX_ROWS, MAX_WEIGHT
 from headwater.sources.postgres.shapes import OURS
-from headwater.sources.postgres.statements import check_allowed, check_ours
+from headwater.sources.postgres.statements import check_allowed, check_ours, places_named
 from headwater.sources.source import Read
 
 MAX_KNOWN = 10_000  # statements whose meaning is remembered
@@ -71,7 +71,8 @@ class Analyses:
         """See Source."""
         if check_allowed(sql) not in _READS:
             raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
-        return self._understand(marked(sql)).analysis
+        with places_named(sql):
+            return self._understand(marked(sql)).analysis
 
     def _understand(self, statement: Marked) -> _Known:
         """What it means, in a state of the schema that still was there afterwards."""
