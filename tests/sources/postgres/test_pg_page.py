@@ -1,4 +1,4 @@
-"""The five commands with which docs/postgres.md begins, on a real server."""
+"""The four commands with which docs/postgres.md begins, on a real server."""
 
 import json
 import os
@@ -8,34 +8,33 @@ import tomllib
 from pathlib import Path
 
 from tests.cli.commands import HEADWATER, TIMEOUT, environment, run, served
-from tests.doc_pages import ROOT
+from tests.doc_pages import ROOT, blocks, page
 from tests.sources.postgres.pg_source import shared_server
 
 NAME = f"page_{os.getpid()}"
 
 
 def commands() -> list[list[str]]:
-    """The first block of shell on the page, a list of words each."""
-    text = (ROOT / "docs" / "postgres.md").read_text()
-    block = text.split("```bash\n", 1)[1].split("```", 1)[0]
-    return [shlex.split(line, comments=True) for line in block.splitlines()]
+    """Those of both terminals, a list of words each."""
+    (_, first), (_, second) = blocks(page("docs/postgres.md"), "bash")
+    return [shlex.split(line, comments=True) for line in (first + second).splitlines()]
 
 
-def test_five_commands_lead_to_a_live_feed(tmp_path: Path) -> None:
-    pip, psql, doctor, serve, tail = commands()
+def test_four_commands_lead_to_a_live_feed(tmp_path: Path) -> None:
+    psql, doctor, serve, tail = commands()
     server = shared_server()
     with server.connect() as admin:
         admin.execute(f"CREATE DATABASE {NAME}")
     url = f"postgresql://postgres@/{NAME}?host={server.folder}"
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert pip == ["pip", "install", "headwater[postgres]"] and extras["postgres"]
+    assert "the extra is `[postgres]`" in page("docs/postgres.md") and extras["postgres"]
     with server.connect(NAME) as db:
         db.execute("CREATE TABLE orders(id int PRIMARY KEY, total numeric)")
         db.execute(psql[psql.index("-c") + 1])
         there = [word.replace("postgresql://postgres@db.example/shop", url) for word in doctor]
         done = run(*there[1:], "--data", "data", cwd=tmp_path)
         assert done.returncode == 0, done.stdout + done.stderr
-        there = [word.replace("postgresql://postgres@db.example/shop", url) for word in serve[2:] if word != "&"]
+        there = [word.replace("postgresql://postgres@db.example/shop", url) for word in serve[2:]]
         with served(tmp_path, *there) as found:
             db.execute("INSERT INTO orders VALUES (1, 9.5)")
             shown = subprocess.run(

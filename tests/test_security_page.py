@@ -1,0 +1,42 @@
+"""What docs/security.md shows is understood: the token it makes, and the settings of a public host."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from doc_pages import blocks, page
+from headwater.config import load
+from headwater.model.principal import VIEWER, Scope
+from headwater.serve.auth import is_loopback, split_address
+from headwater.serve.jwts import Jwts
+
+PAGE = page("docs/security.md")
+SECRET = "s" * 32
+SCOPES = (Scope("shop", ("orders",)), Scope("stock"))
+
+
+def test_the_token_that_it_makes_is_trusted() -> None:
+    ((_, body),) = blocks(PAGE, "python")
+    environment = {"HEADWATER_JWT_SECRET": SECRET}
+    done = subprocess.run(
+        [sys.executable, "-c", body], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    who = Jwts(secret=SECRET.encode()).check(done.stdout.strip().encode())
+    assert (who.name, who.role, who.scopes) == ("reports", VIEWER, SCOPES) and who.until is not None
+
+
+def test_the_claims_that_it_shows_are_those_that_it_makes() -> None:
+    ((_, shown),) = blocks(PAGE, "json")
+    ((_, made),) = blocks(PAGE, "python")
+    claims = json.loads(shown)
+    assert claims.keys() == {"sub", "exp", "role", "scopes"}
+    assert all(json.dumps(value) in made for name, value in claims.items() if name != "exp")
+
+
+def test_the_settings_of_a_public_host_are_understood(tmp_path: Path) -> None:
+    ((_, body),) = blocks(PAGE, "toml")
+    (tmp_path / "headwater.toml").write_text(body)
+    found = load(file=tmp_path / "headwater.toml", environ={}, flags={}).serve
+    assert not is_loopback(split_address(found.http)[0]) and found.grpc == "off"
+    assert found.tls_cert and found.tls_key and found.rate and "*" not in found.cors_origins
