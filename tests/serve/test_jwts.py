@@ -17,12 +17,13 @@ from headwater.serve.auth import Gate
 from headwater.serve.jwts import Jwts
 
 SECRET = "s" * 40
-NOW = int(time.time())
+NOW = int(time.time())  # as it is collected: it may run an hour later
+LATER = NOW + 86_400
 
 
 def signed(claims: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **head: Any) -> bytes:
     """Good for ten minutes unless `claims` say else; one that is None is left out."""
-    whole = {"sub": "ann", "exp": NOW + 600, **claims}
+    whole = {"sub": "ann", "exp": LATER, **claims}
     return jwt.encode(
         {name: value for name, value in whole.items() if value is not None}, key, algorithm, headers=head or None
     ).encode()
@@ -61,13 +62,13 @@ def checker(**settings: Any) -> Jwts:
 )
 def test_claims_become_a_principal(claims: dict[str, Any], role: str, scopes: Any) -> None:
     who = checker().check(signed(claims))
-    assert (who.name, who.role, who.scopes, who.until) == ("ann", role, scopes, (NOW + 630) * 1000)
+    assert (who.name, who.role, who.scopes, who.until) == ("ann", role, scopes, (LATER + 30) * 1000)
 
 
 REFUSED = [  # claims, what the caller is told, and what the server's log says
     ({"exp": NOW - 60}, "expired", "expired"),
     ({"exp": None}, "trusts", "no `exp`"),
-    ({"nbf": NOW + 600}, "trusts", "`nbf`"),
+    ({"nbf": LATER}, "trusts", "`nbf`"),
     ({"sub": None}, "trusts", "no `sub`"),
     ({"sub": ""}, "trusts", "`sub` is no name"),
     ({"sub": 7}, "trusts", "`sub` is no name"),
@@ -165,9 +166,9 @@ def test_a_token_does_not_choose_how_it_is_checked(jwks: str, pair: Any) -> None
 
 
 def test_one_that_was_good_expires_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, token = checker(), signed({"exp": NOW + 100})
-    assert one.check(token).until == (NOW + 130) * 1000
-    monkeypatch.setattr("headwater.serve.jwts.time.time_ns", lambda: (NOW + 131) * 1_000_000_000)
+    one, token = checker(), signed({"exp": LATER})
+    assert one.check(token).until == (LATER + 30) * 1000
+    monkeypatch.setattr("headwater.serve.jwts.time.time_ns", lambda: (LATER + 31) * 1_000_000_000)
     with pytest.raises(Unauthorized, match="expired"):
         one.check(token)
 
