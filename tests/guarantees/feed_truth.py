@@ -258,9 +258,20 @@ class Expected:
     # --- how it looks --------------------------------------------------------------------------------------------
 
     def _image(self, table: Table, row: Named) -> Any:
+        return {name: self.spec.show(row[name]) for name in self._shown(table, row)}
+
+    def _shown(self, table: Table, row: Named) -> list[str]:
         hidden = {column.name for column in table.columns if column.hidden}
-        shown = [name for name in row if name not in hidden and (not self.spec.columns or name in self.spec.columns)]
-        return {name: self.spec.show(row[name]) for name in shown}
+        return [name for name in row if name not in hidden and (not self.spec.columns or name in self.spec.columns)]
+
+    def _put_image(self, body: dict[str, Any], word: str, table: Table, row: Named) -> None:
+        """With Lits what is not known has its own; in plain JSON it is left out and named."""
+        lacks = {name for name in self._shown(table, row) if row[name] is UNAVAILABLE}
+        if self.spec.format == "objects_json":
+            lacks = set()
+        body[word] = self._image(table, {name: value for name, value in row.items() if name not in lacks})
+        if lacks:
+            body["unavailable"] = sorted({*body.get("unavailable", ()), *lacks})
 
     def _body(self, seen: Seen) -> dict[str, Any] | None:
         """The change as it must be delivered; None where it must not."""
@@ -289,7 +300,7 @@ class Expected:
         self._name_key(body, table, before, after)
         for word, row, wanted in (("before", before, spec.before), ("after", after, spec.after)):
             if wanted and row is not None:
-                body[word] = self._image(table, dict(zip(table.names, row, strict=True)))
+                self._put_image(body, word, table, dict(zip(table.names, row, strict=True)))
         return body
 
     def _delivered(self, seen: Seen) -> str | None:
