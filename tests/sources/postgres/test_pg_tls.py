@@ -11,6 +11,7 @@ import select
 import socket
 import socketserver
 import ssl
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -70,16 +71,15 @@ class TlsRig(PgRig):
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TlsServer]:
+def tls() -> Iterator[TlsServer]:
     """Debian's: PyPI's was built without TLS."""
     if not DEBIAN:
         missing("PostgreSQL with TLS is missing: apt-get install postgresql")
-    folder = tmp_path_factory.mktemp("authority")
-    for each in (folder, folder.parent, folder.parent.parent):
-        each.chmod(0o755)  # the server is another user
-    server = TlsServer(DEBIAN[-1].parent, Authority(folder))
-    yield server
-    server.stop()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # the server is another user
+        server = TlsServer(DEBIAN[-1].parent, Authority(Path(folder)))
+        yield server
+        server.stop()
 
 
 @pytest.fixture
