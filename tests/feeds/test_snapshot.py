@@ -723,3 +723,17 @@ def test_a_seek_is_not_undone_by_a_snapshot_that_was_being_read(tmp_path: Path) 
             assert found["acked_offset"] == 13 and "snapshot" not in found
 
     in_loop(work)
+
+
+def test_rows_that_are_read_again_say_how_new_they_are() -> None:
+    fed = Fed()
+    fed.commit(*(insert(id) for id in range(4)))
+    client = Client(fed, ("items",))
+    assert client.reader.page(200, BIG).done  # and none of it arrived
+    before = highest(client.stored)
+    fed.commit(insert(30))
+    client.connect()
+    page = client.reader.page(200, BIG)
+    assert len(page.rows) == 5 and highest(client.stored) == fed.log.latest > before, "nobody is up to date before this"
+    client.take(page)
+    finish(client)

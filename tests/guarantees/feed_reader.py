@@ -56,6 +56,7 @@ class Reader:
         self.is_paused = False
         self.trusts_time = True  # a checkpoint later than the last row of a snapshot is past all of them
         self.tables = ("item", "ledger", "line", "pair")  # what a feed of everything is of
+        self.has_others = False  # whose snapshots cannot be judged, or whose past cannot be told
         self.sleepy = 0.1 if dice.random() < 0.4 else 0.0  # how often it forgets to read for a while
         self.losses: list[str] = []
         self.pressure = "healthy"  # the last it was told of
@@ -228,10 +229,12 @@ class Reader:
     def lost(self, reason: str, body: dict[str, Any] | None = None) -> None:
         """Begin again: by whole tables from the URL that came with the bad news, or by another snapshot."""
         self.losses.append(reason)
-        if self.sub and self.spec.folds and self.random.random() < 0.4:
+        may_subscribe = self.spec.tables or not self.has_others
+        if self.sub and self.spec.folds and may_subscribe and self.random.random() < 0.4:
             self._subscribe_anew()
             raise Ended
         urls = dict((body or {}).get("snapshot_urls") or {})
+        urls = {table: url for table, url in urls.items() if table in (self.spec.tables or self.tables)}
         if body and not urls and len(self.spec.tables) == 1:
             urls = {self.spec.tables[0]: body["snapshot_url"]}
         while self.goal != GIVE_UP:
@@ -272,7 +275,8 @@ class Reader:
         return True
 
     def _odd_snapshot(self, answer: httpx.Response) -> None:
-        if answer.status_code not in (404, 409, 410, 503, 507):
+        is_past = answer.status_code == 501 and "past cannot be told" in answer.text  # of a table without old rows
+        if not (is_past and self.has_others) and answer.status_code not in (404, 409, 410, 503, 507):
             self.defects.append(f"snapshot: {answer.status_code} {answer.text[:200]}")
         time.sleep(0.05)
 

@@ -65,6 +65,7 @@ class Nemesis:
             self.server, spec, random.Random(f"{self.world.seed}-reader-{place}"), f"r{place}"
         )
         found.trusts_time, found.tables = self.world.trusts_time, self.world.tables
+        found.has_others = self.world.has_others
         return found
 
     def run(self) -> None:

@@ -50,6 +50,7 @@ heartbeat_seconds = 0.5
 """
     short = 4_000
     tables = ("item", "pair", "account", "ledger", "line", "large")
+    has_others = True
     # Only what SQLite, which is asked for the truth, and PostgreSQL mean alike; on tables whose old rows are known.
     wheres = (
         ("item", "n > 30"),

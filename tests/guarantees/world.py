@@ -37,6 +37,7 @@ class World:
     patience = 5.0  # seconds for them
     readers, watchers, pests = 9, 3, True
     tables: tuple[str, ...] = ("item", "ledger", "line", "pair")  # of one shape, or with columns added
+    has_others = False  # tables beside these, whose snapshots cannot be judged, or whose past cannot be told
     wheres: Wheres = WHERES
     watched: tuple[tuple[str, str, str], ...] = (  # of queries: tables, columns in their order, conditions
         ("item", "id, n, name", "n > 30"),

@@ -100,7 +100,7 @@ class Poll:
         delivered = page.deliveries[-1].offset if page.deliveries else -1
         if not page.deliveries:
             self.seat.note_quiet(self._began, delivered, self._cursor)
-        caught_up = self._caught_up and self._cursor >= self.seat.log.latest
+        caught_up = self._caught_up and self._cursor >= self.seat.reach
         events = [msgspec.Raw(delivery.data) for delivery in page.deliveries]
         return self._body(events, self._cursor, {"caught_up": caught_up})
 

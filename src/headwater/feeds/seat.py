@@ -95,6 +95,11 @@ class Seat:
         """Whether changes after `cursor` may be older than the rows of the snapshot."""
         return self._finished is not None and cursor < highest(self._finished)
 
+    @property
+    def reach(self) -> int:
+        """How far one must be to be up to date: the rows of a snapshot may be newer than the log was when it ended."""
+        return max(self.log.latest, 0 if self._finished is None else highest(self._finished))
+
     def cut(self, cursor: int) -> Cut | None:
         """For reading after `cursor`."""
         return self._cut if self.must_cut(cursor) else None

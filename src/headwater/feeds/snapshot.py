@@ -118,8 +118,8 @@ def lowest(state: SnapshotState) -> int:
 
 
 def highest(state: SnapshotState) -> int:
-    """Past this every change is news."""
-    return max((stretch.offset for stretch in state.chunks), default=state.held)
+    """Past this every change is news, and no row that was sent is newer."""
+    return max(state.again, max((stretch.offset for stretch in state.chunks), default=state.held))
 
 
 def _form(table: Table) -> tuple[str, ...]:
@@ -305,6 +305,7 @@ class SnapshotReader:
             self._read_on(chunk)
             return chunk.rows
         if self._position.table < state.table or state.after is None:  # this table was read to its end before
+            self._read_again(chunk)
             moved = self._position.table + (chunk.next_key is None)
             self._position = Position(state.run, moved, chunk.next_key)
             return chunk.rows
@@ -316,8 +317,15 @@ class SnapshotReader:
         if known < len(chunk.rows) or chunk.next_key is None:
             self._read_on(chunk)  # from the frontier on it is a new stretch
         else:
+            self._read_again(chunk)
             self._position = Position(state.run, self._position.table, chunk.next_key)
         return chunk.rows
+
+    def _read_again(self, chunk: Chunk) -> None:
+        """Its rows may be newer than what was read before: nobody is up to date before that is told, too."""
+        if chunk.offset > highest(self.state):
+            self.state = replace(self.state, again=chunk.offset)
+            self._save(self.state)
 
     def _read_on(self, chunk: Chunk) -> None:
         """`chunk` holds every row from the frontier to its end: a stretch more."""

@@ -53,7 +53,7 @@ class Stream:
         self._epoch = 0
         self._began = cursor
         self.delivered = -1  # the newest offset handed out
-        self._target: int | None = seat.log.latest if cursor < seat.log.latest else None  # reaching it is catching up
+        self._target: int | None = seat.reach if cursor < seat.reach else None  # reaching it is catching up
         self._state = HEALTHY
         self._alarm = 0  # the log reaching this offset changes the state
         self._dirty = True  # something besides the log may have changed
@@ -313,7 +313,7 @@ class Stream:
         if page.done:
             self._snapshot = None
             self.cursor = self._began = page.offset
-            self._target = self.seat.log.latest
+            self._target = self.seat.reach
             body = {"offset": page.offset, "rows": page.sent}
             frames.append(self._frame(page.offset, "snapshot_end", _encode(self.seat.named(body))))
         return b"".join(frames)

@@ -38,6 +38,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     lease_started_ms: int = 0
     confirmed: str = ""  # the place that its client has acked
     told: bool = False  # its client has shown that it has every row: by an ack or an offset
+    again: int = 0  # the newest offset at which rows were read that had been read before
 
     @property
     def lowest(self) -> int:
