@@ -38,7 +38,7 @@ from headwater.feeds.options import Options
 from headwater.feeds.registry import Registry
 from headwater.feeds.seat import Seat
 from headwater.feeds.stream import Stream
-from headwater.feeds.subscription import Subscription
+from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import parse_ts
 from headwater.model.principal import Principal
@@ -289,6 +289,26 @@ def test_who_began_behind_a_quiet_stretch_is_told_too() -> None:
             reading = here.read(cursor=0, tables=("items",))
             await reading.idle()
             assert [(found.word, found.id) for found in reading.frames] == [("caught_up", "2")]
+
+    in_loop(work)
+
+
+def test_who_has_rows_newer_than_the_log_is_not_told_before_the_log_has_come_so_far() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        fed.commit(insert(2))
+        async with place(fed) as here:
+            seat = here.seat()
+            seat.finished(SnapshotState(tables=("items",), done=True, chunks=(Stretch("items", END, 1),), again=4))
+            reading = here.read(seat=seat, cursor=1)
+            await reading.idle()
+            assert words(reading.frames) == ["insert"], "rows were read again at 4"
+            fed.commit(insert(3))
+            fed.commit(insert(4))
+            await reading.idle()
+            assert words(reading.frames) == ["insert", "insert", "insert", "caught_up"]
+            assert reading.frames[-1].id == "4"
 
     in_loop(work)
 

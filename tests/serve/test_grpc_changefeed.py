@@ -32,12 +32,6 @@ def files(tmp_path: Path) -> Iterator[Whole]:
 
 
 @pytest.fixture
-def client(files: Whole) -> Iterator[Client]:
-    with serving(files) as found:
-        yield found
-
-
-@pytest.fixture
 def channel(client: Client) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(client.server.grpc_address) as found:
         yield found

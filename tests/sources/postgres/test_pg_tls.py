@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError
 from headwater.sources.postgres import rows
+from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.source import PostgresSource
 
 SECRET = "first-secret"
@@ -195,3 +197,16 @@ def test_a_server_that_another_authority_vouches_for_is_refused(own: TlsRig, tmp
         assert "certificate" in refused.value.message and SECRET not in str(refused.value)
     finally:
         source.close()
+
+
+def test_a_server_that_says_nothing_holds_nobody_else_up() -> None:
+    """While it is waited for, other threads run; then the wait is told, without the password."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        url = f"postgresql://app:{SECRET}@127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=2&gssencmode=disable"
+        waiting = pool.submit(Address("x", url).replicate)
+        client, _ = silent.accept()  # not before the connection is made, and while nobody answers it
+        with client:
+            assert client.recv(8) and not waiting.done()
+            with pytest.raises(HeadwaterError, match="no answer within 2 seconds") as refused:
+                waiting.result(PATIENCE)
+    assert SECRET not in f"{refused.value} {refused.value.hint}"
