@@ -120,6 +120,10 @@ class Answers:
         """Before it."""
         return self._sums[bisect_right(self._begins, self._begin(offset) - 1)]
 
+    def places(self, sum: int) -> list[int]:
+        """Where it was `sum`: the first offsets of the transactions that made it so."""
+        return [begin for begin, each in zip(self._begins, self._sums[1:], strict=True) if each == sum]
+
     def since(self, offset: int) -> set[int]:
         """All that it was at `offset` and later."""
         return {*self._sums[bisect_right(self._begins, offset) :], self.at(offset)}
@@ -189,7 +193,8 @@ class FreshFeed(FeedValidator):
         for tag in self._told.keys() & self._held.keys():
             offset = self._told[tag]
             if self._is_settled(offset) and self._held[tag] != self._answers.at(offset):
-                self.fail(f"{tag} was said to be the answer at {offset}, and is another one's")
+                real = self._answers.places(self._held[tag])  # older ones would make a 304 wrong, newer ones not
+                self.fail(f"{tag} was said to be the answer at {offset}, and is another one's: of {real[-5:]}")
 
 
 def validate_watcher(journal: list[Entry], expected: Expected) -> list[str]:
