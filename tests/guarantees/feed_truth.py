@@ -11,6 +11,7 @@ import re
 import zlib
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import apsw
@@ -149,6 +150,7 @@ class Expected:
         self._now: dict[Keyed, Named] = {}  # rows as they are, whether they pass or not
         self.tables = dict(tables or truth.shapes)
         self.void: set[str] = set()  # tables that must be read again: the changes do not tell them any more
+        self._voids: list[tuple[int, frozenset[str]]] = []  # what it was from an offset on
         self._versions: dict[Keyed, tuple[list[int], list[Any]]] = {}
         self._touched: tuple[list[int], list[Keyed]] = [], []  # every version, in the order of offsets
         self._inside = _Inside(truth, spec)
@@ -195,6 +197,7 @@ class Expected:
             self._reshape(seen)
         elif change.op is Op.TRUNCATE:
             self._empty(table.name, seen.offset)
+            self._void(table.name, seen.offset, False)  # there is nothing to be read
         elif table.name not in self.void:
             before, after = change.before, change.after
             old = None if before is None else self.key(table, before)
@@ -225,8 +228,7 @@ class Expected:
         table, ddl = seen.change.table, seen.change.ddl or ""
         if seen.change.resnapshot or ENDS.match(ddl):
             self._empty(table.name, seen.offset)
-            self.void.discard(table.name)
-            self.void |= {table.name} if seen.change.resnapshot else set()
+            self._void(table.name, seen.offset, seen.change.resnapshot)
         known, self.tables[table.name] = self.tables.get(table.name), table
         if known is None or known.names == table.names:
             return
@@ -237,6 +239,16 @@ class Expected:
                 row.update({name: was.get(name, self.truth.added) for name in table.names})
                 if self.image(key, seen.offset) is not None:
                     self._version(key, seen.offset, self._image(table, row))
+
+    def _void(self, table: str, offset: int, is_void: bool) -> None:
+        if is_void != (table in self.void):
+            self.void ^= {table}
+            self._voids.append((offset, frozenset(self.void)))
+
+    def void_at(self, offset: int) -> frozenset[str]:
+        """The tables of which changes do not tell at `offset`, unless they were read since."""
+        place = bisect_right(self._voids, offset, key=itemgetter(0))
+        return self._voids[place - 1][1] if place else frozenset()
 
     def _empty(self, table: str, offset: int) -> None:
         """No row is left."""

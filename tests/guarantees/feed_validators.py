@@ -270,9 +270,9 @@ class Folded(FeedValidator):
             self._equal_at = None
         match entry.kind:
             case "begin" if not self._knows:  # it begins with what is there
-                self._rows, self._knows = expected.state(entry.offset), True
+                self._load(entry.offset, expected)
             case "loaded":
-                self._rows, self._knows = expected.state(entry.offset), True
+                self._load(entry.offset, expected)
             case "rows" | "restart":
                 self._rows = self._rows if entry.kind == ROWS and self._knows and not step.exact else {}
                 self._knows = True
@@ -286,6 +286,9 @@ class Folded(FeedValidator):
                 self._compare(entry, expected)
             case "reached" | "caught_up" | "checkpoint" if step.exact and entry.offset >= step.high:
                 self._compare(entry, expected)
+
+    def _load(self, offset: int, expected: Expected) -> None:
+        self._rows, self._void, self._knows = expected.state(offset), set(expected.void_at(offset)), True
 
     def _upsert(self, body: dict[str, Any], expected: Expected) -> None:
         self._equal_at = None

@@ -348,6 +348,23 @@ def test_the_fold_knows_columns_that_are_added() -> None:
 # Bounded and Isolated
 
 
+def test_the_fold_knows_tables_that_asked_for_a_snapshot_before_a_reader_began() -> None:
+    anew = Change(Op.SCHEMA_CHANGE, T2, ddl="ALTER TABLE t", resnapshot=True)
+    truth = Truth(
+        [
+            *HISTORY,
+            Transaction("9", (anew,), 9, ts(1005), 1005),
+            Transaction("10", (delete(9, 41, "c"),), 10, ts(1006), 1006),  # of a row that nobody was told of again
+            Transaction("11", (Change(Op.TRUNCATE, T),), 11, ts(1007), 1007),
+            Transaction("12", (insert(3, 1, "e"), update((3, 1, "e"), (3, 2, "e"))), 12, ts(1008), 1008),
+        ]
+    )
+    expected = Expected(truth, Spec())
+    told = [Entry(BEGIN, 9), *(change(expected, offset) for offset in (10, 11, 12, 13)), Entry(CAUGHT_UP, 13)]
+    assert failures(Folded(), told, expected) == []
+    assert failures(Folded(), [*told[:3], *told[4:]], expected) != []
+
+
 def test_bounded_catches_more_than_a_mebibyte_each() -> None:
     for stalled, broken in ((30 << 20, False), (31 << 20, True)):
         validator = Bounded()

@@ -5,6 +5,7 @@ One is shared by all who asked before it began; who comes while one is under way
 
 from __future__ import annotations
 
+import math
 import secrets
 import threading
 import time
@@ -79,7 +80,13 @@ class Barriers:
         self._is_running = False
         self._seen: dict[str, int] = {}
         self._awaited = ""
+        self._missed_at = -math.inf  # when the last one was not seen in time, if it was not
         self._found: Passed | HeadwaterError = SourceError("no barrier was set")
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether somebody has just waited for the stream in vain."""
+        return time.monotonic() - self._missed_at < SECONDS
 
     def passed(self, token: str, offset: int) -> None:
         """The stream's reader saw a mark."""
@@ -133,4 +140,5 @@ class Barriers:
         schema, snapshot = self._side.ask(work)
         with self._changed:
             self._changed.wait_for(lambda: token in self._seen, end - time.monotonic())
+            self._missed_at = -math.inf if token in self._seen else time.monotonic()
             return Passed(self._seen.get(token), schema, snapshot)

@@ -1,4 +1,4 @@
-"""Where reads and writes of ours stand in the log. Fulfils `writing.Positions` and `reading.Visibility`.
+"""Where reads and writes of ours stand in the log. Fulfils `writing.Positions` and `reading.Places`.
 
 A write is announced before it is committed, so that nothing is remembered of the transactions of others.
 """
@@ -14,6 +14,7 @@ import msgspec
 from headwater.errors import Unavailable
 from headwater.model.change import Transaction
 from headwater.sources.postgres.barriers import Barriers, Passed
+from headwater.sources.postgres.reading import Place
 from headwater.sources.postgres.visibility import Snapshot, Visibility
 
 MOST = 100_000  # announced transactions; those whose commit failed are never asked for
@@ -93,3 +94,15 @@ class Positions:
     def exact(self, snapshot: str) -> int | None:
         """See reading.Visibility."""
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
+
+    def place(self, snapshot: str) -> Place:
+        """See reading.Places. Where somebody has just waited for the stream in vain, nobody waits again."""
+        shot = Snapshot.of(snapshot)
+        if self._barriers.is_behind:
+            return Place(self._visibility.offset_seen(shot))
+        found = self._barriers.set()
+        self._passed(found)
+        exact = None if found.offset is None else self._visibility.exact(shot, found.offset)
+        if exact is not None:
+            return Place(exact, is_exact=True, is_behind=False, schema=found.schema)
+        return Place(self._visibility.offset_seen(shot), is_behind=found.offset is None, schema=found.schema)

@@ -2,7 +2,8 @@
 
 A read sees the transactions of its snapshot. When all that were committed before it are on our stream, it is known
 whether these are exactly the first so many of the log; if not (a commit was seen in another order than it is logged),
-the read is made again. Only chunks need that; other reads are told an offset up to which they surely saw everything.
+the read is made again. Chunks need that, and answers that have a tag; other reads are told an offset up to which they
+surely saw everything.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from headwater.errors import Busy
 from headwater.model.key import Span
@@ -40,6 +43,23 @@ class Visibility(Protocol):
 
     def exact(self, snapshot: str) -> int | None:
         """The offset up to which it sees everything, and nothing after; None where there is none: read again."""
+        ...
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a snapshot stands: it sees everything up to `offset`."""
+
+    offset: int
+    is_exact: bool = False  # and nothing after it
+    is_behind: bool = True  # the stream has not told all that it may see
+    schema: int | None = None  # the number of the schema at a moment after the snapshot, where that was asked
+
+
+class Places(Visibility, Protocol):
+    """The same, for who does with less when the stream is behind."""
+
+    def place(self, snapshot: str) -> Place:
+        """The best that is known of it, after a short wait for the stream."""
         ...
 
 

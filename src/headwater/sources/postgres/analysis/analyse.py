@@ -28,7 +28,7 @@ from headwater.sources.postgres.analysis.parameters import Marked, bound_args, m
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
 from headwater.sources.postgres.link import Limit, Link, Pool
-from headwater.sources.postgres.reading import Visibility
+from headwater.sources.postgres.reading import Place, Places
 from headwater.sources.postgres.session import MAX_ROWS, MAX_WEIGHT
 from headwater.sources.postgres.shapes import OURS
 from headwater.sources.postgres.statements import check_allowed, check_ours, places_named
@@ -57,9 +57,7 @@ class _Known(msgspec.Struct, frozen=True):
 class Analyses:
     """One per source; from any thread."""
 
-    def __init__(
-        self, pool: Pool, visibility: Visibility, publication: str, *, statement_seconds: float = 30.0
-    ) -> None:
+    def __init__(self, pool: Pool, visibility: Places, publication: str, *, statement_seconds: float = 30.0) -> None:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
         self._lock = threading.Lock()  # guards what follows
@@ -161,12 +159,20 @@ class Analyses:
         answer is held against the schema of the snapshot, against what was locked, and against the schema afterwards.
         """
         bound = bound_args(known.analysis.parameters, known.types, args)
-        with self._visibility.reading():
-            found = self._pool.read(lambda link: _read(link, known, bound), self._seconds)
-            if found is None or self._number() != known.state.number:
+        for _ in range(TRIES):
+            with self._visibility.reading():
+                found = self._pool.read(lambda link: _read(link, known, bound), self._seconds)
+                if found is None:
+                    return None
+                read, snapshot = found
+                has_tag = known.analysis.is_cacheable and read.settled
+                place = self._visibility.place(snapshot) if has_tag else Place(self._visibility.seen(snapshot))
+            if (self._number() if place.schema is None else place.schema) != known.state.number:
                 return None
-            read, snapshot = found
-            return msgspec.structs.replace(read, offset=self._visibility.seen(snapshot))
+            if place.is_exact or place.is_behind:
+                break  # else it was read between two commits that are logged in another order
+        # A tag stands for one answer: one that may have seen more than its offset tells has none.
+        return msgspec.structs.replace(read, offset=place.offset, settled=place.is_exact)
 
 
 def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, str] | None:
