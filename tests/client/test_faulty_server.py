@@ -425,3 +425,16 @@ def test_https_works_with_a_certificate_that_is_trusted_and_with_no_other(certif
         assert ids_of(ask(server.url, snapshot, tls=trusted)) == [1]
         with pytest.raises(ConfigError, match="not trusted"):
             ask(server.url, call("system.ping"))
+
+
+def test_tls_that_only_one_side_speaks_is_told_with_the_other_scheme(
+    faulty: Faulty, certificate: Path, ask: Any
+) -> None:
+    with pytest.raises(ConfigError, match="does not speak TLS") as plain:
+        ask(faulty.url.replace("http", "https"), call("system.ping"))
+    assert plain.value.hint == f"Write {faulty.url}."
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain(certificate)
+    with Faulty(own) as server, pytest.raises(Unavailable) as secret:
+        ask(server.url.replace("https", "http"), call("system.ping"), patience=0.0)
+    assert server.url in secret.value.hint

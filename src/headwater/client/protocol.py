@@ -206,9 +206,16 @@ def ranges_of(found: Any) -> list[Range]:
 
 
 def unreachable(server: Server, error: Exception, *, sent: bool) -> HeadwaterError:
-    """No answer: the connection was not made, or broke."""
+    """No answer: the connection was not made, or broke. Where the other side speaks no TLS, waiting is in vain."""
+    if "WRONG_VERSION_NUMBER" in str(error):
+        plain = server.url.replace("https", "http", 1)
+        return ConfigError(f"{server.url} does not speak TLS", hint=f"Write {plain}.")
     what = "no server answers" if not sent else "the connection broke before the answer"
-    return Unavailable(f"{what} at {server.url}: {str(error) or type(error).__name__}", sent=sent)
+    message = f"{what} at {server.url}: {str(error) or type(error).__name__}"
+    if server.scheme == "https" or not (sent or "reset" in message):
+        return Unavailable(message, sent=sent)
+    secure = server.url.replace("http", "https", 1)
+    return Unavailable(message, hint=f"It may have stopped; or it speaks TLS: then write {secure}.", sent=sent)
 
 
 def distrusted(server: Server, error: Exception) -> HeadwaterError:
