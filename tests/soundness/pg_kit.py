@@ -28,6 +28,7 @@ from headwater.model.dependency import ALWAYS, Analysis
 from headwater.model.pack import encode_row
 from headwater.queries.binding import Bound, bind
 from headwater.queries.router import Router
+from headwater.sources.postgres.reading import Place
 from headwater.sources.source import Session
 
 QUERIES, STEPS = 12, 8
@@ -73,10 +74,18 @@ class _Slow:
         return found
 
     def seen(self, snapshot: str) -> int:
+        self._pass()
+        return int(self._positions.seen(snapshot))
+
+    def place(self, snapshot: str) -> Place:
+        self._pass()
+        found: Place = self._positions.place(snapshot)
+        return found
+
+    def _pass(self) -> None:
         between, self.between = self.between, None
         if between is not None:
             between()
-        return int(self._positions.seen(snapshot))
 
 
 class Kit:

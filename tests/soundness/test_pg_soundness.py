@@ -21,6 +21,7 @@ from headwater.sources.postgres.analysis import analyse
 from headwater.sources.postgres.analysis.order import Judged
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.positions import Positions
+from headwater.sources.postgres.reading import Place
 
 SEEDS = 20
 FRESH = int(os.environ.get("SOUNDNESS_SEED") or secrets.randbits(40))
@@ -82,11 +83,12 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def _head(patch: pytest.MonkeyPatch) -> None:
     """An answer is said to stand where the log ends, as if what is logged were seen."""
 
-    def seen(self: Positions, snapshot: str) -> int:
-        visibility = self._visibility
-        return visibility._logged[-1][1] if visibility._logged else visibility._forgotten
+    def place(self: Positions, snapshot: str) -> Place:
+        found = self._barriers.set()
+        assert found.offset is not None
+        return Place(found.offset, is_exact=True, is_behind=False, schema=found.schema)
 
-    patch.setattr(Positions, "seen", seen)
+    patch.setattr(Positions, "place", place)
 
 
 def _missing(patch: pytest.MonkeyPatch) -> None:

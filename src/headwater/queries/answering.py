@@ -304,7 +304,8 @@ class Answering:
     async def understood(self, prepared: Prepared, args: Args) -> tuple[Instance, int]:
         """The query with these arguments as it is understood now, and an offset that was reached by then."""
         seen = await self._looks.look()
-        return await self.instance(prepared, args, seen.look), seen.look.head
+        head = self._reached(seen)
+        return await self.instance(prepared, args, seen.look), head
 
     async def meaning(self, prepared: Prepared) -> Analysis:
         """What the query depends on now, whatever its arguments."""
@@ -312,8 +313,12 @@ class Answering:
         return (await self.analysis(prepared, seen.look))[0]
 
     async def head(self) -> int:
-        """The offset that is reached now."""
-        return (await self._looks.look()).look.head
+        """An offset that is reached now."""
+        return self._reached(await self._looks.look())
+
+    def _reached(self, seen: Seen) -> int:
+        """Where the log ends everything can be read, changes of the schema too; a head may lie beyond that."""
+        return min(seen.look.head, self.database.log.latest)
 
     # --- understanding ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 
 import pytest
 
@@ -23,14 +24,33 @@ def part(xid: int, count: int, *, lsn: str = "0/0", start: int = 0, last: bool =
     return Transaction(str(xid), changes, start=start, last=last, position=lsn)
 
 
+def followed(held: Held, after: int) -> Iterator[Transaction]:
+    """Where everything is visible."""
+    return held.follow(after, held.latest, held.large)
+
+
+def test_nothing_is_handed_on_before_it_is_visible(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CHANGES", 5)
+    held = Held(START)
+    held.put(part(1, 2, lsn="0/500"), 10, None)
+    held.put(part(2, 3, lsn="0/600"), 10, None)
+    assert [list(held.follow(10, visible, held.large)) for visible in (10, 11)] == [[], []]
+    assert [each.id for each in held.follow(10, 12, held.large)] == ["1"]
+    assert [each.id for each in held.follow(10, 15, held.large)] == ["1", "2"]
+    held.acknowledge(15)
+    held.put(part(3, 5, last=False), 10, None)
+    assert held.large == "3"
+    assert list(held.follow(15, 15, "")) == [] and next(held.follow(15, 15, "3")).id == "3"
+
+
 def test_offsets_go_on_after_the_log_and_nothing_is_handed_on_before_it_is_whole() -> None:
     held = Held(START)
     held.put(part(1, 2, lsn="0/500"), 10, None)
     held.put(part(2, 3, last=False), 10, None)
-    assert [each.first for each in held.follow(10)] == [11]
+    assert [each.first for each in followed(held, 10)] == [11]
     held.put(part(2, 1, start=3, lsn="0/600"), 10, None)
-    assert [(each.first, each.upto) for each in held.follow(10)] == [(11, 12), (13, 15), (16, 16)]
-    assert [(each.first, each.upto) for each in held.follow(13)] == [(14, 15), (16, 16)]
+    assert [(each.first, each.upto) for each in followed(held, 10)] == [(11, 12), (13, 15), (16, 16)]
+    assert [(each.first, each.upto) for each in followed(held, 13)] == [(14, 15), (16, 16)]
     assert held.acknowledge(14).position == 0x500
     assert held.acknowledge(16).position == 0x600
     assert (held.changes, held.durable, held.latest) == (0, 16, 16)
@@ -42,7 +62,7 @@ def test_a_new_session_forgets_what_was_not_whole() -> None:
     held.put(part(2, 3, last=False), 10, None)
     assert held.rewind().offset == 12 and held.latest == 12 and held.changes == 2
     held.put(part(2, 4, lsn="0/600"), 10, None)
-    assert [each.upto for each in held.follow(10)] == [12, 16]
+    assert [each.upto for each in followed(held, 10)] == [12, 16]
 
 
 def test_a_large_one_is_let_go_as_it_is_taken_and_comes_again_if_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,18 +70,18 @@ def test_a_large_one_is_let_go_as_it_is_taken_and_comes_again_if_it_must(monkeyp
     held = Held(START)
     held.put(part(1, 1, lsn="0/500"), 1, None)
     held.put(part(2, 3, last=False), 1, None)
-    assert [each.upto for each in held.follow(10)] == [11]
-    assert not held.has_room and list(held.follow(11)) == []  # what is before it is not durable yet
+    assert [each.upto for each in followed(held, 10)] == [11]
+    assert not held.has_room and list(followed(held, 11)) == []  # what is before it is not durable yet
     held.acknowledge(11)
     held.put(part(2, 3, start=3, last=False), 1, None)
-    parts = held.follow(11)
+    parts = followed(held, 11)
     assert [each.first for each in itertools.islice(parts, 2)] == [12, 15]
     held.put(part(2, 1, start=6, lsn="0/900"), 1, None)
     assert [each.first for each in parts] == [18]
-    assert list(held.follow(11)) == [] and held.wants_back  # it could not be logged
+    assert list(followed(held, 11)) == [] and held.wants_back  # it could not be logged
     assert held.rewind().offset == 11 and not held.wants_back
     held.put(part(2, 7, lsn="0/900"), 1, None)
-    assert [each.first for each in held.follow(11)] == [12]
+    assert [each.first for each in followed(held, 11)] == [12]
     assert held.acknowledge(18).position == 0x900
 
 
@@ -71,20 +91,20 @@ def test_a_large_one_comes_again_though_it_was_whole_when_the_stream_was_cut_off
     monkeypatch.setattr(module, "MOST_CHANGES", 4)
     held = Held(START)
     held.put(part(1, 5, last=False), 1, None)
-    assert next(held.follow(10)).first == 11  # and no more of it is taken
+    assert next(followed(held, 10)).first == 11  # and no more of it is taken
     held.put(part(1, 1, start=5, lsn="0/900"), 1, None)
     assert held.rewind().offset == 16  # cut off before anybody asked again
-    assert list(held.follow(10)) == [] and held.wants_back
+    assert list(followed(held, 10)) == [] and held.wants_back
     assert held.rewind().offset == 10
     held.put(part(1, 6, lsn="0/900"), 1, None)
-    assert [(each.first, each.upto) for each in held.follow(10)] == [(11, 16)]
+    assert [(each.first, each.upto) for each in followed(held, 10)] == [(11, 16)]
 
 
 def test_whoever_takes_a_large_one_is_told_when_it_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_CHANGES", 2)
     held = Held(START)
     held.put(part(2, 3, last=False), 1, None)
-    parts = held.follow(10)
+    parts = followed(held, 10)
     next(parts)
     held.rewind()
     with pytest.raises(SourceError):

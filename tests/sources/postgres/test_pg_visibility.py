@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.sources.postgres.visibility import KEEP, Snapshot, Visibility
+from headwater.errors import Unavailable
+from headwater.sources.postgres.visibility import Snapshot, Visibility
 
 
 def test_a_snapshot_is_read_from_its_text() -> None:
@@ -52,12 +54,12 @@ def test_what_everybody_sees_is_forgotten_and_what_a_reader_may_not_see_is_not()
         old = Snapshot(50, 201, frozenset({50}))
         with visibility.reading():
             assert visibility.offset_seen(Snapshot(201, 201)) == 200
+        assert visibility.visible == 0
         visibility.notice(Snapshot(201, 201))
-        assert len(visibility) == 200  # a reader that began before is still here
+        assert visibility.visible == 200 and len(visibility) == 200  # a reader that began before is still here
         assert visibility.offset_seen(old) == 49
         assert not visibility.is_prefix(old)
-    visibility.notice(Snapshot(201, 201))
-    assert len(visibility) <= KEEP
+    assert len(visibility) == 0
     assert visibility.offset_seen(Snapshot(201, 201)) == 200
 
 
@@ -99,3 +101,36 @@ def test_forgetting_under_many_readers_never_claims_too_much() -> None:
         thread.join()
     assert not wrong
     assert visibility.offset_seen(Snapshot(5_000, 5_000)) == 4_999
+
+
+def test_what_comes_again_is_not_visible_before_somebody_sees_it_again() -> None:
+    visibility = Visibility(0)
+    with visibility.reading():
+        for n in range(1, 6):
+            visibility.log(n, n * 10)
+        visibility.notice(Snapshot(4, 6, frozenset({4})))
+        assert visibility.visible == 30 and visibility.offset_seen(Snapshot(2, 2)) == 10
+        visibility.cut(20)
+        assert visibility.visible == 20
+        visibility.log(3, 30)
+        assert visibility.visible == 20 and visibility.exact(Snapshot(4, 4), 30) == 30
+    visibility.notice(Snapshot(4, 4))
+    assert visibility.visible == 30 and len(visibility) == 0
+
+
+def test_a_read_across_a_new_beginning_has_no_place() -> None:
+    visibility = Visibility(0)
+    with pytest.raises(Unavailable), visibility.reading():
+        visibility.start(12)
+    with visibility.reading():
+        assert visibility.offset_seen(Snapshot(2, 2)) == 12
+
+
+def test_numbers_that_are_used_again_find_nothing_of_before() -> None:
+    visibility = Visibility(0)
+    visibility.log(7, 1)
+    visibility.notice(Snapshot(8, 8))
+    late = Snapshot(2**31 + 100, 2**31 + 100)
+    assert visibility.exact(late, 1) == 1
+    visibility.log((2**31 + 200) % 2**32, 2)
+    assert visibility.exact(late, 2) == 1

@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError, SourceError
 from headwater.sources.postgres.assembly import PREFIX
 from headwater.sources.postgres.catalogue import schema_number
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.visibility import Snapshot
+from headwater.sources.postgres.visibility import Snapshot, snapshot_now
 
 SECONDS = 1.0  # longest one waits for its mark
 DOWN_SECONDS = 0.1  # the same, where there is no stream just now
@@ -134,8 +134,8 @@ class Barriers:
             connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [PREFIX, token])
             # A change of the schema after the mark makes another number, which is safe; one before it is in it.
             with connection.transaction():
-                row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-                return schema_number(connection), Snapshot.of(str(row[0] if row else "1:1:"))
+                snapshot = snapshot_now(connection)
+                return schema_number(connection), snapshot
 
         schema, snapshot = self._side.ask(work)
         with self._changed:

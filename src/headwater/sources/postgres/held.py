@@ -107,8 +107,16 @@ class Held:
 
     # --- capture's side --------------------------------------------------------------------------------------
 
-    def follow(self, after: int) -> Iterator[Transaction]:
-        """What is here after `after`, whole transactions; or, as it comes, one that is too large to be held."""
+    @property
+    def large(self) -> str:
+        """The number of a transaction that is too large to be held, where it is the next to be followed; else ""."""
+        with self._changed:
+            is_next = self._parts and self._parts[0][0].first > self._whole.offset
+            return self._parts[0][0].id if is_next and not self.has_room else ""
+
+    def follow(self, after: int, visible: int, large: str) -> Iterator[Transaction]:
+        """What is here after `after`, whole transactions up to `visible`; or, as it comes, the one that is too large to
+        be held, if it is `large`, of which the caller knows that it is visible."""
         with self._changed:
             first = self._parts[0][0].first if self._parts else self._next
             if after + 1 < first and after >= self._durable.offset:
@@ -116,8 +124,8 @@ class Held:
                 self._changed.notify_all()
                 return iter(())
             start = self._place(after)
-            parts = [part for part, _ in self._parts[start : self._place(self._whole.offset)]]
-            if not parts and self._parts and not start and not self.has_room:
+            parts = [part for part, _ in self._parts[start : self._place(min(self._whole.offset, visible))]]
+            if not parts and not start and large and large == self.large:
                 self._before = self._whole
                 return self._large(self._session)
         if parts and parts[0].first <= after:

@@ -17,6 +17,7 @@ from headwater.errors import ConfigError, HeadwaterError, SourceError, SourceUnf
 from headwater.sources.postgres.connection import Connection, error_of, quoted
 from headwater.sources.postgres.frames import lsn_of, lsn_text
 from headwater.sources.postgres.relations import split_name
+from headwater.sources.postgres.visibility import snapshot_now
 
 CREATE_SECONDS = 60  # a slot begins when all transactions that are open have ended
 LEAVE_SECONDS = 5.0
@@ -182,18 +183,38 @@ def create_slot(connection: Connection, slot: str) -> int:
     connection.execute(f"SET statement_timeout = {CREATE_SECONDS * 1000}".encode())
     try:
         row = connection.execute("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
-        return lsn_of((row.fetchone() or ("0/0",))[0])
+        position = lsn_of((row.fetchone() or ("0/0",))[0])
+        if not _is_all_visible(connection):
+            drop_slot(connection, slot)
+            raise _held_up(slot)
+        return position
     except psycopg.errors.QueryCanceled as error:
-        raise SourceError(
-            f"the slot {slot} could not be made: a transaction has been open for more than {CREATE_SECONDS} seconds",
-            hint="Find it: SELECT pid, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
-        ) from error
+        raise _held_up(slot) from error
     except psycopg.errors.ConfigurationLimitExceeded as error:
         hint = "Run: ALTER SYSTEM SET max_replication_slots = 20; -- then restart the server"
         raise SourceUnfit("the server has no room for another replication slot", hint=hint) from error
     finally:
         if not connection.closed:
             connection.execute("RESET statement_timeout")
+
+
+def _held_up(slot: str) -> SourceError:
+    return SourceError(
+        f"the slot {slot} could not be made: a transaction has been open for more than {CREATE_SECONDS} seconds",
+        hint="Find it: SELECT pid, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+    )
+
+
+def _is_all_visible(connection: Connection) -> bool:
+    """Wait for what was committed before a new slot and is not visible yet, because a standby must confirm it: neither
+    would its stream tell of it, nor the first read see it. It cannot be told from what is open."""
+    running = snapshot_now(connection).open
+    end = time.monotonic() + CREATE_SECONDS
+    while running & snapshot_now(connection).open:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class Dropped(msgspec.Struct, frozen=True):

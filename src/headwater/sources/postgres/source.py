@@ -36,20 +36,19 @@ from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.sampling import sample
 from headwater.sources.postgres.shapes import Shapes
+from headwater.sources.postgres.sight import Sight
 from headwater.sources.postgres.slot import Identity
 from headwater.sources.postgres.stream import Stream
 from headwater.sources.postgres.tx import PostgresTx
-from headwater.sources.postgres.visibility import Snapshot, Visibility
+from headwater.sources.postgres.visibility import Visibility
 from headwater.sources.postgres.watch import Watch
 from headwater.sources.postgres.where import Predicates
 from headwater.sources.postgres.writing import Writers
 from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Work, Written
 
 T = TypeVar("T")
-RECENT = 10_000  # changes at the end of the log whose transactions somebody may not see yet, after a restart
 DOWN_SECONDS = 1.0  # without a connection before it is an error
 LOOK_SECONDS = 5.0  # between two looks at what the stream does not tell: of the publication, and of tables
-MANY = 1_000  # logged transactions after which somebody asks which of them everybody sees
 
 
 class PostgresSource:
@@ -58,14 +57,16 @@ class PostgresSource:
     def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
         self.name, self.address = name, url
         self._server, self._config = Server(name, url), config
-        self._side = Side(self._server, synchronous_commit="on", statement_timeout="60000")
+        # Its marks must be on disk to be streamed, but need not wait for a standby: what does, is not visible yet.
+        self._side = Side(self._server, synchronous_commit="local", statement_timeout="60000")
         self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
         self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
         self._arrived = threading.Event()
+        self._sight = Sight(self._server, self._visibility, self._arrived.set)
         self._held: Held | None = None
         self._stream: Stream | None = None
         self._watch: Watch | None = None
-        self._pruned_at = self._looked_at = 0.0
+        self._looked_at = 0.0
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
         self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
@@ -101,7 +102,7 @@ class PostgresSource:
         found = self._attachment.resume(generation, latest, read)
         if isinstance(found, str):
             return found
-        self._recall(latest, read)
+        self._visibility.start(latest)
         self._run(found)
         return ""
 
@@ -117,6 +118,7 @@ class PostgresSource:
         """Connect anew: what stands behind the name is not what it was."""
         self._halt()
         self._side.close()
+        self._sight.close()
         self._pool.renew()
         self._columns.renew()
 
@@ -128,15 +130,6 @@ class PostgresSource:
         """See Sparing: large values that an update leaves alone are told only where the old row is."""
         parts = split_name(table)
         return "" if parts is None else self._side.ask(lambda connection: whole_rows_remedy(connection, *parts))
-
-    def _recall(self, latest: int, read: Callable[[int], Iterator[Transaction]]) -> None:
-        """The last transactions of the log: that they were committed does not mean that everybody sees them yet."""
-        self._visibility.start(latest)
-        for number, part in enumerate(read(max(latest - RECENT, 0))):
-            if not number:
-                self._visibility.start(part.first - part.start - 1)
-            if part.last:
-                self._visibility.log(int(part.id), part.upto)
 
     def _run(self, point: Point) -> None:
         attachment, held = self._attachment, Held(point)
@@ -224,10 +217,12 @@ class PostgresSource:
         held, stream = self._running()
         if stream.lost is not None:
             raise stream.lost
-        error = stream.error
-        if error is not None and time.monotonic() - stream.error_since > DOWN_SECONDS and held.durable == held.latest:
-            raise error
-        parts = held.follow(after)
+        is_down = stream.error is not None and time.monotonic() - stream.error_since > DOWN_SECONDS
+        seen = self._sight.see(held)
+        trouble = stream.error if is_down else seen.trouble
+        if trouble is not None and held.durable >= min(seen.upto, held.latest):
+            raise trouble
+        parts = held.follow(after, seen.upto, seen.large)
         if held.wants_back:
             stream.wake()
         return parts
@@ -249,9 +244,6 @@ class PostgresSource:
         due = self._attachment.is_due
         if due(point, idle=stream.idle, confirmed=stream.confirmed, is_asked=stream.is_asked):
             self._save(point, stream)
-        if len(self._visibility) > MANY and time.monotonic() - self._pruned_at > 1:
-            self._pruned_at = time.monotonic()
-            self._prune()
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             self._look_around(held, stream)
@@ -266,14 +258,6 @@ class PostgresSource:
     def _save(self, point: Point, stream: Stream) -> None:
         stream.is_asked = False
         stream.confirm(self._attachment.save(point, stream.idle))
-
-    def _prune(self) -> None:
-        def work(connection: Connection) -> Snapshot:
-            row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
-            return Snapshot.of(str(row[0] if row else "1:1:"))
-
-        with suppress(HeadwaterError):
-            self._visibility.notice(self._side.ask(work))
 
     def _running(self) -> tuple[Held, Stream]:
         held, stream = self._held, self._stream
@@ -394,4 +378,5 @@ class PostgresSource:
                     self._save(point, stream)
         self._halt()
         self._side.close()
+        self._sight.close()
         self._pool.close()

@@ -1,8 +1,9 @@
-"""What a snapshot of PostgreSQL sees of the log. Pure but for one lock.
+"""What a snapshot of PostgreSQL sees of the stream. Pure but for a lock and one question.
 
 The order in which commits lie in the server's log, ours too, is not the order in which they become visible: a commit
-is written, and streamed, before others see it; where a standby must confirm it, much later. So where a read stands in
-the log is told by its snapshot and by the numbers of the logged transactions, never by a position in the server's log.
+is written, and streamed, before others see it; where a standby must confirm it, much later. So where a read stands is
+told by its snapshot and by the numbers of the transactions that came, never by a position in the server's log. And the
+log takes in nothing that is not visible yet: what it holds, every later read sees.
 
 Those numbers have 32 bits in the stream and 64 in a snapshot: they are compared modulo 2^32.
 """
@@ -10,6 +11,7 @@ Those numbers have 32 bits in the stream and 64 in a snapshot: they are compared
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -17,9 +19,11 @@ from contextlib import contextmanager
 
 import msgspec
 
+from headwater.errors import Unavailable
+from headwater.sources.postgres.connection import Connection
+
 _ROUND = 1 << 32
 _HALF = 1 << 31
-KEEP = 64  # transactions that are not worth the work of forgetting them
 
 
 class Snapshot(msgspec.Struct, frozen=True):
@@ -41,40 +45,67 @@ class Snapshot(msgspec.Struct, frozen=True):
         return whole < self.high and whole not in self.open
 
 
+def snapshot_now(connection: Connection) -> Snapshot:
+    """What the session sees."""
+    row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    assert row is not None
+    return Snapshot.of(str(row[0]))
+
+
+class _Come(msgspec.Struct, frozen=True):
+    """A transaction that came; `ticket`: readers from there on see it."""
+
+    xid: int
+    upto: int
+    ticket: int = 0
+
+
 class Visibility:
-    """The logged transactions that somebody may not see yet, in the order of the log. From any thread."""
+    """The transactions that came and that somebody may not see yet, in their order. From any thread."""
 
     def __init__(self, offset: int = 0) -> None:
         self._lock = threading.RLock()  # guards what follows
-        self._forgotten = offset  # everything up to here is seen by everybody
-        self._logged: deque[tuple[int, int]] = deque()  # number, last offset
+        self._forgotten = offset  # everything up to here is seen by every reader
+        self._kept: deque[_Come] = deque()  # visible, but perhaps not to readers that began before
+        self._visible = offset  # everything up to here is seen by whoever begins now
+        self._coming: deque[_Come] = deque()  # not known to be visible
         self._tickets = itertools.count(1)
         self._readers: set[int] = set()
-        self._waiting: tuple[int, Snapshot] | None = None  # to forget by it once the readers before it have left
+        self._beginnings = 0
 
     def start(self, offset: int) -> None:
-        """Begin anew: the log ends at `offset`, and everybody sees all of it."""
+        """Begin anew: all that came ends at `offset`, and everybody sees it."""
         with self._lock:
-            self._forgotten = offset
-            self._logged.clear()
-            self._waiting = None
+            self._forgotten = self._visible = offset
+            self._kept.clear()
+            self._coming.clear()
+            self._beginnings += 1
 
     def log(self, xid: int, upto: int) -> None:
-        """Transaction `xid` is the next in the log, and ends at offset `upto`."""
+        """Transaction `xid` came next, and ends at offset `upto`."""
         with self._lock:
-            self._logged.append((xid, upto))
+            self._coming.append(_Come(xid, upto))
 
     def cut(self, offset: int) -> None:
-        """What is logged after `offset` comes again."""
+        """What lies after `offset` comes again."""
         with self._lock:
-            while self._logged and self._logged[-1][1] > offset:
-                self._logged.pop()
+            for each in (self._coming, self._kept):
+                while each and each[-1].upto > offset:
+                    each.pop()
+            self._visible = min(self._visible, max(offset, self._forgotten))
+
+    @property
+    def visible(self) -> int:
+        """The offset up to which whoever begins to read now sees everything."""
+        return self._visible
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around taking a snapshot and asking about it: nothing is forgotten that it may not see."""
+        """Around taking a snapshot and asking about it: nothing is forgotten that it may not see.
+
+        Unavailable when all began anew meanwhile: the snapshot has no place in what came since."""
         with self._lock:
-            ticket = next(self._tickets)
+            ticket, beginnings = next(self._tickets), self._beginnings
             self._readers.add(ticket)
         try:
             yield
@@ -82,29 +113,31 @@ class Visibility:
             with self._lock:
                 self._readers.discard(ticket)
                 self._forget()
+        if beginnings != self._beginnings:
+            raise Unavailable("the log began anew during the read", hint="Try again in a moment.")
 
     def offset_seen(self, snapshot: Snapshot) -> int:
-        """The offset just before the first logged transaction that `snapshot` does not see.
+        """The offset just before the first transaction that `snapshot` does not see.
 
-        It may see more than that: later ones, and some that are not logged yet.
+        It may see more than that: later ones, and some that did not come yet.
         """
         with self._lock:
-            self._offer(snapshot)
             seen = self._forgotten
-            for xid, upto in self._logged:
-                if not snapshot.sees(xid):
+            for each in itertools.chain(self._kept, self._coming):
+                if not snapshot.sees(each.xid):
                     break
-                seen = upto
+                seen = each.upto
             return seen
 
     def is_prefix(self, snapshot: Snapshot) -> bool:
-        """Whether what it sees of the log is exactly the beginning of it, up to `offset_seen`.
+        """Whether what it sees of all that came is exactly the beginning of it, up to `offset_seen`.
 
-        Only of what is logged: to know it of everything, ask when the stream has passed the snapshot.
+        Only of what came: to know it of everything, ask when the stream has passed the snapshot.
         """
         with self._lock:
-            rest = itertools.dropwhile(lambda each: snapshot.sees(each[0]), self._logged)
-            return not any(snapshot.sees(xid) for xid, _ in rest)
+            every = itertools.chain(self._kept, self._coming)
+            rest = itertools.dropwhile(lambda each: snapshot.sees(each.xid), every)
+            return not any(snapshot.sees(each.xid) for each in rest)
 
     def exact(self, snapshot: Snapshot, passed: int) -> int | None:
         """The offset up to which it sees everything, and nothing after; None if there is none, or not known.
@@ -112,7 +145,8 @@ class Visibility:
         `passed` is the offset of a barrier that was set after the snapshot was taken.
         """
         with self._lock:
-            latest = self._logged[-1][1] if self._logged else self._forgotten
+            newest = self._coming or self._kept
+            latest = newest[-1].upto if newest else self._forgotten
             if latest < passed or not self.is_prefix(snapshot):
                 return None
             return self.offset_seen(snapshot)
@@ -120,23 +154,18 @@ class Visibility:
     def notice(self, snapshot: Snapshot) -> None:
         """A snapshot that was just taken: what it sees, all later ones see."""
         with self._lock:
-            self._offer(snapshot)
+            ticket = next(self._tickets)
+            while self._coming and snapshot.sees(self._coming[0].xid):
+                each = self._coming.popleft()
+                self._visible = each.upto
+                self._kept.append(_Come(each.xid, each.upto, ticket))
             self._forget()
 
     def __len__(self) -> int:
-        return len(self._logged)
-
-    def _offer(self, snapshot: Snapshot) -> None:
-        if self._waiting is None and len(self._logged) > KEEP:
-            self._waiting = next(self._tickets), snapshot
+        return len(self._kept) + len(self._coming)
 
     def _forget(self) -> None:
-        """By the snapshot that waits, once whoever began before it is done: theirs may be older."""
-        if self._waiting is None:
-            return
-        ticket, snapshot = self._waiting
-        if self._readers and min(self._readers) < ticket:
-            return
-        self._waiting = None
-        while self._logged and snapshot.sees(self._logged[0][0]):
-            _, self._forgotten = self._logged.popleft()
+        """What whoever reads now began to read after."""
+        oldest = min(self._readers, default=math.inf)
+        while self._kept and self._kept[0].ticket < oldest:
+            self._forgotten = self._kept.popleft().upto

@@ -1,0 +1,52 @@
+"""Sight: how much of what came is visible. Capture asks before it takes something in, so that whoever hears of a change
+can read it; and what a standby must still confirm is told once it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.sources.postgres.barriers import Side
+from headwater.sources.postgres.connection import Server
+from headwater.sources.postgres.held import Held
+from headwater.sources.postgres.visibility import Visibility, snapshot_now
+
+SOON = 10  # times one asks again at once: most commits are visible a moment after they were written
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Everything up to `upto` is visible, and the transaction `large`, if there is one; `trouble`: why no more is."""
+
+    upto: int
+    large: str = ""
+    trouble: HeadwaterError | None = None
+
+
+class Sight:
+    """Of one database, with a session of its own: capture waits for nobody else's. For capture's thread."""
+
+    def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
+        self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again
+        self._unseen = 0  # times in a row that nothing more was visible
+
+    def see(self, held: Held) -> Seen:
+        """Ask, if there is something new."""
+        large, visible = held.large, self._visibility.visible
+        if not large and held.whole.offset <= visible:
+            return Seen(visible)
+        try:
+            snapshot = self._side.ask(snapshot_now)
+        except HeadwaterError as error:
+            return Seen(visible, trouble=error)
+        self._visibility.notice(snapshot)
+        found = Seen(self._visibility.visible, large if large and snapshot.sees(int(large)) else "")
+        self._unseen = 0 if found.upto > visible or found.large else self._unseen + 1
+        if found.upto < held.whole.offset and self._unseen < SOON:
+            self._again()
+        return found
+
+    def close(self) -> None:
+        """End the session."""
+        self._side.close()
