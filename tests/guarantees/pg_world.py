@@ -25,7 +25,7 @@ from world import Rows, Run, World
 
 from headwater.model.change import Transaction
 
-FOREIGNERS, CLIENTS = 3, 2
+CLIENTS = 2
 RUN = {"max_prepared_transactions": "50", "wal_sender_timeout": "10s", "max_connections": "60"}
 
 
@@ -38,7 +38,7 @@ class Postgres(World):
     """Rows that were there before, and everything that applications do to a database."""
 
     must = ("kill", "crash", "cut")
-    may = (*World.may, "crash", "restart", "cut", "pause postgres", "crash both", "forget")
+    may = (*World.may, "crash", "restart", "cut", "pause postgres", "crash both", "lag", "forget")
     settings = """
 [log]
 flush_ms = 20
@@ -85,7 +85,8 @@ heartbeat_seconds = 0.5
         may_write, history = self.recorder.may_write, self.history
         dice = {name: random.Random(f"{self.seed}-{name}") for name in ("f0", "f1", "f2", "c0", "c1")}
         foreign = [
-            PgWriter(self.connect, history, dice[f"f{n}"], f"f{n}", may_write, ddl=n == 0) for n in range(FOREIGNERS)
+            PgWriter(connect, history, dice[f"f{n}"], f"f{n}", may_write, ddl=n == 0)
+            for n, connect in enumerate((self.connect, self.connect, self.connect_locally))
         ]
         ours = [PgClient(Asking(self.server), history, dice[f"c{n}"], f"c{n}", may_write) for n in range(CLIENTS)]
         return [each.run for each in (*foreign, *ours)]
@@ -93,6 +94,10 @@ heartbeat_seconds = 0.5
     def connect(self, options: str = "") -> Session:
         address = f"host={self.postgres.folder} user=postgres dbname=app options='{options}' connect_timeout=5"
         return psycopg.connect(address, autocommit=True)
+
+    def connect_locally(self, options: str = "") -> Session:
+        """One whose commits wait for no standby."""
+        return self.connect(f"-c synchronous_commit=local {options}")
 
     def say_last(self) -> None:
         with self.connect() as db:
@@ -165,3 +170,17 @@ heartbeat_seconds = 0.5
             with contextlib.suppress(psycopg.Error), self.connect() as db:
                 db.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
             time.sleep(self.random.random() * 0.3)
+
+    def do_lag(self) -> None:
+        """A standby must confirm commits, and is not there: they are streamed, and nobody sees them yet."""
+        self._await_standby("nobody")
+        time.sleep(self.random.random())
+        if self.random.random() < 0.5:
+            self.server.kill()
+            self.server.start()
+        self._await_standby("")
+
+    def _await_standby(self, name: str) -> None:
+        with self.connect_locally() as db:
+            db.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'".encode())
+            db.execute("SELECT pg_reload_conf()")

@@ -23,6 +23,7 @@ def stale(offset: int, tag: str = "") -> Entry:
     return Entry(CHANGE, offset, {"etag": tag or f"t{offset}"})
 
 
+LAST = rows((2, 60), (9, 41))
 TOLD = [Entry(BEGIN, 0), stale(3), stale(4), Entry(CHECKPOINT, 4), stale(6), stale(8), Entry(CHECKPOINT, 8)]
 
 
@@ -52,8 +53,9 @@ def test_what_is_true_passes(journal: list[Entry]) -> None:
         ([Entry(BEGIN, 4), Entry(REACHED, 6)], "nobody said so"),
         ([*TOLD, stale(8)], "8 follows 8"),
         ([Entry(ANSWER, 3, rows((1, 40))), Entry(BEGIN, 3)], "whose tag stands at 3"),
-        ([*TOLD, Entry(LOOKED, 8, ("t4", rows((1, 40))))], "t4 was said to be the answer at 4"),
-        ([Entry(LOOKED, 0, ("x", rows((1, 40)))), Entry(LOOKED, 0, ("x", rows((1, 41)))), *TOLD], "two answers"),
+        ([*TOLD, Entry(LOOKED, 8, ("t4", LAST))], "t4 was said to be the answer at 4"),
+        ([Entry(LOOKED, 0, ("x", LAST)), Entry(LOOKED, 0, ("x", rows((1, 40), (2, 50)))), *TOLD], "two answers"),
+        ([*TOLD, Entry(LOOKED, 8, ("t4", rows((1, 40), (2, 50))))], "an answer from before 8"),
         ([*TOLD, Entry(SAME, 8, ("t4", rows((1, 40), (2, 50))))], "a 304"),
         ([*TOLD, Entry(SAME, 8, ("t0", rows()))], "a 304"),
         ([], "never was told"),

@@ -1,7 +1,7 @@
 """Readers that are told when the answer of a query is stale, and ask for it now and then; and what they are judged by.
 
 Silence means that the answer is the same: at every mark "you know everything up to here" the answer is that of the last
-invalidation. A tag stands for one answer, and a 304 for the one that is held.
+invalidation. A tag stands for one answer, and a 304 for the one that is held. Who was told of a change can read it.
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ class FreshFeed(FeedValidator):
                 tag, rows = entry.body
                 if self._held.setdefault(tag, number_of(rows)) != number_of(rows):
                     self.fail(f"two answers have the tag {tag}: {dumps(rows)[:300]}")
+                if self._is_settled(entry.offset) and number_of(rows) not in answers.since(entry.offset):
+                    self.fail(f"an answer from before {entry.offset}, which it was told of: {dumps(rows)[:300]}")
             case "same":
                 if number_of(entry.body[1]) not in answers.since(entry.offset):
                     self.fail(f"a 304 for what was no answer any more at {entry.offset}: {entry.body[0]}")
