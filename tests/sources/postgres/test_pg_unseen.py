@@ -3,14 +3,17 @@ them, and no answer stands behind them, until they are visible."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from tests.conformance.live import Live
 from tests.sources.postgres.pg_server import PATIENCE, Server
@@ -18,6 +21,7 @@ from tests.sources.postgres.pg_source import PgRig, shared_server
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import PostgresConfig
+from headwater.errors import HeadwaterError
 from headwater.sources.postgres import held
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.slot import drop
@@ -58,10 +62,14 @@ class Unseen:
     def __init__(self, server: Server, database: str, sql: str) -> None:
         self._connection, self._admin = server.connect(database), server.connect()
         self._pid = self._connection.info.backend_pid
-        self._thread = threading.Thread(target=self._connection.execute, args=(sql.encode(),))
+        self._thread = threading.Thread(target=self._commit, args=(sql.encode(),))
         self._thread.start()
         question = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND pid = %s"
         until(lambda: self._admin.execute(question, [self._pid]).fetchone())
+
+    def _commit(self, sql: bytes) -> None:
+        with contextlib.suppress(psycopg.OperationalError):
+            self._connection.execute(sql)
 
     def release(self) -> None:
         """Nobody waits for the standby any more."""
@@ -126,6 +134,40 @@ def test_a_large_transaction_waits_too(own: PgRig, monkeypatch: pytest.MonkeyPat
     hidden.release()
     parts: list[Any] = until(lambda: list(own.source.follow(after=2)))
     assert (parts[0].first, parts[-1].upto, parts[-1].last) == (3, 5_002, True)
+
+
+def test_a_server_that_is_stopped_in_good_order_does_not_wait_for_us_to_see_it(
+    pg: Server,
+) -> None:
+    server = Server(pg.programs)
+    own = PgRig(server, "stopped", *TABLE)
+    await_standby(server)
+    stopping = threading.Event()
+
+    def follow() -> None:
+        while not stopping.is_set():
+            with contextlib.suppress(HeadwaterError):
+                list(own.source.follow(after=0))
+            own.source.wait(0.01)
+
+    capture = threading.Thread(target=follow)
+    try:
+        hidden = Unseen(server, own.name, "UPDATE t SET a = 'new'")
+        capture.start()
+        own.head()
+        server.kill(signal.SIGINT)
+        server.start()
+        stopping.set()
+        capture.join(PATIENCE)
+        own.db.close()
+        own.db = server.connect(own.name)
+        assert [part.changes[0].after for part in own.pull()] == [(1, "new")]
+    finally:
+        stopping.set()
+        hidden.release()
+        forget_standby(server)
+        own.close()
+        server.stop()
 
 
 def test_a_new_slot_waits_for_what_its_stream_would_not_tell(pg: Server) -> None:

@@ -60,7 +60,7 @@ class Held:
         self._next = point.offset + 1
         self._changes = self._bytes = 0
         self._session = 0
-        self.wants_back = False  # something is asked for that was let go
+        self.wants_back = False  # a new session is wanted, such as where something is asked for that was let go
 
     # --- the reader's side -----------------------------------------------------------------------------------
 
@@ -95,6 +95,12 @@ class Held:
             self._changed.notify_all()
             return part.upto
 
+    def go_back(self) -> None:
+        """Let the reader begin a new session."""
+        with self._changed:
+            self.wants_back = True
+            self._changed.notify_all()
+
     def wait_for_room(self, timeout: float) -> bool:
         """Whether the reader may go on."""
         with self._changed:
@@ -120,8 +126,7 @@ class Held:
         with self._changed:
             first = self._parts[0][0].first if self._parts else self._next
             if after + 1 < first and after >= self._durable.offset:
-                self.wants_back = True
-                self._changed.notify_all()
+                self.go_back()
                 return iter(())
             start = self._place(after)
             parts = [part for part, _ in self._parts[start : self._place(min(self._whole.offset, visible))]]

@@ -3,6 +3,7 @@ can read it; and what a standby must still confirm is told once it has."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -13,6 +14,7 @@ from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.held import Held
 from headwater.sources.postgres.visibility import Visibility, snapshot_now
 
+BLIND_SECONDS = 1.0
 SOON = 10  # times one asks again at once: most commits are visible a moment after they were written
 
 
@@ -30,6 +32,7 @@ class Sight:
     def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
         self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again
         self._unseen = 0  # times in a row that nothing more was visible
+        self._blind_since: float | None = None
 
     def see(self, held: Held) -> Seen:
         """Ask, if there is something new."""
@@ -39,13 +42,23 @@ class Sight:
         try:
             snapshot = self._side.ask(snapshot_now)
         except HeadwaterError as error:
+            self._blind_since = self._blind_since or time.monotonic()
             return Seen(visible, trouble=error)
+        self._blind_since = None
         self._visibility.notice(snapshot)
         found = Seen(self._visibility.visible, large if large and snapshot.sees(int(large)) else "")
         self._unseen = 0 if found.upto > visible or found.large else self._unseen + 1
         if found.upto < held.whole.offset and self._unseen < SOON:
             self._again()
         return found
+
+    def gives_up(self) -> bool:
+        """Whether it could not be asked for a while; said once each time. A server that shuts down takes no sessions,
+        and waits until what it streamed is confirmed: who waits to see it has to leave."""
+        if self._blind_since is None or time.monotonic() - self._blind_since < BLIND_SECONDS:
+            return False
+        self._blind_since = None
+        return True
 
     def close(self) -> None:
         """End the session."""

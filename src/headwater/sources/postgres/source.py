@@ -221,6 +221,9 @@ class PostgresSource:
         seen = self._sight.see(held)
         trouble = stream.error if is_down else seen.trouble
         if trouble is not None and held.durable >= min(seen.upto, held.latest):
+            if self._sight.gives_up():
+                held.go_back()
+                stream.wake()
             raise trouble
         parts = held.follow(after, seen.upto, seen.large)
         if held.wants_back:
