@@ -20,7 +20,7 @@ from headwater.model.predicate import key_is
 from headwater.model.table import Key, Row, Table
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.session import PostgresSession, is_read_only, run_statement
-from headwater.sources.postgres.shapes import Shapes
+from headwater.sources.postgres.shapes import Shapes, hold
 from headwater.sources.postgres.statements import Args, check_ours, examine
 from headwater.sources.postgres.stretch import Decoded, Take, stretch
 from headwater.sources.source import Chunk, Read, Result
@@ -116,6 +116,7 @@ class Reading:
         """See Source."""
 
         def read(link: Link) -> tuple[Table, Row | None]:
+            hold(link, table, self._seconds)
             session = PostgresSession(link, self._shapes)
             found = session.describe(table)
             rows = session.select(table, key_is(found, key), 1)
@@ -130,6 +131,7 @@ class Reading:
 
         def read(link: Link) -> tuple[Table, Sequence[Row], Key | None]:
             link.script(ALL_ROWS)
+            hold(link, table, self._seconds)
             shape = self._shapes.shape(link, table)
             shape.need_key()
             return (shape.table, *stretch(link, shape, odd, after, span, max(limit, 1), self._take(shape)))

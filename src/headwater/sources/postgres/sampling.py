@@ -9,7 +9,7 @@ from headwater.model.table import Table
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.order import order
 from headwater.sources.postgres.reading import ALL_ROWS
-from headwater.sources.postgres.shapes import Shape, Shapes, ident
+from headwater.sources.postgres.shapes import Shape, Shapes, hold, ident
 from headwater.sources.source import Point, Sample
 
 ROW_BYTES = 8  # what a row costs beside its values
@@ -35,6 +35,7 @@ def sample(pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], C
 
     def read(link: Link) -> tuple[Table, Drawn, int]:
         link.script(ALL_ROWS)
+        hold(link, name)
         shape = shapes.shape(link, name)
         return (shape.table, *_drawn(link, shape, max(size, 1)))
 
@@ -48,7 +49,7 @@ def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
     keys = [f"c{shape.place(name)}" for name in shape.table.key]
     # What a row has on the wire: its text.
     lengths = " + ".join(f"coalesce(octet_length(c{place}::text), 0)" for place in range(len(shape.table.names))) or "0"
-    select = f"SELECT {', '.join([*keys, lengths])} FROM (SELECT row_number() OVER () AS n, {columns} FROM {shape.sql}"
+    select = f"SELECT {', '.join([*keys, lengths])} FROM (SELECT row_number() OVER () AS n, {columns} FROM {shape.own}"
     some = link.run(f"{select} LIMIT {size + 1}) every_one").values()
     if len(some) <= size:
         return some, len(some)
@@ -65,7 +66,7 @@ def _drawn(link: Link, shape: Shape, size: int) -> tuple[Drawn, int]:
 
 def _count(shape: Shape, part: float) -> str:
     """About how many rows there are, where PostgreSQL has never counted them."""
-    drawn = f"{shape.sql} TABLESAMPLE SYSTEM ({100 * part}) REPEATABLE ({SEED})"
+    drawn = f"{shape.own} TABLESAMPLE SYSTEM ({100 * part}) REPEATABLE ({SEED})"
     return f"SELECT round(count(*) / {part})::bigint FROM {drawn}"
 
 

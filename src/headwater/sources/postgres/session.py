@@ -46,7 +46,7 @@ class PostgresSession:
         """Whole rows matching `where`, in key order."""
         shape = self._shape(table)
         text = Renderer(shape)
-        sql = f"SELECT {shape.column_list} FROM {shape.sql}{text.where(where)}{order_by(shape.table)}"
+        sql = f"SELECT {shape.column_list} FROM {shape.own}{text.where(where)}{order_by(shape.table)}"
         if limit is not None:
             sql += f" LIMIT {int(limit)}"
         self.has_read = True
@@ -77,14 +77,14 @@ class PostgresSession:
         shape = self._shape(table)
         text = Renderer(shape)
         assign = ", ".join(f"{text.column(name)} = {text.bind(value, name)}" for name, value in values.items())
-        return self._change(f"UPDATE {shape.sql} SET {assign}{text.limited(where, limit)}", text)
+        return self._change(f"UPDATE {shape.own} SET {assign}{text.limited(where, limit)}", text)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
         """Delete matching rows."""
         self._before_write()
         shape = self._shape(table)
         text = Renderer(shape)
-        return self._change(f"DELETE FROM {shape.sql}{text.limited(where, limit)}", text)
+        return self._change(f"DELETE FROM {shape.own}{text.limited(where, limit)}", text)
 
     def _change(self, sql: str, text: Renderer) -> Result:
         return Result(affected=self._link.run(sql, text.params).affected)

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from headwater.errors import InvalidRequest, NotFound, NotSupported
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, NotSupported
 from headwater.model.table import Column, Row, Table
+from headwater.sources.postgres.faults import LOCK_TIMEOUT, state_of
 from headwater.sources.postgres.link import Answer, Link
 from headwater.sources.postgres.relations import ColumnFact, column_of, split_name, table_name
 from headwater.sources.postgres.types import TypeFact, base_of
 from headwater.sources.postgres.unlocked import COUNTS
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
 
+HOLD_SECONDS = 30.0  # longest wait for whoever alters a table
+_ABSENT = frozenset({"42P01", "3F000", "42809"})  # no such table, no such schema, something else of this name
 OURS = "_headwater"  # how the names of our own schemas and tables begin
 Known = Callable[[str], Table | None]  # the newest shape that the log has of a table
 
@@ -62,6 +65,12 @@ class Shape(msgspec.Struct, frozen=True):
         """Rows of an answer that has all columns in their order."""
         readers = [cell_reader(oid) for oid in self.types]
         return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in answer.rows]
+
+    @property
+    def own(self) -> str:
+        """Where its own rows are, as SQL: those of tables that inherit from it are told, and kept, under their names.
+        Rows of a partitioned table are all in its partitions."""
+        return self.sql if self.is_partitioned else f"ONLY {self.sql}"
 
     @property
     def column_list(self) -> str:
@@ -114,13 +123,13 @@ class Shapes:
         """The table called `name`; NotFound."""
         found = self.find(link, name)
         if found is None:
-            raise NotFound(f"there is no table {name!r}", hint="Tables outside the schema public are `schema.table`.")
+            raise _missing(name)
         return found
 
     def find(self, link: Link, name: str) -> Shape | None:
         """The table called `name`, if there is one."""
-        parts = split_name(name) if "\0" not in name else None
-        if parts is None or parts[0].startswith(OURS) or parts[1].startswith(OURS):
+        parts = _parts(name)
+        if parts is None:
             return None
         rows = link.run(_COLUMNS, [part.encode() for part in parts]).values()
         rows = [row for row in rows if row[6] == "" or (row[6] == "s" and link.version >= STORED_IN_STREAM)]
@@ -160,6 +169,37 @@ class Shapes:
         places = [shape.table.index[name] for name in known.names]
         casts, types = tuple(shape.casts[p] for p in places), tuple(shape.types[p] for p in places)
         return msgspec.structs.replace(shape, table=known, casts=casts, types=types)
+
+
+def hold(link: Link, name: str, seconds: float = HOLD_SECONDS) -> None:
+    """Keep a table as it is until the transaction ends. To be the first thing in it: this takes no snapshot.
+
+    Who empties or rewrites a table leaves nothing in it for an older snapshot. Such a one, taken before the table was
+    opened, would find no rows, though there were some at its moment. NotFound; Busy where somebody alters it too long.
+    """
+    parts = _parts(name)
+    if parts is None:
+        raise _missing(name)
+    wait = f"SET LOCAL lock_timeout = {max(round(seconds * 1000), 1)}"
+    try:
+        link.script(f"{wait}; LOCK TABLE {ident(parts[0])}.{ident(parts[1])} IN ACCESS SHARE MODE")
+    except HeadwaterError as error:
+        if state_of(error) in _ABSENT:
+            raise _missing(name) from None
+        if state_of(error) == LOCK_TIMEOUT:
+            problem = f"table {name!r} is being altered: it could not be read for {seconds:g} seconds"
+            raise Busy(problem, hint="Try again when whoever holds it has committed: see pg_locks.") from error
+        raise
+
+
+def _parts(name: str) -> tuple[str, str] | None:
+    """Schema and table, of what can be one of the user's."""
+    parts = split_name(name) if "\0" not in name else None
+    return None if parts is None or parts[0].startswith(OURS) or parts[1].startswith(OURS) else parts
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"there is no table {name!r}", hint="Tables outside the schema public are `schema.table`.")
 
 
 def _fits(known: Table, table: Table) -> bool:

@@ -103,7 +103,7 @@ class Renderer:
         """A WHERE that touches at most `limit` rows, the first in key order."""
         if limit is None:
             return self.where(expr)
-        rest = f"FROM {self.shape.sql}{self.where(expr)}{order_by(self.shape.table)} LIMIT {int(limit)}"
+        rest = f"FROM {self.shape.own}{self.where(expr)}{order_by(self.shape.table)} LIMIT {int(limit)}"
         if self.shape.table.key:
             keys = ", ".join(map(ident, self.shape.table.key))
             return f" WHERE ({keys}) IN (SELECT {keys} {rest})"

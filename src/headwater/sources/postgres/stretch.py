@@ -82,7 +82,7 @@ def stretch(
         conditions += [text.near(span.start, is_start=True), text.near(span.end, is_start=False)]
     found = [condition for condition in conditions if condition]
     where = f" WHERE {' AND '.join(found)}" if found else ""
-    sql = f"SELECT {shape.column_list} FROM {shape.sql}{where} ORDER BY {text.keys(len(table.key))} LIMIT {limit + 1}"
+    sql = f"SELECT {shape.column_list} FROM {shape.own}{where} ORDER BY {text.keys(len(table.key))} LIMIT {limit + 1}"
     more = _fetch(link, sql, text.params, limit, taken)
     rows = taken.rows(limit)
     last = rows[-1] if more else None
