@@ -49,7 +49,10 @@ def announce(
     means = read_meanings(connection)
     now = describe(connection, publication)
     meant = {} if told is None else moved(told, means, _fitting(shapes, now))
-    found = _look(connection, now, shapes, meant)
+    # Of a publication of some tables, one that is new in it may have had rows before.
+    wanted = meant.keys() if all_tables else meant.keys() | now.tables.keys()
+    is_late = not all_tables and any(shapes.oids.get(name, oid) != oid for name, oid in now.oids.items())
+    found = _look(connection, now, shapes, wanted)
     back = set() if told is None or all_tables else reattached(told, means) & shapes.tables.keys()
     others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
     anew = {} if told is None else rewritten(told, means)
@@ -58,7 +61,8 @@ def announce(
         unseen=sorted(name for name in back if not _is_ended(found, name)),
         rewritten={name: xid for name, xid in anew.items() if _is_same(shapes, now, name)},
     )
-    return _announce(connection, publication, shapes, found, rest), remembered(told or {}, means)
+    is_told = _announce(connection, publication, shapes, found, rest)
+    return is_told and not is_late, remembered(told or {}, means)
 
 
 def _announce(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from headwater.config import PostgresConfig
+from headwater.errors import SourceUnfit
 from headwater.model.change import Transaction
 from headwater.sources.postgres import history, meanings
 from headwater.sources.postgres.announcement import announce
@@ -23,7 +24,7 @@ from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.fitness import Finding, check, examine, warnings
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.history import NOTE, History
-from headwater.sources.postgres.publication import ensure_publication, find_publication, was_altered
+from headwater.sources.postgres.publication import add_missing, ensure_publication, find_publication, was_altered
 from headwater.sources.postgres.slot import (
     Identity,
     Slot,
@@ -53,6 +54,7 @@ class Attachment:
         self._history: History | None = None
         self._told_at = 0.0
         self._warned: list[str] = []
+        self._refused = ""  # why a table that was made since cannot be published
         self._announced = 0  # the number of the schema
         self._meanings: meanings.Meanings | None = None  # that readers know of
 
@@ -134,6 +136,27 @@ class Attachment:
     def watch(self) -> str:
         """Why changes may be missing though the stream runs; "" if none is."""
         return self._side.ask(self._altered)
+
+    def join(self) -> None:
+        """Publish tables of the settings that were made, or made anew, since the start."""
+        if self._config.tables:
+            self._side.ask(self._join)
+
+    def _join(self, connection: Connection) -> None:
+        refused = ""
+        try:
+            made = add_missing(connection, self.publication, self._config.tables)
+        except SourceUnfit as error:
+            made, refused = {}, f"a new table is not published: {error.message}; {error.hint}"
+        if refused and refused != self._refused:
+            logger.warning("%s: %s", self._server.name, refused)
+        self._refused = refused
+        with self._lock:
+            known = self._known
+            if made and known.publication is not None:  # only these: what somebody altered meanwhile must be noticed
+                members = {**known.publication.members, **made}
+                joined = msgspec.structs.replace(known.publication, members=members)
+                self._keep(msgspec.structs.replace(known, publication=joined))
 
     def announce(self, shapes: Shapes) -> None:
         """Have the stream tell what it does not tell by itself, where something was altered since the last time."""

@@ -10,13 +10,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+import psycopg
 
 from headwater.errors import SourceUnfit
 from headwater.sources.postgres.connection import Connection, quoted
-from headwater.sources.postgres.relations import split_name
+from headwater.sources.postgres.relations import split_name, table_name
 from headwater.sources.postgres.slot import run_as_owner, table_oid
 
 _SCHEMAS = 150000  # the first server that publishes whole schemas
+LOCK_MS = 200  # for who alters the table that is to be published: then another time
+
+# Row filters and column lists are there from PostgreSQL 15 on.
+_PARTLY = """
+SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
+ORDER BY 1, 2
+"""
+_MISSING = """
+SELECT c.oid::bigint, n.nspname, c.relname FROM unnest(%s::text[], %s::text[]) wanted (schema, name)
+JOIN pg_namespace n ON n.nspname = wanted.schema
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name AND c.relkind IN ('r', 'p')
+JOIN pg_publication p ON p.pubname = %s AND NOT p.puballtables
+WHERE c.relpersistence = 'p'
+  AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
+"""
 
 
 class Publication(msgspec.Struct, frozen=True):
@@ -58,8 +76,8 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
         "WHERE pubname = %s",
         [publication],
     ).fetchone()
-    there = [name for name in tables if table_oid(connection, name) is not None]
-    named = ", ".join(f"ONLY {quoted(schema)}.{quoted(table)}" for schema, table in map(_parts, there))
+    there = [_parts(name) for name in tables if table_oid(connection, name) is not None]
+    named = ", ".join(map(_only, there))
     name = quoted(publication)
     if row is None:
         more = " WITH (publish_generated_columns = stored)" if connection.info.server_version >= 180000 else ""
@@ -81,8 +99,46 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
             f"the publication {publication} is not of {want}",
             hint=f"Run: DROP PUBLICATION {name}; and start again with a new postgres.publication and postgres.slot.",
         )
-    if tables and {*map(_parts, there)} != {*_published(connection, publication)}:
-        run_as_owner(connection, f"ALTER PUBLICATION {name} SET TABLE {named}")
+    published = _published(connection, publication)
+    fitting = f"SET TABLE {named}" if named else f"DROP TABLE {', '.join(map(_only, published))}"
+    partly = [table_name(*each) for each in connection.execute(_PARTLY, [publication]).fetchall()]
+    if partly:
+        raise SourceUnfit(
+            f"the publication {publication} sends only some rows or columns of {', '.join(partly)}: changes of the "
+            "others would be told by nothing",
+            hint=f"Run: ALTER PUBLICATION {name} {fitting};",
+        )
+    if tables and {*there} != {*published}:
+        run_as_owner(connection, f"ALTER PUBLICATION {name} {fitting}")
+
+
+def add_missing(connection: Connection, publication: str, tables: Sequence[str]) -> dict[int, str]:
+    """Publish those of `tables` that were made since; what the catalogue has of them now. Nobody is waited for: a table
+    that somebody alters is left out this time. To be called outside a transaction."""
+    wanted = [parts for name in tables if (parts := split_name(name)) is not None]
+    schemas, names = [schema for schema, _ in wanted], [name for _, name in wanted]
+    added = []
+    for oid, schema, name in connection.execute(_MISSING, [schemas, names, publication]).fetchall():
+        try:
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
+                only = _only((schema, name))
+                run_as_owner(connection, f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
+        except (
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.UndefinedTable,
+            psycopg.errors.UndefinedObject,
+            psycopg.errors.DuplicateObject,
+        ):
+            continue
+        added.append(oid)
+    found = find_publication(connection, publication) if added else None
+    return {} if found is None else {oid: found.members[oid] for oid in added if oid in found.members}
+
+
+def _only(table: tuple[str, str]) -> str:
+    """A table without those that inherit from it, as SQL."""
+    return f"ONLY {quoted(table[0])}.{quoted(table[1])}"
 
 
 def _parts(name: str) -> tuple[str, str]:

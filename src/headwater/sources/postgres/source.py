@@ -257,6 +257,7 @@ class PostgresSource:
             if reason:
                 stream.give_up(reason)
             self._attachment.announce(held.whole.shapes)
+            self._attachment.join()
 
     def _save(self, point: Point, stream: Stream) -> None:
         stream.is_asked = False

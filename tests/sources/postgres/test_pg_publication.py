@@ -1,0 +1,208 @@
+"""The publication: one that sends only a part is refused, and tables of the settings that are made later join it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_source import PgRig
+
+from headwater.config import PostgresConfig
+from headwater.errors import SourceMismatch, SourceUnfit
+from headwater.model.change import Change, Op
+from headwater.sources.postgres.inspection import inspect
+
+TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
+PARTLY = {"rows": "t WHERE (k > 10)", "columns": "t (k, a)"}
+_numbers = itertools.count(1)
+Start = Callable[..., PgRig]
+
+
+@pytest.fixture
+def name() -> str:
+    return f"published_{os.getpid()}_{next(_numbers)}"
+
+
+@pytest.fixture
+def rig(pg: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Looks at the publication at every step."""
+    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
+    made: list[PgRig] = []
+
+    def start(*statements: str, **settings: Any) -> PgRig:
+        made.append(PgRig(pg, name, *statements, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def filters(pg: Server) -> None:
+    with pg.connect() as admin:
+        if admin.info.server_version < 150000:
+            pytest.skip("publications have filters from PostgreSQL 15 on")
+
+
+# --- a part of a table ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("filters")
+@pytest.mark.parametrize("part", PARTLY)
+def test_a_publication_of_a_part_is_refused_with_the_statement_that_mends_it(part: str, pg: Server, name: str) -> None:
+    publication = f"headwater_{name}"
+    with pg.connect() as admin:
+        admin.execute(f"CREATE DATABASE {name}".encode())
+        with pg.connect(name) as db:
+            db.execute(TABLE)
+            db.execute("CREATE TABLE u(k int PRIMARY KEY)")
+            db.execute(f"CREATE PUBLICATION {publication} FOR TABLE u, {PARTLY[part]}".encode())
+            config, url = PostgresConfig(tables=("t", "u")), f"postgresql://postgres@/{name}?host={pg.folder}"
+            (found,) = [each for each in inspect(name, url, config).findings if each.fatal]
+            assert "only some rows or columns of t:" in found.problem
+            assert found.remedy == f'ALTER PUBLICATION "{publication}" SET TABLE ONLY "public"."t", ONLY "public"."u";'
+            db.execute(found.remedy.encode())
+            assert not [each for each in inspect(name, url, config).findings if each.fatal]
+        admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+def lost(own: PgRig) -> str:
+    """Why the history ended while it was followed."""
+    with pytest.raises(SourceMismatch) as caught:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            list(own.source.follow(after=own.latest))
+            own.acknowledge()
+            own.source.wait(0.02)
+    return caught.value.message
+
+
+@pytest.mark.usefixtures("filters")
+@pytest.mark.parametrize("part", PARTLY)
+def test_a_filter_that_comes_later_ends_the_history_and_the_next_does_not_begin_with_it(part: str, rig: Start) -> None:
+    own = rig(TABLE, tables=("t",))
+    own.run(f"ALTER PUBLICATION {own.slot} SET TABLE {PARTLY[part]}", "INSERT INTO t VALUES (1, 1, 1)")
+    assert "publication" in lost(own)
+    own.source.reopen()
+    with pytest.raises(SourceUnfit, match="only some rows or columns") as caught:
+        own.source.restart(generation="next", first=100)
+    own.run(caught.value.hint.removeprefix("Run: "))
+    own.source.restart(generation="next", first=100)
+    own.run("INSERT INTO t VALUES (2, 2, 2)")
+    assert own.head() == 100
+
+
+@pytest.mark.usefixtures("filters")
+def test_a_filter_that_came_while_we_were_away_is_noticed(rig: Start) -> None:
+    own = rig(TABLE, tables=("t",))
+    own.source.close()
+    own.run(f"ALTER PUBLICATION {own.slot} SET TABLE t WHERE (k > 10)")
+    own.open(expect="publication")
+
+
+def test_a_publication_that_leaves_out_kinds_of_changes_is_mended_at_the_start(rig: Start, name: str) -> None:
+    publish = f"CREATE PUBLICATION headwater_{name} FOR TABLE t WITH (publish = 'insert')"
+    own = rig(TABLE, publish, tables=("t",))
+    own.run("INSERT INTO t VALUES (1, 1, 1)", "UPDATE t SET a = 2", "DELETE FROM t", "TRUNCATE t")
+    ops = [change.op for part in own.pull() for change in part.changes]
+    assert ops == [Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE]
+
+
+# --- tables that are made later ------------------------------------------------------------------------------
+
+
+def told(own: PgRig, ends: Callable[[list[Change]], bool]) -> list[Change]:
+    """All that is told, until `ends` says that it is enough."""
+    found: list[Change] = []
+    end = time.monotonic() + PATIENCE
+    while not ends(found):
+        assert time.monotonic() < end, found
+        found += [change for part in own.pull() for change in part.changes]
+        own.acknowledge()
+    return found
+
+
+def is_anew(found: list[Change]) -> bool:
+    return any(change.resnapshot for change in found)
+
+
+def test_a_table_that_is_dropped_and_made_anew_is_captured_again(rig: Start) -> None:
+    own = rig(TABLE, "INSERT INTO t VALUES (1, 1, 1)", tables=("t",))
+    own.run("DROP TABLE t", "CREATE TABLE t(k int PRIMARY KEY, c text)", "INSERT INTO t VALUES (5, 'unseen')")
+    drop, anew = told(own, is_anew)
+    assert drop.ddl == "DROP TABLE t" and anew.op is Op.SCHEMA_CHANGE  # though no row of it was sent
+    assert anew.table.names == ("k", "c") and anew.table.version > drop.table.version
+    own.run("INSERT INTO t VALUES (6, 'seen')")
+    (change,) = told(own, bool)
+    assert (change.op, change.after) == (Op.INSERT, (6, "seen"))
+    assert own.source.chunk("t", after=None, span=None, limit=9).rows == ((5, "unseen"), (6, "seen"))
+    own.open()  # the publication is as we left it
+    own.run("DELETE FROM t WHERE k = 6")
+    assert [change.op for change in told(own, bool)] == [Op.DELETE]
+
+
+def test_a_table_that_is_made_after_the_start_is_captured(rig: Start) -> None:
+    own = rig(TABLE, tables=("t", "s.late"))
+    assert sorted(own.source.describe()) == ["t"]
+    own.run("CREATE SCHEMA s", "CREATE TABLE s.late(k int PRIMARY KEY)", "CREATE TABLE other(k int PRIMARY KEY)")
+    (anew,) = told(own, is_anew)
+    assert anew.table.name == "s.late"
+    own.run("INSERT INTO s.late VALUES (1)", "INSERT INTO other VALUES (1)")
+    assert [(change.table.name, change.after) for change in told(own, bool)] == [("s.late", (1,))]
+    assert sorted(own.source.describe()) == ["s.late", "t"]
+
+
+def test_a_table_that_joined_while_we_were_away_is_told(rig: Start) -> None:
+    own = rig(TABLE, tables=("t", "late"))
+    own.source.close()
+    own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+    own.open()
+    (anew,) = told(own, is_anew)
+    assert anew.table.name == "late"
+
+
+def test_nobody_is_waited_for_to_publish_a_table(rig: Start) -> None:
+    own = rig(TABLE, tables=("t", "late"))
+    with own.server.connect(own.name) as other:
+        own.run("CREATE TABLE late(k int PRIMARY KEY)")
+        with other.transaction():
+            other.execute("LOCK TABLE late IN ACCESS EXCLUSIVE MODE")
+            own.source._attachment.join()
+            assert sorted(own.source.describe()) == ["t"]
+        own.source._attachment.join()
+    assert sorted(own.source.describe()) == ["late", "t"]
+
+
+def test_a_table_that_cannot_be_published_is_told_once(
+    rig: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = rig(TABLE, tables=("t", "late"))
+
+    def refuse(*_: Any) -> None:
+        raise SourceUnfit("must be owner of table late", hint="As a superuser run: …")
+
+    own.run("CREATE TABLE late(k int PRIMARY KEY)")
+    monkeypatch.setattr("headwater.sources.postgres.publication.run_as_owner", refuse)
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        for _ in range(3):
+            own.source._attachment.join()
+    assert [each.getMessage() for each in caplog.records if "late" in each.getMessage()] == [
+        f"{own.name}: a new table is not published: must be owner of table late; As a superuser run: …"
+    ]
+    own.run("INSERT INTO t VALUES (1, 1, 1)")
+    assert len(told(own, bool)) == 1
+
+
+def test_the_last_table_that_goes_out_of_the_settings_leaves_the_publication(rig: Start) -> None:
+    own = rig(TABLE, tables=("t",))
+    own.source.close()
+    own.config = PostgresConfig(heartbeat_seconds=0.05, tables=("late",))
+    own.open()
+    assert own.source.describe() == {}
