@@ -6,6 +6,7 @@ import pytest
 from tests.conformance.live import Live
 
 from headwater.queries.causality import from_header, to_header, token
+from headwater.sources.source import Look
 
 NAME = "x-headwater-causality"
 
@@ -68,3 +69,20 @@ def test_a_token_of_an_older_log_is_refused_by_rows_as_by_queries(
         refused = server.http.get(path, headers={NAME: seen})
         assert (refused.status_code, refused.json()["code"]) == (412, "precondition_failed")
     assert write(server, "PATCH", row, seen) == 412
+
+
+@pytest.mark.parametrize("method", ["PUT", "PATCH", "DELETE"])
+def test_a_write_whose_floor_cannot_be_judged_yet_may_be_tried_again(
+    server: Live, row: str, table: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = server.ok("query.prepare", sql=f"SELECT status FROM {table}")["query_id"]
+    server.http.get(f"/api/v1/q/{query}")  # the log is caught up
+    seen = server.http.get(row).headers[NAME]
+    database = server.api.asking().answering("main").database
+    look, latest = database.source.look, database.log.latest
+    with monkeypatch.context() as behind:
+        behind.setattr(database.source, "look", lambda: Look(latest + 1, look().schema, settled=False))
+        assert write(server, method, row, to_header(token("main", {table: latest + 1}))) == 503  # head is a guess
+        assert write(server, method, row, to_header(token("main", {table: 99_999_999}))) == 503
+        assert write(server, method, row, seen) in (200, 204)
+    assert write(server, method, row, to_header(token("main", {table: 99_999_999}))) == 412

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import InvalidRequest, NotSupported
+from headwater.errors import InvalidRequest, NotSupported, Unavailable
 from headwater.model.principal import Principal
 from headwater.queries import patch
 from headwater.queries.answering import Answer
@@ -75,9 +75,12 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
     answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
     if answer.read is None:
         return about(answer)
-    if answer.etag is None or answer.read.truncated:
+    if answer.read.truncated or not answer.instance.analysis.is_cacheable:
         reason = "is cut off" if answer.read.truncated else "cannot be kept"
         raise NotSupported(f"there are no patches: the answer {reason}", hint="Ask for the answer itself.")
+    if answer.etag is None:
+        problem = "there is no patch now: where the answer stands among the changes is not known yet"
+        raise Unavailable(problem, hint="Try again in a moment, or ask for the answer itself.")
     made: bytes = await asking.run(_diff, asking.results, answer, format, p)
     return about(answer) | {"data": msgspec.Raw(made)}
 

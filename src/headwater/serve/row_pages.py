@@ -9,11 +9,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.errors import InvalidRequest, PreconditionFailed, Unavailable
 from headwater.model.database import real_name
 from headwater.model.principal import EDITOR, VIEWER, Principal
 from headwater.queries.answering import Answering
-from headwater.queries.causality import WHOLE, Token, demand, floor_of, from_header, to_header, token
+from headwater.queries.causality import WHOLE, Token, demand, floor_of, from_header, lacking, to_header, token
 from headwater.queries.pending import Pending
 from headwater.queries.preconditions import Conditions, Verdict
 from headwater.queries.resource import Address, Body, Resources, Shown, lits_etag
@@ -81,7 +81,16 @@ class RowPages:
         floor, address = _floor(request), _address(request)
         if floor is not None:
             look = await self._bridge.call(self._api.databases.get(real_name(address.db)).look)
+            if not look.settled:
+                self._check_logged(floor, address)
             self._demand(floor, address, look.head)
+
+    def _check_logged(self, floor: Token, address: Address) -> None:
+        """Where the head of the database is not known, what is logged is there. Unavailable for more than that."""
+        known = self._answering(address)
+        logged = 0 if known is None else known.database.log.latest
+        if lacking(floor_of(floor, address.db, [address.table]), {address.table: logged, WHOLE: logged}):
+            raise Unavailable("how far the database came is not known just now", hint="Try again in a moment.")
 
     def _demand(self, floor: Token | None, address: Address, offset: int) -> None:
         """PreconditionFailed unless the database, which is at `offset`, has what the token tells of."""
