@@ -295,7 +295,7 @@ class App:
                 hint = "pip install 'headwater[postgres]'"
                 raise ConfigError("PostgreSQL needs the library psycopg", hint=hint) from None
             postgres = self._config.postgres
-            source = PostgresSource(config.name, config.url, notes=notes, config=postgres)
+            source = PostgresSource(config.name, config.url, notes=notes, config=postgres, folder=self._data)
             return source, postgres.on_discontinuity == "stop"
         sqlite = self._config.sqlite
         path = self._path(config)

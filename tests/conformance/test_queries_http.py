@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import httpx
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.conformance.live import Live
@@ -254,6 +255,23 @@ def test_who_takes_patches_gets_them(server: Live, table: str, query: str) -> No
     assert server.ok("query.patch", query_id=query, args=["open"], base_etag=told["etag"])["not_modified"]
     unknown = get(server, query, "open", a_im="headwater-rows", if_none_match='"AAAAAAAAAAAAAAAA.1"')
     assert unknown.status_code == 200
+
+
+def test_an_answer_that_has_no_place_yet_has_its_patch_in_a_moment(
+    server: Live, table: str, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = server.api.asking().answering("main").database.source
+    answer = source.answer
+
+    def unsettled(*args: Any, **options: Any) -> Any:
+        found = answer(*args, **options)
+        return None if found is None else msgspec.structs.replace(found, settled=False)
+
+    with monkeypatch.context() as behind:
+        behind.setattr(source, "answer", unsettled)
+        assert server.error("query.patch", query_id=query, args=["open"])["code"] == "unavailable"
+    assert server.ok("query.patch", query_id=query, args=["open"])["etag"]
+    assert server.error("query.patch", sql=f"SELECT random() FROM {table}")["code"] == "not_supported"
 
 
 # --- many at once ----------------------------------------------------------------------------------------

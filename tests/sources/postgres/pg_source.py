@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from tests.pipeline.servers import missing
@@ -38,9 +39,10 @@ class PgRig:
         *statements: str,
         user: str = "postgres",
         encoding: str = "UTF8",
+        folder: Path | None = None,
         **settings: Any,
     ) -> None:
-        self.server, self.name, self.user = server, name, user
+        self.server, self.name, self.user, self.folder = server, name, user, folder
         self.config = PostgresConfig(**{"heartbeat_seconds": 0.05, **settings})
         with server.connect() as admin:
             admin.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0".encode())
@@ -66,7 +68,7 @@ class PgRig:
         """Start the source; gives the reason why the log is not its own."""
         if hasattr(self, "source"):
             self.kill()
-        self.source = PostgresSource(self.name, self.url, notes=self.notes, config=self.config)
+        self.source = PostgresSource(self.name, self.url, notes=self.notes, config=self.config, folder=self.folder)
         reason = self.source.prove(generation=GENERATION, latest=self.latest, read=self.read)
         if not expect:
             assert reason == ""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
+from headwater.sources.postgres.catalogue import describe
+from headwater.sources.postgres.link import Pool
+from headwater.sources.postgres.shapes import Shapes
 
 TABLES = {
     "plain": ('(a int, b text COLLATE "C" NOT NULL, c numeric(10, 2) DEFAULT 1, PRIMARY KEY (b, a))', "(1, 'x', 2)"),
@@ -114,3 +119,35 @@ def test_a_role_that_is_not_a_superuser_captures_its_own_tables(own: Callable[..
         rig.user = "postgres"
         rig.run("ALTER TABLE t OWNER TO postgres", f"ALTER PUBLICATION {rig.slot} OWNER TO postgres")
         rig.run(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+DEFAULTS = {
+    "libc": (140000, "LC_COLLATE 'C'"),
+    "icu": (150000, "LOCALE_PROVIDER icu ICU_LOCALE 'de-DE'"),
+    "builtin": (170000, "LOCALE_PROVIDER builtin BUILTIN_LOCALE 'C.UTF-8'"),
+}
+
+
+@pytest.mark.parametrize("provider", DEFAULTS)
+def test_the_default_collation_is_the_databases_own_whoever_is_asked(pg: Server, provider: str) -> None:
+    since, locale = DEFAULTS[provider]
+    name = f"collated_{provider}_{os.getpid()}"
+    with pg.connect() as admin:
+        if admin.info.server_version < since:
+            pytest.skip("this server has no such provider")
+        try:
+            admin.execute(f"CREATE DATABASE {name} ENCODING 'UTF8' {locale} TEMPLATE template0".encode())
+        except psycopg.errors.FeatureNotSupported:
+            pytest.skip("this server was built without it")
+        try:
+            with pg.connect(name) as db:
+                db.execute('CREATE TABLE t(k text PRIMARY KEY, c text COLLATE "C", n int)')
+                db.execute("CREATE PUBLICATION p FOR ALL TABLES")
+                told = describe(db, "p").tables["t"]
+            pool = Pool(lambda: pg.connect(name))
+            found = pool.read(lambda link: Shapes().shape(link, "t")).table
+            pool.close()
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    assert found.columns == told.columns
+    assert provider != "icu" or found.columns[0].collation == "de-DE"

@@ -1,4 +1,4 @@
-"""A table's rows are its own, not those of tables that inherit from it; and a read finds them whatever happens to it."""
+"""A table's rows are its own, not those of tables that inherit from it; and a read finds them, whatever befalls it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,19 @@
 """Messages that wait for their commit come out as they went in, wherever the edges of what is read at a time lie."""
 
+import contextlib
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_source import PgRig
 
+from headwater.app import App
+from headwater.config import Config, DatabaseConfig
 from headwater.errors import StorageFull
 from headwater.sources.postgres import spill
 from headwater.sources.postgres.spill import FileSpill
@@ -41,3 +49,41 @@ def test_a_spill_that_cannot_be_written_does_not_tell_where(tmp_path: Path) -> N
         spill.append(b"x" * 100)
     assert "cannot be kept" in caught.value.message and str(gone) not in caught.value.message
     spill.drop()
+
+
+def test_a_large_transaction_waits_in_the_folder_that_the_source_was_given(pg: Server, tmp_path: Path) -> None:
+    own = PgRig(pg, f"spilled_{os.getpid()}", "CREATE TABLE t(k int PRIMARY KEY, v text)", folder=tmp_path)
+    try:
+        with pg.connect(own.name) as other, other.transaction():
+            other.execute("INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, 20000) n")
+            end = time.monotonic() + PATIENCE
+            while not any(path.startswith(str(tmp_path)) for path in open_files()):
+                assert time.monotonic() < end, open_files()
+                own.source.wait(0.02)
+        assert sum(len(part.changes) for part in own.pull()) == 20_000
+        own.kill_stream()
+        assert list(tmp_path.iterdir()) == []
+    finally:
+        own.close()
+
+
+def open_files() -> list[str]:
+    found = []
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found.append(str(each.readlink()))
+    return found
+
+
+def test_a_server_gives_the_source_its_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def made(*_: Any, **settings: Any) -> None:
+        told.update(settings)
+        raise StorageFull("seen")
+
+    monkeypatch.setattr("headwater.sources.postgres.source.PostgresSource", made)
+    config = Config(data=tmp_path, databases=(DatabaseConfig("main", url="postgresql://nobody@localhost/none"),))
+    with pytest.raises(StorageFull, match="seen"):
+        App(config).start()
+    assert told["folder"] == tmp_path

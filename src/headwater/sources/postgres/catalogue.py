@@ -19,8 +19,8 @@ from headwater.sources.postgres.visibility import Snapshot
 
 SETTLE_SECONDS = 2.0  # longest wait for a commit that the stream has to be seen
 
-# The default is the database's. Which columns of pg_database say so depends on the version.
-_COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.collname, '') ELSE (
+# Of `l`, from pg_collation. The default is the database's. Which columns of pg_database say so depends on the version.
+COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.collname, '') ELSE (
   SELECT CASE coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') WHEN 'c' THEN b.datcollate
          ELSE coalesce(to_jsonb(b) ->> 'datlocale', to_jsonb(b) ->> 'daticulocale', b.datcollate) END
   FROM pg_database b WHERE b.datname = current_database()) END"""
@@ -39,7 +39,7 @@ LEFT JOIN LATERAL unnest(i.indkey) WITH ORDINALITY k(number, place) ON k.number 
 LEFT JOIN LATERAL (
   SELECT count(*) > 0 AS present, coalesce(bool_or({counts}), false) AS sequence
   FROM pg_attrdef WHERE adrelid = c.oid AND adnum = a.attnum) d ON true
-""".replace("{collation}", _COLLATION).replace("{counts}", COUNTS)
+""".replace("{collation}", COLLATION).replace("{counts}", COUNTS)
 _ONE = _COLUMNS + "WHERE c.oid = %s ORDER BY a.attnum"
 _GENERATED = "SELECT to_jsonb(p) ->> 'pubgencols' FROM pg_publication p WHERE pubname = %s"  # from PostgreSQL 18 on
 

@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, NotSupported
 from headwater.model.table import Column, Row, Table
+from headwater.sources.postgres.catalogue import COLLATION
 from headwater.sources.postgres.faults import LOCK_TIMEOUT, state_of
 from headwater.sources.postgres.link import Answer, Link
 from headwater.sources.postgres.relations import ColumnFact, column_of, split_name, table_name
@@ -89,14 +90,13 @@ class Shape(msgspec.Struct, frozen=True):
 _COLUMNS = """
 SELECT c.oid, c.relkind, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull, a.attgenerated,
        a.attidentity <> '' OR coalesce({counts}, false), d.adbin IS NOT NULL,
-       CASE WHEN a.attcollation = 0 THEN '' WHEN o.collname = 'default' THEN b.datcollate ELSE o.collname END,
+       {collation},
        k.place, format_type(a.atttypid, -1)
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-JOIN pg_database b ON b.datname = current_database()
 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = ''
-LEFT JOIN pg_collation o ON o.oid = a.attcollation
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_index i ON i.indrelid = c.oid
   AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
 LEFT JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
@@ -104,7 +104,7 @@ LEFT JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
 WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
   AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
 ORDER BY a.attnum
-""".replace("{counts}", COUNTS)
+""".replace("{counts}", COUNTS).replace("{collation}", COLLATION)
 _TYPES = "SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type"
 STORED_IN_STREAM = 180000  # from here on the stream has stored generated columns
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headwater.config import PostgresConfig
@@ -54,8 +55,11 @@ LOOK_SECONDS = 5.0  # between two looks at what the stream does not tell: of the
 class PostgresSource:
     """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
 
-    def __init__(self, name: str, url: str, *, notes: Notes, config: PostgresConfig) -> None:
-        self.name, self.address = name, url
+    def __init__(
+        self, name: str, url: str, *, notes: Notes, config: PostgresConfig, folder: Path | None = None
+    ) -> None:
+        """`folder` is for what does not fit into memory; else the system's."""
+        self.name, self.address, self._folder = name, url, folder
         self._server, self._config = Server(name, url), config
         # Its marks must be on disk to be streamed, but need not wait for a standby: what does, is not visible yet.
         self._side = Side(self._server, synchronous_commit="local", statement_timeout="60000")
@@ -133,8 +137,15 @@ class PostgresSource:
 
     def _run(self, point: Point) -> None:
         attachment, held = self._attachment, Held(point)
-        all_tables = not self._config.tables
-        stream = Stream(self._server, attachment.slot, attachment.publication, held, self, all_tables=all_tables)
+        stream = Stream(
+            self._server,
+            attachment.slot,
+            attachment.publication,
+            held,
+            self,
+            all_tables=not self._config.tables,
+            folder=self._folder,
+        )
         stream.confirm(point.position)
         self._held, self._stream = held, stream
         self._watch = Watch(self.name, attachment.slot, attachment.find_slot)

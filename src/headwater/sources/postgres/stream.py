@@ -15,6 +15,8 @@ import select
 import socket
 import threading
 import time
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 import psycopg
@@ -73,8 +75,18 @@ class Stream:
     """One thread, from `start` to `stop`."""
 
     def __init__(
-        self, server: Server, slot: str, publication: str, held: Held, keeper: Keeper, *, all_tables: bool
+        self,
+        server: Server,
+        slot: str,
+        publication: str,
+        held: Held,
+        keeper: Keeper,
+        *,
+        all_tables: bool,
+        folder: Path | None = None,
     ) -> None:
+        """`folder` is for unfinished transactions that do not fit into memory; else the system's."""
+        self._spill = partial(FileSpill, folder)
         self.server, self._slot, self._publication = server, slot, publication
         self.held, self.keeper, self._all_tables = held, keeper, all_tables
         self.error: HeadwaterError | None = None  # why there is no connection now
@@ -181,7 +193,7 @@ class Stream:
             interval = self._interval(side)
             self._begin(wire, side.info.server_version)
             resume = Resume(point.position, proof=self._proof(side, point))
-            assembly = Assembly(relations, FileSpill, resume=resume)
+            assembly = Assembly(relations, self._spill, resume=resume)
             self.sessions += 1
             if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
