@@ -3,7 +3,8 @@
 import struct
 from collections.abc import Mapping, Sequence
 
-from headwater.sources.postgres.relations import Relations, TableFact
+from headwater.sources.postgres.facts import TableFact
+from headwater.sources.postgres.relations import Relations
 from headwater.sources.postgres.types import TypeFact
 
 Cell = bytes | None | str  # "u": unchanged

@@ -19,8 +19,9 @@ import psycopg
 from psycopg import pq
 
 from headwater.sources.postgres.assembly import Assembly, Barrier, Item, Resume
+from headwater.sources.postgres.facts import ColumnFact, TableFact
 from headwater.sources.postgres.frames import Data, decode_frame, status_update
-from headwater.sources.postgres.relations import ColumnFact, Relations, TableFact
+from headwater.sources.postgres.relations import Relations
 from headwater.sources.postgres.spill import FileSpill
 from headwater.sources.postgres.types import SETTINGS, TypeFact, Types
 

@@ -7,17 +7,16 @@ from tests.sources.postgres import pg_messages as pg
 
 from headwater.model.key import encode_key
 from headwater.model.table import Column, Table
+from headwater.sources.postgres.facts import ColumnFact, TableFact
 from headwater.sources.postgres.pgoutput import Relation, decode
 from headwater.sources.postgres.relations import (
-    ColumnFact,
     Relations,
-    TableFact,
     column_of,
-    schema_change,
     split_name,
     table_name,
     table_of,
 )
+from headwater.sources.postgres.reshaping import schema_change
 from headwater.sources.postgres.types import TypeFact
 
 IDENTIFIER = st.text(st.one_of(st.sampled_from('."ab '), st.characters(exclude_categories=["Cs"])), min_size=1)

@@ -14,7 +14,8 @@ from headwater.model.change import Op, Transaction
 from headwater.model.literal import U64, Date, DateTime, Json, Time, Value, decimal_text, from_lit, to_lit
 from headwater.model.pack import decode_row, encode_row
 from headwater.model.table import Table
-from headwater.sources.postgres.relations import Relations, TableFact
+from headwater.sources.postgres.facts import TableFact
+from headwater.sources.postgres.relations import Relations
 from headwater.sources.postgres.types import (
     BIT,
     BPCHAR,

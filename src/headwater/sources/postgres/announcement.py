@@ -28,7 +28,8 @@ from headwater.sources.postgres.meanings import (
     remembered,
     rewritten,
 )
-from headwater.sources.postgres.relations import Announcement, is_same_shape, is_told_alike, split_name
+from headwater.sources.postgres.relations import split_name
+from headwater.sources.postgres.reshaping import Announcement, is_same_shape, is_told_alike
 from headwater.sources.postgres.slot import table_oid
 
 LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time

@@ -35,7 +35,8 @@ from headwater.sources.postgres.pgoutput import (
     decode_begin,
     decode_commit,
 )
-from headwater.sources.postgres.relations import Announcement, Relations
+from headwater.sources.postgres.relations import Relations
+from headwater.sources.postgres.reshaping import Announcement
 from headwater.sources.postgres.row_plan import HEAD, Decode, Get
 
 PART = 512

@@ -11,8 +11,10 @@ import msgspec
 
 from headwater.model.table import Table
 from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.facts import ColumnFact, TableFact
 from headwater.sources.postgres.pgoutput import Relation, RelationColumn
-from headwater.sources.postgres.relations import ColumnFact, TableFact, is_same_shape, table_of
+from headwater.sources.postgres.relations import table_of
+from headwater.sources.postgres.reshaping import is_same_shape
 from headwater.sources.postgres.types import TypeFact, Types
 from headwater.sources.postgres.unlocked import COUNTS, published_sql
 from headwater.sources.postgres.visibility import Snapshot

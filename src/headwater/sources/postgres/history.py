@@ -11,7 +11,7 @@ from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.publication import Publication
-from headwater.sources.postgres.relations import is_end
+from headwater.sources.postgres.reshaping import is_end
 from headwater.sources.postgres.slot import Known
 from headwater.sources.postgres.truncations import recalled
 

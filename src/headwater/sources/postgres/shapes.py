@@ -9,9 +9,10 @@ import msgspec
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, NotSupported
 from headwater.model.table import Column, Row, Table
 from headwater.sources.postgres.catalogue import COLLATION
+from headwater.sources.postgres.facts import ColumnFact
 from headwater.sources.postgres.faults import LOCK_TIMEOUT, state_of
 from headwater.sources.postgres.link import Answer, Link
-from headwater.sources.postgres.relations import ColumnFact, column_of, split_name, table_name
+from headwater.sources.postgres.relations import column_of, split_name, table_name
 from headwater.sources.postgres.types import TypeFact, base_of
 from headwater.sources.postgres.unlocked import COUNTS
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
