@@ -30,6 +30,9 @@ TABLES = {
     '"Odd ""Name"""': ('("The Key" int PRIMARY KEY, "a.b" text)', "(1, 'x')"),
     "other.plain": ("(a int PRIMARY KEY)", "(1)"),
     "parted": ("(a int PRIMARY KEY, b text) PARTITION BY RANGE (a)", "(1, 'x')"),
+    "included": ("(a int, b int, c int, PRIMARY KEY (a) INCLUDE (b))", "(1, 2, 3)"),
+    "included_whole": ("(a int, b int, c int, PRIMARY KEY (a) INCLUDE (b))", "(1, 2, 3)"),
+    "late": ("(a int PRIMARY KEY DEFERRABLE, b int)", "(1, 2)"),
     "unread": ("()", ""),
 }
 
@@ -55,6 +58,7 @@ def test_tables_that_were_there_are_known_as_the_stream_sends_them(own: Callable
     setup += ["CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) TO (10)"]
     setup += [
         "ALTER TABLE whole REPLICA IDENTITY FULL",
+        "ALTER TABLE included_whole REPLICA IDENTITY FULL",
         "ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_a_key",
     ]
     rig = own(*setup)
@@ -68,7 +72,26 @@ def test_tables_that_were_there_are_known_as_the_stream_sends_them(own: Callable
     assert {'"Odd ""Name"""', "other.plain", "parted_1", "unread"} <= described.keys()
     assert described["plain"].key == ("b", "a") and described["bare"].key == ()
     assert described["indexed"].key == ("a",) and described["whole"].key == ("a",)
+    assert described["included"].key == described["included_whole"].key == ("a",)
+    assert described["late"].key == ()  # to PostgreSQL a key that is checked at the commit is no replica identity
+    keys = {name: rig.source.chunk(name, after=None, span=None, limit=9).table.key for name in ("included", "plain")}
+    assert keys == {"included": ("a",), "plain": ("b", "a")}
     assert rig.source.describe() == described
+
+
+def test_a_key_is_what_postgresql_takes_for_one(own: Callable[..., PgRig]) -> None:
+    rig = own(
+        "CREATE TABLE late(a int PRIMARY KEY DEFERRABLE, b int)",
+        "CREATE TABLE wide(a int, b text, PRIMARY KEY (a) INCLUDE (b))",
+        "CREATE TABLE plain(a int PRIMARY KEY)",
+    )
+    found = {each.problem: each for each in rig.source.findings() if "ALTER TABLE" in each.remedy}
+    late, wide = sorted(found)
+    assert late.startswith("late has no replica identity") and found[late].refuses_writes
+    assert wide.startswith("wide tells of an updated row its key only")  # what is included is not told of an old row
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        rig.run("INSERT INTO late VALUES (1, 1)", "UPDATE late SET b = 2")
+    rig.run(found[late].remedy, "UPDATE late SET b = 2")
 
 
 def test_a_table_that_changes_has_the_version_that_its_next_row_tells(own: Callable[..., PgRig]) -> None:

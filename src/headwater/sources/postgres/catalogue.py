@@ -26,18 +26,22 @@ COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.c
   SELECT CASE coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') WHEN 'c' THEN b.datcollate
          ELSE coalesce(to_jsonb(b) ->> 'datlocale', to_jsonb(b) ->> 'daticulocale', b.datcollate) END
   FROM pg_database b WHERE b.datname = current_database()) END"""
+# Columns that an index only includes are no part of a key; and one that is checked at the commit is no replica identity.
 _COLUMNS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
        a.attgenerated::text, a.attidentity <> '' OR d.sequence, d.present, {collation}, k.place,
-       coalesce(a.attnum = ANY (r.indkey), false), c.relfilenode <> c.oid
+       o.number IS NOT NULL, c.relfilenode <> c.oid
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
 LEFT JOIN pg_index r ON r.indrelid = c.oid
-  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
-LEFT JOIN LATERAL unnest(i.indkey) WITH ORDINALITY k(number, place) ON k.number = a.attnum
+  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
+LEFT JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+  ON k.number = a.attnum AND k.place <= i.indnkeyatts
+LEFT JOIN LATERAL unnest(r.indkey::int2[]) WITH ORDINALITY o(number, place)
+  ON o.number = a.attnum AND o.place <= r.indnkeyatts
 LEFT JOIN LATERAL (
   SELECT count(*) > 0 AS present, coalesce(bool_or({counts}), false) AS sequence
   FROM pg_attrdef WHERE adrelid = c.oid AND adnum = a.attnum) d ON true

@@ -154,14 +154,15 @@ SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.r
        has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
        c.oid IN ({published}),
        EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-         AND a.attstorage IN ('x', 'e') AND a.attgenerated = '' AND NOT coalesce(a.attnum = ANY (r.indkey), false)),
-       ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey) WITH ORDINALITY u(number, place)
+         AND a.attstorage IN ('x', 'e') AND a.attgenerated = ''
+         AND NOT coalesce(a.attnum = ANY ((r.indkey::int2[])[:r.indnkeyatts - 1]), false)),
+       ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey::int2[]) WITH ORDINALITY u(number, place)
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
-         WHERE k.indrelid = c.oid AND k.indisprimary ORDER BY u.place),
+         WHERE k.indrelid = c.oid AND k.indisprimary AND u.place <= k.indnkeyatts ORDER BY u.place),
        row_security_active(c.oid)
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_index r ON r.indrelid = c.oid
-  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END
+  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
 WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
 """

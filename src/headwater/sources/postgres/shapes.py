@@ -99,7 +99,8 @@ JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdroppe
 LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = ''
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_index i ON i.indrelid = c.oid
-  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+    ELSE i.indisprimary END
 LEFT JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
   ON k.number = a.attnum AND k.place <= i.indnkeyatts
 WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
