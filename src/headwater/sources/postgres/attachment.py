@@ -55,7 +55,7 @@ class Attachment:
         self._told_at = 0.0
         self._warned: list[str] = []
         self._refused = ""  # why a table that was made since cannot be published
-        self._announced = 0  # the number of the schema
+        self._announced: tuple[int, Shapes] | None = None  # the number of the schema, and what it was compared with
         self._meanings: meanings.Meanings | None = None  # that readers know of
 
     def findings(self, connection: Connection) -> list[Finding]:
@@ -163,14 +163,15 @@ class Attachment:
 
         def work(connection: Connection) -> None:
             number = schema_number(connection)
-            if number == self._announced:
+            # A stream that is behind may tell of a table only after it is gone.
+            if self._announced is not None and number == self._announced[0] and shapes is self._announced[1]:
                 return
             all_tables = not self._config.tables
             is_told, means = announce(connection, self.publication, shapes, self._meanings, all_tables=all_tables)
             if means != self._meanings:  # a crash before this tells it twice, which is harmless
                 self._remember(means)
             if is_told:
-                self._announced = number
+                self._announced = number, shapes
 
         self._side.ask(work)
 

@@ -26,7 +26,7 @@ COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.c
   SELECT CASE coalesce(to_jsonb(b) ->> 'datlocprovider', 'c') WHEN 'c' THEN b.datcollate
          ELSE coalesce(to_jsonb(b) ->> 'datlocale', to_jsonb(b) ->> 'daticulocale', b.datcollate) END
   FROM pg_database b WHERE b.datname = current_database()) END"""
-# Columns that an index only includes are no part of a key; and one that is checked at the commit is no replica identity.
+# Columns that an index only includes are in no key, and a key that is checked at the commit is no replica identity.
 _COLUMNS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
        a.attgenerated::text, a.attidentity <> '' OR d.sequence, d.present, {collation}, k.place,
