@@ -26,11 +26,15 @@ MOST_BYTES = 64 << 20
 
 
 class Shapes(msgspec.Struct, frozen=True):
-    """The tables at one place of the log: their shapes, whose they are, and the last version of every name."""
+    """The tables at one place of the log: their shapes, whose they are, and the last version of every name.
+
+    `displaced`: those whose name another table took, and of which nothing was told since.
+    """
 
     tables: Mapping[str, Table] = {}
     oids: Mapping[str, int] = {}
     versions: Mapping[str, int] = {}
+    displaced: tuple[int, ...] = ()
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headwater.model.change import Op, Transaction
+from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
 from headwater.sources.postgres.frames import lsn_of
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.publication import Publication
-from headwater.sources.postgres.reshaping import is_end
+from headwater.sources.postgres.reshaping import displaced, is_end
 from headwater.sources.postgres.slot import Known
 from headwater.sources.postgres.truncations import recalled
 
@@ -63,19 +63,50 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
 def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
     """`point` after the transactions that the log has after it."""
     offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
-    tables, oids = dict(point.shapes.tables), dict(point.shapes.oids)
-    versions = dict(point.shapes.versions)
+    shapes = _Shapes(point.shapes)
     for part in parts:
         for change in part.changes:
-            name = change.table.name
             if change.op is Op.TRUNCATE:
-                truncated = recalled(truncated, name, int(part.id))
-            if is_end(change):
-                tables.pop(name, None)
-                oids.pop(name, None)
-            elif tables.get(name) is not change.table:
-                tables[name] = change.table
-                versions[name] = max(change.table.version, versions.get(name, 0))
+                truncated = recalled(truncated, change.table.name, int(part.id))
+            shapes.take(change)
         if part.last:
             offset, position, xid = part.upto, lsn_of(part.position), part.id
-    return Point(offset, position, Shapes(tables, oids, versions), xid, truncated)
+    return Point(offset, position, shapes.found(), xid, truncated)
+
+
+class _Shapes:
+    """Shapes that go on by the changes of a log, which do not say whose a name is: only that it went on as another."""
+
+    def __init__(self, start: Shapes) -> None:
+        self._start, self._displaced = start, start.displaced
+        self._tables, self._oids, self._versions = dict(start.tables), dict(start.oids), dict(start.versions)
+        self._ended: dict[str, int] = {}  # names that ended, and whose they were
+        self._renamed: dict[str, int] = {}  # names that are about to begin, and whose they are
+
+    def take(self, change: Change) -> None:
+        """The next."""
+        name, ddl = change.table.name, change.ddl or ""
+        if is_end(change):
+            self._tables.pop(name, None)
+            oid, became = self._oids.pop(name, 0), ddl.removeprefix(f"ALTER TABLE {name} RENAME TO ")
+            if oid and became != ddl:
+                self._renamed[became] = oid
+            elif oid:
+                self._ended[name] = oid
+        elif self._tables.get(name) is not change.table:
+            if name in self._ended:
+                self._displaced = displaced(self._displaced, self._ended.pop(name))
+            if name in self._renamed:
+                self._oids[name] = self._renamed.pop(name)
+            self._tables[name] = change.table
+            self._versions[name] = max(change.table.version, self._versions.get(name, 0))
+
+    def found(self) -> Shapes:
+        """So far."""
+        return msgspec.structs.replace(
+            self._start,
+            tables=self._tables,
+            oids=self._oids,
+            versions=self._versions,
+            displaced=self._displaced,
+        )

@@ -27,7 +27,7 @@ from headwater.model.table import Column, Table
 from headwater.sources.postgres.facts import Catalogue, ColumnFact, TableFact
 from headwater.sources.postgres.frames import BadMessage
 from headwater.sources.postgres.pgoutput import Relation, Type
-from headwater.sources.postgres.reshaping import Announcement, is_told_alike, schema_change
+from headwater.sources.postgres.reshaping import Announcement, displaced, is_told_alike, schema_change
 from headwater.sources.postgres.row_plan import HEAD, Decode
 from headwater.sources.postgres.rows import RowDecoders
 from headwater.sources.postgres.truncations import Truncated, recalled
@@ -133,18 +133,19 @@ class Relations:
         *,
         oids: Mapping[str, int] | None = None,
         versions: Mapping[str, int] | None = None,
+        displaced: tuple[int, ...] = (),
         truncated: Truncated = (),
         all_tables: bool = True,
     ) -> None:
         """`known` are the shapes the log ends with, `oids` whose they were: so it is noticed that a table was renamed,
-        or dropped and made anew. `versions` are the last ones, also of names that ended. `all_tables`: a table unknown
-        so far is new, and was empty."""
+        or dropped and made anew. `versions` are the last ones, also of names that ended, `displaced` tables that lost
+        their name to another. `all_tables`: any other table unknown so far is new, and was empty."""
         self.rows: dict[bytes, Decode] = {}
         self.tables = dict(known)  # the newest shapes, by name
         self.oids = dict(oids or {})  # of those
         self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
-        self.truncated = truncated
-        self.changed = 0  # how often a shape was another
+        self.displaced, self.truncated = displaced, truncated
+        self.changed = 0  # how often a shape, or whose it is, was another
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables
         self._told: dict[int, tuple[Relation, int]] = {}  # and when
@@ -183,18 +184,19 @@ class Relations:
         fact = self._catalogue.table(oid) or TableFact()
         types = {**self._types, **self._catalogue.types()}
         table = table_of(relation, fact, types)
+        is_learnt, is_displaced = self.oids.get(table.name) != oid, oid in self.displaced
         changes = self._ended(oid, table.name)
         known = self.tables.get(table.name)
         table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
-        if known is None or changes:
-            unseen = bool(changes) or not self._all_tables or fact.is_rewritten
+        if known is None or changes or is_displaced:
+            unseen = bool(changes) or is_displaced or not self._all_tables or fact.is_rewritten
             changes.append(Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=unseen))
         elif is_told_alike(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
             table = known
         elif (change := schema_change(known, table, fact)) is not None:
             changes.append(change)
         self.tables[table.name], self.versions[table.name] = table, table.version
-        self.changed += bool(changes)
+        self.changed += bool(changes) or is_learnt
         self._make(oid, relation, table, types)
         return changes
 
@@ -213,7 +215,7 @@ class Relations:
         for oid, table in found.tables.items():
             known = self.tables.get(table.name)
             table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
-            if known is None and self._names.get(oid, table.name) == table.name:
+            if known is None and oid not in self.displaced and self._names.get(oid, table.name) == table.name:
                 change = Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=not self._all_tables)
                 self._names[oid], self.oids[table.name] = table.name, oid
             elif known is None or self.oids.get(table.name, oid) != oid or not is_told_alike(known, table):
@@ -272,7 +274,9 @@ class Relations:
             del self.oids[was]
         if holder != oid and name in self.tables:
             ended.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=f"DROP TABLE {name}"))
+            self.displaced = displaced(self.displaced, holder)
         self._names[oid], self.oids[name] = name, oid
+        self.displaced = tuple(each for each in self.displaced if each != oid)
         return ended
 
     def _make(self, oid: int, relation: Relation, table: Table, types: Types) -> None:

@@ -10,6 +10,8 @@ from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.facts import TableFact
 
+MOST_DISPLACED = 1_000  # that are remembered, the newest: most were dropped, and never come again
+
 
 def is_same_shape(one: Table, other: Table) -> bool:
     """Whether they differ in nothing but their version."""
@@ -22,6 +24,11 @@ def is_told_alike(one: Table, other: Table) -> bool:
         return False
     pairs = zip(one.columns, other.columns, strict=True)
     return all((a.name, a.kind, a.declared) == (b.name, b.kind, b.declared) for a, b in pairs)
+
+
+def displaced(before: tuple[int, ...], oid: int) -> tuple[int, ...]:
+    """The tables that lost their name to another, and one more: under whatever name it comes, its rows are unseen."""
+    return (*(each for each in before[1 - MOST_DISPLACED :] if each != oid), oid)
 
 
 class Announcement(msgspec.Struct, frozen=True):

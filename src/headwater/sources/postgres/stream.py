@@ -186,6 +186,7 @@ class Stream:
                 Facts(side),
                 oids=shapes.oids,
                 versions=shapes.versions,
+                displaced=shapes.displaced,
                 truncated=point.truncated,
                 all_tables=self._all_tables,
             )
@@ -296,7 +297,7 @@ class _Pump:
         if item.last and self._relations.changed != self._changed:
             known = self._relations
             self._changed = known.changed
-            shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions))
+            shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions), known.displaced)
         upto = self._held.put(item, weight, shapes, self._relations.truncated)
         self._keeper.logged(item, upto)
         if item.last or not self._held.has_room:
