@@ -102,6 +102,24 @@ def test_other_changes_of_shape(new: Table, resnapshot: bool) -> None:
     assert schema_change(new, new, TableFact()) is None
 
 
+@pytest.mark.parametrize(
+    ("names", "resnapshot"),
+    [
+        ("id a b c d", False),
+        ("id b", False),
+        ("id c", False),
+        ("id b a c", True),  # exchanged, or made anew
+        ("id a x b c", True),  # a new name, and its old one given to a new column
+        ("id a x b", True),
+        ("x id a b c", True),
+    ],
+)
+def test_columns_that_stand_where_none_was_added_ask_for_a_snapshot(names: str, resnapshot: bool) -> None:
+    nothing = TableFact(("id",), {name: ColumnFact() for name in names.split()})
+    change = schema_change(made(id=23, a=23, b=23, c=23), made(**dict.fromkeys(names.split(), 23)), nothing)
+    assert change is not None and change.resnapshot is resnapshot
+
+
 def test_a_table_not_seen_before_is_new_or_was_published_late() -> None:
     for all_tables in (True, False):
         one = Relations({}, pg.Quiet(), all_tables=all_tables)

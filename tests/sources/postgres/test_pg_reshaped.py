@@ -42,6 +42,129 @@ def changes(own: PgRig) -> list[Change]:
     return [change for part in parts for change in part.changes]
 
 
+# --- what rows hold -------------------------------------------------------------------------------------------
+
+TYPES = (
+    "CREATE DOMAIN d7 AS int DEFAULT 7",
+    "CREATE DOMAIN d8 AS d7",
+    "CREATE TYPE mood AS ENUM ('a', 'z')",
+    "CREATE DOMAIN moods AS mood[]",
+    "CREATE TYPE pair AS (x int, y int)",
+    TABLE,
+    "ALTER TABLE t ADD m mood, ADD ms moods, ADD p pair, ADD v varchar(5), ADD l int",
+    "CREATE TABLE by_mood(m mood PRIMARY KEY)",
+    "CREATE TABLE beside(k int PRIMARY KEY, l int)",
+    ROWS,
+)
+ANOTHER = {  # each changes what every row says
+    "a default that went at once": "ADD c int DEFAULT 5; ALTER TABLE t ALTER c DROP DEFAULT",
+    "a default": "ADD c int DEFAULT 5",
+    "the default of a type": "ADD c d7",
+    "the default of a type below a type": "ADD c d8",
+    "names exchanged": "RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b",
+    "a name given to a new column": "RENAME a TO x; ALTER TABLE t ADD a int",
+    "a name given to the next column": "DROP a; ALTER TABLE t RENAME b TO a",
+    "a column made anew": "DROP a, ADD a int",
+    "the last column made anew": "DROP l, ADD l int",
+    "values computed anew": "ALTER a TYPE bigint USING a * 100",
+    "the name of a column": "RENAME a TO x",
+}
+LABELS = {
+    "ALTER TYPE mood RENAME VALUE 'a' TO 'b'": {"t", "by_mood"},
+    "ALTER TYPE pair ADD ATTRIBUTE w int": {"t"},
+    "ALTER TYPE pair DROP ATTRIBUTE y": {"t"},
+}
+SAME = {  # none of them does
+    "a column": "ADD c int",
+    "a column less": "DROP a",
+    "the last column less": "DROP l",
+    "some columns less": "DROP b, DROP ms",
+    "a promise": "ALTER a SET NOT NULL",
+    "a table beside it": "ADD c int; DROP TABLE beside; CREATE TABLE beside(l int, k int PRIMARY KEY)",
+}
+ALIKE = ["ALTER TYPE mood ADD VALUE 'm' BEFORE 'z'", "ALTER TYPE pair RENAME ATTRIBUTE x TO w", "ANALYZE t"]
+
+
+def asked(found: list[Change]) -> set[str]:
+    """The tables of which a snapshot is asked for."""
+    return {change.table.name for change in found if change.resnapshot}
+
+
+@pytest.mark.parametrize("first", ["a row", "a look"])
+@pytest.mark.parametrize("case", ANOTHER)
+def test_what_changes_every_row_asks_for_a_snapshot(rig: Callable[..., PgRig], case: str, first: str) -> None:
+    own = rig(*TYPES)
+    own.run("INSERT INTO t VALUES (2, 11, 21)")
+    changes(own)
+    alter = f"BEGIN; ALTER TABLE t {ANOTHER[case]}; COMMIT"
+    found = []
+    own.run(alter)
+    if first == "a look":
+        found += changes(own)
+    own.run("INSERT INTO t VALUES (3)")
+    found += changes(own)
+    assert asked(found) == {"t"}
+    own.open()
+    own.run("INSERT INTO t VALUES (4)")
+    assert asked(changes(own) + changes(own)) == set()
+
+
+QUIET = ["names exchanged", "a name given to a new column", "a column made anew", "the last column made anew"]
+
+
+@pytest.mark.parametrize("away", [False, True])
+@pytest.mark.parametrize("case", [*QUIET, "a name given to the next column", "values computed anew"])
+def test_it_does_so_though_no_row_comes_and_once(rig: Callable[..., PgRig], case: str, away: bool) -> None:
+    own = rig(*TYPES)
+    changes(own)
+    if away:
+        own.source.close()
+    own.run(f"BEGIN; ALTER TABLE t {ANOTHER[case]}; COMMIT")
+    if away:
+        own.open()
+    found = changes(own)
+    described = own.source.describe()["t"]
+    assert [change.table for change in found if change.resnapshot] == [described]
+    own.run("INSERT INTO t VALUES (3)")
+    assert [(change.op, change.table) for change in changes(own)] == [(Op.INSERT, described)]
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_a_type_with_other_words_for_what_it_held_asks_for_a_snapshot(rig: Callable[..., PgRig], case: str) -> None:
+    own = rig(*TYPES)
+    changes(own)
+    own.run(case)
+    assert asked(changes(own)) == LABELS[case]
+    assert changes(own) == []
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_what_changes_no_row_asks_for_none(rig: Callable[..., PgRig], case: str) -> None:
+    own = rig(*TYPES)
+    own.run("INSERT INTO t VALUES (2, 11, 21)")
+    changes(own)
+    own.run(f"BEGIN; ALTER TABLE t {SAME[case]}; COMMIT")
+    found = changes(own)
+    own.run("INSERT INTO t VALUES (3, 12)")
+    assert asked(found + changes(own)) <= {"beside"}
+
+
+@pytest.mark.parametrize("case", ALIKE)
+def test_a_type_with_more_words_asks_for_none(rig: Callable[..., PgRig], case: str) -> None:
+    own = rig(*TYPES)
+    changes(own)
+    own.run(case, "INSERT INTO t VALUES (3, 12)")
+    assert asked(changes(own)) == set()
+
+
+def test_a_table_that_is_emptied_and_gets_a_column_asks_for_none(rig: Callable[..., PgRig]) -> None:
+    own = rig(*TYPES)
+    own.run("BEGIN; TRUNCATE t; ALTER TABLE t ADD c int; COMMIT")
+    found = changes(own)
+    own.run("INSERT INTO t VALUES (3, 12)")
+    assert asked(found + changes(own)) == set()
+
+
 # --- whose rows they are --------------------------------------------------------------------------------------
 
 SWAP = "BEGIN; ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t; COMMIT"

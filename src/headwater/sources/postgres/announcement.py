@@ -25,6 +25,7 @@ from headwater.sources.postgres.meanings import (
     moved,
     read_meanings,
     reattached,
+    remarked,
     remembered,
     rewritten,
 )
@@ -53,21 +54,28 @@ def announce(
     # Of a publication of some tables, one that is new in it may have had rows before.
     wanted = meant.keys() if all_tables else meant.keys() | now.tables.keys()
     is_late = not all_tables and any(shapes.oids.get(name, oid) != oid for name, oid in now.oids.items())
-    found = _look(connection, now, shapes, wanted)
-    back = set() if told is None or all_tables else reattached(told, means) & shapes.tables.keys()
+    anew, unseen = ({}, {}) if told is None else (rewritten(told, means), remarked(told, means))
+    if told is not None and not all_tables:
+        unseen |= dict.fromkeys(reattached(told, means) & shapes.tables.keys(), "it was not published for a while")
+    reshaped = {*unseen, *(name for name in anew if _is_retyped(shapes, now, name))}
+    found = _look(connection, now, shapes, wanted, reshaped)
     others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
-    anew = {} if told is None else rewritten(told, means)
     rest = Announcement(
         moved=others,
-        unseen=sorted(name for name in back if not _is_ended(found, name)),
-        rewritten={name: xid for name, xid in anew.items() if _is_same(shapes, now, name)},
+        unseen={name: why for name, why in unseen.items() if _is_ours(shapes, now, name)},
+        rewritten={name: xid for name, xid in anew.items() if _is_ours(shapes, now, name)},
     )
-    is_told = _announce(connection, publication, shapes, found, rest)
+    is_told = _announce(connection, publication, shapes, found, rest, reshaped)
     return is_told and not is_late, remembered(told or {}, means)
 
 
 def _announce(
-    connection: Connection, publication: str, shapes: Shapes, found: Announcement, rest: Announcement
+    connection: Connection,
+    publication: str,
+    shapes: Shapes,
+    found: Announcement,
+    rest: Announcement,
+    reshaped: Collection[str],
 ) -> bool:
     ended = msgspec.structs.replace(rest, gone=found.gone, left=found.left)
     if not found.tables:
@@ -80,9 +88,8 @@ def _announce(
             for table in found.tables.values():
                 schema, name = split_name(table.name) or ("", "")
                 connection.execute(f"LOCK TABLE ONLY {quoted(schema)}.{quoted(name)} IN ACCESS SHARE MODE".encode())
-            again = _look(
-                connection, describe(connection, publication), shapes, {each.name for each in found.tables.values()}
-            )
+            wanted = {each.name for each in found.tables.values()}
+            again = _look(connection, describe(connection, publication), shapes, wanted, reshaped)
             locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
             _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left))
     except (
@@ -102,13 +109,20 @@ def _tell(connection: Connection, found: Announcement) -> None:
     connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, msgspec.json.encode(found)])
 
 
-def _look(connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str]) -> Announcement:
-    """`wanted` are told also where the log does not know them yet."""
+def _look(
+    connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str], reshaped: Collection[str]
+) -> Announcement:
+    """`wanted` are told also where the log does not know them yet, `reshaped` also where their next row would tell it:
+    a snapshot is asked for now, and the row is not to ask for another."""
     ours = {oid: now.tables[name] for name, oid in now.oids.items() if shapes.oids.get(name, oid) == oid}
     missing = [(shapes.oids.get(name, 0), name) for name in shapes.tables if name not in now.tables]
     missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
     known = shapes.tables
-    news = {oid: t for oid, t in ours.items() if _is_news(known, t) or (t.name in wanted and t.name not in known)}
+    news = {
+        oid: table
+        for oid, table in ours.items()
+        if _is_news(known, table, reshaped) or (table.name in wanted and table.name not in known)
+    }
     if news:  # who may not read a table cannot hold it
         rows = connection.execute(_READABLE, [list(news)]).fetchall()
         news = {oid: news[oid] for (oid,) in rows}
@@ -133,14 +147,18 @@ def _is_ended(found: Announcement, name: str) -> bool:
     return any(each == name for _, each in (*found.gone, *found.left))
 
 
-def _is_same(shapes: Shapes, now: Described, name: str) -> bool:
-    """Whether the table is sent, and the log knows no other by its name, nor columns of other types: with these its
-    next row asks for a snapshot."""
+def _is_ours(shapes: Shapes, now: Described, name: str) -> bool:
+    """Whether the table is sent, and the log knows no other by its name."""
+    return name in now.tables and shapes.oids.get(name, now.oids[name]) == now.oids[name]
+
+
+def _is_retyped(shapes: Shapes, now: Described, name: str) -> bool:
+    """Whether a column has another type than the log knows."""
     had, table = shapes.tables.get(name), now.tables.get(name)
-    if table is None or shapes.oids.get(name, now.oids[name]) != now.oids[name]:
+    if had is None or table is None:
         return False
-    were = {} if had is None else {each.name: (each.kind, each.declared) for each in had.columns}
-    return all(were.get(each.name, (each.kind, each.declared)) == (each.kind, each.declared) for each in table.columns)
+    were = {each.name: (each.kind, each.declared) for each in had.columns}
+    return any(were.get(each.name, (each.kind, each.declared)) != (each.kind, each.declared) for each in table.columns)
 
 
 def _fitting(shapes: Shapes, now: Described) -> set[str]:
@@ -150,6 +168,8 @@ def _fitting(shapes: Shapes, now: Described) -> set[str]:
     return {name for name in alike if shapes.oids.get(name, now.oids[name]) == now.oids[name]}
 
 
-def _is_news(known: Mapping[str, Table], table: Table) -> bool:
+def _is_news(known: Mapping[str, Table], table: Table, reshaped: Collection[str]) -> bool:
     had = known.get(table.name)
-    return had is not None and is_told_alike(had, table) and not is_same_shape(had, table)
+    if had is None or is_same_shape(had, table):
+        return False
+    return table.name in reshaped or is_told_alike(had, table)

@@ -29,11 +29,13 @@ COLLATION = """CASE WHEN l.collname IS DISTINCT FROM 'default' THEN coalesce(l.c
 # Columns that an index only includes are in no key, and a key that is checked at the commit is no replica identity.
 _COLUMNS = """
 SELECT c.oid, n.nspname, c.relname, c.relreplident::text, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull,
-       a.attgenerated::text, a.attidentity <> '' OR d.sequence, d.present, {collation}, k.place,
+       a.attgenerated::text, a.attidentity <> '' OR d.sequence,
+       d.present OR a.atthasmissing OR y.typdefault IS NOT NULL, {collation}, k.place,
        o.number IS NOT NULL, c.relfilenode <> c.oid
 FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_type y ON y.oid = a.atttypid
 LEFT JOIN pg_collation l ON l.oid = a.attcollation
 LEFT JOIN pg_index i ON i.indrelid = c.oid AND i.indisprimary
 LEFT JOIN pg_index r ON r.indrelid = c.oid

@@ -16,7 +16,7 @@ class ColumnFact(msgspec.Struct, frozen=True):
     nullable: bool = True
     generated: bool = False
     auto: bool = False  # identity, or a default from a sequence
-    has_default: bool = False  # rows that were there before the column got a value
+    has_default: bool = False  # or its type has, or it had when it came: rows that were there before it got a value
     collation: str = ""
 
 

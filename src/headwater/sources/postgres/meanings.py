@@ -60,7 +60,15 @@ SELECT c.nspname, c.relname, c.relkind::text,
   (SELECT string_agg(inhparent || ' ' || xmin::text, ',' ORDER BY inhparent) FROM pg_inherits WHERE inhrelid = c.oid),
   (SELECT coalesce(array_agg(ARRAY[l.nspname::text, l.relname::text] ORDER BY l.oid), ARRAY[]::text[])
    FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r'),
-  c.oid::bigint, c.relfilenode::bigint, c.written
+  c.oid::bigint, c.relfilenode::bigint, c.written,
+  (SELECT coalesce(jsonb_object_agg(m.mark, m.value), '{}') FROM (
+     SELECT 'column ' || attname, attnum::text FROM pg_attribute
+     WHERE c.relkind = 'r' AND attrelid = c.oid AND attnum > 0 AND NOT attisdropped
+     UNION ALL SELECT 'label ' || e.oid, e.enumlabel FROM typed u JOIN pg_enum e ON e.enumtypid = u.oid
+     WHERE c.relkind = 'r' AND u.root = c.oid
+     UNION ALL SELECT 'type ' || t.oid, string_agg(a.attnum || ' ' || a.atttypid, ',' ORDER BY a.attnum)
+     FROM typed u JOIN pg_type t ON t.oid = u.oid JOIN pg_attribute a ON a.attrelid = t.typrelid
+     WHERE c.relkind = 'r' AND u.root = c.oid AND a.attnum > 0 AND NOT a.attisdropped GROUP BY t.oid) m (mark, value))
 FROM relation c
 """
 
@@ -69,7 +77,8 @@ class Meaning(msgspec.Struct, frozen=True, array_like=True):
     """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows.
 
     `parents`: whose partition or child it is, and since when. `file`: where the rows are, 0 if it has none; `writer`:
-    the transaction that last wrote its row of the catalogue.
+    the transaction that last wrote its row of the catalogue. `marks`: what its rows are told by, of a table: the number
+    of each column, each label of its enums, and of each composite type the attributes, whatever they are called.
     """
 
     kind: str
@@ -80,6 +89,7 @@ class Meaning(msgspec.Struct, frozen=True, array_like=True):
     oid: int = 0  # 0: it was noted before these three were
     file: int = 0
     writer: int = 0
+    marks: Mapping[str, str] = {}
 
     @property
     def meant(self) -> tuple[str, str, str, tuple[str, ...], str]:
@@ -141,6 +151,21 @@ def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
         for name, each in now.items()
         if each.kind == "r" and each.file != files.get(each.oid, each.oid)
     }
+
+
+def remarked(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, str]:
+    """The tables of which every row is told by other values than before though nobody wrote them, each with the reason:
+    a column is another by the same name, or a type has other words for what it held. Pure."""
+    marks = {each.oid: each.marks for each in before.values() if each is not None}
+    found: dict[str, str] = {}
+    for name, each in now.items():
+        had = marks.get(each.oid, {})
+        others = sorted(mark for mark, value in each.marks.items() if had.get(mark, value) != value)
+        if others:
+            what, _, which = others[0].partition(" ")
+            is_column = what == "column"
+            found[name] = f"its column {which} is another one" if is_column else "a type of its columns was altered"
+    return found
 
 
 def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:

@@ -218,7 +218,7 @@ class Relations:
             if known is None and oid not in self.displaced and self._names.get(oid, table.name) == table.name:
                 change = Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=not self._all_tables)
                 self._names[oid], self.oids[table.name] = table.name, oid
-            elif known is None or self.oids.get(table.name, oid) != oid or not is_told_alike(known, table):
+            elif known is None or self.oids.get(table.name, oid) != oid:
                 continue
             else:
                 change = schema_change(known, table, TableFact())
@@ -228,13 +228,10 @@ class Relations:
                 self._forget(oid)
         self.changed += bool(changes)
         told = {change.table.name: change.resnapshot for change in changes}
-        unseen = dict.fromkeys(found.unseen, "it was not published for a while")
-        unseen |= {
-            name: "its rows were written anew: it may not have been published meanwhile"
-            for name, xid in found.rewritten.items()
-            if (name, xid) not in self.truncated
-        }
-        for name, why in {**unseen, **found.moved}.items():
+        anew = [name for name, xid in found.rewritten.items() if (name, xid) not in self.truncated]
+        why = "its rows were written anew: it may not have been published meanwhile"
+        unseen = {**dict.fromkeys(anew, why), **found.unseen}
+        for name, why in {**found.moved, **unseen}.items():
             if name in self.tables and (name not in told or (name in unseen and not told[name])):
                 # A comment, of one line: whatever the names in it are, it is no statement.
                 ddl = f"-- {' '.join(why.split())}"

@@ -33,8 +33,8 @@ def displaced(before: tuple[int, ...], oid: int) -> tuple[int, ...]:
 
 class Announcement(msgspec.Struct, frozen=True):
     """What the catalogue said at a place of the server's log: tables by their oids, which are gone, which are there but
-    not sent any more, by which names queries mean something else, with the reason, and of which rows may be unseen;
-    and whose rows are in another file, with the transaction that last wrote that down.
+    not sent any more, by which names queries mean something else, with the reason, and which have rows that nobody was
+    sent, with the reason; and whose rows are in another file, with the transaction that last wrote that down.
 
     The log does not always know the oid of a table that it has not seen for long: then it is 0.
     """
@@ -43,7 +43,7 @@ class Announcement(msgspec.Struct, frozen=True):
     gone: list[tuple[int, str]] = []
     left: list[tuple[int, str]] = []
     moved: Mapping[str, str] = {}
-    unseen: list[str] = []
+    unseen: Mapping[str, str] = {}
     rewritten: Mapping[str, int] = {}
 
 
@@ -56,7 +56,8 @@ def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
     """The change from one shape of a table to the next; None if there is none.
 
     Rows may have changed unseen (`resnapshot`) when a type, the key, or how a column is computed changed, when a
-    column came with a default, or when one came while another went: that may have been a new name.
+    column came with a default, when one came while another went, which may have been a new name, or when one stands
+    where none can stand that kept its name or was added: names were exchanged, or given anew.
     """
     if is_same_shape(old, new):
         return None
@@ -68,8 +69,15 @@ def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
         or any(_means(were[name]) != _means(are[name]) for name in were.keys() & are.keys())
         or any(went or name not in known or known[name].has_default or are[name].generated for name in came)
         or any(not are[name].nullable for name in came)
+        or not _is_continued(old, new)
     )
     return Change(Op.SCHEMA_CHANGE, new, ddl="", resnapshot=unseen)
+
+
+def _is_continued(old: Table, new: Table) -> bool:
+    """Whether columns only went, or came behind the others."""
+    kept = tuple(name for name in old.names if name in new.index)
+    return new.names[: len(kept)] == kept
 
 
 def _means(column: Column) -> tuple[str, str, bool]:
