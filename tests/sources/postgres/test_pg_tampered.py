@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
+import psycopg
 import pytest
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import SourceMismatch
 from headwater.model.change import Change, Op
+from headwater.sources.postgres import history
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 _numbers = itertools.count(1)
@@ -267,6 +270,68 @@ def test_a_message_that_anybody_wrote_under_our_name_does_no_harm(text: str, rig
     own.db.execute("SELECT pg_logical_emit_message(false, 'headwater.shapes', %s)", [text])
     own.run("INSERT INTO t VALUES (1, 'a')")
     assert [change.op for part in own.pull() for change in part.changes] == [Op.INSERT]
+
+
+def forged(own: PgRig, user: str, **told: Any) -> None:
+    """An announcement by `user`."""
+    with psycopg.connect(f"host={own.server.folder} user={user} dbname={own.name}", autocommit=True) as other:
+        content = msgspec.json.encode(told)
+        other.execute("SELECT pg_logical_emit_message(true, 'headwater.shapes', %s::bytea)", [content])
+
+
+def test_what_is_told_of_tables_is_ours_or_nothing(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "INSERT INTO t VALUES (1, 'x')")
+    user = f"nobody_{own.name}"
+    own.run(f"CREATE ROLE {user} LOGIN")
+    try:
+        (oid,) = own.db.execute("SELECT 't'::regclass::oid::bigint").fetchone() or (0,)
+        table = own.source.describe()["t"]
+        key = {str(oid): msgspec.structs.replace(table, key=("v",))}
+        for told in ({"gone": [[oid, "t"]]}, {"tables": key}, {"unseen": {"t": "x"}}, {"moved": {"t": "x"}}):
+            forged(own, user, **told)
+            forged(own, user, secret="", **told)
+            forged(own, user, secret="0" * 32, **told)
+        assert reshaped(own) == []
+        odd = msgspec.structs.replace(table, key=("nope",))
+        shapes = history.load(own.notes.note(history.NOTE)).point.shapes  # type: ignore[union-attr]
+        forged(own, "postgres", secret=shapes.secret, tables={str(oid): odd})
+        assert reshaped(own) == []
+        forged(own, "postgres", secret=shapes.secret, unseen={"t": "we know our own"})
+        assert [(change.ddl, change.resnapshot) for change in reshaped(own)] == [("-- we know our own", True)]
+    finally:
+        own.run(f"DROP ROLE {user}")
+
+
+def test_what_was_told_of_tables_before_we_were_killed_comes_again_as_it_was(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)", "CREATE VIEW v AS SELECT k FROM t")
+    own.run("ALTER TABLE t ALTER v SET NOT NULL", "CREATE OR REPLACE VIEW v AS SELECT k FROM u")
+    own.run("INSERT INTO u VALUES (1)")
+    once = own.pull() + own.pull()
+    assert len({change.table.name for part in once for change in part.changes if change.op is Op.SCHEMA_CHANGE}) == 2
+    own.log.clear()
+    own.open()
+    again = own.pull()
+    assert [(part.first, part.changes) for part in again] == [(part.first, part.changes) for part in once]
+
+
+def test_a_log_of_before_there_was_a_secret_gets_one(rig: Callable[..., PgRig]) -> None:
+    own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)")
+    own.source.close()
+    kept = history.load(own.notes.note(history.NOTE))
+    assert kept is not None and len(kept.point.shapes.secret) == 32
+    shapes = msgspec.structs.replace(kept.point.shapes, secret="")
+    bare = msgspec.structs.replace(kept, point=msgspec.structs.replace(kept.point, shapes=shapes))
+    own.notes.set_notes(**{history.NOTE: history.save(bare)})
+    made = []
+    for _ in range(2):
+        own.open()
+        kept = history.load(own.notes.note(history.NOTE))
+        assert kept is not None and len(kept.point.shapes.secret) == 32
+        made.append(kept.point.shapes.secret)
+    assert made[0] == made[1]
+    forged(own, "postgres", gone=[[kept.point.shapes.oids["t"], "t"]])
+    own.run("DROP TABLE u")
+    assert [change.ddl for change in reshaped(own)] == ["DROP TABLE u"]
 
 
 # --- the server's log ----------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@ not sent any more (a partition that was detached, a table made unlogged), or was
 something else by it, though no row of it changed (see meanings).
 
 It is told by a message of ours in the server's own log. So it has a place among the commits, and comes again after a
-crash with the same words: what a row was delivered under never changes. While it is written nobody can alter the tables
+crash with the same words: what a row was delivered under never changes. A secret of the log is in it, for anybody may
+write messages. While it is written nobody can alter the tables
 whose shapes it tells, and one that is gone never comes back under its oid.
 """
 
@@ -79,7 +80,7 @@ def _announce(
 ) -> bool:
     ended = msgspec.structs.replace(rest, gone=found.gone, left=found.left)
     if not found.tables:
-        _tell(connection, ended)
+        _tell(connection, ended, shapes)
         return True
     try:
         with connection.transaction():
@@ -91,22 +92,23 @@ def _announce(
             wanted = {each.name for each in found.tables.values()}
             again = _look(connection, describe(connection, publication), shapes, wanted, reshaped)
             locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
-            _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left))
+            _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left), shapes)
     except (
         psycopg.errors.InsufficientPrivilege,
         psycopg.errors.LockNotAvailable,
         psycopg.errors.UndefinedTable,
     ):
-        _tell(connection, rest)
+        _tell(connection, rest, shapes)
         return False
     return True
 
 
-def _tell(connection: Connection, found: Announcement) -> None:
+def _tell(connection: Connection, found: Announcement, shapes: Shapes) -> None:
     if found == Announcement():
         return
     # As bytes: a text would be in the stream as the database encodes it.
-    connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, msgspec.json.encode(found)])
+    content = msgspec.json.encode(msgspec.structs.replace(found, secret=shapes.secret))
+    connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, content])
 
 
 def _look(

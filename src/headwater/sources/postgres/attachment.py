@@ -7,6 +7,7 @@ the note. So a slot that starts later than both was made anew, or moved on by so
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -86,7 +87,8 @@ class Attachment:
             slot = find_slot(connection, self.slot)
             position = create_slot(connection, self.slot) if slot is None else slot.confirmed
             found = describe(connection, self.publication)
-            shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
+            versions = {name: table.version for name, table in found.tables.items()}
+            shapes = Shapes(found.tables, found.oids, versions, secret=secrets.token_hex(16))
             who = self._identify()
             point = Point(offset, position, shapes)
             self._remember(meanings.read_meanings(connection))
@@ -115,6 +117,10 @@ class Attachment:
         point = history.brought_up(found.point, read(found.point.offset))
         if point.offset != latest:
             return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
+        if not point.shapes.secret:  # the note is older than these; kept before the first announcement has it
+            shapes = msgspec.structs.replace(point.shapes, secret=secrets.token_hex(16))
+            point = msgspec.structs.replace(point, shapes=shapes)
+            self._keep(msgspec.structs.replace(found, point=point))
         self._history = msgspec.structs.replace(found, point=point)
         self._meanings = meanings.load(self._notes.note(meanings.NOTE))
         reason = self._side.ask(lambda connection: self.judge(self._identify(), connection, point))

@@ -28,13 +28,15 @@ MOST_BYTES = 64 << 20
 class Shapes(msgspec.Struct, frozen=True):
     """The tables at one place of the log: their shapes, whose they are, and the last version of every name.
 
-    `displaced`: those whose name another table took, and of which nothing was told since.
+    `displaced`: those whose name another table took, and of which nothing was told since. `secret`: by which our own
+    announcements about them are known, of this log from its beginning on.
     """
 
     tables: Mapping[str, Table] = {}
     oids: Mapping[str, int] = {}
     versions: Mapping[str, int] = {}
     displaced: tuple[int, ...] = ()
+    secret: str = ""
 
 
 class Point(msgspec.Struct, frozen=True):

@@ -134,17 +134,19 @@ class Relations:
         oids: Mapping[str, int] | None = None,
         versions: Mapping[str, int] | None = None,
         displaced: tuple[int, ...] = (),
+        secret: str = "",
         truncated: Truncated = (),
         all_tables: bool = True,
     ) -> None:
         """`known` are the shapes the log ends with, `oids` whose they were: so it is noticed that a table was renamed,
         or dropped and made anew. `versions` are the last ones, also of names that ended, `displaced` tables that lost
-        their name to another. `all_tables`: any other table unknown so far is new, and was empty."""
+        their name to another, `secret` is what announcements of ours have. `all_tables`: any other table unknown so
+        far is new, and was empty."""
         self.rows: dict[bytes, Decode] = {}
         self.tables = dict(known)  # the newest shapes, by name
         self.oids = dict(oids or {})  # of those
         self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
-        self.displaced, self.truncated = displaced, truncated
+        self.displaced, self.truncated, self.secret = displaced, truncated, secret
         self.changed = 0  # how often a shape, or whose it is, was another
         self._names = {oid: name for name, oid in self.oids.items()}
         self._catalogue, self._all_tables = catalogue, all_tables
@@ -201,8 +203,10 @@ class Relations:
         return changes
 
     def announce(self, found: Announcement) -> list[Change]:
-        """What is news of an announcement. What rows tell by themselves is left to them."""
+        """What is news of an announcement, if it is ours. What rows tell by themselves is left to them."""
         changes: list[Change] = []
+        if found.secret != self.secret or not found.is_sound:
+            return changes
         change: Change | None
         for (oid, name), why in [(each, "") for each in found.gone] + [
             (each, " -- not published") for each in found.left

@@ -36,7 +36,8 @@ class Announcement(msgspec.Struct, frozen=True):
     not sent any more, by which names queries mean something else, with the reason, and which have rows that nobody was
     sent, with the reason; and whose rows are in another file, with the transaction that last wrote that down.
 
-    The log does not always know the oid of a table that it has not seen for long: then it is 0.
+    The log does not always know the oid of a table that it has not seen for long: then it is 0. `secret` shows that it
+    is ours: whoever may connect to a database may write messages under any name.
     """
 
     tables: dict[int, Table] = {}
@@ -45,6 +46,12 @@ class Announcement(msgspec.Struct, frozen=True):
     moved: Mapping[str, str] = {}
     unseen: Mapping[str, str] = {}
     rewritten: Mapping[str, int] = {}
+    secret: str = ""
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the shapes can be any table's."""
+        return all(table.index.keys() >= {*table.key} for table in self.tables.values())
 
 
 def is_end(change: Change) -> bool:

@@ -187,6 +187,7 @@ class Stream:
                 oids=shapes.oids,
                 versions=shapes.versions,
                 displaced=shapes.displaced,
+                secret=shapes.secret,
                 truncated=point.truncated,
                 all_tables=self._all_tables,
             )
@@ -297,7 +298,7 @@ class _Pump:
         if item.last and self._relations.changed != self._changed:
             known = self._relations
             self._changed = known.changed
-            shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions), known.displaced)
+            shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions), known.displaced, known.secret)
         upto = self._held.put(item, weight, shapes, self._relations.truncated)
         self._keeper.logged(item, upto)
         if item.last or not self._held.has_room:
