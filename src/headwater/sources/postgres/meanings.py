@@ -39,6 +39,20 @@ WITH RECURSIVE relation AS (
     UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
       AND NOT a.attisdropped) i (oid)
   WHERE i.oid >= 16384
+), word (type, mark, value) AS (
+  SELECT enumtypid, 'labels ' || enumtypid,
+    string_agg(lpad(to_hex(hashtext(oid || ' ' || enumlabel)), 8, '0'), '' ORDER BY oid)
+  FROM pg_enum WHERE enumtypid >= 16384 GROUP BY enumtypid
+  UNION ALL SELECT t.oid, 'type ' || t.oid, string_agg(a.attnum || ' ' || a.atttypid, ',' ORDER BY a.attnum)
+  FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
+  WHERE t.oid IN (SELECT oid FROM typed) AND a.attnum > 0 AND NOT a.attisdropped GROUP BY t.oid
+), marked (root, marks) AS (
+  SELECT root, jsonb_object_agg(mark, value) FROM (
+    SELECT attrelid, 'column ' || attname, attnum::text FROM pg_attribute
+    WHERE attrelid IN (SELECT oid FROM relation WHERE relkind = 'r') AND attnum > 0 AND NOT attisdropped
+    UNION ALL SELECT u.root, w.mark, w.value FROM typed u JOIN word w ON w.type = u.oid
+    WHERE u.root IN (SELECT oid FROM relation WHERE relkind = 'r')) m (root, mark, value)
+  GROUP BY root
 )
 SELECT c.nspname, c.relname, c.relkind::text,
   c.oid || '/' || (SELECT string_agg(
@@ -61,15 +75,8 @@ SELECT c.nspname, c.relname, c.relkind::text,
   (SELECT coalesce(array_agg(ARRAY[l.nspname::text, l.relname::text] ORDER BY l.oid), ARRAY[]::text[])
    FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r'),
   c.oid::bigint, c.relfilenode::bigint, c.written,
-  (SELECT coalesce(jsonb_object_agg(m.mark, m.value), '{}') FROM (
-     SELECT 'column ' || attname, attnum::text FROM pg_attribute
-     WHERE c.relkind = 'r' AND attrelid = c.oid AND attnum > 0 AND NOT attisdropped
-     UNION ALL SELECT 'label ' || e.oid, e.enumlabel FROM typed u JOIN pg_enum e ON e.enumtypid = u.oid
-     WHERE c.relkind = 'r' AND u.root = c.oid
-     UNION ALL SELECT 'type ' || t.oid, string_agg(a.attnum || ' ' || a.atttypid, ',' ORDER BY a.attnum)
-     FROM typed u JOIN pg_type t ON t.oid = u.oid JOIN pg_attribute a ON a.attrelid = t.typrelid
-     WHERE c.relkind = 'r' AND u.root = c.oid AND a.attnum > 0 AND NOT a.attisdropped GROUP BY t.oid) m (mark, value))
-FROM relation c
+  coalesce(g.marks, '{}')
+FROM relation c LEFT JOIN marked g ON g.root = c.oid
 """
 
 
@@ -78,7 +85,8 @@ class Meaning(msgspec.Struct, frozen=True, array_like=True):
 
     `parents`: whose partition or child it is, and since when. `file`: where the rows are, 0 if it has none; `writer`:
     the transaction that last wrote its row of the catalogue. `marks`: what its rows are told by, of a table: the number
-    of each column, each label of its enums, and of each composite type the attributes, whatever they are called.
+    of each column, the labels of each enum, the oldest first, and of each composite type the attributes, whatever they
+    are called.
     """
 
     kind: str
@@ -160,12 +168,17 @@ def remarked(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, each in now.items():
         had = marks.get(each.oid, {})
-        others = sorted(mark for mark, value in each.marks.items() if had.get(mark, value) != value)
+        others = sorted(mark for mark, value in each.marks.items() if _is_other(mark, had.get(mark, value), value))
         if others:
             what, _, which = others[0].partition(" ")
             is_column = what == "column"
             found[name] = f"its column {which} is another one" if is_column else "a type of its columns was altered"
     return found
+
+
+def _is_other(mark: str, had: str, value: str) -> bool:
+    """Whether rows that were there say something else. A label that is new is in none of them."""
+    return not value.startswith(had) if mark.startswith("labels ") else value != had
 
 
 def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:
