@@ -123,6 +123,27 @@ def test_a_note_is_brought_up_by_what_the_log_has_after_it() -> None:
     assert point.shapes == Shapes({"t": wider}, {"t": 1}, {"t": 2, "u": 1})
 
 
+def told(xid: int, *changes: tuple[Table, str]) -> Transaction:
+    made = tuple(Change(Op.SCHEMA_CHANGE, table, ddl=ddl) for table, ddl in changes)
+    return Transaction(str(xid), made, first=10 + xid, position=f"0/{xid}")
+
+
+def test_whose_the_names_are_is_brought_up() -> None:
+    shapes, x = Shapes({"t": T}, {"t": 1}, {"t": 1}, secret="s"), Table("x", T.columns, T.key)
+    owners = {"t": 7, "x": 8, "y": 9}
+
+    def found(*parts: Transaction) -> tuple[dict[str, int], tuple[int, ...]]:
+        point = brought_up(Point(10, 1, shapes), parts, owners)
+        assert point.shapes.secret == "s"
+        return dict(point.shapes.oids), point.shapes.displaced
+
+    assert found() == ({"t": 1}, ())
+    assert found(told(1, (x, ""))) == ({"t": 1, "x": 8}, ())
+    assert found(told(1, (T, "ALTER TABLE t RENAME TO x"), (x, ""))) == ({"x": 1}, ())
+    assert found(told(1, (T, "DROP TABLE t"), (T, ""))) == ({}, (1,))
+    assert found(told(1, (x, "")), told(2, (x, "DROP TABLE x"), (x, ""))) == ({"t": 1}, ())
+
+
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [

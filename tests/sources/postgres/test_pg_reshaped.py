@@ -13,6 +13,7 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.model.change import Change, Op
+from headwater.sources.postgres import meanings
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
 ROWS = "INSERT INTO t VALUES (1, 10, 20)"
@@ -192,15 +193,26 @@ def test_whose_a_name_is_that_was_learnt_late_is_kept(rig: Callable[..., PgRig])
     own = rig()
     own.run(TABLE, ROWS)
     own.pull()
+    own.notes.set_notes(**{meanings.NOTE: ""})
     own.open()
     own.run("UPDATE t SET a = 11")
     changes(own)
+    own.notes.set_notes(**{meanings.NOTE: ""})
     own.open()
     own.run("DROP TABLE t", TABLE, "INSERT INTO t VALUES (2, 2, 2)")
     assert [(change.op, change.ddl, change.resnapshot) for change in changes(own)[:2]] == [
         (Op.SCHEMA_CHANGE, "DROP TABLE t", False),
         (Op.SCHEMA_CHANGE, "", True),
     ]
+
+
+def test_whose_a_name_is_was_seen_by_who_looked(rig: Callable[..., PgRig]) -> None:
+    own = rig()
+    own.run(TABLE, ROWS)
+    own.pull()  # and looks
+    own.open()
+    own.run("DROP TABLE t", TABLE, "INSERT INTO t VALUES (2, 2, 2)")
+    assert asked(changes(own)) == {"t"}
 
 
 def test_a_table_that_is_renamed_before_we_are_killed_keeps_its_owner(rig: Callable[..., PgRig]) -> None:

@@ -114,7 +114,9 @@ class Attachment:
             return "the log was not made from this database"
         if found.point.offset > latest:
             return f"the log ends at {latest}, but it once had {found.point.offset} changes of this database"
-        point = history.brought_up(found.point, read(found.point.offset))
+        self._meanings = meanings.load(self._notes.note(meanings.NOTE))
+        owners = meanings.owners(self._meanings or {})
+        point = history.brought_up(found.point, read(found.point.offset), owners)
         if point.offset != latest:
             return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
         if not point.shapes.secret:  # the note is older than these; kept before the first announcement has it
@@ -122,7 +124,6 @@ class Attachment:
             point = msgspec.structs.replace(point, shapes=shapes)
             self._keep(msgspec.structs.replace(found, point=point))
         self._history = msgspec.structs.replace(found, point=point)
-        self._meanings = meanings.load(self._notes.note(meanings.NOTE))
         reason = self._side.ask(lambda connection: self.judge(self._identify(), connection, point))
         if reason:
             return reason

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -17,6 +17,8 @@ from headwater.sources.postgres.truncations import recalled
 
 NOTE = "postgres"
 FIRST = "postgres_first"  # the shapes that a generation began with: no change in its log has them
+
+_NOBODY: Mapping[str, int] = {}
 
 
 class History(msgspec.Struct, frozen=True):
@@ -60,8 +62,8 @@ def first_shape(text: str, name: str, version: int) -> Table | None:
     return next((table for table in tables if (table.name, table.version) == (name, version)), None)
 
 
-def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
-    """`point` after the transactions that the log has after it."""
+def brought_up(point: Point, parts: Iterable[Transaction], owners: Mapping[str, int] = _NOBODY) -> Point:
+    """`point` after the transactions that the log has after it. `owners`: whose the names were when somebody looked."""
     offset, position, xid, truncated = point.offset, point.position, point.xid, point.truncated
     shapes = _Shapes(point.shapes)
     for part in parts:
@@ -71,7 +73,7 @@ def brought_up(point: Point, parts: Iterable[Transaction]) -> Point:
             shapes.take(change)
         if part.last:
             offset, position, xid = part.upto, lsn_of(part.position), part.id
-    return Point(offset, position, shapes.found(), xid, truncated)
+    return Point(offset, position, shapes.found(owners), xid, truncated)
 
 
 class _Shapes:
@@ -82,12 +84,14 @@ class _Shapes:
         self._tables, self._oids, self._versions = dict(start.tables), dict(start.oids), dict(start.versions)
         self._ended: dict[str, int] = {}  # names that ended, and whose they were
         self._renamed: dict[str, int] = {}  # names that are about to begin, and whose they are
+        self._over: set[str] = set()
 
     def take(self, change: Change) -> None:
         """The next."""
         name, ddl = change.table.name, change.ddl or ""
         if is_end(change):
             self._tables.pop(name, None)
+            self._over.add(name)
             oid, became = self._oids.pop(name, 0), ddl.removeprefix(f"ALTER TABLE {name} RENAME TO ")
             if oid and became != ddl:
                 self._renamed[became] = oid
@@ -101,12 +105,15 @@ class _Shapes:
             self._tables[name] = change.table
             self._versions[name] = max(change.table.version, self._versions.get(name, 0))
 
-    def found(self) -> Shapes:
+    def found(self, owners: Mapping[str, int]) -> Shapes:
         """So far."""
+        taken = {*self._oids.values(), *self._displaced}
+        known = self._tables.keys() - self._over  # who had a name that ended may not be who has it
+        owners = {name: oid for name, oid in owners.items() if name in known and oid not in taken}
         return msgspec.structs.replace(
             self._start,
             tables=self._tables,
-            oids=self._oids,
+            oids={**owners, **self._oids},
             versions=self._versions,
             displaced=self._displaced,
         )

@@ -186,6 +186,11 @@ def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bo
     return is_.kind == "r" and (was.rest, was.tables) == (is_.rest, is_.tables) and name in fits
 
 
+def owners(found: Meanings) -> dict[str, int]:
+    """Whose the names of tables are. Pure."""
+    return {name: each.oid for name, each in found.items() if each is not None and each.kind == "r" and each.oid}
+
+
 def remembered(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, Meaning | None]:
     """What to compare with next time."""
     gone = [name for name in before if name not in now][-MOST_GONE:]
