@@ -12,10 +12,12 @@ import msgspec
 import pytest
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
+from tests.sources.rig import MemoryNotes
 
 from headwater.errors import SourceMismatch
 from headwater.sources.postgres.assembly import Assembly
-from headwater.sources.postgres.frames import lsn_of
+from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.frames import lsn_of, status_update
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 
@@ -136,6 +138,25 @@ def test_a_slot_that_was_made_anew_after_a_failover_is_noticed_though_we_were_to
         own.open(expect="made anew")
     finally:
         own.close()
+
+
+def test_a_slot_beyond_the_end_of_the_servers_log_is_not_begun_with(own: PgRig) -> None:
+    """As one that was told of another history, which the server believes."""
+    own.kill()
+    wire = Address("x", own.url).replicate()
+    options = f"proto_version '1', publication_names '{own.slot}'"
+    until(lambda: own.slot_row()[0] is None, lambda: None)
+    wire.exec_(f"START_REPLICATION SLOT {own.slot} LOGICAL 0/0 ({options})".encode())
+    far = end_of_log(own) + (1 << 30)
+    wire.put_copy_data(status_update(written=far, flushed=far, applied=far, now_ms=0))
+    wire.flush()
+    until(lambda: own.slot_row()[2] < 0, lambda: None)
+    wire.finish()
+    own.notes = MemoryNotes()
+    own.open()
+    own.run("INSERT INTO t VALUES (1, 'seen')")
+    own.pull()
+    assert own.fold() == own.rows()
 
 
 @pytest.fixture

@@ -85,11 +85,13 @@ class Attachment:
 
         def work(connection: Connection) -> History:
             ensure_publication(connection, self.publication, self._config.tables)
-            slot = find_slot(connection, self.slot)
+            slot, who = find_slot(connection, self.slot), self._identify()
+            if slot is not None and slot.confirmed > who.position:  # it would skip what is committed up to there
+                drop_slot(connection, self.slot)
+                slot = None
             position = create_slot(connection, self.slot) if slot is None else slot.confirmed
             found = describe(connection, self.publication)
             shapes = Shapes(found.tables, found.oids, {name: table.version for name, table in found.tables.items()})
-            who = self._identify()
             point = Point(offset, position, shapes)
             self._remember(meanings.read_meanings(connection))
             published = find_publication(connection, self.publication)
