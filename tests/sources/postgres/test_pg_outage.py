@@ -86,9 +86,10 @@ class Waits(threading.Event):
 
 
 class Held:
-    """Nothing is asked for again."""
+    """Of which something may be asked for again."""
 
-    wants_back = False
+    def __init__(self, wants_back: bool) -> None:
+        self.wants_back = wants_back
 
 
 class Quiet:
@@ -101,9 +102,9 @@ class Quiet:
 class Failing(Stream):
     """Connections are made, and break after so many transactions each, or for good."""
 
-    def __init__(self, *delivers: int) -> None:
+    def __init__(self, *delivers: int, wants_back: bool) -> None:
         address = type("Address", (), {"name": "shop"})()
-        super().__init__(address, "s", "p", Held(), Quiet(), all_tables=True)  # type: ignore[arg-type]
+        super().__init__(address, "s", "p", Held(wants_back), Quiet(), all_tables=True)  # type: ignore[arg-type]
         self.delivers = list(delivers)
         self.waits = self.stopping = Waits(len(delivers))
 
@@ -113,8 +114,9 @@ class Failing(Stream):
         raise SourceError("no space left for what is not committed yet")
 
 
-def test_a_server_is_asked_again_soon_only_after_a_connection_that_brought_something() -> None:
-    stream = Failing(0, 0, 0, 3, 0, 0, *[0] * 9)
+@pytest.mark.parametrize("wants_back", [False, True])
+def test_a_server_is_asked_again_soon_only_after_a_connection_that_brought_something(wants_back: bool) -> None:
+    stream = Failing(0, 0, 0, 3, 0, 0, *[0] * 9, wants_back=wants_back)
     stream._run()
     first = [0.2, 0.4, 0.8, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
     assert stream.waits.seconds == pytest.approx([*first, *[10.0] * 5])

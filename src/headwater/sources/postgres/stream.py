@@ -157,7 +157,7 @@ class Stream:
                 self._fail(SourceError(f"internal: {type(error).__name__}"))
             went_well = self.delivered > delivered or time.monotonic() - began > longest
             delay = BACK_OFF[0] if went_well else min(delay * 2, longest)
-            if not self.held.wants_back:
+            if self.error is not None or not self.held.wants_back:
                 self.stopping.wait(delay)
 
     def _fail(self, error: Exception) -> None:
