@@ -308,11 +308,16 @@ SLOT = Slot("pgoutput", "d", 0, 600, 400, "reserved", False, 0, None)
     ("identity", "slot", "reason"),
     [
         (Identity("1", 1, 900), SLOT, ""),
-        (Identity("1", 2, 900, {1: 500}), SLOT, ""),
+        (Identity("1", 2, 900, {1: 600}), SLOT, ""),
+        # What we told of the old history ends where the histories parted: a slot behind that was made there.
+        (Identity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=550), ""),
+        (Identity("1", 2, 900, {1: 550}), msgspec.structs.replace(SLOT, confirmed=551), "made anew"),
         (Identity("1", 2, 900, {1: 499}), SLOT, "failover lost"),
         (Identity("1", 3, 900, {2: 700}), SLOT, "does not come from"),
         (Identity("2", 1, 900), SLOT, "another server"),
         (Identity("1", 1, 499), SLOT, "restored"),
+        (Identity("1", 1, 599), SLOT, "beyond the end"),
+        (Identity("1", 1, 599), msgspec.structs.replace(SLOT, confirmed=599), ""),
         (Identity("1", 1, 900), None, "gone"),
         (Identity("1", 1, 900), msgspec.structs.replace(SLOT, wal_status="lost"), "removed changes"),
         (Identity("1", 1, 900), msgspec.structs.replace(SLOT, confirmed=601), "made anew"),

@@ -128,6 +128,11 @@ class Assembly:
         """
         return self._head is None and not self._proof
 
+    @property
+    def is_proven(self) -> bool:
+        """Whether the server is known to have our history: all that it has shown counts."""
+        return not self._proof
+
     def feed(self, message: bytes) -> Iterable[Item]:
         """What `message` completes; to be taken up before the next one is fed."""
         decode_row = self._rows.get(message[:HEAD])

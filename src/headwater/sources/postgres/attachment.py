@@ -34,8 +34,10 @@ from headwater.sources.postgres.slot import (
     find_slot,
     identify,
     judge,
+    shared,
     slot_name,
 )
+from headwater.sources.postgres.stream import Stream
 from headwater.sources.source import Notes
 
 logger = logging.getLogger("headwater.postgres.fitness")
@@ -84,12 +86,14 @@ class Attachment:
 
         def work(connection: Connection) -> History:
             ensure_publication(connection, self.publication, self._config.tables)
-            slot = find_slot(connection, self.slot)
+            slot, who = find_slot(connection, self.slot), self._identify()
+            if slot is not None and slot.confirmed > who.position:  # it would skip what is committed up to there
+                drop_slot(connection, self.slot)
+                slot = None
             position = create_slot(connection, self.slot) if slot is None else slot.confirmed
             found = describe(connection, self.publication)
             versions = {name: table.version for name, table in found.tables.items()}
             shapes = Shapes(found.tables, found.oids, versions, secret=secrets.token_hex(16))
-            who = self._identify()
             point = Point(offset, position, shapes)
             self._remember(meanings.read_meanings(connection))
             published = find_publication(connection, self.publication)
@@ -130,15 +134,24 @@ class Attachment:
         self._side.ask(self._fit_publication)
         return point
 
-    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
-        """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted."""
+    def judge(
+        self, identity: Identity, connection: Connection, point: Point, moved: Callable[[], None] = lambda: None
+    ) -> str:
+        """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted: `moved` is
+        called, because other sessions may still lead to the server that was."""
         slot = find_slot(connection, self.slot)
         with self._lock:
             known = self._known
-            reason = judge(known.known(point), identity, slot, connection.info.dbname) or self._altered(connection)
-            if not reason and known.timeline != identity.timeline:  # at once: positions from here on are of this one
-                self._keep(msgspec.structs.replace(known, timeline=identity.timeline))
-            return reason
+            ours = known.known(point)
+            reason = judge(ours, identity, slot, connection.info.dbname) or self._altered(connection)
+            if reason:
+                return reason
+            is_other, confirmed = known.timeline != identity.timeline, shared(ours, identity)
+            if is_other or confirmed != known.confirmed:  # at once: positions from here on are of this one
+                self._keep(msgspec.structs.replace(known, timeline=identity.timeline, confirmed=confirmed))
+        if is_other:
+            moved()
+        return ""
 
     def watch(self) -> str:
         """Why changes may be missing though the stream runs; "" if none is."""
@@ -213,19 +226,21 @@ class Attachment:
         known = self._known
         if point.shapes is not known.point.shapes or point.offset - known.point.offset >= SAVE_CHANGES:
             return True
-        unneeded = idle - max(known.confirmed, confirmed)
+        unneeded = idle - confirmed
         if unneeded <= 0:
             return False
         waited = time.monotonic() - self._told_at
         return is_asked or unneeded > IDLE_BYTES or waited > self._config.heartbeat_seconds
 
-    def save(self, point: Point, idle: int) -> int:
-        """Remember that the log came to `point`; gives how far the server may be told to forget."""
+    def save(self, point: Point, stream: Stream) -> None:
+        """Remember that the log came to `point`, and that the server may be told to forget what `stream` does not need;
+        then let it be told. Not while a server is judged: what was shown by the one before says nothing of it."""
         with self._lock:
-            known = self._known
+            known, idle = self._known, stream.idle
+            stream.is_asked = False
             self._told_at = time.monotonic()
             self._keep(msgspec.structs.replace(known, point=point, confirmed=max(idle, known.confirmed)))
-            return self._known.confirmed
+            stream.confirm(idle)
 
     def is_saved(self, point: Point) -> bool:
         """Whether the note is of there."""

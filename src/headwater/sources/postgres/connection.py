@@ -6,6 +6,7 @@ A URL may hold a password. It is given to libpq and to nobody else: no message a
 from __future__ import annotations
 
 import math
+import os
 import select
 import time
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from headwater.sources.postgres.types import SETTINGS
 
 CONNECT_SECONDS = 10
 WRITING = {"default_transaction_read_only": "off"}  # what only reads says so itself; marks and publications are written
+# By a statement: libpq sends PGTZ and the like beside the options, and the server lets them win.
+_SET = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items()).encode()
 SCHEMES = ("postgresql://", "postgres://")
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -42,6 +45,9 @@ class Server:
         given.setdefault("application_name", "headwater")
         given.setdefault("connect_timeout", CONNECT_SECONDS)
         given.setdefault("keepalives_idle", 30)
+        hosts = [given.get("host") or os.environ.get("PGHOST"), given.get("hostaddr") or os.environ.get("PGHOSTADDR")]
+        if any("," in str(host) for host in hosts) and "PGTARGETSESSIONATTRS" not in os.environ:
+            given.setdefault("target_session_attrs", "primary")  # else each session is with whichever answers first
         self._given = given
 
     def connect(self, **settings: str) -> Connection:
@@ -49,6 +55,8 @@ class Server:
         with self.errors("cannot connect"):
             found: Connection = psycopg.connect(self._text(settings), autocommit=True)
         try:
+            with self.errors("cannot connect"):
+                found.execute(_SET)
             self._check(found)
         except BaseException:
             found.close()
@@ -60,6 +68,8 @@ class Server:
         found = pq.PGconn.connect_start(self._text({}, replication="database").encode())
         try:
             self._establish(found)
+            if found.exec_(_SET).status != pq.ExecStatus.COMMAND_OK:
+                raise self._refused(found.get_error_message())
         except BaseException:
             found.finish()
             raise
@@ -82,10 +92,10 @@ class Server:
         raise self._refused(made.get_error_message())
 
     def _text(self, settings: dict[str, str], **more: str) -> str:
-        """For libpq. Our settings come last, and win over those of the URL."""
+        """For libpq. Our settings come last, and win over those of the URL; see `_SET` for those of the environment."""
         ours = [f"-c {name}={_escaped(value)}" for name, value in {**SETTINGS, **WRITING, **settings}.items()]
         options = " ".join([*filter(None, [str(self._given.get("options") or "")]), *ours])
-        return conninfo.make_conninfo("", **{**self._given, **more, "options": options})
+        return conninfo.make_conninfo("", **{**self._given, **more, "client_encoding": "UTF8", "options": options})
 
     def _check(self, connection: Connection) -> None:
         if connection.info.parameter_status("server_encoding") == "SQL_ASCII":  # others are converted for us

@@ -167,9 +167,12 @@ class Held:
             return self._durable
 
     def end(self) -> None:
-        """Nothing comes any more: nobody waits."""
+        """A session is over: nobody waits for the rest of a transaction, which comes again, if at all, as a whole."""
         with self._changed:
             self._session += 1
+            self._next = self._whole.offset + 1
+            while self._parts and self._parts[-1][0].upto > self._whole.offset:
+                self._let_go(len(self._parts) - 1)
             self._changed.notify_all()
 
     @property
@@ -181,6 +184,11 @@ class Held:
     def durable(self) -> int:
         """The last offset that was acknowledged."""
         return self._durable.offset
+
+    @property
+    def durable_position(self) -> int:
+        """Where that ends in the server's log."""
+        return self._durable.position
 
     @property
     def whole(self) -> Point:

@@ -16,7 +16,7 @@ import msgspec
 import psycopg
 from psycopg import pq
 
-from headwater.errors import Busy, HeadwaterError, InvalidRequest, Unavailable
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.sources.postgres.faults import CANCELED, from_result, gone, state_of
 from headwater.sources.postgres.types import SETTINGS
 from headwater.sources.postgres.values import Bound, cell_reader
@@ -70,8 +70,23 @@ class Link:
             raise gone(str(error)) from error
         self._pg = self._connection.pgconn
         self.version = self._pg.server_version
-        self.is_tainted = False  # a caller's statement may have left something in the session
+        self.is_tainted = False  # a caller's statement may have left something in the session: it is not used again
         self._named: dict[str, bytes] = {}  # statements of ours that the session knows
+        try:  # now: a snapshot from before a standby took over would look like any other once it has
+            ((is_standby,),) = self.run("SELECT pg_is_in_recovery()").texts()
+            self.refuse_standby(is_standby)
+        except HeadwaterError:
+            self.close()
+            raise
+
+    def refuse_standby(self, answer: str | None) -> None:
+        """SourceError where that is what `pg_is_in_recovery()` said, as a text."""
+        if answer != "f":
+            self.is_tainted = True
+            raise SourceError(
+                "a session was opened on a standby, whose snapshots do not tell which transactions are open",
+                hint="Name the primary in the address, or several hosts with target_session_attrs=primary.",
+            )
 
     # --- one statement -----------------------------------------------------------------------------------
 

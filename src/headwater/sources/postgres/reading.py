@@ -142,5 +142,6 @@ class Reading:
 
 def snapshot_of(link: Link) -> str:
     """What the transaction sees: one snapshot from its first statement to its last."""
-    ((snapshot,),) = link.run("SELECT pg_current_snapshot()::text").texts()
+    ((snapshot, is_standby),) = link.run("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").texts()
+    link.refuse_standby(is_standby)
     return str(snapshot)

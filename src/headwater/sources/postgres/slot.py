@@ -144,12 +144,27 @@ def judge(known: Known, identity: Identity, slot: Slot | None, database: str) ->
         return "its replication slot is gone, and with it the changes since"
     if slot.wal_status == "lost":
         return "the server removed changes that its replication slot still needed (max_slot_wal_keep_size)"
-    if slot.confirmed > max(known.position, known.confirmed):
+    if slot.confirmed > identity.position:
+        return (
+            f"the replication slot starts at {lsn_text(slot.confirmed)}, beyond the end of the server's log at "
+            f"{lsn_text(identity.position)}: it was told of another history"
+        )
+    ours = max(known.position, shared(known, identity))
+    if slot.confirmed > ours:
         return (
             f"the replication slot was made anew or moved on by somebody else: it starts at "
-            f"{lsn_text(slot.confirmed)}, our log ends at {lsn_text(max(known.position, known.confirmed))}"
+            f"{lsn_text(slot.confirmed)}, our log ends at {lsn_text(ours)}"
         )
     return ""
+
+
+def shared(known: Known, identity: Identity) -> int:
+    """How far we may have told a server of this history: what we told another one, beyond the place where their
+    histories parted or where this one's log ends, says nothing of this one."""
+    parted = known.confirmed
+    if known.timeline != identity.timeline:
+        parted = identity.switches.get(known.timeline, 0)
+    return min(known.confirmed, parted, identity.position)
 
 
 def table_oid(connection: Connection, name: str) -> int | None:

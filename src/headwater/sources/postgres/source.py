@@ -121,6 +121,9 @@ class PostgresSource:
     def reopen(self) -> None:
         """Connect anew: what stands behind the name is not what it was."""
         self._halt()
+        self._renew()
+
+    def _renew(self) -> None:
         self._side.close()
         self._sight.close()
         self._pool.renew()
@@ -146,7 +149,6 @@ class PostgresSource:
             all_tables=not self._config.tables,
             folder=self._folder,
         )
-        stream.confirm(point.position)
         self._held, self._stream = held, stream
         self._watch = Watch(self.name, attachment.slot, attachment.find_slot)
         stream.start()
@@ -165,7 +167,7 @@ class PostgresSource:
 
     def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
         """See Keeper."""
-        return self._attachment.judge(identity, connection, point)
+        return self._attachment.judge(identity, connection, point, self._renew)
 
     def logged(self, part: Transaction, upto: int) -> None:
         """See Keeper."""
@@ -257,7 +259,7 @@ class PostgresSource:
         stream.confirm(point.position)
         due = self._attachment.is_due
         if due(point, idle=stream.idle, confirmed=stream.confirmed, is_asked=stream.is_asked):
-            self._save(point, stream)
+            self._attachment.save(point, stream)
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
             self._looked_at = time.monotonic()
             self._look_around(held, stream)
@@ -269,10 +271,6 @@ class PostgresSource:
                 stream.give_up(reason)
             self._attachment.announce(held.whole.shapes)
             self._attachment.join()
-
-    def _save(self, point: Point, stream: Stream) -> None:
-        stream.is_asked = False
-        stream.confirm(self._attachment.save(point, stream.idle))
 
     def _running(self) -> tuple[Held, Stream]:
         held, stream = self._held, self._stream
@@ -390,7 +388,7 @@ class PostgresSource:
             point = held.acknowledge(held.durable)
             if not self._attachment.is_saved(point):
                 with suppress(HeadwaterError):
-                    self._save(point, stream)
+                    self._attachment.save(point, stream)
         self._halt()
         self._side.close()
         self._sight.close()

@@ -4,6 +4,9 @@
                                 --barriers------> whoever waits for them
     server <--status-- what capture acknowledged; when nothing is pending, all that the server sent
 
+A server is told of nothing that it has not shown on the same connection: positions are of one history, and the next
+connection may lead to another one. Told of a place beyond the end of its log, it would skip what it comes to there.
+
 A connection that breaks is made again, sooner or later. One that would leave a gap is not: `lost` says why.
 """
 
@@ -19,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import psycopg
 from psycopg import pq
 from psycopg.pq.abc import PGconn
@@ -41,7 +45,7 @@ from headwater.sources.postgres.wire import wire as wire_of
 logger = logging.getLogger("headwater.postgres")
 
 STATUS_SECONDS = 5.0  # between two words to the server, at most
-SILENCE_SECONDS = 60.0  # without an answer after which the connection counts as dead
+SILENCE_SECONDS = 60.0  # without an answer after which the connection counts as dead, at least
 BACK_OFF = (0.1, 10.0)  # seconds before connecting again: first, longest
 FRAMES = 64  # between two looks at the clock; those of rows that came in a run count as one
 GONE = ("42704", "55000", "58P01")  # no such slot or publication; invalidated; its log was removed
@@ -93,10 +97,11 @@ class Stream:
         self.error_since = 0.0
         self._repeats, self._is_told = Repeats(), False  # a server that comes and goes does not fill the log
         self.lost: SourceMismatch | None = None  # why there will be none
-        self.idle = 0  # an LSN up to which nothing is pending
+        self.idle = 0  # an LSN up to which nothing is pending, as far as this connection has shown
         self.is_asked = False  # whether the server waits for being told so
         self.sessions = 0  # connections that were made
-        self.confirmed = 0  # what the server may forget
+        self.confirmed = 0  # what the server may forget, once this connection has shown it
+        self.delivered = 0  # whole transactions that came
         self.stopping = threading.Event()
         self.wake_in, self._wake_out = socket.socketpair()
         self._wake_out.setblocking(False)
@@ -138,7 +143,7 @@ class Stream:
     def _run(self) -> None:
         delay, longest = BACK_OFF
         while not self.stopping.is_set():
-            made = self.sessions
+            delivered, began = self.delivered, time.monotonic()
             try:
                 self._session()
             except SourceMismatch as error:
@@ -150,8 +155,9 @@ class Stream:
             except Exception as error:
                 logger.exception("the stream of %s failed", self.server.name)
                 self._fail(SourceError(f"internal: {type(error).__name__}"))
-            delay = BACK_OFF[0] if self.sessions > made else min(delay * 2, longest)
-            if not self.held.wants_back:
+            went_well = self.delivered > delivered or time.monotonic() - began > longest
+            delay = BACK_OFF[0] if went_well else min(delay * 2, longest)
+            if self.error is not None or not self.held.wants_back:
                 self.stopping.wait(delay)
 
     def _fail(self, error: Exception) -> None:
@@ -177,9 +183,11 @@ class Stream:
                 raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is asked again.")
             point = self.held.rewind()
             self.keeper.rewound(point)
+            self.idle = 0  # before it is judged: see Attachment.save
             reason = self.keeper.judge(identify(wire), side, point)
             if reason:
                 raise SourceMismatch(reason, hint="Readers need a new snapshot.")
+            self.confirmed = self.held.durable_position
             shapes = point.shapes
             relations = Relations(
                 shapes.tables,
@@ -192,32 +200,29 @@ class Stream:
                 all_tables=self._all_tables,
             )
             side.execute("SET idle_session_timeout = 0")  # asked when a table changes: that may be in days
-            interval = self._interval(side)
+            pace = self._pace(side)
             self._begin(wire, side.info.server_version)
-            resume = Resume(point.position, proof=self._proof(side, point))
+            slot = find_slot(side, self._slot)  # nobody moves it now: it is ours
+            told = 0 if slot is None else slot.confirmed
+            # The last transaction of the log, if the server is to send it again.
+            resume = Resume(point.position, proof=point.xid if told < point.position else "")
             assembly = Assembly(relations, self._spill, resume=resume)
             self.sessions += 1
             if self.error is not None and self._is_told:
                 logger.info("the stream of %s goes on", self.server.name)
             self.error = None
-            _Pump(self, wire, assembly, relations, interval).run()
+            _Pump(self, wire, assembly, relations, pace, told).run()
         finally:
+            self.held.end()
             if assembly is not None:
                 assembly.close()
             if wire is not None:
                 wire.finish()
             side.close()
 
-    def _proof(self, side: Connection, point: Point) -> str:
-        """The last transaction of the log, if the server is to send it again. Nobody moves the slot now: it is ours."""
-        slot = find_slot(side, self._slot)
-        return point.xid if slot is not None and slot.confirmed < point.position else ""
-
-    def _interval(self, side: Connection) -> float:
-        """How often the server wants to hear of us, at least."""
+    def _pace(self, side: Connection) -> Pace:
         row = side.execute("SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
-        timeout = row[0] / 1000 if row is not None else 0
-        return min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS
+        return pace_for(row[0] / 1000 if row is not None else 0)
 
     def _begin(self, wire: PGconn, version: int) -> None:
         protocol = 4 if version >= 160000 else 3 if version >= 150000 else 2
@@ -236,18 +241,34 @@ def _fatal(error: HeadwaterError) -> HeadwaterError:
     return error
 
 
+class Pace(msgspec.Struct, frozen=True):
+    """Seconds: how often the server wants to hear of us at least, and how long it may say nothing."""
+
+    interval: float
+    silence: float
+
+
+def pace_for(timeout: float) -> Pace:
+    """For a server with that `wal_sender_timeout`; 0: none. In the midst of a transaction that it does not send, it
+    listens to us only once half of that has passed."""
+    return Pace(min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS, max(SILENCE_SECONDS, 2 * timeout))
+
+
 class _Over(Exception):
     """This connection is not wanted any more."""
 
 
 class _Pump:
-    """One connection that runs."""
+    """One connection that runs. `told` is the LSN that the server was last told."""
 
-    def __init__(self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, interval: float) -> None:
+    def __init__(
+        self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: Pace, told: int
+    ) -> None:
         self._owner, self._connection, self._assembly, self._relations = owner, wire, assembly, relations
-        self._held, self._keeper, self._interval = owner.held, owner.keeper, interval
+        self._held, self._keeper, self._told = owner.held, owner.keeper, told
+        self._interval, self._silence = pace.interval, pace.silence
         self._weighed = self._changed = 0
-        self._told = 0  # the LSN that the server was last told
+        self._shown = 0  # the LSN up to which the server has said to have sent everything
         self._told_at = self._heard_at = time.monotonic()
         self._wire = wire_of(wire, owner.server.name)
         self._poll = select.poll()
@@ -282,6 +303,7 @@ class _Pump:
             return
         frame = decode_frame(bytes(data))
         if isinstance(frame, Keepalive):
+            self._shown = max(self._shown, frame.end)
             self._rest(frame.end)
             if frame.reply:
                 self._tell(at_once=True)
@@ -300,6 +322,7 @@ class _Pump:
             self._changed = known.changed
             shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions), known.displaced, known.secret)
         upto = self._held.put(item, weight, shapes, self._relations.truncated)
+        self._owner.delivered += item.last
         self._keeper.logged(item, upto)
         if item.last or not self._held.has_room:
             self._keeper.arrived()
@@ -326,13 +349,15 @@ class _Pump:
         self._tell()
 
     def _tell(self, *, at_once: bool = False) -> None:
-        """What is safe, when that is news, or when it is time."""
-        now, lsn = time.monotonic(), self._owner.confirmed
+        """What is safe, when that is news, or when it is time. Never less than before: the slot would go back."""
+        now, lsn = time.monotonic(), self._told
+        if self._assembly.is_proven:
+            lsn = max(lsn, min(self._owner.confirmed, max(self._shown, self._assembly.end)))
         due = now - self._told_at >= self._interval
         if not (at_once or due or lsn > self._told):
             return
-        if now - self._heard_at > SILENCE_SECONDS and self._held.has_room:
-            raise SourceError(f"{self._owner.server.name!r} has not answered for {SILENCE_SECONDS:.0f} seconds")
+        if now - self._heard_at > self._silence and self._held.has_room:
+            raise SourceError(f"{self._owner.server.name!r} has not answered for {self._silence:.0f} seconds")
         self._wire.send(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=wall_ms(), reply=due))
         self._told, self._told_at = lsn, now
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from headwater.errors import Unavailable
+from headwater.errors import SourceError, Unavailable
 from headwater.sources.postgres.connection import Connection
 
 _ROUND = 1 << 32
@@ -46,9 +46,11 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 
 def snapshot_now(connection: Connection) -> Snapshot:
-    """What the session sees."""
-    row = connection.execute("SELECT pg_current_snapshot()::text").fetchone()
+    """What the session sees. A standby's does not tell which transactions are open: SourceError."""
+    row = connection.execute("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").fetchone()
     assert row is not None
+    if row[1]:
+        raise SourceError("a session was opened on a standby", hint="Name the primary in the address.")
     return Snapshot.of(str(row[0]))
 
 

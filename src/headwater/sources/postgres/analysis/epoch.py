@@ -49,8 +49,9 @@ class State(msgspec.Struct, frozen=True):
 
 def state_in(link: Link) -> State:
     """Of the transaction, by one statement."""
-    sql = f"SELECT ({schema_sql(link.version)}), ({_SESSION}), pg_current_snapshot()::text"
-    ((text, session, snapshot),) = link.again(sql).texts()
+    sql = f"SELECT ({schema_sql(link.version)}), ({_SESSION}), pg_current_snapshot()::text, pg_is_in_recovery()"
+    ((text, session, snapshot, is_standby),) = link.again(sql).texts()
+    link.refuse_standby(is_standby)
     return State(number_of(str(text)), str(session), str(snapshot))
 
 

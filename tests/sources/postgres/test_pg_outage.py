@@ -1,0 +1,134 @@
+"""Servers that go away or say nothing: who waits is told, and they are asked again at a seemly pace."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_source import PgRig
+
+from headwater.errors import HeadwaterError, SourceError
+from headwater.sources.postgres.stream import Stream, pace_for
+
+TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
+ROWS = 60_000  # far more than is held, and than fits between the server and us
+
+
+def raised(work: Callable[[], Any]) -> list[HeadwaterError]:
+    """What `work` fails with; it must not wait for ever."""
+    found: list[HeadwaterError] = []
+
+    def run() -> None:
+        try:
+            work()
+        except HeadwaterError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(PATIENCE / 2)
+    assert not thread.is_alive(), "it waits for a server that is gone"
+    return found
+
+
+def test_who_takes_a_large_transaction_is_told_at_once_that_the_server_is_gone(
+    pg: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 2_000)
+    server = Server(pg.programs, logical_decoding_work_mem="512MB")  # so that it is sent when it is committed
+    own = PgRig(server, "outage", TABLE)
+    try:
+        own.run(f"INSERT INTO t SELECT n, repeat('x', 500) FROM generate_series(1, {ROWS}) n")
+        end = time.monotonic() + PATIENCE
+        while not (part := next(parts := iter(own.source.follow(after=0)), None)):
+            assert time.monotonic() < end
+            own.source.wait(0.05)
+        assert not part.last
+        server.crash()
+        (error,) = raised(lambda: list(parts))
+        assert "inside a large transaction" in error.message
+        while not (found := raised(lambda: list(own.source.follow(after=0)))):  # once it has been away for a while
+            assert time.monotonic() < end
+            own.source.wait(0.05)
+        assert isinstance(found[0], SourceError)
+        server.start()
+        own.db.close()
+        own.db = server.connect(own.name)
+        while own.latest < ROWS:
+            assert time.monotonic() < end
+            with contextlib.suppress(SourceError):
+                own.log += own.source.follow(after=own.latest)
+            own.source.wait(0.05)
+        assert own.fold() == own.rows()
+    finally:
+        own.close()
+        server.stop()
+
+
+class Waits(threading.Event):
+    """Is set after so many waits, which take no time."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.most = most
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0)
+        if len(self.seconds) == self.most:
+            self.set()
+        return self.is_set()
+
+
+class Held:
+    """Of which something may be asked for again."""
+
+    def __init__(self, wants_back: bool) -> None:
+        self.wants_back = wants_back
+
+
+class Quiet:
+    """A keeper that is told nothing."""
+
+    def arrived(self) -> None:
+        """See Keeper."""
+
+
+class Failing(Stream):
+    """Connections are made, and break after so many transactions each, or for good."""
+
+    def __init__(self, *delivers: int, wants_back: bool) -> None:
+        address = type("Address", (), {"name": "shop"})()
+        super().__init__(address, "s", "p", Held(wants_back), Quiet(), all_tables=True)  # type: ignore[arg-type]
+        self.delivers = list(delivers)
+        self.waits = self.stopping = Waits(len(delivers))
+
+    def _session(self) -> None:
+        self.sessions += 1
+        self.delivered += self.delivers.pop(0)
+        raise SourceError("no space left for what is not committed yet")
+
+
+@pytest.mark.parametrize("wants_back", [False, True])
+def test_a_server_is_asked_again_soon_only_after_a_connection_that_brought_something(wants_back: bool) -> None:
+    stream = Failing(0, 0, 0, 3, 0, 0, *[0] * 9, wants_back=wants_back)
+    stream._run()
+    first = [0.2, 0.4, 0.8, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4]
+    assert stream.waits.seconds == pytest.approx([*first, *[10.0] * 5])
+    stream.wake_in.close()
+    stream._wake_out.close()
+
+
+@pytest.mark.parametrize(
+    ("timeout", "interval", "silence"), [(60, 5, 120), (3, 1, 60), (0, 5, 60), (300, 5, 600), (3600, 5, 7200)]
+)
+def test_a_server_may_be_silent_for_as_long_as_it_does_not_listen(
+    timeout: float, interval: float, silence: float
+) -> None:
+    found = pace_for(timeout)
+    assert (found.interval, found.silence) == (interval, silence)
