@@ -15,7 +15,8 @@ from headwater.sources.postgres.held import Held
 from headwater.sources.postgres.visibility import Visibility, snapshot_now
 
 BLIND_SECONDS = 1.0
-SOON = 10  # times one asks again at once: most commits are visible a moment after they were written
+AT_ONCE = 3  # times one asks in a row: most commits are visible a moment after they were written
+SOON = 10  # times one is called again soon
 
 
 class Seen(msgspec.Struct, frozen=True):
@@ -40,12 +41,15 @@ class Sight:
         if not large and held.whole.offset <= visible:
             return Seen(visible)
         try:
-            snapshot = self._side.ask(snapshot_now)
+            for _ in range(AT_ONCE):
+                snapshot = self._side.ask(snapshot_now)
+                self._visibility.notice(snapshot)
+                if self._visibility.visible > visible or self._unseen:
+                    break
         except HeadwaterError as error:
             self._blind_since = self._blind_since or time.monotonic()
             return Seen(visible, trouble=error)
         self._blind_since = None
-        self._visibility.notice(snapshot)
         found = Seen(self._visibility.visible, large if large and snapshot.sees(int(large)) else "")
         self._unseen = 0 if found.upto > visible or found.large else self._unseen + 1
         if found.upto < held.whole.offset and self._unseen < SOON:
