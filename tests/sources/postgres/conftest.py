@@ -9,6 +9,7 @@ import pytest
 from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_rig import Rig
 from tests.sources.postgres.pg_server import DEBIAN, Server, Stream, embedded
+from tests.sources.postgres.pg_source import PgRig
 
 from headwater.sources.postgres import cells, rows
 
@@ -64,3 +65,23 @@ def pg_rig(stream: Callable[..., Stream]) -> Iterator[Callable[..., Rig]]:
     yield start
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
+    """`rig("CREATE TABLE …", …, setting=…)`: a source on a new database, made by the statements."""
+    made: list[PgRig] = []
+
+    def start(*statements: str, name: str = "", **settings: Any) -> PgRig:
+        made.append(PgRig(pg, name or f"rig_{os.getpid()}_{next(_numbers)}", *statements, **settings))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources look at what the stream does not tell at every step."""
+    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)

@@ -13,7 +13,7 @@ from tests.sources.postgres.pg_server import PATIENCE, Server, embedded
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import PostgresConfig
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, SourceMismatch
 from headwater.model.change import Op, Transaction
 from headwater.model.table import Row
 from headwater.sources.postgres.connection import Server as Address
@@ -138,6 +138,18 @@ class PgRig:
             "FROM pg_replication_slots WHERE slot_name = %s",
             [self.slot],
         ).fetchone()
+
+    def lost(self) -> str:
+        """Why the history ends while it is followed."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            try:
+                list(self.source.follow(after=self.latest))
+            except SourceMismatch as error:
+                return error.message
+            self.acknowledge()
+            self.source.wait(0.02)
+        raise AssertionError("it goes on")
 
     def kill_stream(self) -> None:
         """End the connection that reads the slot; it may take until we read on, for the server's last word."""

@@ -22,20 +22,20 @@ _numbers = itertools.count(1)
 class Gate:
     """Holds the stream before the next transaction, as a slow network would."""
 
-    def __init__(self, rig: PgRig) -> None:
+    def __init__(self, own: PgRig) -> None:
         self.came, self.open = threading.Event(), threading.Event()
-        logged = rig.source.logged
+        logged = own.source.logged
 
         def late(part: Transaction, upto: int) -> None:
             self.came.set()
             assert self.open.wait(PATIENCE)
             logged(part, upto)
 
-        rig.source.logged = late  # type: ignore[method-assign]
+        own.source.logged = late  # type: ignore[method-assign]
 
 
 @pytest.fixture
-def rig(pg: Server) -> Iterator[PgRig]:
+def own(pg: Server) -> Iterator[PgRig]:
     made = PgRig(pg, f"placed_{os.getpid()}_{next(_numbers)}", "CREATE TABLE t(id int PRIMARY KEY, a text)")
     made.run("INSERT INTO t VALUES (1, 'before')")
     made.pull()
@@ -44,41 +44,41 @@ def rig(pg: Server) -> Iterator[PgRig]:
 
 
 @pytest.fixture
-def gate(rig: PgRig) -> Iterator[Gate]:
-    made = Gate(rig)
+def gate(own: PgRig) -> Iterator[Gate]:
+    made = Gate(own)
     yield made
     made.open.set()
 
 
-def _ask(rig: PgRig) -> Read:
-    found = rig.source.answer(rig.source.analyse("SELECT a FROM t ORDER BY id"), {})
+def _ask(own: PgRig) -> Read:
+    found = own.source.answer(own.source.analyse("SELECT a FROM t ORDER BY id"), {})
     assert found is not None
     return found
 
 
 def test_an_answer_that_saw_what_the_stream_has_not_told_stands_behind_that(
-    rig: PgRig, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    own: PgRig, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(barriers, "SECONDS", PATIENCE)
-    before = _ask(rig)
+    before = _ask(own)
     assert (before.rows, before.offset, before.settled) == ((("before",),), 1, True)
-    rig.run("UPDATE t SET a = 'after'")
+    own.run("UPDATE t SET a = 'after'")
     assert gate.came.wait(PATIENCE)
     with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(_ask, rig)
+        asked = pool.submit(_ask, own)
         wait([asked], timeout=0.3)  # long enough to have its rows and, if it did not wait, a wrong place
         gate.open.set()
         after = asked.result(PATIENCE)
     assert (after.rows, after.offset, after.settled) == ((("after",),), 2, True)
 
 
-def test_an_answer_whose_place_is_not_known_in_time_says_so(rig: PgRig, gate: Gate) -> None:
-    rig.run("UPDATE t SET a = 'after'")
+def test_an_answer_whose_place_is_not_known_in_time_says_so(own: PgRig, gate: Gate) -> None:
+    own.run("UPDATE t SET a = 'after'")
     assert gate.came.wait(PATIENCE)
     for _ in range(2):  # the second one need not wait to know it
-        found = _ask(rig)
+        found = _ask(own)
         assert (found.rows, found.offset, found.settled) == ((("after",),), 1, False)
     gate.open.set()
-    rig.head()
-    found = _ask(rig)
+    own.head()
+    found = _ask(own)
     assert (found.rows, found.offset, found.settled) == ((("after",),), 2, True)

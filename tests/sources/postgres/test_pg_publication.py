@@ -6,7 +6,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,34 +14,20 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.config import PostgresConfig
-from headwater.errors import SourceMismatch, SourceUnfit
+from headwater.errors import SourceUnfit
 from headwater.model.change import Change, Op
 from headwater.sources.postgres.inspection import inspect
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
 PARTLY = {"rows": "t WHERE (k > 10)", "columns": "t (k, a)"}
 _numbers = itertools.count(1)
+pytestmark = pytest.mark.usefixtures("watchful")
 Start = Callable[..., PgRig]
 
 
 @pytest.fixture
 def name() -> str:
     return f"published_{os.getpid()}_{next(_numbers)}"
-
-
-@pytest.fixture
-def rig(pg: Server, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Looks at the publication at every step."""
-    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
-    made: list[PgRig] = []
-
-    def start(*statements: str, **settings: Any) -> PgRig:
-        made.append(PgRig(pg, name, *statements, **settings))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
 
 
 @pytest.fixture
@@ -73,23 +59,12 @@ def test_a_publication_of_a_part_is_refused_with_the_statement_that_mends_it(par
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
-def lost(own: PgRig) -> str:
-    """Why the history ended while it was followed."""
-    with pytest.raises(SourceMismatch) as caught:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            list(own.source.follow(after=own.latest))
-            own.acknowledge()
-            own.source.wait(0.02)
-    return caught.value.message
-
-
 @pytest.mark.usefixtures("filters")
 @pytest.mark.parametrize("part", PARTLY)
 def test_a_filter_that_comes_later_ends_the_history_and_the_next_does_not_begin_with_it(part: str, rig: Start) -> None:
     own = rig(TABLE, tables=("t",))
     own.run(f"ALTER PUBLICATION {own.slot} SET TABLE {PARTLY[part]}", "INSERT INTO t VALUES (1, 1, 1)")
-    assert "publication" in lost(own)
+    assert "publication" in own.lost()
     own.source.reopen()
     with pytest.raises(SourceUnfit, match="only some rows or columns") as caught:
         own.source.restart(generation="next", first=100)
@@ -109,7 +84,7 @@ def test_a_filter_that_came_while_we_were_away_is_noticed(rig: Start) -> None:
 
 def test_a_publication_that_leaves_out_kinds_of_changes_is_mended_at_the_start(rig: Start, name: str) -> None:
     publish = f"CREATE PUBLICATION headwater_{name} FOR TABLE t WITH (publish = 'insert')"
-    own = rig(TABLE, publish, tables=("t",))
+    own = rig(TABLE, publish, name=name, tables=("t",))
     own.run("INSERT INTO t VALUES (1, 1, 1)", "UPDATE t SET a = 2", "DELETE FROM t", "TRUNCATE t")
     ops = [change.op for part in own.pull() for change in part.changes]
     assert ops == [Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE]

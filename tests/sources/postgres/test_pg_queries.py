@@ -53,19 +53,6 @@ def own(pg: Server) -> Iterator[PgRig]:
     made.close()
 
 
-@pytest.fixture
-def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
-    made: list[PgRig] = []
-
-    def start(*statements: str, **settings: Any) -> PgRig:
-        made.append(PgRig(pg, f"asked_{os.getpid()}_{next(_numbers)}", *statements, **settings))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
-
-
 @pytest.mark.parametrize(
     ("sql", "tables"),
     [

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_server import PATIENCE
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.model.change import Change, Op
@@ -17,22 +14,7 @@ from headwater.sources.postgres import meanings
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
 ROWS = "INSERT INTO t VALUES (1, 10, 20)"
-_numbers = itertools.count(1)
-
-
-@pytest.fixture
-def rig(pg: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PgRig]]:
-    """Looks at what the stream does not tell at every step."""
-    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
-    made: list[PgRig] = []
-
-    def start(*statements: str, **settings: Any) -> PgRig:
-        made.append(PgRig(pg, f"reshaped_{os.getpid()}_{next(_numbers)}", *statements, **settings))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
+pytestmark = pytest.mark.usefixtures("watchful")
 
 
 def changes(own: PgRig) -> list[Change]:

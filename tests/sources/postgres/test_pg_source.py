@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import random
 import signal
 import threading
@@ -25,20 +24,6 @@ from headwater.sources.postgres.source import PostgresSource
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 FULL = "ALTER TABLE t REPLICA IDENTITY FULL"
-_numbers = itertools.count(1)
-
-
-@pytest.fixture
-def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
-    made: list[PgRig] = []
-
-    def start(*statements: str, **settings: Any) -> PgRig:
-        made.append(PgRig(pg, f"src_{os.getpid()}_{next(_numbers)}", *statements, **settings))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
 
 
 def test_what_is_committed_is_followed(rig: Callable[..., PgRig]) -> None:
@@ -246,15 +231,6 @@ def test_a_failover_that_lost_nothing_is_gone_on_with_and_one_that_did_is_told(o
         own.close()
 
 
-def lost(own: PgRig) -> str:
-    """Why the stream ended for good."""
-    with pytest.raises(SourceMismatch) as caught:
-        for _ in range(600):
-            list(own.source.follow(after=own.latest))
-            own.source.wait(0.05)
-    return caught.value.message
-
-
 def _set_back(own: PgRig) -> None:
     """The server's files are those of a while ago; since then we logged something."""
     own.run("INSERT INTO t VALUES (1, 'a')")
@@ -291,7 +267,7 @@ def test_a_copy_that_grew_past_our_log_is_not_gone_on_with(own_server: Server) -
         own.run("INSERT INTO t SELECT n, 'theirs' FROM generate_series(2, 500) n", "SELECT pg_switch_wal()", "VACUUM t")
         own.open()
         own.run("INSERT INTO t VALUES (1000, 'theirs')")
-        assert "went on differently" in lost(own)
+        assert "went on differently" in own.lost()
         own.source.reopen()
         own.source.restart(generation="next", first=10)
         own.run("INSERT INTO t VALUES (1001, 'seen')")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,38 +12,11 @@ import pytest
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
-from headwater.errors import SourceMismatch
 from headwater.model.change import Change, Op
 from headwater.sources.postgres import history
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
-_numbers = itertools.count(1)
-
-
-@pytest.fixture
-def rig(pg: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PgRig]]:
-    """Looks at what could make the server send less at every step."""
-    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
-    made: list[PgRig] = []
-
-    def start(*statements: str, **settings: Any) -> PgRig:
-        made.append(PgRig(pg, f"tampered_{os.getpid()}_{next(_numbers)}", *statements, **settings))
-        return made[-1]
-
-    yield start
-    for each in made:
-        each.close()
-
-
-def lost(own: PgRig) -> str:
-    """Why the history ended while it was followed."""
-    with pytest.raises(SourceMismatch) as caught:
-        end = time.monotonic() + PATIENCE
-        while time.monotonic() < end:
-            list(own.source.follow(after=own.latest))
-            own.acknowledge()
-            own.source.wait(0.02)
-    return caught.value.message
+pytestmark = pytest.mark.usefixtures("watchful")
 
 
 def goes_on_anew(own: PgRig) -> None:
@@ -72,7 +43,7 @@ ALTERED = {
 def test_a_publication_that_is_altered_while_we_read_ends_the_history(how: str, rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (1, 'a')")
     own.run(*(statement.format(name=own.slot) for statement in ALTERED[how]), "INSERT INTO t VALUES (2, 'b')")
-    assert "publication" in lost(own)
+    assert "publication" in own.lost()
     goes_on_anew(own)
 
 
@@ -95,7 +66,7 @@ def test_a_table_may_be_dropped_but_not_taken_out_of_the_publication(rig: Callab
     own.acknowledge()
     assert [change.ddl for part in own.pull() for change in part.changes] == ["DROP TABLE w"]
     own.run(f"ALTER PUBLICATION {own.slot} DROP TABLE u", "INSERT INTO u VALUES (2)")
-    assert "publication" in lost(own)
+    assert "publication" in own.lost()
 
 
 # --- tables --------------------------------------------------------------------------------------------------
