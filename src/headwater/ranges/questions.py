@@ -74,7 +74,8 @@ class Desk:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError), contextlib.ExitStack() as held:
+        # Who reads across a new beginning is told by the generation; the end of its reading says it once more.
+        with connection, contextlib.suppress(OSError, Unavailable), contextlib.ExitStack() as held:
             while (data := _received(connection)) is not None:
                 try:
                     reply = self._reply(msgspec.msgpack.decode(data, type=Question), held)

@@ -7,12 +7,18 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
+from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
+from headwater.ranges.database import Database
+from headwater.ranges.questions import Asked, Desk
 from headwater.sources.postgres import barriers
 from headwater.sources.source import Read
 
@@ -82,3 +88,19 @@ def test_an_answer_whose_place_is_not_known_in_time_says_so(own: PgRig, gate: Ga
     own.head()
     found = _ask(own)
     assert (found.rows, found.offset, found.settled) == ((("after",),), 2, True)
+
+
+def test_a_worker_that_reads_across_a_new_beginning_is_told_and_leaves_nothing(own: PgRig, tmp_path: Path) -> None:
+    log = SimpleNamespace(generation="before")
+    desk = Desk(lambda name: cast("Database", SimpleNamespace(source=own.source, log=log)))
+    desk.open(str(tmp_path / "desk"))
+    others = {*threading.enumerate()}
+    asked = Asked(str(tmp_path / "desk"), own.name, "before")
+    with asked.reading():
+        own.source._visibility.start(12)
+        log.generation = "after"
+        with pytest.raises(SourceMismatch, match="new history"):
+            asked.exact("1:1:")
+    for thread in {*threading.enumerate()} - others:
+        thread.join(PATIENCE)  # a thread that fails fails the test
+    desk.close()
