@@ -176,8 +176,9 @@ def test_a_new_generation_cut_off_half_way_is_begun_again(tmp_path: Path) -> Non
     before = logged(tmp_path)[-1].upto
     for path in tmp_path.glob("app.log.db*"):
         os.unlink(path)
-    for point in ("DiskLog.restart:before:1", "DiskLog.restart:after:1", "SqliteSource._install:before:1"):
-        story.run(point)
+    for place in ("SqliteSource._install", "DiskLog.restart"):
+        for point in ("before:1", "after:1"):
+            story.run(f"{place}:{point}")
     story.run(rounds=5)
     found = logged(tmp_path)
     assert found[0].first > before + 1 and _numbers(found).keys() == {6, 7, 8, 9, 10}

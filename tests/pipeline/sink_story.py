@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
+from headwater.pipeline.ends import ended, with_end
 from headwater.pipeline.schema import changes_schema, rows_schema, struct_of
 from headwater.pipeline.sinks.sink import Part, Plan, Step
 
@@ -105,9 +107,18 @@ class Story:
     def part_rows(self, part: Part) -> list[Row]:
         return [row for key, row in self.rows_at[part.version].items() if part.span.contains(encode_key((key,)))]
 
-    def loading(self, spark: SparkSession, parts: Sequence[Part], gate: Gate | None = None) -> DataFrame:
+    def loading(
+        self,
+        spark: SparkSession,
+        parts: Sequence[Part],
+        gate: Gate | None = None,
+        *,
+        ends: bool = False,
+        dies: Path | None = None,
+    ) -> DataFrame:
         """The frame for `load`."""
-        return frame_of(spark, rows_schema(self.table), [self.part_rows(part) for part in parts], gate)
+        rows = [self.part_rows(part) for part in parts]
+        return frame_of(spark, rows_schema(self.table), rows, gate, ends=ends, dies=dies)
 
     def step(self, plan: Plan, after: int, upto: int) -> Step:
         return Step(plan.id, plan.generation, after, upto)
@@ -187,11 +198,22 @@ class Gate:
 
 
 def frame_of(
-    spark: SparkSession, schema: pa.Schema, parts: Sequence[Sequence[Row]], gate: Gate | None = None
+    spark: SparkSession,
+    schema: pa.Schema,
+    parts: Sequence[Sequence[Row]],
+    gate: Gate | None = None,
+    *,
+    ends: bool = False,
+    dies: Path | None = None,
 ) -> DataFrame:
-    """A frame whose partition i holds parts[i], made in the executors; at `gate` the first of them waits."""
+    """A frame whose partition i holds parts[i], made in the executors; at `gate` the first of them waits.
+
+    With `ends` each part tells its end. What makes the first one dies in the middle of it unless `dies` is there.
+    """
     written = [_written(schema, rows) for rows in parts]
     paths = gate.paths if gate else None
+    whole = with_end(schema) if ends else schema
+    death = str(dies or "")
 
     def make(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -199,7 +221,11 @@ def frame_of(
 
         list(batches)  # a worker that leaves something unread is not used again, and a new one takes a second
         place = TaskContext.get().partitionId()
-        yield from pa.ipc.open_stream(written[place])
+        batches = pa.ipc.open_stream(written[place])
+        for batch in ended(batches, whole) if ends else batches:
+            yield batch
+            if death and place == 0:
+                die(death)
         if paths is not None and place == 0:
             wait(*paths)
 
@@ -213,7 +239,14 @@ def frame_of(
         Path(reached).write_bytes(b"here")
         Path(go).read_bytes()
 
-    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(make, struct_of(schema))
+    def die(once: str) -> None:
+        from pathlib import Path
+
+        with contextlib.suppress(FileExistsError):
+            Path(once).touch(exist_ok=False)
+            os._exit(9)
+
+    return spark.range(0, len(parts), 1, len(parts)).mapInArrow(make, struct_of(whole))
 
 
 def _written(schema: pa.Schema, rows: Sequence[Row]) -> bytes:

@@ -243,6 +243,12 @@ def test_frames_of_the_pipeline(spark: SparkSession, server: Live, client: Clien
         rows = rows_frame(spark, place, "main", table, generation=described.generation, parts=parts)
         assert rows.rdd.getNumPartitions() == len(parts) > 1
         assert rows.count() == 100
+        told = rows_frame(spark, place, "main", table, generation=described.generation, parts=parts, ends=True)
+        assert told.columns == [*rows.columns, "_end"] and told.rdd.getNumPartitions() == len(parts)
+        ends = told.where("_end IS NOT NULL").collect()
+        assert len(ends) == len(parts) and sum(end["_end"] for end in ends) == 100
+        assert all(value is None for end in ends for value in end[:-1])
+        assert told.where("_end IS NULL").drop("_end").collect() == rows.collect()
     bounds = {"generation": described.generation, "after": 0, "upto": described.latest, "shape": described.table}
     assert changes_frame(spark, place, "main", "t", **bounds).count() == 100
     slices = [Slice(each.span, 0, described.latest) for each in ranges[:1]]

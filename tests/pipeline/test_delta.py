@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from tests.pipeline.test_sink_contract import apply, begun, change, load, state_
 from headwater.errors import ConfigError, SinkFenced, SinkUnfit
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
+from headwater.pipeline.ends import ended, with_end
 from headwater.pipeline.schema import changes_schema, rows_schema
 from headwater.pipeline.sinks import delta
 from headwater.pipeline.sinks.delta import DeltaSink, Settings, read_settings
@@ -53,7 +55,12 @@ def writer_of(place: str, plan: Plan, *parts: Part, mode: str = UPSERT) -> PartW
 
 
 def batches(story: Story, part: Part) -> Any:
-    return iter(pa.Table.from_pylist(story.part_rows(part), rows_schema(story.table)).to_batches())
+    return told_to_the_end(story.part_rows(part))
+
+
+def told_to_the_end(rows: list[Row]) -> Any:
+    schema = rows_schema(TABLE)
+    return ended(iter(pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=2)), with_end(schema))
 
 
 def held(place: str) -> list[Row]:
@@ -131,8 +138,8 @@ def test_a_task_is_fenced_when_a_plan_begins_while_it_writes(place: str) -> None
 def test_a_snapshot_row_without_a_key_is_refused_by_the_name_of_the_column(place: str) -> None:
     plan, part = told().plan("p1"), Part(SPANS[0], 1)
     DeltaSink(Settings(place)).begin(plan)
-    bad = pa.Table.from_pylist([row(1), row(2) | {"id": None}], rows_schema(TABLE)).to_batches()
-    assert writer_of(place, plan, part).write(part, iter(bad)) == (UNFIT, "id")
+    bad = told_to_the_end([row(1), row(2) | {"id": None}])
+    assert writer_of(place, plan, part).write(part, bad) == (UNFIT, "id")
     assert held(place) == []
 
 
@@ -147,6 +154,18 @@ def test_rows_that_fail_to_come_leave_nothing_behind(place: str) -> None:
 
     with pytest.raises(Exception, match="went away"):
         writer_of(place, plan, part).write(part, broken())
+    assert held(place) == []
+    assert state_of(DeltaSink(Settings(place))).missing == list(SPANS)
+
+
+@pytest.mark.parametrize("batches_that_came", [0, 1, 2])
+def test_rows_that_end_too_soon_leave_nothing_behind(place: str, batches_that_came: int) -> None:
+    """Spark closes a task's stream when what feeds it died, as it does at the end."""
+    story = told()
+    plan, part = story.plan("p1"), Part(SPANS[0], 5)
+    DeltaSink(Settings(place)).begin(plan)
+    with pytest.raises(Exception, match="cut off after"):
+        writer_of(place, plan, part).write(part, itertools.islice(batches(story, part), batches_that_came))
     assert held(place) == []
     assert state_of(DeltaSink(Settings(place))).missing == list(SPANS)
 
@@ -427,7 +446,7 @@ def test_names_that_sql_finds_odd_are_columns_like_others(spark: SparkSession, p
         plan = Plan("p1", "g1", 1, (Span.all(),), table)
         sink.begin(plan)
         rows = [{"the.key": 1, **dict.fromkeys(odd, 1)}, {"the.key": 2, **dict.fromkeys(odd, 2)}]
-        sink.load(frame_of(spark, rows_schema(table), [rows]), plan, [Part(Span.all(), 1)])
+        sink.load(frame_of(spark, rows_schema(table), [rows], ends=True), plan, [Part(Span.all(), 1)])
         about = {"_commit_version": 2, "__offset": 2, "_txn": "t"}
         changes = [
             {"the.key": 1, **dict.fromkeys(odd, 5), "_change_type": "update_postimage", **about},
@@ -443,7 +462,7 @@ def test_columns_that_were_not_chosen_are_null(spark: SparkSession, place: str) 
     plan = story.plan("p1", (Span.all(),))
     sink.begin(plan)
     part = Part(Span.all(), 2)
-    sink.load(story.loading(spark, [part]).select("id", "_misfit"), plan, [part])
+    sink.load(story.loading(spark, [part], ends=True).select("id", "_misfit", "_end"), plan, [part])
     story.insert(row(7, "seven"))
     frame = story.changes(spark, 2, 3)
     sink.apply(frame.drop("name"), story.step(plan, 2, 3), TABLE)

@@ -73,7 +73,7 @@ def begun(spark: SparkSession, sink: Sink, story: Story, name: str = "p1") -> Pl
 
 
 def load(spark: SparkSession, sink: Sink, story: Story, plan: Plan, *parts: Part) -> None:
-    sink.load(story.loading(spark, parts), plan, parts)
+    sink.load(story.loading(spark, parts, ends=sink.needs_ends), plan, parts)
 
 
 def apply(spark: SparkSession, sink: Sink, story: Story, plan: Plan, after: int, upto: int) -> None:
@@ -253,7 +253,7 @@ def test_a_load_is_fenced_in_mid_write(
     old, gate = story.plan("p1"), Gate(tmp_path)
     parts = [Part(span, story.offset) for span in SPANS]
     sink.begin(old)
-    slow = started(lambda: sink.load(story.loading(spark, parts, gate), old, parts))
+    slow = started(lambda: sink.load(story.loading(spark, parts, gate, ends=sink.needs_ends), old, parts))
     gate.reached()
     new = story.plan("p2")
     other.begin(new)
@@ -309,11 +309,25 @@ def test_a_part_written_by_two_attempts_at_the_same_time_is_in_once(
     plan, gate = story.plan("p1"), Gate(tmp_path)
     parts = [Part(span, story.offset) for span in SPANS]
     sink.begin(plan)
-    slow = started(lambda: sink.load(story.loading(spark, parts, gate), plan, parts))
+    slow = started(lambda: sink.load(story.loading(spark, parts, gate, ends=sink.needs_ends), plan, parts))
     gate.reached()
     load(spark, other, story, plan, *parts)
     gate.go(slow)
     assert slow() is None
+    assert_holds(target, factory, story.rows)
+
+
+def test_a_part_whose_source_dies_in_the_middle_is_loaded_whole_the_next_time(
+    spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
+) -> None:
+    """To the task that takes it in, it looks like the end."""
+    for key in range(4, 64):
+        story.insert(row(key))
+    plan, parts = story.plan("p1"), [Part(span, story.offset) for span in SPANS]
+    sink.begin(plan)
+    with pytest.raises(Exception, match="exited unexpectedly|lost in the middle"):
+        sink.load(story.loading(spark, parts, ends=sink.needs_ends, dies=tmp_path / "died"), plan, parts)
+    load(spark, sink, story, plan, *parts)
     assert_holds(target, factory, story.rows)
 
 
@@ -438,7 +452,7 @@ def test_a_snapshot_with_a_row_without_a_key_goes_on_once_the_row_is_mended(
     load(spark, sink, story, plan, Part(SPANS[1], 5))
     bad = [row(1, "n1"), row(2, "n2") | {"id": None}]
     with pytest.raises(SinkUnfit, match="'id'") as refused:
-        sink.load(frame_of(spark, rows_schema(TABLE), [bad]), plan, [Part(SPANS[0], 5)])
+        sink.load(frame_of(spark, rows_schema(TABLE), [bad], ends=sink.needs_ends), plan, [Part(SPANS[0], 5)])
     assert "NOT NULL primary key" in refused.value.hint
     assert state_of(other) == State(plan, 5, {SPANS[1]: 5})
     load(spark, other, story, plan, Part(SPANS[0], 5))
@@ -480,7 +494,8 @@ def test_odd_names_of_columns_are_names_like_others(
 
     plan, part = Plan("p1", "g1", 1, (Span.all(),), table), Part(Span.all(), 1)
     sink.begin(plan)
-    sink.load(frame_of(spark, rows_schema(table), [[line(1, 1), line(2, 2)]]), plan, [part])
+    rows = [line(1, 1), line(2, 2)]
+    sink.load(frame_of(spark, rows_schema(table), [rows], ends=sink.needs_ends), plan, [part])
     changes = [
         line(1, 1, "update_preimage", 2, None, 2, "t"),
         line(1, 7, "update_postimage", 2, None, 2, "t"),

@@ -13,7 +13,7 @@ from tests.sources.foreign import Foreign
 
 from headwater.capture.capture import Capture
 from headwater.config import SqliteConfig
-from headwater.errors import HeadwaterError, SourceMismatch
+from headwater.errors import SourceMismatch, Unavailable
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
@@ -96,13 +96,6 @@ def wait_for(one: Running, holds: Callable[[], bool]) -> None:
     raise AssertionError(f"capture: {one.capture.error}, {one.log.generation_reason}")
 
 
-def begun(one: Running) -> bool:
-    """Whether the file knows of the generation, too: the log does a moment sooner."""
-    with contextlib.suppress(HeadwaterError):
-        return one.source.head() >= one.log.generation_first - 1 and one.capture.error is None
-    return False
-
-
 def check_goes_on(one: Running, foreign: Foreign, readable: int) -> None:
     """The new generation lies above everything that was ever readable, and follows both writers."""
     assert one.log.generation_first >= readable + 2
@@ -133,7 +126,6 @@ def test_a_file_restored_in_place_under_a_running_server(
         for n in range(more):
             foreign.run("INSERT INTO t VALUES (?, 'other')", n + 100)
         wait_for(one, lambda: one.log.generation != generation)
-        wait_for(one, lambda: begun(one))
         assert one.log.generation_reason
         check_goes_on(one, foreign, readable)
 
@@ -184,6 +176,73 @@ def test_a_file_copied_back_unchanged_is_the_same_history(tmp_path: Path, foreig
         foreign.run("INSERT INTO t VALUES (2, 'b')")
         assert [change.after for change in one.changes()] == [(1, "a"), (2, "b")]
         assert one.log.generation == generation
+
+
+def test_what_is_read_while_a_generation_begins_is_of_the_old_one(
+    tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the new one it would be believed, and that tells nothing of what is committed before it begins."""
+    foreign.run(T)
+    with running(tmp_path) as one:
+        old, begin = one.log.generation, one.source.restart
+        seen: list[tuple[str, str]] = []
+
+        def restart(*, generation: str, first: int) -> None:
+            begin(generation=generation, first=first)
+            seen.append((generation, one.log.generation))
+
+        monkeypatch.setattr(one.source, "restart", restart)
+        lose(one, foreign, tmp_path)
+        wait_for(one, lambda: one.log.generation != old)
+        assert seen == [(one.log.generation, old)]
+
+
+def test_a_log_that_cannot_begin_anew_takes_nothing_in_until_it_can(
+    tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign.run(T)
+    with running(tmp_path) as one:
+        begin, tries = one.log.restart, []
+
+        def restart(**told: Any) -> str:
+            tries.append(one.log.latest)
+            if len(tries) < 3:
+                foreign.run(f"INSERT INTO t VALUES ({500 + len(tries)}, 'meanwhile')")
+                raise Unavailable("no space left")
+            return begin(**told)
+
+        monkeypatch.setattr(one.log, "restart", restart)
+        readable = lose(one, foreign, tmp_path)
+        wait_for(one, lambda: len(tries) == 3 and one.capture.error is None)
+        assert max(tries) <= readable
+        check_goes_on(one, foreign, readable)
+
+
+def lose(one: Running, foreign: Foreign, folder: Path) -> int:
+    """Put an older copy into the place of what was read already; up to where it was."""
+    backup(foreign, folder / "old.db")
+    for n in SEVERAL:
+        foreign.run("INSERT INTO t VALUES (?, 'lost')", n + 1)
+    one.caught_up()
+    readable = one.log.latest
+    restore(foreign, folder / "old.db")
+    return readable
+
+
+def test_a_generation_begun_in_the_file_alone_is_begun_again(tmp_path: Path, foreign: Foreign) -> None:
+    foreign.run(T)
+    with running(tmp_path) as one:
+        foreign.run("INSERT INTO t VALUES (1, 'a')")
+        one.caught_up()
+        readable = one.log.latest
+        one.capture.stop()
+        one.capture._broken = "cut off here"  # nothing is taken in from here on
+        one.source.restart(generation="half", first=readable + 30)
+        foreign.run("INSERT INTO t VALUES (2, 'told to nobody')")
+    with running(tmp_path) as one:
+        assert one.log.generation != "half" and one.log.generation_first > readable + 31
+        assert not one.changes(), "they are in the snapshot that everybody needs"
+        check_goes_on(one, foreign, readable)
 
 
 def test_a_generation_begun_in_the_log_alone_is_begun_again(tmp_path: Path, foreign: Foreign) -> None:

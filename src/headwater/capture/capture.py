@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -113,7 +114,8 @@ class Capture:
         if self._thread.is_alive():
             self._thread.join()
         with contextlib.suppress(HeadwaterError):
-            self._pass()
+            if self._broken is None:
+                self._pass()
             self._log.flush()
 
     def _run(self) -> None:
@@ -221,11 +223,15 @@ class Capture:
             )
 
     def _begin_anew(self, reason: str) -> None:
-        """A new generation, in the log first: cut off between the two, the file is found to be another's."""
+        """A new generation, in the source first: cut off between the two, it is found to be another's.
+
+        What is read between them is of the old generation. The other way round it would count as of the new one,
+        which tells nothing of what is committed before it begins in the source.
+        """
         self._log.unstage()
-        first = max(self._log.highest, self._source_head()) + 2
-        generation = self._log.restart(first=first, reason=reason)
+        first, generation = max(self._log.highest, self._source_head()) + 2, secrets.token_hex(8)
         self._source.restart(generation=generation, first=first)
+        self._log.restart(first=first, reason=reason, name=generation)
         self._stamper = Stamper(self._log)
         logger.warning("%s: new log generation %s at offset %d: %s", self._source.name, generation, first, reason)
 

@@ -290,13 +290,13 @@ class DiskLog:
 
         self._write(work)
 
-    def restart(self, *, first: int, reason: str) -> str:
+    def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """See Log. The space of the old blocks is freed by `retain`, step by step."""
         if first <= self.latest:
             raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
 
         def work(connection: apsw.Connection, state: State) -> State:
-            entries = new_generation(first, reason)
+            entries = new_generation(first, reason, name)
             set_meta(connection, **entries, ceiling=state.ceiling)  # so far also held by the newest block
             return replace(state, **entries, latest=first - 1, position="")
 

@@ -368,12 +368,12 @@ class LiveLog:
         """See Log."""
         self.wrapped.set_notes(**notes)
 
-    def restart(self, *, first: int, reason: str) -> str:
+    def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """See Log. Drops what is staged; `first` lies beyond everything that was ever readable."""
         if first <= self._highest:
             raise InvalidRequest(f"a new generation starts after {self._highest}, not at {first}")
         with self._moving:
-            name = self.wrapped.restart(first=first, reason=reason)
+            name = self.wrapped.restart(first=first, reason=reason, name=name)
             with self._changed:
                 self._tail = Tail()
                 self._latest = self._highest = first - 1

@@ -116,10 +116,10 @@ class Log(Protocol):
         """Keep `notes` durably, all in one step."""
         ...
 
-    def restart(self, *, first: int, reason: str) -> str:
+    def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """Begin a new generation whose first offset will be `first` (> latest); drop the old blocks.
 
-        Returns its name. `reason` is kept for status pages.
+        Returns its name: that one, or a new one. `reason` is kept for status pages.
         """
         ...
 

@@ -22,8 +22,8 @@ class MemoryLog:
         self._ts = self.clock_ceiling = 0
         self._notes: dict[str, str] = {}
 
-    def _begin(self, first: int, reason: str) -> None:
-        self.generation, self.generation_reason = secrets.token_hex(8), reason
+    def _begin(self, first: int, reason: str, name: str = "") -> None:
+        self.generation, self.generation_reason = name or secrets.token_hex(8), reason
         self.generation_first = self.horizon = first
         self.latest, self.position = first - 1, ""
         self._due = first  # where the horizon would be if nothing were held
@@ -83,11 +83,11 @@ class MemoryLog:
         """See Log."""
         self._notes.update(notes)
 
-    def restart(self, *, first: int, reason: str) -> str:
+    def restart(self, *, first: int, reason: str, name: str = "") -> str:
         """See Log."""
         if first <= self.latest:
             raise InvalidRequest(f"a new generation starts after {self.latest}, not at {first}")
-        self._begin(first, reason)
+        self._begin(first, reason, name)
         return self.generation
 
     def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:

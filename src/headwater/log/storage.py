@@ -115,9 +115,9 @@ def prepare(path: Path, connection: apsw.Connection, *, floor: int) -> bool:
     return True
 
 
-def new_generation(first: int, reason: str) -> dict[str, int | str]:
+def new_generation(first: int, reason: str, name: str = "") -> dict[str, int | str]:
     """The meta entries of a history that begins at `first`."""
-    name = secrets.token_hex(8)
+    name = name or secrets.token_hex(8)
     return {"generation": name, "reason": reason, "begun": first, "horizon": first, "merged": first - 1}
 
 

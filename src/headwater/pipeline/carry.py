@@ -269,10 +269,12 @@ class Carry:
             parts=parts,
             columns=self._columns(state.plan.table),
             where=self._table.where,
+            ends=self._sink.needs_ends,
         )
         self._tell(SNAPSHOT)
         began = time.monotonic()
-        rows = self._counted(frame, lambda counted: self._sink.load(counted, state.plan, parts))
+        counting = Counting(frame, end=frame.columns[-1] if self._sink.needs_ends else None)
+        rows = self._counted(counting, lambda counted: self._sink.load(counted, state.plan, parts))
         self._watcher.loaded(self._task, len(parts), rows, time.monotonic() - began)
 
     def _apply(self, action: Apply, state: State) -> None:
@@ -294,8 +296,8 @@ class Carry:
             frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
         began = time.monotonic()
         frame = fill_unknown(frame, shape) if self._is_sparing and self._keeps else refuse_unknown(frame)
-        kind = about(frame).change_type
-        changes = self._counted(frame, lambda counted: self._sink.apply(counted, step, shape), kind)
+        counting = Counting(frame, about(frame).change_type)
+        changes = self._counted(counting, lambda counted: self._sink.apply(counted, step, shape))
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
@@ -347,9 +349,8 @@ class Carry:
         seen = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
         self._watcher.live(self._task, after, seen.latest)
 
-    def _counted(self, frame: DataFrame, act: Callable[[DataFrame], None], change_type: str | None = None) -> int:
+    def _counted(self, counting: Counting, act: Callable[[DataFrame], None]) -> int:
         """How many rows or changes `act` took from the frame, as Spark itself counted them."""
-        counting = Counting(frame, change_type)
         act(counting.frame)
         rows = counting.rows()
         self._rows += rows

@@ -18,17 +18,19 @@ POSTIMAGE = "update_postimage"
 class Counting:
     """`frame` is the given one, observed; ask `rows` after it was used.
 
-    With the name of its column `change_type` it counts changes: the two images of an update are one.
+    With the name of its column `change_type` it counts changes: the two images of an update are one. The rows
+    that have something in the column `end` are none, see ends.
     """
 
-    def __init__(self, frame: DataFrame, change_type: str | None = None) -> None:
+    def __init__(self, frame: DataFrame, change_type: str | None = None, end: str | None = None) -> None:
         from pyspark.sql import Observation
-        from pyspark.sql.functions import count, count_if, lit
+        from pyspark.sql.functions import count_if, lit
 
         kind = lit("") if change_type is None else frame[quoted(change_type)]
+        is_row = lit(True) if end is None else frame[quoted(end)].isNull()
         images = [count_if(kind == image).alias(image) for image in (PREIMAGE, POSTIMAGE)]
         self._seen = Observation()
-        self.frame = frame.observe(self._seen, count(lit(1)).alias("rows"), *images)
+        self.frame = frame.observe(self._seen, count_if(is_row).alias("rows"), *images)
 
     def rows(self) -> int:
         """What was counted; 0 when nothing was read. `Observation.get` alone would wait for ever then."""

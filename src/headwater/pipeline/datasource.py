@@ -18,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from headwater.client import Client, Described
 from headwater.errors import ConfigError
 from headwater.pipeline import schema
+from headwater.pipeline.ends import ended, with_end
 from headwater.pipeline.failure import noted, noted_each
 from headwater.pipeline.looking import look, shape_schema, start_of
 from headwater.pipeline.offsets import Place, Reading, check_place, cut, next_place
@@ -66,7 +67,8 @@ def _columns(client: Client, options: Options, seen: Described) -> pa.Schema:
     if options.tables:
         return schema.tables_schema()
     if not options.is_log:
-        return schema.rows_schema(seen.table, options.columns)
+        rows = schema.rows_schema(seen.table, options.columns)
+        return with_end(rows) if options.ends else rows
     if options.shape in (None, seen.table.version):
         return schema.changes_schema(seen.table, options.columns)
     return shape_schema(client, options, seen)
@@ -110,11 +112,11 @@ def read(options: Options, columns: StructType, piece: InputPartition) -> Iterat
     """The batches of one task, as Spark wants them. An empty one is not sent: Spark needs none."""
     if not isinstance(piece, Piece):
         return  # where there is nothing to read, Spark makes a partition of its own
-    wanted = schema.arrow_of(columns)
+    whole = schema.arrow_of(columns)
+    wanted = whole.remove(len(whole) - 1) if options.ends else whole
     with closing(connect(options)) as client:
-        for batch in pull(client, options, piece):
-            if batch.num_rows:
-                yield schema.fit(batch, wanted)
+        batches = (schema.fit(batch, wanted) for batch in pull(client, options, piece) if batch.num_rows)
+        yield from ended(batches, whole) if options.ends else batches
 
 
 class BatchReader(DataSourceReader):

@@ -11,6 +11,7 @@ import msgspec
 from headwater.model.key import Span
 from headwater.model.table import Table
 from headwater.pipeline import schema
+from headwater.pipeline.ends import with_end
 from headwater.pipeline.sinks.sink import Part
 
 if TYPE_CHECKING:
@@ -52,12 +53,19 @@ def rows_frame(
     parts: Sequence[Part],
     columns: Sequence[str] = (),
     where: str | None = None,
+    ends: bool = False,
 ) -> DataFrame:
-    """Rows of `parts`: partition i holds those of part i. Given the table itself, nobody is asked for its shape."""
+    """Rows of `parts`: partition i holds those of part i and, with `ends`, tells its end (see ends).
+
+    Given the table itself, nobody is asked for its shape.
+    """
     read = _reader(spark, server, db, table, columns, where).option("generation", generation)
     read = read.option("parts", json.dumps([[*_hex(part.span), part.version] for part in parts]))
+    if ends:
+        read = read.option("ends", "true")
     if isinstance(table, Table):
-        read = read.schema(schema.struct_of(schema.rows_schema(table, columns)))
+        rows = schema.rows_schema(table, columns)
+        read = read.schema(schema.struct_of(with_end(rows) if ends else rows))
     return read.load()
 
 

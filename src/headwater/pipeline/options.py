@@ -52,6 +52,7 @@ class Options(msgspec.Struct, frozen=True):
     after: int | None = None
     upto: int | None = None
     slices: tuple[LogPiece, ...] | None = None
+    ends: bool = False
     shape: int | None = None
     rows_per_partition: int = 65_536  # four slices of the server's cache
     range_bytes: int | None = None
@@ -113,6 +114,7 @@ def _check(options: Options) -> None:
         "after and startingOffset": options.after is not None and options.starting_offset is not None,
         "after and startingTimestamp": options.after is not None and options.starting_ms is not None,
         "after and version": options.after is not None and options.version is not None,
+        "ends without parts": options.ends and options.parts is None,
         "slices and parts": options.slices is not None and options.parts is not None,
         "upto without after": options.upto is not None and options.after is None,
         "startingOffset and startingTimestamp": options.starting_offset is not None and options.starting_ms is not None,
@@ -204,6 +206,10 @@ def _policy(text: str) -> str:
     return text.lower()
 
 
+def _flag(text: str) -> bool:
+    return {"true": True, "false": False}[text.lower()]
+
+
 def _some(text: str) -> str:
     if not text:
         raise ValueError
@@ -221,6 +227,7 @@ _OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {  # option -> fiel
     "version": ("generation version", _version, "an offset, or <generation>.<offset>"),
     "generation": ("generation", _some, "the generation of a log"),
     "parts": ("parts", _parts, "JSON [[start, end or null, version], …] with keys in hex"),
+    "ends": ("ends", _flag, "true or false"),
     "after": ("after", _integer(0), "an offset"),
     "upto": ("upto", _integer(0), "an offset"),
     "slices": ("slices", _slices, "JSON [[start, end or null, after, upto], …] with keys in hex"),

@@ -62,6 +62,7 @@ class DeltaSink:
 
     exactly_once = True
     keeps = True
+    needs_ends = True
 
     def __init__(self, settings: Settings) -> None:
         self.name, self.mode = f"delta {settings.path}", settings.mode
@@ -166,9 +167,8 @@ class DeltaSink:
         with ours():
             reports = numbered(frame).mapInArrow(writer, REPORT).collect()
             told = {report["part"]: (report["outcome"], report["problem"]) for report in reports}
-            for place, part in enumerate(parts):
-                # A frame without any rows may have no partitions at all.
-                outcome, problem = told.get(place) or writer.write(part, iter(()))
+            for place in range(len(parts)):
+                outcome, problem = told[place]
                 if outcome == UNFIT:
                     raise no_key(problem)
                 if outcome == FENCED:

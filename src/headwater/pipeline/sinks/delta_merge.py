@@ -104,6 +104,8 @@ def ours() -> Iterator[None]:
         yield
     except HeadwaterError:
         raise
+    except ConnectionError as error:  # of Python's own sockets, which lead to Java alone
+        raise cause_of(error) from error
     except (DeltaError, OSError) as error:
         raise Unavailable(f"the lake did not take it: {str(error).splitlines()[0]}") from error
     except Exception as error:

@@ -1,4 +1,7 @@
-"""What runs in executors: the rows of one part appended to a Delta table, with its version, in one commit."""
+"""What runs in executors: the rows of one part appended to a Delta table, with its version, in one commit.
+
+Nobody takes the commit back when the task fails after it, so a part counts only with its end (see ends).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from headwater.pipeline.compaction import no_key
+from headwater.pipeline.ends import checked
 from headwater.pipeline.scd2 import SNAPSHOT
 from headwater.pipeline.schema import fit, identity_of
 from headwater.pipeline.sinks.delta_layout import BEGUN, names_of, part_app, plan_of
@@ -72,13 +76,13 @@ class PartWriter(msgspec.Struct, frozen=True):
         yield pa.RecordBatch.from_pydict({"part": [place], "outcome": [outcome], "problem": [problem]}, schema=kinds)
 
     def write(self, part: Part, batches: Iterator[pa.RecordBatch]) -> tuple[str, str]:
-        """Commit the part unless it is in; what became of it, and of UNFIT the column."""
+        """Commit the part unless it is in; what became of it, and of UNFIT the column. `batches` tell their end."""
         from deltalake.exceptions import CommitFailedError
 
         outcome, table = self._look(part)
         if outcome is not None or table is None:
             return outcome or FENCED, ""
-        rows = _Rows(self, table, part, batches)
+        rows = _Rows(self, table, part, checked(batches))
         try:
             self._append(table, part, rows)
         except CommitFailedError:
@@ -88,7 +92,7 @@ class PartWriter(msgspec.Struct, frozen=True):
             return outcome, ""
         except Exception:
             if rows.unfit is None:
-                raise
+                raise  # also of a part that was cut off: the task has failed already, and is done again
             return UNFIT, rows.unfit
         return DONE, ""
 

@@ -36,6 +36,7 @@ class LedgerSink:
 
     exactly_once = False
     keeps = False
+    needs_ends = False
     mode = HISTORY
 
     def __init__(

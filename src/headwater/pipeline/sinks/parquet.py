@@ -53,6 +53,7 @@ class ParquetSink:
 
     exactly_once = True
     keeps = False
+    needs_ends = False
     mode = HISTORY
 
     def __init__(self, path: Path) -> None:

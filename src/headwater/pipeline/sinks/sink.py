@@ -113,6 +113,8 @@ class Sink(Protocol):
     mode: str  # UPSERT or HISTORY
     keeps: bool  # whether an upsert can leave columns as they are, see pipeline/whole.py
 
+    needs_ends: bool  # whether parts must tell their end, see pipeline/ends.py: where tasks commit them
+
     def state(self) -> State | None:
         """Where it stands; None when nothing was begun."""
         ...

@@ -48,6 +48,7 @@ class SqlSink:
 
     exactly_once = True
     keeps = True
+    needs_ends = False
 
     def __init__(
         self,
