@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from headwater.errors import Unavailable
 from headwater.pipeline.compaction import free
+from headwater.pipeline.failure import note
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,4 +55,4 @@ def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows += batch.num_rows
         yield batch.select(range(batch.num_columns - 1))
     if told != rows:
-        raise Unavailable(f"a part was cut off after {rows} rows", hint="It is read again.")
+        raise note(Unavailable(f"a part was cut off after {rows} rows", hint="It is read again."))

@@ -26,7 +26,7 @@ from tests.sources.postgres.pg_server import DEBIAN, PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError
-from headwater.sources.postgres import rows
+from headwater.sources.postgres import barriers, rows
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.source import PostgresSource
 
@@ -140,6 +140,7 @@ def test_nothing_of_a_record_stays_behind(
     if twin is None:
         pytest.skip("not compiled")
     monkeypatch.setattr(rows, "twin", lambda: twin)
+    monkeypatch.setattr(barriers, "SECONDS", PATIENCE)  # what stays behind does so for ever
     seed, front = random.Random(0x715), Front(pg, authority := Authority(tmp_path))
     host, port = front.server_address[:2]
     more = f"sslmode=verify-full&gssencmode=disable&sslrootcert={authority.file}"
