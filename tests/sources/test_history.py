@@ -187,14 +187,34 @@ def test_what_is_read_while_a_generation_begins_is_of_the_old_one(
         old, begin = one.log.generation, one.source.restart
         seen: list[tuple[str, str]] = []
 
-        def restart(*, generation: str, first: int) -> None:
-            begin(generation=generation, first=first)
+        def restart(*, generation: str, first: int) -> int:
             seen.append((generation, one.log.generation))
+            return begin(generation=generation, first=first)
 
         monkeypatch.setattr(one.source, "restart", restart)
         lose(one, foreign, tmp_path)
         wait_for(one, lambda: one.log.generation != old)
         assert seen == [(one.log.generation, old)]
+
+
+def test_a_number_given_out_until_the_last_moment_never_comes_again(
+    tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign.run(T)
+    with running(tmp_path) as one:
+        old, begin = one.log.generation, one.source.restart
+        read: list[int] = []
+
+        def restart(*, generation: str, first: int) -> int:
+            for n in SEVERAL:
+                foreign.run("INSERT INTO t VALUES (?, 'late')", n + 500)
+            read.append(one.source.head())
+            return begin(generation=generation, first=first)
+
+        monkeypatch.setattr(one.source, "restart", restart)
+        lose(one, foreign, tmp_path, rows=1)
+        wait_for(one, lambda: one.log.generation != old)
+        assert read and one.log.generation_first > read[0] + 1, "whoever read up to there is told"
 
 
 def test_a_log_that_cannot_begin_anew_takes_nothing_in_until_it_can(
@@ -218,10 +238,10 @@ def test_a_log_that_cannot_begin_anew_takes_nothing_in_until_it_can(
         check_goes_on(one, foreign, readable)
 
 
-def lose(one: Running, foreign: Foreign, folder: Path) -> int:
+def lose(one: Running, foreign: Foreign, folder: Path, rows: int = len(SEVERAL)) -> int:
     """Put an older copy into the place of what was read already; up to where it was."""
     backup(foreign, folder / "old.db")
-    for n in SEVERAL:
+    for n in range(rows):
         foreign.run("INSERT INTO t VALUES (?, 'lost')", n + 1)
     one.caught_up()
     readable = one.log.latest

@@ -23,7 +23,7 @@ from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
 from headwater.model.repeats import Repeats, counted
-from headwater.sources.source import Look, Source
+from headwater.sources.source import STOPPED, Look, Source
 
 logger = logging.getLogger("headwater.capture")
 
@@ -31,6 +31,7 @@ STAGE = 512  # changes staged at a time: one block
 GATHER = 8  # parts of a transaction that are waited for, so that it is staged with others; a larger one goes alone
 FLUSH_CHANGES = 8_192  # staged changes that do not wait for the clock: one fsync for so many, far behind
 MAX_STAGED = 16_384  # past this, with a log that cannot be written, following stops
+LEAP = 1 << 24  # above what is durable, where nobody knows what was told beyond it before a crash: more than that
 PASS_SECONDS = 0.002  # between two passes under load: commits that come together go out together
 CLOSE_SECONDS = 0.1  # between two closed times
 GLANCE_SECONDS = 0.005  # between two looks at a schema that is being taken in
@@ -66,7 +67,10 @@ class Capture:
         )
         if reason:
             self._check_may_begin_anew(reason)
-            self._begin_anew(reason)
+            is_known = not log.latest or log.note(STOPPED)
+            self._begin_anew(reason, above=2 if is_known else LEAP)
+        elif log.latest < self._source.beginning:
+            log.restart(first=self._source.beginning + 1, reason=log.generation_reason, name=log.generation)
         self._pass()
         self.ready.set()
         self._thread.start()
@@ -80,7 +84,7 @@ class Capture:
 
     def glance(self) -> Look | None:
         """Where the source stands, if that is seen at once and the log holds all of it."""
-        found = self._source.glance()
+        found = self._source.glance() if self._broken is None else None
         return found if found is not None and found.settled and self._log.latest >= found.head else None
 
     def look(self, timeout: float) -> tuple[Look, bool]:
@@ -89,8 +93,9 @@ class Capture:
         while True:
             found = self._source.glance() or self._source.look()
             is_reached = self.reach(found.head, max(deadline - time.monotonic(), 0))
-            if found.settled or time.monotonic() >= deadline:
-                return found, is_reached
+            is_sound = self._broken is None
+            if (found.settled and is_sound) or time.monotonic() >= deadline or (self._stop_when_lost and not is_sound):
+                return found, is_reached and is_sound
             # A change of the schema is not taken in yet. It need not have an offset that could be waited for.
             self.reach(found.head + 1, GLANCE_SECONDS)
 
@@ -113,9 +118,10 @@ class Capture:
         self._source.wake()
         if self._thread.is_alive():
             self._thread.join()
-        with contextlib.suppress(HeadwaterError):
-            if self._broken is None:
+        if self._broken is None:
+            with contextlib.suppress(HeadwaterError):
                 self._pass()
+        with contextlib.suppress(HeadwaterError):
             self._log.flush()
 
     def _run(self) -> None:
@@ -222,24 +228,18 @@ class Capture:
                 hint="Start with on_discontinuity = 'new_generation' to go on: readers take a new snapshot.",
             )
 
-    def _begin_anew(self, reason: str) -> None:
+    def _begin_anew(self, reason: str, *, above: int = 2) -> None:
         """A new generation, in the source first: cut off between the two, it is found to be another's.
 
         What is read between them is of the old generation. The other way round it would count as of the new one,
         which tells nothing of what is committed before it begins in the source.
         """
         self._log.unstage()
-        first, generation = max(self._log.highest, self._source_head()) + 2, secrets.token_hex(8)
-        self._source.restart(generation=generation, first=first)
+        generation = secrets.token_hex(8)
+        first = self._source.restart(generation=generation, first=self._log.highest + above)
         self._log.restart(first=first, reason=reason, name=generation)
         self._stamper = Stamper(self._log)
         logger.warning("%s: new log generation %s at offset %d: %s", self._source.name, generation, first, reason)
-
-    def _source_head(self) -> int:
-        try:
-            return self._source.head()
-        except HeadwaterError:
-            return 0  # a file that was never captured has no numbering yet
 
 
 def _rest(parts: Iterator[Transaction], most: int | None = None) -> Iterator[Transaction]:

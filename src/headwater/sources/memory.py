@@ -35,6 +35,7 @@ class MemorySource:
         self._transactions: list[Transaction] = []
         self._head = 0
         self._generation = ""
+        self.beginning = 0
         self.acknowledged = 0
         self.lost = ""  # set by a test: why the history broke off
 
@@ -74,10 +75,12 @@ class MemorySource:
             return "the source belongs to another log"
         return "commits were lost" if self._head < latest else ""
 
-    def restart(self, *, generation: str, first: int) -> None:
+    def restart(self, *, generation: str, first: int) -> int:
         """See Source."""
         with self._lock:
+            first = max(first, self._head + 2)
             self._generation, self._head, self._transactions, self.lost = generation, first - 1, [], ""
+            return first
 
     def reopen(self) -> None:
         """See Source."""

@@ -18,6 +18,7 @@ from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 
 T = TypeVar("T")
+STOPPED = "stopped"  # a note: in order, and everything that was told is in the log
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -242,10 +243,7 @@ class SideReader(Reader, Protocol):
 class Placing(Protocol):
     """A source that tells of reads, made by anybody, where they stand in the log."""
 
-    @property
-    def address(self) -> str:
-        """Where others connect to. It may hold a password."""
-        ...
+    address: str  # where others connect to; it may hold a password
 
     def reading(self) -> AbstractContextManager[None]:
         """Around a read and the question about it, in one thread."""
@@ -269,6 +267,7 @@ class Source(Protocol):
     """One database. Every method may be called from any thread unless it says otherwise."""
 
     name: str
+    beginning: int  # once `prove` said "": the offset after which a new log begins, above what a lost one had
 
     def prove(self, *, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> str:
         """Why the log (its generation, its newest offset) is not this database's history; "" if it is.
@@ -277,8 +276,8 @@ class Source(Protocol):
         """
         ...
 
-    def restart(self, *, generation: str, first: int) -> None:
-        """Begin a new generation: the next change takes offset `first`."""
+    def restart(self, *, generation: str, first: int) -> int:
+        """Begin a new generation at offset `first`, or above all it gave out; the offset its next change takes."""
         ...
 
     def reopen(self) -> None:

@@ -50,6 +50,7 @@ class PgRig:
         self.run(*statements)
         self.notes = MemoryNotes()
         self.log: list[Transaction] = []
+        self.begun = 0  # the offset after which the log begins
         self.open()
 
     @property
@@ -72,6 +73,7 @@ class PgRig:
         reason = self.source.prove(generation=GENERATION, latest=self.latest, read=self.read)
         if not expect:
             assert reason == ""
+            self.begun = self.begun or self.source.beginning
         assert expect in reason, reason
         return reason
 
@@ -85,7 +87,7 @@ class PgRig:
 
     @property
     def latest(self) -> int:
-        return self.log[-1].upto if self.log else 0
+        return self.log[-1].upto if self.log else self.begun
 
     def read(self, after: int) -> Iterator[Transaction]:
         return (part.cut(after, part.upto) for part in self.log if part.upto > after)

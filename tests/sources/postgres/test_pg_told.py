@@ -14,10 +14,15 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 from tests.sources.rig import MemoryNotes
 
+from headwater.capture.capture import Capture
 from headwater.errors import SourceMismatch
+from headwater.log.live import LiveLog
+from headwater.log.log import Retention
+from headwater.log.memory import MemoryLog
 from headwater.sources.postgres.assembly import Assembly
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.frames import lsn_of, status_update
+from headwater.sources.postgres.source import PostgresSource
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 
@@ -138,6 +143,53 @@ def test_a_slot_that_was_made_anew_after_a_failover_is_noticed_though_we_were_to
         own.open(expect="made anew")
     finally:
         own.close()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_failover_beside_a_crash_of_ours_begins_a_new_history(server: Server, in_order: bool) -> None:
+    """What was told and not yet logged may be lost with the old primary, and nothing tells."""
+    own = PgRig(server, f"beside_{in_order}".lower(), TABLE)
+    try:
+        own.run("INSERT INTO t VALUES (1, 'logged')")
+        own.pull()
+        own.acknowledge()
+        own.source.close() if in_order else own.kill()
+        own.db.close()
+        server.kill(signal.SIGINT)
+        server.promote()
+        own.db = server.connect(own.name)
+        own.open(expect="" if in_order else "crash of ours")
+        if not in_order:
+            own.open(expect="crash of ours")  # it does not forget
+    finally:
+        own.close()
+
+
+def test_positions_of_what_was_not_logged_do_not_come_again(own: PgRig) -> None:
+    own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
+    told = own.head()
+    assert own.source.restart(generation="next", first=2) > told + 1
+
+
+def test_a_log_that_is_lost_does_not_count_from_the_start_again(own: PgRig) -> None:
+    own.run(*(f"INSERT INTO t VALUES ({n}, 'a')" for n in range(20)))
+    own.pull()
+    own.acknowledge()
+    told = own.latest
+    own.source.close()
+    own.run("INSERT INTO t VALUES (100, 'away')")
+    log = LiveLog(MemoryLog())
+    source = PostgresSource(own.name, own.url, notes=log, config=own.config)
+    capture = Capture(source, log, retention=Retention(), flush_seconds=0.01)
+    try:
+        generation = log.generation
+        capture.start()
+        assert capture.catch_up(PATIENCE)
+        assert log.generation == generation and log.horizon > told + 1
+        assert [change.after for part in log.scan(after=log.horizon - 1) for change in part.changes] == [(100, "away")]
+    finally:
+        capture.stop()
+        source.close()
 
 
 def test_a_slot_beyond_the_end_of_the_servers_log_is_not_begun_with(own: PgRig) -> None:

@@ -38,7 +38,7 @@ from headwater.sources.postgres.slot import (
     slot_name,
 )
 from headwater.sources.postgres.stream import Stream
-from headwater.sources.source import Notes
+from headwater.sources.source import STOPPED, Notes
 
 logger = logging.getLogger("headwater.postgres.fitness")
 
@@ -81,12 +81,17 @@ class Attachment:
 
     # --- begun and proven --------------------------------------------------------------------------------------
 
-    def begin(self, generation: str, offset: int) -> Point:
-        """From here on, with the slot that is there or a new one. It sees every publication that is older than it."""
+    def begin(self, generation: str, offset: int | None = None) -> Point:
+        """From here on, with the slot that is there or a new one. It sees every publication that is older than it.
+
+        A slot without a log may be of one that is lost. No log ever had as many changes as the server's own has bytes:
+        without an `offset` they are counted from there, so that none comes again.
+        """
 
         def work(connection: Connection) -> History:
             ensure_publication(connection, self.publication, self._config.tables)
             slot, who = find_slot(connection, self.slot), self._identify()
+            was_there = slot is not None
             if slot is not None and slot.confirmed > who.position:  # it would skip what is committed up to there
                 drop_slot(connection, self.slot)
                 slot = None
@@ -94,7 +99,8 @@ class Attachment:
             found = describe(connection, self.publication)
             versions = {name: table.version for name, table in found.tables.items()}
             shapes = Shapes(found.tables, found.oids, versions, secret=secrets.token_hex(16))
-            point = Point(offset, position, shapes)
+            first = position if was_there else 0
+            point = Point(first if offset is None else offset, position, shapes)
             self._remember(meanings.read_meanings(connection))
             published = find_publication(connection, self.publication)
             return History(generation, who.system, who.timeline, connection.info.dbname, position, point, published)
@@ -113,7 +119,7 @@ class Attachment:
         """Where a log ends; or why it is not this database's history. See Source.prove."""
         found = history.load(self._notes.note(NOTE))
         if found is None and not latest:
-            return self.begin(generation, 0)
+            return self.begin(generation)
         if found is None or found.generation != generation:
             return "the log was not made from this database"
         if found.point.offset > latest:
@@ -128,14 +134,23 @@ class Attachment:
             point = msgspec.structs.replace(point, shapes=shapes)
             self._keep(msgspec.structs.replace(found, point=point))
         self._history = msgspec.structs.replace(found, point=point)
-        reason = self._side.ask(lambda connection: self.judge(self._identify(), connection, point))
+        identity = self._identify()
+        is_doubtful = identity.timeline != found.timeline and not self._notes.note(STOPPED)
+        doubt = "a failover came with a crash of ours: commits that were told may be lost" if is_doubtful else ""
+        reason = self._side.ask(lambda connection: self.judge(identity, connection, point, doubt=doubt))
         if reason:
             return reason
         self._side.ask(self._fit_publication)
         return point
 
     def judge(
-        self, identity: Identity, connection: Connection, point: Point, moved: Callable[[], None] = lambda: None
+        self,
+        identity: Identity,
+        connection: Connection,
+        point: Point,
+        moved: Callable[[], None] = lambda: None,
+        *,
+        doubt: str = "",
     ) -> str:
         """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted: `moved` is
         called, because other sessions may still lead to the server that was."""
@@ -143,7 +158,7 @@ class Attachment:
         with self._lock:
             known = self._known
             ours = known.known(point)
-            reason = judge(ours, identity, slot, connection.info.dbname) or self._altered(connection)
+            reason = judge(ours, identity, slot, connection.info.dbname) or self._altered(connection) or doubt
             if reason:
                 return reason
             is_other, confirmed = known.timeline != identity.timeline, shared(ours, identity)
@@ -152,6 +167,10 @@ class Attachment:
         if is_other:
             moved()
         return ""
+
+    def mark(self, *, stopped: bool) -> None:
+        """Note whether everything that was told is in the log, for the next start."""
+        self._notes.set_notes(**{STOPPED: "yes" if stopped else ""})
 
     def watch(self) -> str:
         """Why changes may be missing though the stream runs; "" if none is."""

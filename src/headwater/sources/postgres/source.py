@@ -67,6 +67,7 @@ class PostgresSource:
         self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
         self._arrived = threading.Event()
         self._sight = Sight(self._server, self._visibility, self._arrived.set)
+        self.beginning = self._given = 0  # the newest offset of what was held: positions of it were told
         self._held: Held | None = None
         self._stream: Stream | None = None
         self._watch: Watch | None = None
@@ -78,8 +79,7 @@ class PostgresSource:
         odd = self._columns.odd
         self._reading = Reading(self._pool, self._shapes, self._positions, odd, statement_seconds=seconds)
         self._predicates = Predicates(self._pool, odd)
-        publication = self._attachment.publication
-        self._analyses = Analyses(self._pool, self._positions, publication, statement_seconds=seconds)
+        self._analyses = Analyses(self._pool, self._positions, self._attachment.publication, statement_seconds=seconds)
         self._writers = Writers(connect, self._shapes, self._positions, statement_seconds=seconds)
         self._transactions: set[PostgresTx] = set()
 
@@ -106,17 +106,17 @@ class PostgresSource:
         found = self._attachment.resume(generation, latest, read)
         if isinstance(found, str):
             return found
-        self._visibility.start(latest)
+        self.beginning = 0 if latest else found.offset
         self._run(found)
         return ""
 
-    def restart(self, *, generation: str, first: int) -> None:
+    def restart(self, *, generation: str, first: int) -> int:
         """Begin a new generation, with a new slot."""
         self._halt()
         self._attachment.check()
-        point = self._attachment.renew(generation, first - 1)
-        self._visibility.start(point.offset)
-        self._run(point)
+        first = max(first, self._given + 2)
+        self._run(self._attachment.renew(generation, first - 1))
+        return first
 
     def reopen(self) -> None:
         """Connect anew: what stands behind the name is not what it was."""
@@ -140,6 +140,8 @@ class PostgresSource:
 
     def _run(self, point: Point) -> None:
         attachment, held = self._attachment, Held(point)
+        attachment.mark(stopped=False)
+        self._visibility.start(point.offset)
         stream = Stream(
             self._server,
             attachment.slot,
@@ -161,7 +163,9 @@ class PostgresSource:
             watch.stop()
         if stream is not None:
             stream.stop()
-        self._held = None
+        if self._held is not None:
+            self._given = max(self._given, self._held.latest)
+            self._held = None
 
     # --- the stream's keeper -----------------------------------------------------------------------------------
 
@@ -386,9 +390,10 @@ class PostgresSource:
         held, stream = self._held, self._stream
         if held is not None and stream is not None:
             point = held.acknowledge(held.durable)
-            if not self._attachment.is_saved(point):
-                with suppress(HeadwaterError):
+            with suppress(HeadwaterError):
+                if not self._attachment.is_saved(point):
                     self._attachment.save(point, stream)
+                self._attachment.mark(stopped=held.latest <= point.offset)
         self._halt()
         self._side.close()
         self._sight.close()

@@ -50,6 +50,24 @@ def install(db: apsw.Connection, *, seq: int) -> None:
     anchor(db, seq)
 
 
+def install_anew(db: apsw.Connection, *, seq: int, **told: str) -> int:
+    """The same for a new history, `told` in its meta: it begins after `seq`, or above all numbers given out; where."""
+    kept: dict[str, str] = {}
+    if is_installed(db):
+        kept = {name: meta(db, name) for name in ("kinds", "journal_mode_before")}
+        seq = max(seq, newest(db) + 1)
+    uninstall(db)
+    install(db, seq=seq)
+    for name, value in {**told, **kept}.items():
+        set_meta(db, name, value)
+    return seq
+
+
+def newest(db: apsw.Connection) -> int:
+    """The newest number given out."""
+    return int(db.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").get)
+
+
 def anchor(db: apsw.Connection, seq: int) -> None:
     """Make `seq` the newest place of the numbering: the next change takes `seq + 1`."""
     db.execute(f"INSERT INTO {CAPTURE}(seq, op) VALUES (?, {ANCHOR})", (seq,))

@@ -42,6 +42,7 @@ class File:
         self.journal_mode_before = journal_mode_before
         self._lock = threading.Lock()  # guards _connections
         self._connections: list[apsw.Connection] | None = []  # None once closed
+        self.inode = os.stat(path).st_ino  # another file may come to lie at the path
 
     def connect(self) -> Connected:
         """A further connection, guarded: callers' statements may run on it."""
@@ -52,6 +53,9 @@ class File:
     def connect_bare(self) -> apsw.Connection:
         """A connection for our own statements only."""
         db = open_file(self._path, vfs=self._vfs)
+        if not self.is_there():  # what was open goes on with the old file, which the log is of
+            db.close()
+            raise Unavailable(f"{self._path} was replaced by another file", hint="Try again in a moment.")
         db.pragma("foreign_keys", self._config.foreign_keys)
         db.set_busy_handler(_patience())
         with self._lock:
@@ -60,6 +64,13 @@ class File:
                 raise Unavailable(f"{self._path} is being opened anew", hint="Try again in a moment.")
             self._connections.append(db)
         return db
+
+    def is_there(self) -> bool:
+        """Whether the path still leads to it."""
+        try:
+            return os.stat(self._path).st_ino == self.inode
+        except FileNotFoundError:
+            return False
 
     def disconnect(self, db: apsw.Connection) -> None:
         """Close one of them."""

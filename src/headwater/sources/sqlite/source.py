@@ -31,12 +31,11 @@ from headwater.sources.sqlite.install import (
     capturable,
     check_format,
     demand_resnapshot,
-    install,
+    install_anew,
     is_installed,
     meta,
+    newest,
     reconcile,
-    set_meta,
-    uninstall,
 )
 from headwater.sources.sqlite.lock import FileLock
 from headwater.sources.sqlite.opening import Connected, open_database
@@ -45,7 +44,6 @@ from headwater.sources.sqlite.pool import Pool
 from headwater.sources.sqlite.query_sql import query_sql
 from headwater.sources.sqlite.sample import read_sample
 from headwater.sources.sqlite.session import SqliteSession, run_statement
-from headwater.sources.sqlite.triggers import CAPTURE
 from headwater.sources.sqlite.trim import Trimmer
 from headwater.sources.sqlite.tx import SqliteTx
 from headwater.sources.sqlite.watch import Waker
@@ -61,12 +59,13 @@ class SqliteSource:
     """Fulfils `Source`. Usable once `prove` said "" or `restart` was called."""
 
     def __init__(self, name: str, path: str, *, notes: Notes, config: SqliteConfig, vfs: str | None = None) -> None:
-        self.name, self.path = name, os.path.abspath(path)
+        self.name, self.path, self.beginning = name, os.path.abspath(path), 0
         self._config, self._notes, self._vfs = config, notes, vfs
         self._lock, self._is_open = FileLock(self.path), False
         self._witness = Witness(notes)
         self._predicates = Predicates()
         self._vouched = -1  # the schema_version that capture was last made to fit
+        self._doubted = ""  # why the file is not what the log tells of
         self._analyses = Analyses(lambda: self._vouched)
         try:
             self._open()
@@ -77,7 +76,7 @@ class SqliteSource:
     def _open(self) -> None:
         self._vouched = -1
         self._file = open_database(self.path, vfs=self._vfs, config=self._config)
-        self.inode = os.stat(self.path).st_ino  # another file may come to lie at the path
+        self.inode = self._file.inode
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         writing = self._file.connect()
         session = self._session(writing)
@@ -158,32 +157,31 @@ class SqliteSource:
             )
         return reason
 
-    def restart(self, *, generation: str, first: int) -> None:
+    def restart(self, *, generation: str, first: int) -> int:
         """Begin a new generation in this file."""
-        self._install(generation, first - 1)
+        return self._install(generation, first - 1) + 1
 
     def reopen(self) -> None:
         """Open the file at our path anew: it was swapped for another."""
         self._shut()
         self._open()
 
-    def _install(self, generation: str, seq: int) -> None:
+    def _install(self, generation: str, seq: int) -> int:
         nonce = secrets.token_hex(8)
         self._notes.set_notes(nonce=nonce, pending_nonce="", path=os.path.realpath(self.path))
+        told = {"generation": generation, "nonce": nonce, "journal_mode_before": self._file.journal_mode_before}
 
-        def work(_: object) -> None:
+        def work(_: object) -> int:
             with self._guard.own() as db, sqlite_errors(self.path), immediate(db):
-                kept = {n: meta(db, n) for n in ("kinds", "journal_mode_before")} if is_installed(db) else {}
-                uninstall(db)
-                install(db, seq=seq)
-                kept.setdefault("journal_mode_before", self._file.journal_mode_before)
-                for name, value in {**kept, "generation": generation, "nonce": nonce}.items():
-                    set_meta(db, name, value)
+                begun = install_anew(db, seq=seq, **told)
                 reconcile(db, self._config.tables, known_good=0, first=True)
+                return begun
 
-        self._writer.submit(work, alone=True).result()
-        self._trimmer.start(nonce, seq)
+        begun = self._writer.submit(work, alone=True).result().value
+        self._trimmer.start(nonce, begun)
         self._witness.begin()
+        self._doubted = ""
+        return begun
 
     # --- following -------------------------------------------------------------------------------------------
 
@@ -195,13 +193,17 @@ class SqliteSource:
     def head(self) -> int:
         """The newest offset in the file."""
         with self._own_lock, sqlite_errors(self.path):
-            return int(self._own.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").get)
+            return newest(self._own)
 
     def follow(self, *, after: int) -> Iterator[Transaction]:
         """Committed transactions after `after`, up to the head of this call."""
-        self._check_lock()
-        self._check_swapped()
-        return self._follower.follow(after)
+        try:
+            self._check_lock()
+            self._check_swapped()
+            yield from self._follower.follow(after)
+        except SourceMismatch as error:
+            self._vouched, self._doubted = -1, error.message  # no answer has a tag, and nobody takes a snapshot
+            raise
 
     def wait(self, timeout: float) -> None:
         """Sleep until something may have been committed."""
@@ -218,14 +220,8 @@ class SqliteSource:
     def _committed(self, head: int) -> None:
         self._waker.wake()
 
-    def _is_same_file(self) -> bool:
-        try:
-            return os.stat(self.path).st_ino == self.inode
-        except FileNotFoundError:
-            return False
-
     def _lost(self) -> Unavailable | None:
-        if self._is_same_file():
+        if self._file.is_there():
             return None
         return Unavailable(f"{self.path} was replaced while this was written", hint="Look before you repeat it.")
 
@@ -241,7 +237,7 @@ class SqliteSource:
         self._lock = lock
 
     def _check_swapped(self) -> None:
-        if not self._is_same_file():
+        if not self._file.is_there():
             raise SourceMismatch(f"{self.path} was replaced by another file", hint="Readers need a new snapshot.")
 
     def _reconcile(self, known_good: int) -> int:
@@ -308,6 +304,8 @@ class SqliteSource:
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        if self._doubted:
+            raise Unavailable(self._doubted, hint="The log is of another history. See `headwater status`.")
         with self._pool.read() as reader:
             return read_chunk(reader, table, after=after, span=span, limit=limit)
 
@@ -346,6 +344,7 @@ class SqliteSource:
                 seconds=self._config.tx_seconds,
                 idle_seconds=self._config.tx_idle_seconds,
                 finished=lambda tx, offset: self._tx_finished(tx, own.db, offset),
+                lost=self._lost,
             )
         self._transactions.add(tx)
         return tx

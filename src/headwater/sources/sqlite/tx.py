@@ -95,13 +95,14 @@ class SqliteTx(Interactive):
         seconds: float,
         idle_seconds: float,
         finished: Callable[[SqliteTx, int], None],
+        lost: Callable[[], BaseException | None],
     ) -> None:
         super().__init__(read_only=read_only)
         self._db, self._guard, self._ledger = db, guard, ledger
         self._session = make_session(self._take_place)
         self._writer = writer
         self._seconds, self._idle_seconds = seconds, idle_seconds
-        self._finished = finished
+        self._finished, self._lost = finished, lost
         self._place: Place | None = None
         self._fresh = True  # no step has been answered yet
         # Guards `_steps`; also held to interrupt, so that nothing interrupts a connection being closed.
@@ -216,7 +217,10 @@ class SqliteTx(Interactive):
                 doomed = self._doomed or isinstance(error, apsw.ConnectionClosedError)
                 self._end("expired" if doomed else "rolled back")
                 raise (self._over() if doomed else to_error(error)) from error
-            self._end("committed", written.offset)
+            fault = self._lost() if written.offset else None  # the file was replaced: it went nowhere
+            self._end("committed" if fault is None else "lost", written.offset)
+            if fault is not None:
+                raise fault
             return written
 
     def _interrupt(self) -> None:

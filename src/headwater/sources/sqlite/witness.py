@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
-from headwater.sources.source import Notes
+from headwater.sources.source import STOPPED, Notes
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -34,14 +34,14 @@ class Witness:
         """Why what was read last may be lost; "" if it cannot be."""
         before = self._notes.note("boot_id")
         same_boot = not before or before == boot_id()
-        if same_boot or self._notes.note("stopped") or not self._notes.note("foreign"):
+        if same_boot or self._notes.note(STOPPED) or not self._notes.note("foreign"):
             return ""
         return "the machine went down while other programs were writing: commits that were read may be lost"
 
     def begin(self) -> None:
         """From now on the notes speak of this run."""
         self._proven = True
-        self._notes.set_notes(boot_id=boot_id(), stopped="")
+        self._notes.set_notes(**{"boot_id": boot_id(), STOPPED: ""})
 
     def saw_foreign(self) -> None:
         """Another program wrote; kept before anything of it is passed on."""
@@ -54,6 +54,6 @@ class Witness:
         """Stopped in order: everything that was read is durable."""
         if self._proven:
             try:
-                self._notes.set_notes(stopped="yes")
+                self._notes.set_notes(**{STOPPED: "yes"})
             except HeadwaterError:
                 return  # the log cannot be written: then this was no stop in order

@@ -178,7 +178,7 @@ class Writer:
     def _lend(self, job: Job) -> None:
         """Stand aside while an interactive transaction holds the database's one place for a writer."""
         try:
-            job.future.set_result(job.work(self._session))
+            job.future.set_result(Written(job.work(self._session), 0))
         except BaseException as error:
             job.future.set_exception(error)
 
