@@ -78,7 +78,7 @@ class MemorySource:
     def restart(self, *, generation: str, first: int) -> int:
         """See Source."""
         with self._lock:
-            first = max(first, self._head + 2)
+            first = max(first, self._head + 2) if self._head else first
             self._generation, self._head, self._transactions, self.lost = generation, first - 1, [], ""
             return first
 
