@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from headwater.pipeline.schema import rows_schema
 from headwater.pipeline.sinks.sink import HISTORY, Part, Step
 from headwater.pipeline.sinks.sql import SqlSink, open_sql
 from headwater.pipeline.sinks.sql_rows import RowReader
+from headwater.pipeline.sinks.sql_target import Target
 
 pytest_plugins = ("tests.pipeline.servers",)
 
@@ -317,6 +319,45 @@ def test_a_run_that_waits_for_the_lock_is_fenced_by_the_run_that_held_it(story: 
         other._states.write(connection, _begun(plan("p2")))
     thread.join(60)
     assert ended == ["fenced"] and story.held() == {}
+    other.close()
+
+
+@pytest.mark.parametrize("engine_name", ["postgresql", "mysql"])  # SQLite has one writer at a time
+@pytest.mark.parametrize("method", ["merge", "add"])
+def test_a_second_driver_of_the_plan_does_not_empty_what_the_first_one_merges(
+    story: Story, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one has counted what is staged; a zombie of the same plan, or a repair, begins to stage."""
+    story.begin()
+    if method == "merge":
+        story.load()
+    other, waiting, threads = LocalSink(story.url, "target"), threading.Event(), []
+    event.listen(other._engine, "before_cursor_execute", lambda *a: "FOR UPDATE" in a[2] and waiting.set())
+    original = getattr(Target, method)
+
+    def stage() -> None:
+        frame = changes_frame([]) if method == "merge" else rows_frame({})
+        other._staging(frame, TABLE, "p1")
+        waiting.set()
+
+    def meanwhile(self: Target, *args: Any) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=stage))
+            threads[0].start()
+            assert waiting.wait(30)
+        original(self, *args)
+
+    monkeypatch.setattr(Target, method, meanwhile)
+    if method == "merge":
+        story.apply()
+    else:
+        with suppress(Unavailable):  # the second part, if its rows went before it was begun
+            story.load()
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+    if method == "add":
+        story.load()
+    assert story.held() == (Story.AFTER if method == "merge" else Story.LOADED)
     other.close()
 
 

@@ -187,7 +187,10 @@ class SqlSink:
             raise
 
     def _staging(self, frame: DataFrame, table: Table, plan: str) -> Staging:
-        """The staging table for this frame, empty of what crashed runs left."""
+        """The staging table for this frame, empty of what crashed runs left.
+
+        Emptied under the lock: another driver of the same plan may be between its count and its merge.
+        """
         target = self._target(table)
         fields = [field for field in target.fields if field.name in set(frame.columns)]
         shape = msgspec.json.encode([plan, fields, KEPT])
@@ -195,6 +198,7 @@ class SqlSink:
         stage = stage_table(name, self._schema, fields, self._dialect)
         create_table(self._engine, stage)
         with writing(self._engine) as connection:
+            self._states.lock(connection)
             connection.execute(sa.delete(stage))
         return Staging(self._url, stage, target, fields, self._dialect)
 
