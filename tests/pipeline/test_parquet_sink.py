@@ -115,6 +115,24 @@ def test_what_a_killed_run_staged_is_seen_by_nobody_and_removed_by_the_next(
     assert sorted(os.listdir(tmp_path)) == ["_headwater.json", "_headwater.lock", "snapshot=p2"]
 
 
+def test_an_old_snapshot_that_a_killed_begin_left_is_gone_after_the_next_load(
+    spark: SparkSession, tmp_path: Path, story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new plan is in the file by then, so nobody begins it again."""
+    sink = ParquetSink(tmp_path)
+    old, new = story.plan("old"), story.plan("new")
+    sink.begin(old)
+    sink.load(story.loading(spark, parts_of(story)), old, parts_of(story))
+    with monkeypatch.context() as killing, pytest.raises(KeyboardInterrupt):
+        killing.setattr(ParquetSink, "_remove", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        sink.begin(new)
+    state = sink.state()
+    assert state and state.plan == new
+    sink.load(story.loading(spark, parts_of(story)), new, parts_of(story))
+    assert [name for name in os.listdir(tmp_path) if name.startswith("snapshot=")] == ["snapshot=new"]
+    assert spark.read.parquet(str(tmp_path)).count() == 3
+
+
 @pytest.mark.parametrize(
     "settings", [{"path": "lake", "mode": "upsert"}, {"path": "s3://bucket/lake"}, {"path": "hdfs://host/lake"}]
 )

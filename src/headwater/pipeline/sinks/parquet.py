@@ -80,14 +80,13 @@ class ParquetSink:
         with self._locked():
             self._folder(plan.id).mkdir(exist_ok=True)
             durable(self._path / PLAN, msgspec.json.encode(plan))
-            for name in os.listdir(self._path):
-                if name.startswith((_SNAPSHOT, _STAGING, _OLD)) and name != _SNAPSHOT + plan.id:
-                    self._remove(name)
-            sync_folder(self._path)
+            self._clean(plan.id, (_SNAPSHOT, _STAGING, _OLD))
 
     def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
-        """See Sink."""
-        loaded = self._of_plan(plan.id).loaded
+        """See Sink. Older snapshots go once more: a run that was killed in `begin` is not followed by another one."""
+        with self._locked():
+            loaded = self._of_plan(plan.id).loaded
+            self._clean(plan.id, (_SNAPSHOT,))  # staging may be that of another driver
         skipped = frozenset(place for place, part in enumerate(parts) if part.span in loaded)
         with self._staged(as_history(frame, plan.table, parts), plan.id, skipped) as (staging, reports):
             for place, part in enumerate(parts):
@@ -176,6 +175,14 @@ class ParquetSink:
             sync_folder(self._folder(plan))
         except OSError:
             raise SinkFenced("the folder of this snapshot was taken away, or written by another run") from None
+
+    def _clean(self, plan: str, kinds: tuple[str, ...]) -> None:
+        """Remove folders of these kinds that are not the plan's own."""
+        names = [name for name in os.listdir(self._path) if name.startswith(kinds) and name != _SNAPSHOT + plan]
+        for name in names:
+            self._remove(name)
+        if names:
+            sync_folder(self._path)
 
     def _remove(self, name: str) -> None:
         """Out of readers' sight in one rename, then away."""
