@@ -12,7 +12,6 @@ from sqlalchemy.schema import CreateColumn
 
 from headwater.errors import PipelineError, SinkUnfit
 from headwater.model.key import Span
-from headwater.pipeline.compaction import quoted
 from headwater.pipeline.sinks.sink import Plan, State
 from headwater.pipeline.sinks.sql_dialects import MYSQL, POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql_engine import reading, writing
@@ -169,15 +168,38 @@ class Target:
         else:
             matched = [*where, *(left == right for left, right in pairs)]
         connection.execute(sa.delete(self.table).where(*matched))
-        insert = _INSERT[self._dialect.backend](self.table).from_select(
-            list(names), self._filled(connection, stage, names, attempts)
-        )
-        others = [name for name in names if name not in self._keys]
+        rows = self._filled(connection, stage, names, attempts)
         if self._dialect.backend == MYSQL:
-            connection.execute(insert.on_duplicate_key_update({name: _inserted(insert, name) for name in others}))
-        else:
-            new = {name: insert.excluded[name] for name in others}
-            connection.execute(insert.on_conflict_do_update(index_elements=self._keys, set_=new))
+            self._put(connection, stage, names, attempts, rows)
+            return
+        insert = _INSERT[self._dialect.backend](self.table).from_select(list(names), rows)
+        new = {name: insert.excluded[name] for name in names if name not in self._keys}
+        connection.execute(insert.on_conflict_do_update(index_elements=self._keys, set_=new))
+
+    def _put(
+        self,
+        connection: sa.Connection,
+        stage: sa.Table,
+        names: Sequence[str],
+        attempts: Sequence[str],
+        rows: sa.Select[Any],
+    ) -> None:
+        """Update the rows that are there, then insert the others.
+
+        ON DUPLICATE KEY UPDATE would take a row that only shares the value of another unique index for the same row,
+        and lose one of the two in silence.
+        """
+        values = {
+            self.table.c[name]: value
+            for name, value in zip(names, rows.selected_columns, strict=True)
+            if name not in self._keys
+        }
+        same = self._same(stage, names)
+        if values:
+            connection.execute(sa.update(self.table).where(*_stays(stage, attempts), same).values(values))
+        both = stage.outerjoin(self.table, same)
+        new = self._select(stage, names, attempts).select_from(both).where(self.table.c[self._keys[0]].is_(None))
+        connection.execute(sa.insert(self.table).from_select(list(names), new))
 
     def _filled(
         self, connection: sa.Connection, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]
@@ -188,8 +210,7 @@ class Target:
         told = {str(text): {*map(int, text.split(","))} for (text,) in connection.execute(which)}
         if not told:
             return rows
-        keys = [(name, stage.c[f"c{names.index(name)}"]) for name in self._keys]
-        both = stage.outerjoin(self.table, sa.and_(*(self.table.c[name] == column for name, column in keys)))
+        both = stage.outerjoin(self.table, self._same(stage, names))
         columns = []
         for place, name in enumerate(names):
             texts = [text for text, places in told.items() if place in places]
@@ -201,14 +222,18 @@ class Target:
             raise unknown()
         return rows.with_only_columns(*columns).select_from(both)
 
+    def _same(self, stage: sa.Table, names: Sequence[str]) -> sa.ColumnElement[bool]:
+        """Whether a staged row and one of the target have the same key."""
+        return sa.and_(*(self.table.c[name] == stage.c[f"c{names.index(name)}"] for name in self._keys))
+
     def _select(self, stage: sa.Table, names: Sequence[str], attempts: Sequence[str]) -> sa.Select[Any]:
         columns = [stage.c[f"c{place}"] for place in range(len(names))]
-        return sa.select(*columns).where(stage.c[ATTEMPT].in_(attempts), stage.c[GONE].is_(sa.false()))
+        return sa.select(*columns).where(*_stays(stage, attempts))
 
 
-def _inserted(insert: Any, name: str) -> Any:
-    """The value that comes in. Of a name with a percent sign SQLAlchemy makes one that MySQL does not know."""
-    return sa.literal_column(f"VALUES({quoted(name)})") if "%" in name else insert.inserted[name]
+def _stays(stage: sa.Table, attempts: Sequence[str]) -> tuple[sa.ColumnElement[bool], ...]:
+    """Staged rows that are no deletes."""
+    return stage.c[ATTEMPT].in_(attempts), stage.c[GONE].is_(sa.false())
 
 
 def _plain(name: str, dialect: Dialect) -> str:
