@@ -99,11 +99,22 @@ def test_a_large_value_that_an_update_left_alone_stays_in_the_sink(
         lake.carry(spec, watcher)
         assert watcher.reasons == [], step
         assert held() == wanted(), step
-    watcher = Watching()
-    source.run("UPDATE docs SET id = 10 WHERE id = 1")  # the value stands under another key
-    lake.carry(spec, watcher)
-    assert watcher.reasons == ["values_unavailable"]
-    assert held() == wanted() and lake.verify(spec).is_good
+    source.run(f"INSERT INTO docs VALUES (3, 'small', 3), (5, {LARGE}, 5)")
+    lake.carry(spec)
+    moves = (
+        ["UPDATE docs SET id = 10 WHERE id = 1"],  # the value stands under another key
+        [  # and under its new one stood another
+            "UPDATE docs SET body = upper(body) WHERE id = 3",
+            "DELETE FROM docs WHERE id = 3",
+            "UPDATE docs SET id = 3 WHERE id = 5",
+        ],
+    )
+    for move in moves:
+        watcher = Watching()
+        source.run(*move)
+        lake.carry(spec, watcher)
+        assert watcher.reasons == ["values_unavailable"], move
+        assert held() == wanted() and lake.verify(spec).is_good, move
 
 
 def test_a_value_that_was_left_out_while_nobody_looked_is_read_anew(

@@ -62,7 +62,8 @@ def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
     """A frame of changes of `table` for a sink that can leave columns as they are.
 
     What was left out is taken from the last change of the same key in the frame that has it. Where none has, `_misfit`
-    goes on to tell it, of an image of an update in place alone: any other fails the job as `refuse_unknown` does.
+    goes on to tell it. Both of an image of an update in place alone: a row that came to its key from another one has
+    nothing of the row that was there, and fails the job as `refuse_unknown` does.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -73,16 +74,17 @@ def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
     kind, offset, said = (f.col(quoted(name)) for name in (told.change_type, told.offset, misfit))
     is_image = ~kind.isin(PREIMAGE, DELETE)
     images = Window.partitionBy(*map(quoted, identity_of(table))).orderBy(place(told))
-    in_place = (f.lag(offset).over(images) == offset) & (f.lag(kind).over(images) == PREIMAGE)
+    is_after_its_own = (f.lag(offset).over(images) == offset) & (f.lag(kind).over(images) == PREIMAGE)
+    in_place = f.coalesce(is_after_its_own, f.lit(False))
     columns, rest = {}, said
     for name in large:
         column, is_unknown = f.col(quoted(name)), _tells(said, name)
         known = f.last(f.when(is_image & ~is_unknown, f.struct(column.alias("value"))), ignorenulls=True).over(images)
-        is_filled = is_image & is_unknown & known.isNotNull()
+        is_filled = is_image & in_place & is_unknown & known.isNotNull()
         columns[name] = f.when(is_filled, known["value"]).otherwise(column).alias(name)
         rest = f.when(is_filled, _without(rest, name)).otherwise(rest)
     others = reduce(_without, large, said)
-    is_lost = is_image & (others.contains(UNKNOWN) | (rest.contains(UNKNOWN) & ~f.coalesce(in_place, f.lit(False))))
+    is_lost = is_image & (others.contains(UNKNOWN) | (rest.contains(UNKNOWN) & ~in_place))
     error = f.raise_error(f.lit(note(unknown()).__notes__[-1] + "\n"))
     columns[misfit] = f.when(is_lost, error).otherwise(f.nullif(rest, f.lit("{}"))).alias(misfit)
     return frame.select(*(columns.get(name, f.col(quoted(name))) for name in frame.columns))
