@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.conformance.live import Live
-from tests.pipeline.lakes import Lake, Watching, break_at, fill, in_order
+from tests.pipeline.lakes import DELTA, Lake, Watching, break_at, fill, in_order
 from tests.sources.foreign import Foreign
 
 from headwater.client import Client, Registered
@@ -180,6 +180,35 @@ def test_a_changed_shape_is_followed_ignored_or_refused(lake: Lake, server: Live
     del shapes["stay"]
     summary = lake.run(lake.spec(**shapes), watcher, then_verify=True)
     assert summary.is_good and watcher.reasons == ["schema_changed"] and lake.is_equal("evolve")
+
+
+SQL = 'kind = "sql"\ntable = "t"\nurl = "sqlite:///{path}"'
+
+
+@pytest.mark.parametrize("kind", ["delta", "sql"])
+def test_a_column_that_takes_the_name_of_another_between_two_runs_is_read_anew(
+    kind: str, lake: Lake, server: Live, tmp_path: Path
+) -> None:
+    """The first shape and the last have the same names: only those between tell that it is not the same column."""
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, price INTEGER)")
+    server.sql("INSERT INTO t VALUES (1, 100), (2, 200), (3, NULL)")
+    spec = lake.spec(sink=DELTA if kind == "delta" else SQL.format(path=tmp_path / "t.sqlite"))
+    lake.carry(spec)
+    server.sql("UPDATE t SET price = 150 WHERE id = 1")
+    server.sql("ALTER TABLE t ADD COLUMN price_new INTEGER")
+    server.sql("UPDATE t SET price_new = price * 10")
+    server.sql("ALTER TABLE t DROP COLUMN price")
+    server.sql("ALTER TABLE t RENAME COLUMN price_new TO price")
+    server.sql("INSERT INTO t VALUES (4, 4)")
+    watcher = Watching()
+    lake.carry(spec, watcher)
+    assert watcher.reasons == ["schema_changed"] and watcher.errors == []
+    assert lake.verify(spec).is_good
+    if kind == "delta":
+        assert [(row["id"], row["price"]) for row in lake.source()] == [(1, 1500), (2, 2000), (3, None), (4, 4)]
+        held = lake.rows()
+        assert [row.pop("price_new", None) for row in held] == [None] * 4
+        assert in_order(held) == lake.source()
 
 
 class Late(Client):

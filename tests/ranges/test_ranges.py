@@ -364,9 +364,11 @@ def test_the_first_change_of_the_shape_after_an_offset_is_told(one: One) -> None
     first = one.made.run("ALTER TABLE t ADD COLUMN w")
     second = one.made.run("ALTER TABLE t ADD COLUMN x")
     asked = {"shape": start.table.version}
-    assert one.describe(after=start.latest, **asked).schema_changed_at == first
+    seen = one.describe(after=start.latest, **asked)
+    assert seen.schema_changed_at == first
+    assert seen.changed_to and (seen.changed_to.names, seen.table.names) == (("k", "v", "w"), ("k", "v", "w", "x"))
     seen = one.describe(after=first, **asked)
-    assert (seen.schema_changed_at, seen.resnapshot) == (second, False)
+    assert (seen.schema_changed_at, seen.changed_to, seen.resnapshot) == (second, seen.table, False)
     assert one.describe(after=second, **asked).schema_changed_at is None
     assert one.describe(after=start.latest, shape=seen.table.version).schema_changed_at is None
     assert one.describe(**asked).schema_changed_at is None

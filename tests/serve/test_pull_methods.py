@@ -52,6 +52,7 @@ def test_a_described_table_tells_of_its_new_shape(client: Client, files: Whole) 
     files.run("ALTER TABLE t ADD COLUMN w")
     later = client.ok("pull.describe", table="t", after=seen["latest"], shape=seen["table"]["version"])
     assert (later["schema_changed_at"], later["resnapshot"]) == (seen["latest"] + 1, False)
+    assert later["changed_to"] == later["table"] != seen["table"]
 
 
 def test_a_describe_waits_for_the_next_change(client: Client, files: Whole) -> None:

@@ -22,6 +22,7 @@ class Described(msgspec.Struct, frozen=True):
     key: tuple[str, ...] = ()
     closed_ts: str | None = None
     schema_changed_at: int | None = None  # the first change of the shape after `after`, if the shape is another one
+    changed_to: Table | None = None  # the shape since then; older servers do not tell it
     resnapshot: bool = False  # rows may have changed unseen with it
     step_upto: int | None = None  # where a step of the size asked for ends, at best with a transaction
     remedy: str = ""  # the SQL that makes the source tell whole rows; "" where it does

@@ -10,7 +10,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,6 +25,7 @@ from headwater.pipeline.failure import cause_of
 from headwater.pipeline.frames import Server, changes_frame, rows_frame
 from headwater.pipeline.owner import Heart
 from headwater.pipeline.progress import MetaStore
+from headwater.pipeline.reshaping import beyond_held, came_filled
 from headwater.pipeline.schema import rows_schema
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spec import PipelineSpec, TableSpec
@@ -198,7 +198,8 @@ class Carry:
             return self._client.describe(table.db, table.table)
         step = (self._spec.step_rows, self._spec.step_bytes)
         shape = state.plan.table.version
-        return self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
+        seen = self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
+        return beyond_held(self._client, table, state, seen)
 
     def _needed(self, state: State | None) -> int:
         """How far the log must be read so that all spans are even, whatever the goal is."""
@@ -301,27 +302,13 @@ class Carry:
         self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
 
     def _evolve(self, state: State) -> None:
+        """One change at a time: what has the name of a column two changes later may be another one."""
         seen = self._look(state)
-        shape = chosen(self._table, seen.table)
-        known = {column.name for column in state.plan.table.columns}
-        added = [column.name for column in shape.visible if column.name not in known]
-        if added and self._sink.mode == UPSERT and self._came_filled(state, seen.schema_changed_at, added):
+        shape = chosen(self._table, seen.changed_to or seen.table)
+        if self._sink.mode == UPSERT and came_filled(self._client, self._table, state, seen, shape):
             self._anew = SCHEMA_CHANGED
         else:
             self._sink.evolve(shape)
-
-    def _came_filled(self, state: State, changed_at: int | None, columns: Sequence[str]) -> bool:
-        """Whether rows had values in new columns from the start, by a DEFAULT: no change tells those."""
-        table, at = self._table, max(changed_at or 0, state.offset)
-        while changed_at is not None:  # only the present shape can be looked into
-            at = changed_at
-            shape = state.plan.table.version
-            changed_at = self._client.describe(table.db, table.table, after=at, shape=shape).schema_changed_at
-        where = " OR ".join('"' + name.replace('"', '""') + '" IS NOT NULL' for name in columns)
-        where = f"({table.where}) AND ({where})" if table.where else where
-        version = f"{state.plan.generation}.{at}"
-        with closing(self._client.snapshot(table.db, table.table, version=version, where=where)) as batches:
-            return any(batch.num_rows for batch in batches)
 
     def _columns(self, shape: Table) -> tuple[str, ...]:
         """Those to ask for; none of them means all."""

@@ -66,6 +66,7 @@ class Described(msgspec.Struct, frozen=True):
     latest: int
     closed: int  # whatever is read after `latest` has a later time; 0 when that is not known
     schema_changed_at: int | None = None
+    changed_to: Table | None = None  # the shape it changed to there
     resnapshot: bool = False
     step_upto: int | None = None
     remedy: str = ""  # what makes the source tell whole rows, where it does not
@@ -307,7 +308,7 @@ class Ranges:
     ) -> Described:
         """The table and its log; with `after` and `wait_ms`, once the log is durable beyond `after`.
 
-        With `shape`, a version of the table that is not the present one: where it first changed after `after`.
+        With `shape`, a version that is not the present one: where it first changed after `after`, and to what.
         With `step`, where a step of that size after `after` ends. `run` runs what blocks in a thread.
         """
         if (wait_ms or step) and after is None:
@@ -356,8 +357,8 @@ class Ranges:
         for part in log.scan(after=after, upto=max(seen.latest, after)):
             for number, change in enumerate(part.changes):
                 if change.op is Op.SCHEMA_CHANGE and change.table.name == seen.table.name:
-                    at = part.first + number
-                    return msgspec.structs.replace(seen, schema_changed_at=at, resnapshot=change.resnapshot)
+                    told = {"schema_changed_at": part.first + number, "changed_to": change.table}
+                    return msgspec.structs.replace(seen, resnapshot=change.resnapshot, **told)
         return seen
 
     def _find_end(self, seen: Described, after: int, step: Step) -> Described:

@@ -128,7 +128,7 @@ def pulled(seen: Described) -> dict[str, Any]:
         "latest": seen.latest,
         "version": f"{seen.generation}.{seen.latest}",
         "key": list(table.primary_key),
-        "table": {**msgspec.to_builtins(table), "key": list(table.key), "version": table.version},
+        "table": _shape(table),
     }
     if seen.closed:
         answer["closed_ts"] = ts_text(seen.closed)
@@ -136,9 +136,15 @@ def pulled(seen: Described) -> dict[str, Any]:
         answer["remedy"] = seen.remedy
     if seen.schema_changed_at is not None:
         answer |= {"schema_changed_at": seen.schema_changed_at, "resnapshot": seen.resnapshot}
+    if seen.changed_to is not None:
+        answer["changed_to"] = _shape(seen.changed_to)
     if seen.step_upto is not None:
         answer["step_upto"] = seen.step_upto
     return answer
+
+
+def _shape(table: Table) -> dict[str, Any]:
+    return {**msgspec.to_builtins(table), "key": list(table.key), "version": table.version}
 
 
 def listed(found: Listed) -> dict[str, Any]:
