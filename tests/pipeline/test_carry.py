@@ -211,6 +211,26 @@ def test_a_column_that_takes_the_name_of_another_between_two_runs_is_read_anew(
         assert in_order(held) == lake.source()
 
 
+@pytest.mark.parametrize("kind", ["delta", "sql"])
+def test_a_column_that_was_dropped_and_comes_again_has_nothing_of_the_old_one(
+    kind: str, lake: Lake, server: Live, tmp_path: Path
+) -> None:
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, x TEXT)")
+    server.sql("INSERT INTO t VALUES (1, 'a', 'old'), (2, 'b', NULL)")
+    spec = lake.spec(sink=DELTA if kind == "delta" else SQL.format(path=tmp_path / "t.sqlite"))
+    lake.carry(spec)
+    watcher = Watching()
+    server.sql("ALTER TABLE t DROP COLUMN x")
+    lake.carry(spec, watcher)
+    assert watcher.reasons == []
+    server.sql("ALTER TABLE t ADD COLUMN x TEXT")
+    server.sql("UPDATE t SET x = 'new' WHERE id = 2")
+    lake.carry(spec, watcher)
+    assert watcher.reasons == ["schema_changed"]
+    assert lake.verify(spec).is_good
+    assert kind == "sql" or lake.is_equal()
+
+
 class Late(Client):
     """Alters the table between the decision to load and the version that is read."""
 

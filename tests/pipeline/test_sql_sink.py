@@ -633,6 +633,23 @@ def test_new_columns_are_added_and_rows_keep_what_they_have(story: Story) -> Non
     assert query(story.url, "SELECT count(*), count(more) FROM target") == [(4, 0)]
 
 
+def test_a_column_that_comes_again_needs_a_new_snapshot_if_the_old_one_left_values(story: Story) -> None:
+    story.begin()
+    story.load()
+    narrow = Table("t", TABLE.columns[:1], ("id",), version=2)
+    again = msgspec.structs.replace(TABLE, version=3)
+    story.sink.evolve(narrow)
+    with pytest.raises(PipelineError) as refused:
+        story.sink.evolve(again)
+    assert refused.value.extra["resnapshot_reason"] == "schema_changed"
+    state = story.sink.state()
+    assert state and state.plan.table == narrow
+    query(story.url, "UPDATE target SET name = NULL")
+    story.sink.evolve(again)  # as if it had just been added by a run that was killed then
+    state = story.sink.state()
+    assert state and state.plan.table == again
+
+
 def test_a_table_of_the_user_is_taken_if_its_key_is_right(story: Story) -> None:
     query(story.url, "CREATE TABLE target (id BIGINT PRIMARY KEY, note VARCHAR(10) DEFAULT 'x')")
     story.begin()

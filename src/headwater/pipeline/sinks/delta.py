@@ -34,7 +34,7 @@ from headwater.pipeline.sinks.delta_layout import (
 )
 from headwater.pipeline.sinks.delta_merge import TooLarge, collect, filled, keeping, merge_rows, ours, tries
 from headwater.pipeline.sinks.delta_part import DONE, FENCED, REPORT, UNFIT, PartWriter, Place, committing
-from headwater.pipeline.sinks.delta_rows import read_rows
+from headwater.pipeline.sinks.delta_rows import read_rows, refuse_values
 from headwater.pipeline.sinks.opening import Needs
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
 
@@ -279,7 +279,11 @@ class DeltaSink:
         if plan is None:
             raise SinkFenced("the sink holds no snapshot")
         check_identity(plan.table, table)
-        new = added(pa.schema(held.schema().to_arrow()), held_schema(table, self.mode))
+        wanted = held_schema(table, self.mode)
+        new = added(pa.schema(held.schema().to_arrow()), wanted)
+        if self.mode == UPSERT:
+            known = {*held_schema(plan.table, self.mode).names, *(field.name for field in new)}
+            refuse_values(held, [name for name in wanted.names if name not in known])
         if new:
             fields = deltalake.Schema.from_arrow(pa.schema(new)).fields
             held.alter.add_columns(fields, commit_properties=committing(None))

@@ -1,11 +1,12 @@
-"""The rows of a Delta table as a Spark frame without Delta's jars: executors read the files that delta-rs names."""
+"""The rows of a Delta table without Delta's jars: as a Spark frame, whose executors read the files delta-rs names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headwater.pipeline.schema import fit, struct_of
+from headwater.pipeline.sinks.columns import came_again
 from headwater.pipeline.sinks.delta_part import Place
 
 if TYPE_CHECKING:
@@ -25,6 +26,16 @@ def read_rows(spark: SparkSession, place: Place, table: DeltaTable, schema: pa.S
     tasks = max(1, -(-len(paths) // _FILES_PER_TASK))
     names = spark.createDataFrame([(path,) for path in paths], "path string").repartition(tasks)
     return names.mapInArrow(FileReader(place, schema), struct_of(schema))
+
+
+def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
+    """An error that asks for a new snapshot, if one of these columns holds anything but nulls."""
+    import pyarrow.dataset as ds
+
+    for name in columns:
+        rows = table.to_pyarrow_dataset().scanner(columns=[name], filter=ds.field(name).is_valid())
+        if rows.head(1).num_rows:
+            raise came_again(name)
 
 
 class FileReader:

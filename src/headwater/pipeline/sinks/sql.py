@@ -143,11 +143,16 @@ class SqlSink:
 
     def evolve(self, table: Table) -> None:
         """See Sink. The columns come first: a crash between leaves some that are not used yet."""
-        self._target(table).prepare(self._engine)
+        target = self._target(table)
+        there = target.prepare(self._engine)
         with writing(self._engine) as connection:
             state = self._states.lock(connection)
             if state is None:
                 raise SinkFenced("the sink holds no snapshot")
+            if self.mode == UPSERT:
+                known = {field.name for field in fields_of(state.plan.table, self.mode)}
+                new = [field.name for field in target.fields if field.name not in known]
+                target.refuse_values(connection, there.intersection(new))
             plan = msgspec.structs.replace(state.plan, table=table)
             self._states.write(connection, msgspec.structs.replace(state, plan=plan))
         self._drop_stages()

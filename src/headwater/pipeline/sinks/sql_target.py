@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from sqlalchemy.schema import CreateColumn
 
 from headwater.errors import PipelineError, SinkUnfit
 from headwater.model.key import Span
+from headwater.pipeline.sinks.columns import came_again
 from headwater.pipeline.sinks.sink import Plan, State
 from headwater.pipeline.sinks.sql_dialects import MYSQL, POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql_engine import reading, writing
@@ -111,8 +112,8 @@ class Target:
                 hint="Name another table, or set `replace = true` in the sink if they may go.",
             )
 
-    def prepare(self, engine: sa.Engine) -> None:
-        """Make the table, or give the one that is there the columns it lacks."""
+    def prepare(self, engine: sa.Engine) -> set[str]:
+        """Make the table, or give the one that is there the columns it lacks; which it had."""
         if not self._keys:
             raise SinkUnfit("a SQL sink needs a table whose rows can be told apart")
         create_table(engine, self.table)
@@ -125,6 +126,14 @@ class Target:
         for column in self.table.columns:
             if column.name not in held:
                 self._add(engine, column)
+        return set(held)
+
+    def refuse_values(self, connection: sa.Connection, columns: Iterable[str]) -> None:
+        """An error that asks for a new snapshot, if one of these columns holds anything but nulls."""
+        for name in columns:
+            held = sa.select(sa.literal(1)).select_from(self.table).where(self.table.c[name].is_not(None)).limit(1)
+            if connection.execute(held).first() is not None:
+                raise came_again(name)
 
     def _check_key(self, key: list[str], held: dict[str, Any]) -> None:
         if set(key) != set(self._keys):
