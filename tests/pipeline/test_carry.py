@@ -211,6 +211,30 @@ def test_a_column_that_takes_the_name_of_another_between_two_runs_is_read_anew(
         assert in_order(held) == lake.source()
 
 
+@pytest.mark.parametrize("often", [False, True])
+def test_a_pinned_column_that_went_is_not_filled_by_another_of_its_name(often: bool, lake: Lake, server: Live) -> None:
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, price INTEGER, v TEXT)")
+    server.sql("INSERT INTO t VALUES (1, 100, 'a'), (2, 200, 'b')")
+    spec = lake.spec(t='schema = "pin"')
+    lake.carry(spec)
+    for statement in (
+        "UPDATE t SET price = 150 WHERE id = 1",
+        "ALTER TABLE t ADD COLUMN price_new INTEGER",
+        "UPDATE t SET price_new = price * 10",
+        "ALTER TABLE t DROP COLUMN price",
+        "ALTER TABLE t RENAME COLUMN price_new TO price",
+        "UPDATE t SET v = 'c', price = 7 WHERE id = 2",
+        "INSERT INTO t VALUES (3, 'd', 3)",
+    ):
+        server.sql(statement)
+        if often:
+            lake.carry(spec)
+    lake.carry(spec)
+    held = [(row["id"], row["price"], row["v"]) for row in lake.rows()]
+    assert held == [(1, 150, "a"), (2, None, "c"), (3, None, "d")]
+    assert lake.verify(spec).is_good
+
+
 @pytest.mark.parametrize("kind", ["delta", "sql"])
 def test_a_column_that_was_dropped_and_comes_again_has_nothing_of_the_old_one(
     kind: str, lake: Lake, server: Live, tmp_path: Path

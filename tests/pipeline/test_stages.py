@@ -93,6 +93,10 @@ def test_another_shape_stops_evolves_or_is_pinned() -> None:
     assert next_of(state, seen(version=4)) == Evolve()
     pinned = next_of(state, log, policy="pin")
     assert isinstance(pinned, Apply) and (pinned.step.upto, pinned.shape) == (200, 3)
+    lacking = replace(log, changed_to=replace(TABLE, version=4))  # a column that it is pinned to
+    pinned = next_of(state, lacking, policy="pin")
+    assert isinstance(pinned, Apply) and (pinned.step.upto, pinned.shape) == (179, 3)
+    assert next_of(State(PLAN, 179), lacking, policy="pin") == Evolve()
     with pytest.raises(SchemaChanged):
         next_of(state, log, policy="fail")
     assert next_of(state, seen(version=4, schema_changed_at=180, resnapshot=True)) == Begin("schema_changed")

@@ -25,7 +25,7 @@ from headwater.pipeline.failure import cause_of
 from headwater.pipeline.frames import Server, changes_frame, rows_frame
 from headwater.pipeline.owner import Heart
 from headwater.pipeline.progress import MetaStore
-from headwater.pipeline.reshaping import beyond_held, came_filled
+from headwater.pipeline.reshaping import beyond_held, came_filled, following
 from headwater.pipeline.schema import rows_schema
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
 from headwater.pipeline.spec import PipelineSpec, TableSpec
@@ -304,7 +304,7 @@ class Carry:
     def _evolve(self, state: State) -> None:
         """One change at a time: what has the name of a column two changes later may be another one."""
         seen = self._look(state)
-        shape = chosen(self._table, seen.changed_to or seen.table)
+        shape = following(self._table, state.plan.table, seen)
         if self._sink.mode == UPSERT and came_filled(self._client, self._table, state, seen, shape):
             self._anew = SCHEMA_CHANGED
         else:

@@ -11,6 +11,7 @@ from headwater.model.table import Table
 from headwater.pipeline.choosing import chosen
 from headwater.pipeline.sinks.sink import State
 from headwater.pipeline.spec import TableSpec
+from headwater.pipeline.stages import PIN
 
 
 def beyond_held(client: Client, spec: TableSpec, state: State, seen: Described) -> Described:
@@ -27,8 +28,24 @@ def beyond_held(client: Client, spec: TableSpec, state: State, seen: Described) 
 
 
 def _holds(spec: TableSpec, held: Table, shape: Table) -> bool:
-    """Whether the sink has this shape; one that was told before it was final has the same version, not the names."""
-    return held.version == shape.version and held.names == chosen(spec, shape, held).names
+    """Whether the sink has this shape; one that was told before it was final has the same version, not the names.
+
+    A pinned sink has every shape that still has its columns.
+    """
+    if spec.schema == PIN:
+        return narrowed(held, shape) == held
+    return held.version == shape.version and held.names == chosen(spec, shape).names
+
+
+def following(spec: TableSpec, held: Table, seen: Described) -> Table:
+    """The shape that a sink which has `held` takes next."""
+    shape = seen.changed_to or seen.table
+    return narrowed(held, shape) if spec.schema == PIN else chosen(spec, shape)
+
+
+def narrowed(held: Table, shape: Table) -> Table:
+    """`held` without the columns that are gone from `shape`: one that has the name of such a column later is new."""
+    return msgspec.structs.replace(held, columns=tuple(each for each in held.columns if each.name in shape.index))
 
 
 def came_filled(client: Client, spec: TableSpec, state: State, seen: Described, shape: Table) -> bool:

@@ -83,7 +83,7 @@ def decide(state: State | None, seen: Described, *, shape: int, policy: str, wav
         )
     if missing := state.missing:
         return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
-    if is_same or policy == PIN:
+    if is_same or (policy == PIN and seen.changed_to is None):  # else a pinned column goes
         is_done = state.is_even and seen.latest <= state.offset
         return Wait(state.offset) if is_done else _apply(state, seen, seen.latest, shape)
     if seen.resnapshot or _was_read_after(state, seen.schema_changed_at):
