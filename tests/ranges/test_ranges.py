@@ -27,8 +27,9 @@ from headwater.model.key import Span, encode_key
 from headwater.model.principal import ANONYMOUS
 from headwater.ranges import ranges as room
 from headwater.ranges.leases import hold_again
+from headwater.ranges.looking import Described
 from headwater.ranges.range import Range
-from headwater.ranges.ranges import Described, Ranges
+from headwater.ranges.ranges import Ranges
 from headwater.ranges.store import Store
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM n WHERE i < {})"
@@ -372,6 +373,26 @@ def test_the_first_change_of_the_shape_after_an_offset_is_told(one: One) -> None
     assert one.describe(after=second, **asked).schema_changed_at is None
     assert one.describe(after=start.latest, shape=seen.table.version).schema_changed_at is None
     assert one.describe(**asked).schema_changed_at is None
+
+
+def test_a_shape_that_changes_in_the_midst_of_a_look_is_not_passed_unseen(
+    one: One, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, status = one.describe(), one.source.status
+    late, offsets = ["ALTER TABLE t ADD COLUMN w", "INSERT INTO t VALUES (1, 1, 1)"], []
+
+    def altering() -> dict[str, Any]:
+        """Asked for once the shape was read."""
+        todo, late[:] = late[:], []
+        for statement in todo:
+            offsets.append(one.made.run(statement))
+            assert one.catch_up(5)
+        return status()
+
+    monkeypatch.setattr(one.source, "status", altering)
+    seen = one.describe(after=start.latest, shape=start.table.version)
+    assert seen.latest >= offsets[1] and seen.table.names == ("k", "v", "w")
+    assert seen.schema_changed_at == offsets[0]
 
 
 def test_a_change_that_lost_rows_says_so(one: One) -> None:

@@ -11,7 +11,6 @@ import msgspec
 
 from headwater.config import FeedsConfig, PullConfig
 from headwater.errors import (
-    HeadwaterError,
     InvalidRequest,
     LimitExceeded,
     NotFound,
@@ -21,21 +20,20 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.log.live import LiveLog
-from headwater.model.change import Op
 from headwater.model.clock import wall_ms
 from headwater.model.database import real_name
 from headwater.model.key import Span, decode_key
 from headwater.model.principal import Principal
 from headwater.model.table import Table
-from headwater.ranges.database import Database, Databases, captured, told_apart
+from headwater.ranges.database import Database, Databases, told_apart
 from headwater.ranges.leases import check_subscriber, durable_now
+from headwater.ranges.looking import Described, Step, find_change, find_end, look, look_again
 from headwater.ranges.range import Range
 from headwater.ranges.spans import Merge, Split, applied, bounds, cut, measured, pieces, resized, sample_size, within
 from headwater.ranges.store import Cut, Pull, Store
 from headwater.ranges.waiting import Waiting
-from headwater.sources.source import Sample, Sparing
+from headwater.sources.source import Sample
 
-CATCH_UP_SECONDS = 0.25  # longest a look waits for what was committed before it
 ATTEMPTS = 5  # against those who change the same at the same time
 MOST_LEASES = 10_000
 GROWTH = 10  # measured again when a tenth of what a range holds on average may have changed
@@ -56,22 +54,6 @@ class Registered(NamedTuple):
     lease_seconds: float
 
 
-class Described(msgspec.Struct, frozen=True):
-    """A table and how far its durable log goes."""
-
-    db: str
-    table: Table
-    generation: str
-    horizon: int
-    latest: int
-    closed: int  # whatever is read after `latest` has a later time; 0 when that is not known
-    schema_changed_at: int | None = None
-    changed_to: Table | None = None  # the shape it changed to there
-    resnapshot: bool = False
-    step_upto: int | None = None
-    remedy: str = ""  # what makes the source tell whole rows, where it does not
-
-
 class Entered(NamedTuple):
     """A range, and the table it is part of."""
 
@@ -79,13 +61,6 @@ class Entered(NamedTuple):
     database: Database
     table: Table
     range: Range
-
-
-class Step(NamedTuple):
-    """How much a reader takes at a time, about."""
-
-    changes: int
-    bytes: int
 
 
 Run = Callable[..., Awaitable[Any]]
@@ -315,56 +290,16 @@ class Ranges:
             raise InvalidRequest("this needs `after`", hint="Send the `latest` of the answer before.")
         name = real_name(db)
         who.check(name, [table])
-        seen: Described = await run(self._look, who, name, table)
+        seen: Described = await run(look, self._databases.database(name), who, name, table)
         if after is not None and wait_ms and seen.latest <= after:
             log = self._databases.database(name).log
             await self._waiting.beyond(log, after, wait_ms / 1000, lambda: name in self._databases.names())
-            seen = await run(self._look_again, who, seen)
+            seen = await run(look_again, self._databases.database(name), who, seen)
         if after is not None and shape is not None and shape != seen.table.version:
-            seen = await run(self._find_change, seen, after)
+            seen = await run(find_change, self._databases.database(name).log, seen, after)
         if after is not None and step is not None and seen.horizon <= after + 1 <= seen.latest:
-            seen = await run(self._find_end, seen, after, step)
+            seen = await run(find_end, self._databases.database(name).log, seen, after, step)
         return seen
-
-    def _look(self, who: Principal, name: str, table: str) -> Described:
-        database = self._databases.database(name)
-        log = database.log
-        database.catch_up(CATCH_UP_SECONDS)
-        shape = captured(database.source, table, who, name)  # after that: it takes foreign DDL in
-        (closed, at), generation = log.closed, log.generation
-        with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
-            log.flush()
-        remedy = database.source.remedy(table) if isinstance(database.source, Sparing) else ""
-        closed = closed if at <= log.durable else 0
-        return Described(name, shape, generation, log.horizon, log.durable, closed, remedy=remedy)
-
-    def _look_again(self, who: Principal, seen: Described) -> Described:
-        database = self._databases.database(seen.db)
-        log = database.log
-        closed, at = log.closed
-        return Described(
-            seen.db,
-            captured(database.source, seen.table.name, who, seen.db),
-            log.generation,
-            log.horizon,
-            log.durable,
-            closed if at <= log.durable else seen.closed,
-            remedy=seen.remedy,
-        )
-
-    def _find_change(self, seen: Described, after: int) -> Described:
-        log = self._databases.database(seen.db).log
-        for part in log.scan(after=after, upto=max(seen.latest, after)):
-            for number, change in enumerate(part.changes):
-                if change.op is Op.SCHEMA_CHANGE and change.table.name == seen.table.name:
-                    told = {"schema_changed_at": part.first + number, "changed_to": change.table}
-                    return msgspec.structs.replace(seen, resnapshot=change.resnapshot, **told)
-        return seen
-
-    def _find_end(self, seen: Described, after: int, step: Step) -> Described:
-        log = self._databases.database(seen.db).log
-        end = log.reach(after, changes=step.changes, bytes=step.bytes)
-        return msgspec.structs.replace(seen, step_upto=min(end, seen.latest))
 
 
 class _Place(NamedTuple):

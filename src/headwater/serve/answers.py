@@ -15,7 +15,8 @@ from headwater.queries.rows import Found, Stored
 from headwater.queries.schema import Done
 from headwater.queries.statement import Outcome
 from headwater.queries.transactions import Begun, Finished
-from headwater.ranges.ranges import Described, Listed, Registered
+from headwater.ranges.looking import Described
+from headwater.ranges.ranges import Listed, Registered
 
 OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s
 ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}

@@ -23,7 +23,7 @@ from headwater.queries.rows import Place
 from headwater.queries.statement import check_format
 from headwater.queries.subscribed import Subscribed
 from headwater.queries.transactions import one_tx
-from headwater.ranges.ranges import Step
+from headwater.ranges.looking import Step
 from headwater.serve import answers, params, query_methods, query_params, query_patches, security
 from headwater.serve.api import Api
 from headwater.serve.tables import table_of
