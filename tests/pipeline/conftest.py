@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.conformance.live import Live
+from tests.pipeline.lakes import Lake
 from tests.pipeline.twin import Twin
 
 from headwater.pipeline.frames import register
@@ -62,3 +63,9 @@ def twin() -> Iterator[Twin]:
     made = Twin()
     yield made
     made.close()
+
+
+@pytest.fixture
+def lake(spark: SparkSession, server: Live, tmp_path: Path) -> Lake:
+    """A pipeline of that server into a folder."""
+    return Lake(spark, server, tmp_path)
