@@ -6,14 +6,16 @@ STAMP := $(VENV)/.installed
 COMPILED := $(wildcard src/headwater/*/*_compiled.pyx src/headwater/*/*/*_compiled.pyx)
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
-WORKERS := 2 --dist worksteal
 SERVICES := mariadb-server nginx varnish postgresql
 
-.PHONY: help setup browser services jars protos sochdb demo check lint types unit test soak bench fmt clean
+# Bytecode is kept: without it every server, command and Spark worker that a test starts compiles all its modules again.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: help setup browser services jars protos sochdb demo check lint types test soak slices bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
-	@echo "make test    set up, then run every test"
+	@echo "make test    set up, then run every test; WHAT=feeds runs the tests of one room"
 	@echo "make check   lint, types and the fast tests (under two minutes)"
 	@echo "make soak    long random runs: SEEDS=20 by default"
 	@echo "make bench   side-by-side benchmarks; ratios go to bench/RESULTS.md by hand"
@@ -25,7 +27,7 @@ $(STAMP): pyproject.toml hatch_build.py $(COMPILED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; PYTHON=/path/to/python3.11 make …"; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { echo "python3-venv is missing: apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python -e '.[dev]'
+	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -e '.[dev]'
 	@touch $(STAMP)
 
 # Only the tests want a browser. A machine that is not ours to change is told what is missing, and they skip.
@@ -73,7 +75,8 @@ services:
 demo: setup
 	$(BIN)/headwater demo
 
-check: lint types unit
+check: setup
+	@$(BIN)/python -m tests.suite.run --fast
 
 lint: setup
 	$(BIN)/ruff check .
@@ -82,19 +85,29 @@ lint: setup
 types: setup
 	$(BIN)/mypy
 
-unit: setup
-	$(PYTEST) -m "not slow and not spark and not soak" -n $(WORKERS)
+# Everything, in parts that run side by side; or the tests of one room (WHAT=feeds, WHAT=sources/postgres) with what
+# that room needs. The time of each part, the slowest tests and all failures are printed last.
+NEEDS_browser := browser
+NEEDS_caches := services
+NEEDS_cli := services jars
+NEEDS_conformance := services sochdb
+NEEDS_guarantees := services jars
+NEEDS_pipeline := services jars
+NEEDS_sources := services
+NEEDS := $(if $(WHAT),$(NEEDS_$(firstword $(subst /, ,$(WHAT)))),browser services jars sochdb)
+test: setup $(NEEDS)
+	@$(BIN)/python -m tests.suite.run $(WHAT)
 
-# Whatever needs Spark comes after the rest and in one process: there is one session for all of it. Both parts run,
-# and what failed in either is told last.
-test: setup browser services jars sochdb lint types
-	@failed=; \
-	$(PYTEST) -m "not soak and not spark" -n $(WORKERS) -rs --durations 20 || failed=1; \
-	$(PYTEST) -m "spark and not soak" -rs --durations 20 || failed=1; \
-	test -z "$$failed" || { $(PYTEST) --cache-show cache/lastfailed; false; }
+# The long random runs: SEEDS of each nemesis, as many schemas, and ten times the examples of the property tests.
+soak: setup browser services jars
+	seed=$${SOAK_SEED:-$$(git rev-parse --short=8 HEAD)}; SOAK_SEED=$$seed SOAK_SEEDS=$${SEEDS:-20} \
+	  HYPOTHESIS_PROFILE=soak $(PYTEST) -m "soak or hypothesis" -s --timeout 7200 --hypothesis-seed $$((0x$$seed))
 
-soak: setup
-	SOAK_SEEDS=$${SEEDS:-20} $(PYTEST) -m soak -s --timeout 7200
+# About SECONDS of them, chosen by the commit: other ones after every commit, the same ones for the same commit.
+SECONDS ?= 1200
+slices: setup browser services jars
+	seed=$${SOAK_SEED:-$$(git rev-parse --short=8 HEAD)}; SOAK_SEED=$$seed HYPOTHESIS_PROFILE=soak \
+	  $(PYTEST) -m "soak or hypothesis" --slices $(SECONDS) -vv --timeout 900 --hypothesis-seed $$((0x$$seed))
 
 bench: setup
 	$(BIN)/python -m bench
@@ -104,4 +117,4 @@ fmt: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) $(SOCHDB) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(SOCHDB) .test-output .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,8 @@
-"""For all rooms: property tests try the same examples on every run, and a slow machine does not fail them."""
+"""Fixtures and plugins for all rooms."""
 
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,23 +11,43 @@ import pytest
 from hypothesis import settings
 from tests.sources.foreign import Foreign
 from tests.sources.rig import Rig
+from tests.suite.examples import PROFILE
+
+pytest_plugins = ("tests.suite.seeds", "tests.suite.slices", "tests.suite.timings")
+
+# Keep bytecode, also in the processes that tests start: compiling all modules again takes most of a start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Run in the background of a shell: what we start would not hear Ctrl-C either.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("headwater", deadline=None, derandomize=True)
-settings.load_profile("headwater")
+settings.load_profile(PROFILE)
 
 
-# Whole servers, processes and browsers: left out of `make check`.
+# Rooms and files that start whole servers, processes and browsers: left out of `make check`.
 WHOLE = {"browser", "caches", "cli", "conformance", "guarantees", "soundness"}
+SERVERS = {"test_grpc_changefeed.py", "test_grpc_subscribe.py", "test_plugins.py", "test_random_requests.py"}
+SERVERS |= {"test_pg_doctor.py", "test_pg_page.py", "test_pg_serve.py", "test_pg_unseen.py"}
+SERVERS |= {
+    "test_answer_limits.py",
+    "test_large_answers.py",
+    "test_connection.py",
+    "test_pull_methods.py",
+    "test_tls.py",
+}
+SERVERS |= {"test_faulty_server.py", "test_live_feeds.py", "test_live_pulls.py", "test_pg_logins.py", "test_app.py"}
+SERVERS |= {"test_grpc_pull.py", "test_grpc_watch.py", "test_conflicts.py", "test_data_api.py", "test_asof.py"}
+POSTGRES = {"db", "pg", "server", "shared", "tls"}  # fixtures of tests/sources/postgres that start one
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """By the folder a test lies in."""
+    """Mark as slow by the folder, file or fixture; other slow tests are marked one by one."""
     for item in items:
-        if WHOLE.intersection(item.path.parts):
+        parts = item.path.relative_to(item.config.rootpath).parts
+        on_postgres = "postgres" in parts and POSTGRES.intersection(getattr(item, "fixturenames", ()))
+        if WHOLE.intersection(parts) or item.path.name in SERVERS or on_postgres:
             item.add_marker(pytest.mark.slow)
 
 

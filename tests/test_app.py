@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -12,12 +13,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.app import App, Database
 from headwater.config import Config, DatabaseConfig, LogConfig, SqliteConfig
-from headwater.errors import ConfigError, HeadwaterError, LogDamaged, NotFound, NotSupported, SourceMismatch
+from headwater.errors import (
+    ConfigError,
+    HeadwaterError,
+    LogDamaged,
+    NotFound,
+    NotSupported,
+    SourceMismatch,
+    StorageFull,
+    Unavailable,
+)
 from headwater.log.disk import DiskLog
+from headwater.log.space_reserve import RESERVE_BYTES
 from headwater.model.change import Op
 
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
@@ -40,7 +53,7 @@ def app(folder: Path, *databases: tuple[str, str], **sqlite: Any) -> Iterator[Ap
 
 
 def run(database: Database, sql: str) -> int:
-    return database.source.write(lambda session: session.execute(sql)).result(20).offset
+    return database.source.write(lambda session: session.execute(sql)).result(PATIENCE).offset
 
 
 def rows(database: Database) -> list[Any]:
@@ -156,13 +169,14 @@ def start_elsewhere(folder: Path) -> Any:
     process = context.Process(target=_try_to_start, args=(folder, theirs))
     process.start()
     found = mine.recv()
-    process.join(20)
+    process.join(PATIENCE)
     mine.close()
     theirs.close()
     process.close()
     return found
 
 
+@pytest.mark.slow
 def test_two_servers_on_one_database_are_refused(tmp_path: Path) -> None:
     with app(tmp_path) as one:
         run(one.database("main"), TABLE)
@@ -185,6 +199,54 @@ def test_when_one_database_cannot_be_opened_nothing_stays_open(tmp_path: Path) -
         raise AssertionError("it must not start")
     with app(tmp_path, ("a", str(tmp_path / "a.db"))) as one:
         assert one.names() == ["a"]
+
+
+def test_database_kept_out_by_a_full_disk_is_opened_whatever_fails_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[HeadwaterError] = [StorageFull("no space"), Unavailable("away"), StorageFull("no space")]
+    build = App._build
+
+    def built(self: App, config: DatabaseConfig) -> Database:
+        if config.name == "other" and failures:
+            raise failures[0]
+        return build(self, config)
+
+    monkeypatch.setattr(App, "_build", built)
+    monkeypatch.setattr("headwater.app.RECOVER_SECONDS", 0.01)
+    with app(tmp_path, ("main", ""), ("other", str(tmp_path / "other.db"))) as opened:
+        assert opened.names() == ["main"]
+        for code in ("storage_full", "unavailable", "storage_full"):
+            wait_until(lambda: (opened.status()["other"].error or "").startswith(failures[0].code + ":"))
+            with pytest.raises(HeadwaterError, match="not open yet") as found:
+                opened.database("other")
+            assert found.value.code == code
+            failures.pop(0)
+        wait_until(lambda: opened.names() == ["main", "other"])
+        assert opened.status()["other"].ready
+
+
+def test_start_that_is_refused_keeps_the_reserve(tmp_path: Path) -> None:
+    with app(tmp_path):
+        pass
+    with pytest.raises(ConfigError), app(tmp_path, ("other", "mysql://host/db")):
+        pass
+    assert (tmp_path / "data" / "reserve").stat().st_size == RESERVE_BYTES
+
+
+def test_file_of_an_older_version_is_served_and_leaves_readable_to_it(tmp_path: Path) -> None:
+    """Its table of transactions had no microseconds."""
+    with app(tmp_path) as first:
+        run(first.database("main"), TABLE)
+    path = str(tmp_path / "data" / "main.db")
+    with contextlib.closing(apsw.Connection(path)) as db:
+        db.execute("ALTER TABLE _headwater_txn DROP COLUMN us")
+    with app(tmp_path) as again:
+        run(again.database("main"), "INSERT INTO t VALUES (1, 'x')")
+        assert len(rows(again.database("main"))) == 1
+        with contextlib.closing(apsw.Connection(path)) as db:
+            (found,) = db.execute("SELECT upto, first, ms FROM _headwater_txn ORDER BY upto DESC LIMIT 1")
+        assert all(isinstance(each, int) for each in found)
 
 
 def test_a_damaged_log_is_refused_and_the_way_out_works(tmp_path: Path) -> None:
@@ -245,7 +307,7 @@ def test_a_close_leaves_nothing_behind_that_is_not_in_the_log(tmp_path: Path) ->
         tx = database.source.begin()
     assert all(future.result(0).offset for future in futures), "queued writes are finished"
     with pytest.raises(HeadwaterError):
-        tx.run(lambda session: session.execute("INSERT INTO t VALUES (1000, 'late')")).result(5)
+        tx.run(lambda session: session.execute("INSERT INTO t VALUES (1000, 'late')")).result(PATIENCE)
     log = DiskLog.open(tmp_path / "data" / "main.log.db", read_only=True)
     try:
         found = [change.op for part in log.scan(after=0) for change in part.changes]
@@ -276,8 +338,8 @@ def test_after_a_close_no_thread_and_no_file_is_left(tmp_path: Path) -> None:
             run(one.database("main"), "CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY, v)")
             for _ in range(20):
                 tx = one.get("main").begin()
-                tx.run(lambda session: session.select("t", None)).result(20)
-                tx.rollback().result(20)
+                tx.run(lambda session: session.select("t", None)).result(PATIENCE)
+                tx.rollback().result(PATIENCE)
     assert left() == before
 
 
@@ -292,8 +354,8 @@ def test_finished_transactions_release_their_files(tmp_path: Path) -> None:
         for _ in range(2):
             for _ in range(40):
                 tx = one.get("main").begin()
-                tx.run(lambda session: session.select("t", None)).result(20)
-                tx.commit().result(20)
+                tx.run(lambda session: session.select("t", None)).result(PATIENCE)
+                tx.commit().result(PATIENCE)
             counts.append(len(os.listdir("/proc/self/fd")))
         assert counts[1] <= counts[0] + 4, "every interactive transaction left a file open"
 

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from tests.guarantees.server_process import ServerProcess
+from tests.suite.waiting import PATIENCE
 
 from doc_pages import ROOT, blocks, page
 
 TOKEN = "key-of-the-test"
 SETTINGS = f'serve.token = "{TOKEN}"\nfeeds.checkpoint_seconds = 0.1\n'
-PATIENCE = 60.0
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def read(file: Path) -> bytes:
     return file.read_bytes() if file.exists() else b""
 
 
+@pytest.mark.slow
 def test_it_begins_with_the_log_and_goes_on_where_it_stood(program: Path, tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data", SETTINGS)
 

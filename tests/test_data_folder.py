@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.suite.waiting import PATIENCE
 
 from headwater.app import App
 from headwater.config import load
@@ -27,8 +28,8 @@ def app(data: Path, url: str = "") -> Iterator[App]:
 def write(one: App) -> tuple[str, int]:
     """Some history; its generation and newest offset."""
     database = one.database("main")
-    database.source.write(lambda s: s.execute("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY)")).result(10)
-    database.source.write(lambda s: s.execute("INSERT INTO t DEFAULT VALUES")).result(10)
+    database.source.write(lambda s: s.execute("CREATE TABLE IF NOT EXISTS t(id INTEGER PRIMARY KEY)")).result(PATIENCE)
+    database.source.write(lambda s: s.execute("INSERT INTO t DEFAULT VALUES")).result(PATIENCE)
     assert database.capture.catch_up(10)
     return database.log.generation, database.log.latest
 
@@ -68,3 +69,43 @@ def test_a_file_that_was_moved_keeps_its_log(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SourceUnfit, match="nowhere"), app(tmp_path / "data", str(tmp_path / "nowhere" / "x.db")):
         pass
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {path.name: oct(path.stat().st_mode & 0o777) for path in (folder, *folder.rglob("*"))}
+
+
+def test_new_data_folder_and_its_files_are_private(tmp_path: Path) -> None:
+    data = tmp_path / "parent" / "data"
+    with app(data) as one:
+        write(one)
+        one.create("second")
+        write(one)
+        found = modes(data)
+        assert found.pop("data") == "0o700"
+        assert set(found.values()) == {"0o600"}, found
+        assert {"main.db", "main.log.db", "second.db", "queries.db"} <= found.keys()
+
+
+def test_data_folder_of_older_version_is_made_private(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with app(data) as one:
+        write(one)
+    data.chmod(0o755)
+    for path in data.iterdir():
+        path.chmod(0o644)
+    with app(data):
+        assert set(modes(data).values()) == {"0o700", "0o600"}
+
+
+def test_existing_folder_that_is_not_ours_keeps_its_mode_and_is_warned_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "shared"
+    data.mkdir()
+    data.chmod(0o755)
+    (data / "notes.txt").write_text("mine")
+    with app(data):
+        assert "chmod 700" in caplog.text
+        found = modes(data)
+        assert (found["shared"], found["notes.txt"], found["main.db"]) == ("0o755", "0o644", "0o600")

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
+from tests.suite.waiting import PATIENCE
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -39,6 +40,7 @@ CHANGING = {
     "timestamp_us",
     "ts",
     "bytes",
+    "created_at_ms",
     "created_ms",
     "expires_at_ms",
 }
@@ -66,13 +68,13 @@ def served(folder: Path, retention: int | None = None) -> Iterator[httpx.Client]
     thread = threading.Thread(target=asyncio.run, args=(main(),))
     thread.start()
     try:
-        assert started.wait(20)
-        with httpx.Client(base_url=server.url, timeout=20) as client:
+        assert started.wait(PATIENCE)
+        with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
             yield client
     finally:
         for loop, stop in stops:
             loop.call_soon_threadsafe(stop.set)
-        thread.join(20)
+        thread.join(PATIENCE)
         app.close()
 
 
@@ -196,10 +198,10 @@ def talk(client: httpx.Client, path: str, body: str) -> None:
             if line.startswith("> "):
                 socket.send(line[2:])
             elif line.startswith("< "):
-                same(json.loads(line[2:]), json.loads(socket.recv(timeout=10)), line[:60])
+                same(json.loads(line[2:]), json.loads(socket.recv(timeout=PATIENCE)), line[:60])
             else:
                 with pytest.raises(ConnectionClosed) as closed:
-                    socket.recv(timeout=10)
+                    socket.recv(timeout=PATIENCE)
                 assert closed.value.rcvd is not None
                 assert line == f"closed with {closed.value.rcvd.code} and the reason {closed.value.rcvd.reason}"
 

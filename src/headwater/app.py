@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -14,12 +15,22 @@ import msgspec
 
 from headwater.capture.capture import Capture
 from headwater.config import Config, DatabaseConfig, LogConfig, QuotasConfig
-from headwater.errors import ConfigError, HeadwaterError, NotFound, NotSupported, OffsetExpired
+from headwater.errors import (
+    ConfigError,
+    HeadwaterError,
+    NotFound,
+    NotSupported,
+    OffsetExpired,
+    StorageFull,
+    Unavailable,
+)
 from headwater.feeds.feeds import Feeds
 from headwater.feeds.registry import Registry
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
+from headwater.log.space_reserve import SpaceReserve
+from headwater.model.answer_limits import MEMORY
 from headwater.queries.databases import DatabaseStatus
 from headwater.queries.looks import Run
 from headwater.queries.prepared import PreparedQueries
@@ -37,6 +48,7 @@ from headwater.sources.sqlite.source import SqliteSource
 logger = logging.getLogger(__name__)
 SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
 POSTGRES_SCHEMES = ("postgresql://", "postgres://")
+RECOVER_SECONDS = 1.0  # between two looks whether a full disk has space again
 CLOSE_SECONDS = 2.0  # longest a close waits for a log that cannot be written; the source keeps what it lacks
 
 
@@ -83,9 +95,13 @@ class App:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._data = Path(config.data)
-        # Guards _open.
+        # Guards _open and _unopened.
         self._lock = threading.Lock()
         self._open: dict[str, Database] = {}
+        self._unopened: dict[str, HeadwaterError] = {}  # configured, and a full disk kept them from being opened
+        self._reserve = SpaceReserve(self._data)
+        self._recovering: threading.Thread | None = None
+        self._closing = threading.Event()
         self._folder: FileLock | None = None
         self._registry: Registry | None = None
         self._store: Store | None = None
@@ -95,24 +111,71 @@ class App:
 
     def start(self) -> None:
         """Open every configured database, and those created under the data folder before."""
-        self._data.mkdir(parents=True, exist_ok=True)
+        queries = self._config.queries
+        MEMORY.configure(max_bytes=queries.answer_bytes, max_memory=queries.answers_bytes)
+        make_private(self._data)
         self._folder = FileLock(
             str(self._data / "data"),
             what=f"the data folder {self._data}",
             hint="Stop that one first, or choose another folder with --data.",
         )
         try:
+            self._reserve.release()
             self._registry = Registry.open(
                 self._data / "subscriptions.db", most=self._config.feeds.max_subscriptions, quota=self._subscriptions_of
             )
             self._store = Store.open(self._data / "ranges.db")
             self._prepared = PreparedQueries.open(self._data / "queries.db", most=self._config.queries.max_prepared)
             self.ranges = Ranges(self, self._store, self._config.pull, self._config.feeds)
-            for database in self._configured().values():
-                self._add(database)
+            self._open_all()
         except BaseException:
             self.close()
+            self._reserve.take()  # for the next start
             raise
+
+    def _open_all(self) -> None:
+        """Open the databases with the space of the reserve; take it again before capture writes to the logs."""
+        configured = self._configured()
+        for database in configured.values():
+            try:
+                self._add(database, begin=False)
+            except StorageFull as error:
+                logger.error("%r is not open: %s; free some space", database.name, error.message)
+                self._unopened[database.name] = error
+        self._hide_files()
+        is_whole = self._reserve.take()
+        for opened in self._open.values():
+            opened.capture.begin()
+        if self.is_storage_full:
+            logger.error("the disk of the data folder is full: it is served read-only until there is space again")
+        if self._unopened or self.is_storage_full or not is_whole:
+            recover = functools.partial(self._recover, configured)
+            self._recovering = threading.Thread(target=recover, name="headwater-recover", daemon=True)
+            self._recovering.start()
+
+    def _recover(self, configured: dict[str, DatabaseConfig]) -> None:
+        """Wait until the disk has space; then open what could not be opened, and take the reserve."""
+        was_full = self.is_storage_full or bool(self._unopened)
+        while not self._closing.wait(RECOVER_SECONDS):
+            for name in list(self._unopened):
+                if not self._closing.is_set():
+                    self._try_again(configured[name])
+            if self._reserve.take() and not self._unopened:
+                if was_full:
+                    logger.info("the disk has space again: all databases are open, writes are taken")
+                return
+
+    def _try_again(self, config: DatabaseConfig) -> None:
+        try:
+            with self._building:
+                self._add(config)
+                self._hide_files()
+        except Exception as error:  # whatever it is, it is tried again
+            known = error if isinstance(error, HeadwaterError) else Unavailable(f"{type(error).__name__}: {error}")
+            if known.code != self._unopened[config.name].code:
+                logger.error("%r is not open: %s", config.name, known.message)
+            with self._lock:
+                self._unopened[config.name] = known
 
     def _configured(self) -> dict[str, DatabaseConfig]:
         configured = {database.name: database for database in self._config.databases}
@@ -124,9 +187,20 @@ class App:
                 configured.setdefault(name, DatabaseConfig(name, ""))
         return configured
 
+    def _hide_files(self) -> None:
+        """Set mode 0600 on the databases and logs in the data folder, but not on files that the settings name."""
+        named = {Path(database.url).name for database in self._config.databases if database.url}
+        for path in self._data.glob("*.db*"):
+            if path.stat().st_mode & 0o077 and path.name.removesuffix("-wal").removesuffix("-shm") not in named:
+                path.chmod(0o600)
+
     def close(self) -> None:
         """Close every database."""
+        self._closing.set()
+        if self._recovering is not None:
+            self._recovering.join()
         with self._lock:
+            self._unopened = {}
             databases, self._open = list(self._open.values()), {}
         for database in databases:
             database.close()
@@ -145,7 +219,10 @@ class App:
 
     def database(self, name: str) -> Database:
         """The open database `name`."""
-        found = self._open.get(name)
+        with self._lock:
+            found, error = self._open.get(name), self._unopened.get(name)
+        if error is not None:
+            raise _not_open(name, error)
         if found is None:
             # Whoever knows the caller says which there are.
             hint = "schema.list_databases tells which there are."
@@ -172,7 +249,8 @@ class App:
         found = self.database(name)
         source, log = found.source, os.path.abspath(found.disk.path)
         if isinstance(source, Placing):
-            return Place(name, "postgres", source.address, 0, log, os.stat(log).st_ino, found.log.generation)
+            inode, generation = os.stat(log).st_ino, found.log.generation
+            return Place(name, "postgres", source.address, 0, log, inode, generation, source.reader_address)
         if not isinstance(source, SqliteSource):
             raise NotSupported(f"{name!r} is not read in bulk yet", hint="Feeds of its changes are served.")
         return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)
@@ -199,13 +277,18 @@ class App:
         with self._building:
             if name in self._open:
                 return False
+            if name in self._unopened:
+                raise _not_open(name, self._unopened[name])
             self._add(self._config.named(name))
+            self._hide_files()
             return True
 
     def drop(self, name: str) -> bool:
         """Close an embedded database and delete its files."""
         with self._building:
             found = self._open.get(name)
+            if found is None and name in self._unopened:
+                raise _not_open(name, self._unopened[name])
             if found is None:
                 return False
             if not found.embedded or name == "main":
@@ -225,7 +308,15 @@ class App:
 
     def status(self) -> dict[str, DatabaseStatus]:
         """Every database in numbers."""
-        return {name: self._status(database) for name, database in sorted(self._open.items())}
+        with self._lock:
+            opened, unopened = sorted(self._open.items()), sorted(self._unopened.items())
+        found = {name: self._status(database) for name, database in opened}
+        return found | {name: _status_of_unopened(error) for name, error in unopened}
+
+    @property
+    def is_storage_full(self) -> bool:
+        """Whether the disk of the data folder has no space for writes."""
+        return self._reserve.is_storage_full
 
     def _status(self, database: Database) -> DatabaseStatus:
         log, capture = database.log, database.capture
@@ -253,14 +344,23 @@ class App:
             slot_confirmed_seconds=found.get("slot_confirmed_seconds"),
             wal_status=found.get("wal_status"),
             error=error,
+            storage_full=self.is_storage_full,
         )
 
     # --- building --------------------------------------------------------------------------------------------
 
-    def _add(self, config: DatabaseConfig) -> None:
+    def _add(self, config: DatabaseConfig, *, begin: bool = True) -> None:
+        """Open a database; capture begins later unless `begin`."""
         database = self._build(config)
+        try:
+            if begin:
+                database.capture.begin()
+        except BaseException:
+            database.close()
+            raise
         with self._lock:
             self._open[config.name] = database
+            self._unopened.pop(config.name, None)
 
     def _log_path(self, name: str) -> Path:
         return self._data / f"{name}.log.db"
@@ -282,7 +382,7 @@ class App:
                 flush_seconds=settings.flush_ms / 1000,
                 stop_when_lost=stop_when_lost,
             )
-            capture.start()
+            capture.prove()
             undo.pop_all()
         return Database(source, log, disk, capture, retention, embedded=not config.url)
 
@@ -330,6 +430,29 @@ class App:
                 hint="Give a SQLite file (app.db) or postgresql://….",
             )
         return config.url
+
+
+def make_private(folder: Path) -> None:
+    """Create the data folder with mode 0700; tighten one that an older version created with more."""
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700)
+    elif folder.stat().st_mode & 0o077:
+        if (folder / "subscriptions.db").exists():
+            folder.chmod(0o700)
+        else:  # somebody else's folder, which others may need
+            logger.warning("other users can read the data folder %s; run: chmod 700 %s", folder, folder)
+
+
+def _not_open(name: str, error: HeadwaterError) -> HeadwaterError:
+    """The error of a request for a database that could not be opened; paths are for the log of the server."""
+    kind = StorageFull if isinstance(error, StorageFull) else Unavailable
+    return kind(f"the database {name!r} is not open yet: {error.code}")
+
+
+def _status_of_unopened(error: HeadwaterError) -> DatabaseStatus:
+    said, is_full = f"{error.code}: the database is not open yet", isinstance(error, StorageFull)
+    return DatabaseStatus(ready=False, generation="", horizon=0, latest=0, error=said, storage_full=is_full)
 
 
 def _files(path: str) -> Iterator[str]:

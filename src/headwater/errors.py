@@ -6,6 +6,7 @@ HeadwaterError                     internal             500
     NotSupported                   not_supported        501   named, but not built or not exact here
     RequestTooLarge                request_too_large    413   send less
     TransactionTooLarge            transaction_too_large 413  read it in parts
+    AnswerTooLarge                 answer_too_large     413   ask for less
   Unauthorized                     unauthorized         401   send a credential
   Forbidden                        forbidden            403   ask for another role
   NotFound                         not_found            404
@@ -46,6 +47,7 @@ class HeadwaterError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
     retryable: ClassVar[bool] = False
     default_hint: ClassVar[str] = ""
+    names_tables = False  # the database refused a change; its message may name any table
 
     def __init__(self, message: str, *, hint: str = "", **details: Any) -> None:
         super().__init__(message)
@@ -103,6 +105,14 @@ class TransactionTooLarge(InvalidRequest):
     status = 413
     grpc_status = "RESOURCE_EXHAUSTED"
     default_hint = 'Read it by `pull_url`, then `cdc.seek` past it; or subscribe with txn "atomic".'
+
+
+class AnswerTooLarge(InvalidRequest):
+    """The answer has more bytes than one answer may have."""
+
+    code = "answer_too_large"
+    status = 413
+    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class Unauthorized(HeadwaterError):

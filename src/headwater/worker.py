@@ -46,7 +46,8 @@ def open_reader(place: Place, log: DiskLog, questions: str) -> SideReader:
     if place.kind == "postgres":
         from headwater.sources.postgres.reader import PostgresReader  # psycopg is loaded where it is needed
 
-        return PostgresReader(place.db, place.path, Asked(questions, place.db, place.generation), log)
+        asked = Asked(questions, place.db, place.generation)
+        return PostgresReader(place.db, place.path, asked, log, judge=place.reader or place.path)
     if place.kind == "sqlite":
         return SqliteReader(place.path, inode=place.inode, generation=place.generation)
     raise NotSupported(f"a source of kind {place.kind!r} is not read in bulk")
@@ -60,6 +61,7 @@ def main() -> None:
         os.nice(NICE)
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)  # a chunk is thousands of tuples, and none of them is part of a cycle
+    os.umask(0o077)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(settings.socket)
     listener.listen(128)

@@ -13,6 +13,7 @@ from typing import Any
 import apsw
 import httpx
 from tests.guarantees.server_process import ServerProcess
+from tests.suite.waiting import PATIENCE
 
 # Below the ports that the system hands out by itself: nobody takes ours while the server is down.
 PORTS = range(20_000, 30_000)
@@ -25,7 +26,7 @@ class KeptServer(ServerProcess):
     def __init__(self, folder: Path, settings: str = "", token: str = "") -> None:
         super().__init__(folder, settings + (f'\nserve.token = "{token}"\n' if token else ""))
         self._address = f"127.0.0.1:{_free_port()}"
-        self._http = httpx.Client(headers={"authorization": f"Bearer {token}"} if token else {}, timeout=30)
+        self._http = httpx.Client(headers={"authorization": f"Bearer {token}"} if token else {}, timeout=PATIENCE)
         self.token = token
 
     def launch(self) -> None:

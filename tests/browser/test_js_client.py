@@ -81,10 +81,10 @@ def test_a_query_is_fresh_again_after_the_server_was_gone(page: Browser, serve: 
     until_rows(page, [[1, "new"], [2, "new"], [3, "new"]])
 
 
-def test_under_a_burst_of_writes_the_page_ends_where_the_database_does(page: Browser, serve: Serve) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+def test_under_a_burst_of_writes_the_page_ends_where_the_database_does(
+    page: Browser, serve: Serve, fresh_seed: str
+) -> None:
+    rng = random.Random(fresh_seed)
     server = serve()
     live(page, server)
     for _ in range(150):

@@ -97,10 +97,8 @@ def _in_its_order(patch: Any, base: Answer) -> bytes:
     return b"[%s]" % b",".join(apply(msgspec.json.encode(patch), base.texts))
 
 
-def test_patches_of_the_server_lead_where_they_should(node: str) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
-    rng = random.Random(seed)
+def test_patches_of_the_server_lead_where_they_should(node: str, fresh_seed: str) -> None:
+    rng = random.Random(fresh_seed)
     cases = [json.dumps(case(rng)) for _ in range(500)]
     out = run([node, str(CLIENT / "test" / "apply_cases.js")], input="\n".join(cases))
     assert int(out) == 500

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.suite.waiting import PATIENCE
+
 PAGE = Path(__file__).parents[2] / "docs" / "caching.md"
 PORTS = range(20_000, 30_000)  # below those that the system hands out by itself
 START_SECONDS = 60.0
@@ -100,7 +102,7 @@ class Front:
 
     def close(self) -> None:
         self._process.terminate()
-        self._process.wait(30)
+        self._process.wait(PATIENCE)
 
 
 class Nginx(Front):

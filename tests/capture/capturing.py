@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.suite.waiting import PATIENCE
 
 from headwater.app import Database
 from headwater.capture.capture import Capture
 from headwater.config import SqliteConfig
+from headwater.errors import Unavailable
 from headwater.log.disk import DiskLog
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
@@ -39,10 +42,19 @@ class Running(msgspec.Struct):
 
     def run(self, sql: str) -> int:
         """Write through the source; the offset it took."""
-        return self.source.write(lambda session: session.execute(sql)).result(20).offset
+        return self.source.write(lambda session: session.execute(sql)).result(PATIENCE).offset
 
     def caught_up(self) -> None:
-        assert self.capture.catch_up(20), f"capture stands still: {self.capture.error}"
+        """Wait until the log has all that is committed; a file that was just replaced is unavailable for a moment."""
+        end = time.monotonic() + PATIENCE
+        while True:
+            try:
+                assert self.capture.catch_up(20), f"capture does not catch up: {self.capture.error}"
+                return
+            except Unavailable:
+                if time.monotonic() > end:
+                    raise
+                self.log.wait_beyond(self.log.latest, 0.01)
 
     def changes(self) -> list[Change]:
         """What the log holds, staged ones included."""

@@ -1,22 +1,25 @@
-"""Runs as a process of its own: captures a database and kills itself at a named point.
+"""Runs as a process of its own: captures databases in forks that kill themselves at a named point.
 
-    python crashing.py FOLDER POINT SKEW_MS ROUNDS
+Each line of JSON on stdin is [FOLDER, POINT, SKEW_MS, ROUNDS, OUTPUT, ERRORS]; the answer is the fork's exit status, as
+`subprocess` gives it. A fork starts in milliseconds, a new Python in half a second.
 
 POINT is `Class.method:before|after:N` (the Nth call), or `none`. Collaborators are wrapped from outside: the
-product knows nothing of it. Lines on stdout: `told N` (transaction N was acknowledged), `read OFFSET TS N`
+product knows nothing of it. Lines of OUTPUT: `told N` (transaction N was acknowledged), `read OFFSET TS N`
 (a live reader saw transaction N there), `closed TS OFFSET` (a checkpoint was visible), `generation NAME`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
-from capturing import running
+from tests.capture.capturing import running
 
 from headwater.capture import capture
 from headwater.capture.capture import Capture
@@ -83,9 +86,32 @@ def tell(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
 
-if __name__ == "__main__":
-    folder, point, milliseconds, rounds = sys.argv[1:]
-    skew(int(milliseconds))
+def run(folder: str, point: str, milliseconds: int, rounds: int) -> None:
+    """One process, up to its end or its crash."""
+    skew(milliseconds)
     if point != "none":
         arm(point)
-    work(Path(folder), int(rounds))
+    work(Path(folder), rounds)
+
+
+def fork(folder: str, point: str, milliseconds: int, rounds: int, output: str, errors: str) -> int:
+    """Run in a child and return its exit status, or minus the signal that ended it."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    status = 1
+    try:
+        for number, path in ((1, output), (2, errors)):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        run(folder, point, milliseconds, rounds)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(fork(*json.loads(line)), flush=True)

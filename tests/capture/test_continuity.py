@@ -14,6 +14,7 @@ from pathlib import Path
 import apsw
 import pytest
 from capturing import Running, flat, foreign, logged, running
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError, SourceMismatch, StorageFull
 from headwater.log.disk import DiskLog
@@ -125,6 +126,7 @@ def test_a_file_swapped_under_a_running_server_begins_a_new_generation(tmp_path:
         assert change.after is not None and 2 in change.after
 
 
+@pytest.mark.slow
 def test_a_file_swapped_for_an_unfit_one_is_reported_until_a_fit_one_comes(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with running(tmp_path, wal=False) as one:
@@ -146,7 +148,7 @@ def test_a_file_swapped_for_an_unfit_one_is_reported_until_a_fit_one_comes(tmp_p
 
 def wait_for(one: Running, holds: Callable[[], bool]) -> None:
     """Until the capture thread has come so far."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < end, f"capture: {one.capture.error}"
         one.log.wait_beyond(one.log.latest, 0.01)
@@ -304,7 +306,7 @@ def our_ddl_right_after_foreign(one: Running, path: Path, ours: str, *foreign_st
         waiting = one.source.write(lambda session: session.execute(ours))
         holder.stdin.write("\n")
         holder.stdin.close()
-        waiting.result(20)
+        waiting.result(PATIENCE)
 
 
 def test_foreign_ddl_is_not_told_under_the_name_of_our_own(tmp_path: Path) -> None:

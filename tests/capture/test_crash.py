@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
 import signal
 import subprocess
@@ -11,11 +14,12 @@ from pathlib import Path
 
 import pytest
 from capturing import foreign, logged
+from tests.suite.waiting import PATIENCE
 
 from headwater.log.disk import DiskLog
 from headwater.model.change import Op, Transaction
 
-CRASHING = Path(__file__).with_name("crashing.py")
+ROOT = Path(__file__).parent.parent.parent
 ROUNDS = 25
 
 # In the order of the way of a change: commit, stage, clock, log, acknowledge, trim, housekeeping.
@@ -38,6 +42,39 @@ BEGINNING = ("SqliteSource.prove", "SqliteSource._install", "Trimmer.start", "Ca
 MOVE = ("Trimmer._begin:after:2", "DiskLog.set_notes:after:3", "Trimmer._delete:after:2", "Trimmer._collect:before:9")
 
 
+class Crashing:
+    """The process whose forks crash."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.capture.crashing"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        atexit.register(self.stop)
+
+    def __call__(self, arguments: list[str | int]) -> int:
+        """Run one fork to its end and return how it ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(arguments) + "\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(PATIENCE)
+        self._process.stdout.close()
+
+
+@functools.cache
+def crashing() -> Crashing:
+    """Return the one of this worker."""
+    return Crashing()
+
+
 class Story:
     """What the processes of one test told, over all their crashes."""
 
@@ -51,15 +88,13 @@ class Story:
 
     def run(self, point: str = "none", *, skew_ms: int = 0, rounds: int = ROUNDS) -> None:
         """One process, up to its end; it must end as `point` says."""
-        done = subprocess.run(
-            [sys.executable, str(CRASHING), str(self.folder), point, str(skew_ms), str(rounds)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        output, errors = self.folder / "output", self.folder / "errors"
+        code = crashing()([str(self.folder), point, skew_ms, rounds, str(output), str(errors)])
         expected = 0 if point == "none" else -signal.SIGKILL
-        assert done.returncode == expected, f"{point} ended with {done.returncode}\n{done.stderr[-2000:]}"
-        for line in done.stdout.splitlines():
+        assert code == expected, f"{point} ended with {code}\n{errors.read_text()[-2000:]}"
+        said = output.read_text()
+        output.unlink()
+        for line in said.splitlines():
             self._take(*line.split())
 
     def _take(self, word: str, *rest: str) -> None:
@@ -144,6 +179,7 @@ def test_two_kills_inside_two_moves_still_prove_the_history(tmp_path: Path, firs
     story.check()
 
 
+@pytest.mark.slow
 def test_times_never_go_back_when_the_wall_clock_does(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run("DiskLog.append:before:5", skew_ms=3_600_000)
@@ -155,6 +191,7 @@ def test_times_never_go_back_when_the_wall_clock_does(tmp_path: Path) -> None:
     assert times == sorted(times), "a reader saw a time, and later offsets got an earlier one"
 
 
+@pytest.mark.slow
 def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(tmp_path: Path) -> None:
     story = Story(tmp_path)
     for point, hours in (
@@ -170,6 +207,7 @@ def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(t
     assert all(part.ts > story.closed[0] for part in parts if part.first > story.closed[1])
 
 
+@pytest.mark.slow
 def test_a_new_generation_cut_off_half_way_is_begun_again(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run(rounds=5)
@@ -184,6 +222,7 @@ def test_a_new_generation_cut_off_half_way_is_begun_again(tmp_path: Path) -> Non
     assert found[0].first > before + 1 and _numbers(found).keys() == {6, 7, 8, 9, 10}
 
 
+@pytest.mark.slow
 def test_rows_that_are_durable_are_never_without_their_changes(tmp_path: Path) -> None:
     # SkeinDB saved the rows first and its change log afterwards, best effort: a crash between lost the changes.
     story = Story(tmp_path)
@@ -199,6 +238,7 @@ def test_rows_that_are_durable_are_never_without_their_changes(tmp_path: Path) -
     assert 1000 in _numbers(parts) and set(_numbers(parts)) >= story.told
 
 
+@pytest.mark.slow
 def test_a_kill_before_the_log_learned_of_a_move_and_one_inside_the_next_are_no_break(tmp_path: Path) -> None:
     story = Story(tmp_path)
     story.run(rounds=5)

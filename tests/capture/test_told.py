@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from capturing import Running, foreign, running
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.sources.sqlite import witness
@@ -42,6 +43,7 @@ def put_back(copy: Path, path: Path) -> None:
     os.replace(copy, path)
 
 
+@pytest.mark.slow
 def test_numbers_told_before_a_power_failure_do_not_come_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They were not durable in the log, nor in the file: another program wrote them with synchronous = NORMAL."""
     here = str(Path(__file__).parent)
@@ -88,10 +90,10 @@ def test_a_transaction_that_is_committed_into_a_replaced_file_is_not_acknowledge
     with running(tmp_path, poll_seconds=30.0) as one:
         wrong = prepared(one, path)
         tx = one.source.begin()
-        tx.run(lambda session: session.execute("INSERT INTO t VALUES (700, 'nowhere')")).result(20)
+        tx.run(lambda session: session.execute("INSERT INTO t VALUES (700, 'nowhere')")).result(PATIENCE)
         put_back(wrong, path)
         with pytest.raises(HeadwaterError):
-            tx.commit().result(20)
+            tx.commit().result(PATIENCE)
         one.source.wake()
         while path.stat().st_ino != one.source.inode:
             one.log.wait_beyond(one.log.latest, 0.01)

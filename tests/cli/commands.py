@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.suite.waiting import PATIENCE
+
 HEADWATER = [sys.executable, "-m", "headwater"]
-TIMEOUT = 60
+TIMEOUT = PATIENCE
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import HEADWATER, environment, refused, run, run_json
+from tests.suite.waiting import PATIENCE
 
 from headwater import __version__
 from headwater.cli.failure import Failure
@@ -74,18 +75,21 @@ def test_wrong_usage_names_the_nearest_flag_and_the_help_of_the_command(
     assert capsys.readouterr().err == said
 
 
+FREE = ("--http", "127.0.0.1:0", "--grpc", "off")  # ports that no other server on this machine has
+
+
 def test_wrong_settings_end_with_2_and_a_hint(tmp_path: Path) -> None:
     assert "HEADWATER_HTTP" in refused(2, "config", "show", env={"HEADWATER_HTPP": "x:1"})
     assert "an address" in refused(2, "serve", "--http", "nowhere", cwd=tmp_path)
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path)
     assert "openssl" in refused(2, "serve", "--http", "0.0.0.0:0", cwd=tmp_path, env={"HEADWATER_TOKEN": "x"})
     assert "HEADWATER_TOKEN" in refused(2, "serve", "--http", "127.0.0.1:0", "--auth", cwd=tmp_path)
-    assert "mysql://" in refused(2, "serve", "mysql://me:pass@host/db", cwd=tmp_path)
+    assert "mysql://" in refused(2, "serve", "mysql://me:pass@host/db", *FREE, cwd=tmp_path)
 
 
 def test_a_path_that_cannot_be_used_is_an_error_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert "file" in refused(1, "serve", "--data", str(tmp_path / "file"), "--http", "127.0.0.1:0")
+    assert "file" in refused(1, "serve", "--data", str(tmp_path / "file"), *FREE)
 
 
 def test_starting_the_command_line_does_not_load_the_server() -> None:
@@ -103,7 +107,7 @@ def test_a_reader_that_left_is_no_error() -> None:
     process.stdout.close()
     with process.stderr:
         assert process.stderr.read() == b""
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE) == 0
 
 
 # --- settings --------------------------------------------------------------------------------------------
@@ -190,7 +194,7 @@ def test_a_terminal_gets_colours_and_drawn_tables(tmp_path: Path, args: tuple[st
     os.close(theirs)
     with os.fdopen(ours, "rb", buffering=0) as terminal:
         text = b"".join(iter(lambda: read_terminal(terminal.fileno()), b"")).decode()
-    assert process.wait(30) == 0 and shown in text
+    assert process.wait(PATIENCE) == 0 and shown in text
 
 
 def read_terminal(terminal: int) -> bytes:

@@ -47,7 +47,7 @@ def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> No
     assert tempfile.gettempdir() not in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=60, every_time=True)
 @pytest.mark.spark
 def test_the_demo_plays_on_postgresql_too(tmp_path: Path) -> None:
     if not embedded():

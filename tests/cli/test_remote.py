@@ -3,6 +3,8 @@
 import socket
 import threading
 
+from tests.suite.waiting import PATIENCE
+
 from headwater.cli.remote import Remote
 
 ANSWER = b'{"ok": true, "result": 7}'
@@ -27,6 +29,6 @@ def test_a_connection_that_the_server_let_go_is_made_again() -> None:
         remote = Remote(f"http://127.0.0.1:{listener.getsockname()[1]}")
         for _ in range(3):
             assert remote.call("x") == 7
-            assert closed.acquire(timeout=10)
+            assert closed.acquire(timeout=PATIENCE)
         remote.close()
-        thread.join(10)
+        thread.join(PATIENCE)

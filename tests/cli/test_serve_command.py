@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from commands import Served, query, refused, run, run_json, script, served
+from tests.suite.waiting import PATIENCE
 
 from headwater.log.disk import DiskLog
 
@@ -26,6 +27,21 @@ def test_it_says_where_it_is_once_it_is_ready(server: Served) -> None:
     assert words == ["headwater", "ready", "at", server.url, "grpc"]
     assert (databases, main) == ("databases", "main")
     assert grpc.startswith("127.0.0.1:") and grpc not in server.url
+
+
+def test_server_is_one_process_that_connects_to_nobody(server: Served) -> None:
+    server.sql("CREATE TABLE captured (id INTEGER PRIMARY KEY)")
+    server.sql("INSERT INTO captured VALUES (1)")
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    assert children == "", "everything is done by one process"
+    mine = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    ports = {int(address.rpartition(":")[2]) for address in (server.url, server.grpc)}
+    table = "".join(Path(f"/proc/net/{name}").read_text().partition("\n")[2] for name in ("tcp", "tcp6"))
+    for line in table.splitlines():
+        local, inode = line.split()[1], line.split()[9]
+        if f"socket:[{inode}]" in mine:
+            assert int(local.rpartition(":")[2], 16) in ports, "it listens, and opened no connection itself"
 
 
 def test_sql_binds_arguments_as_json_or_as_text(server: Served) -> None:
@@ -111,7 +127,7 @@ def wait_for_the_log(server: Served) -> None:
     log = DiskLog.open(server.errors.parent / "data" / "main.log.db", read_only=True)
     try:
         latest = run_json("status", "--server", server.url)["databases"]["main"]["latest"]
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while log.latest < latest:
             assert time.monotonic() < deadline, "the log never held the newest change"
             time.sleep(0.01)

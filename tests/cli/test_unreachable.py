@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from certificates import Authority
 from serving import Client, NoDatabases, serving
+from tests.suite.waiting import PATIENCE
 
 from headwater.cli.failure import UNREACHABLE, Failure
 from headwater.cli.feed import Feed
@@ -88,6 +89,6 @@ def test_somebody_who_hangs_up_is_no_server() -> None:
             thread = threading.Thread(target=hang_up, args=(times,))
             thread.start()
             said = complaints(f"{scheme}://{address}")
-            thread.join(10)
+            thread.join(PATIENCE)
             start = "no server answers at" if scheme == "http" else "TLS with"
             assert all(message.startswith(f"{start} {scheme}://{address}") and hint for message, hint in said)

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.client.asking import ask_sync
 from tests.client.faulty import ARROW, Asked, Faulty, Reply, arrow_body, failure, problem, result
+from tests.suite.waiting import PATIENCE
 
 from headwater.client import AsyncClient, Client, Range
 from headwater.client.connections import Connections
@@ -105,6 +106,7 @@ def wire(range: Range) -> dict[str, Any]:
 # --- rows ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("ranges", [False, True], ids=["span", "ranges"])
 def test_every_row_comes_once_however_often_the_line_breaks(faulty: Faulty, ask: Any, seed: int, ranges: bool) -> None:
@@ -167,10 +169,11 @@ def test_without_progress_it_gives_up_with_the_last_error(
 ) -> None:
     faulty.answer = lambda asked: reply
     with pytest.raises(kind):
-        ask(faulty.url, snapshot, patience=0.3)
+        ask(faulty.url, snapshot, patience=2.0)
     assert len(faulty.asked) > 1
 
 
+@pytest.mark.slow
 def test_rows_are_progress(faulty: Faulty, ask: Any) -> None:
     """A line that breaks after every batch takes longer than its patience, and still gets there."""
 
@@ -180,7 +183,7 @@ def test_rows_are_progress(faulty: Faulty, ask: Any) -> None:
         return Reply(whole, kind=ARROW, cut=len(rows_body([first], 1)) - 8 if first < 20 else None)
 
     faulty.answer = answer
-    assert ids_of(ask(faulty.url, snapshot, patience=0.25)) == list(range(20))
+    assert ids_of(ask(faulty.url, snapshot, patience=1.0)) == list(range(20))
 
 
 def test_a_slice_of_the_log_goes_on_after_what_it_covered(faulty: Faulty, ask: Any) -> None:
@@ -237,6 +240,7 @@ def call(method: str, **params: Any) -> Any:
     return lambda client: client.call(method, **params)
 
 
+@pytest.mark.slow
 def test_a_read_whose_answer_was_lost_is_asked_again(faulty: Faulty, ask: Any) -> None:
     whole = result({"row": 1})
     faulty.replies = [Reply(never=True), whole._replace(cut=9), Reply(b"<html>", 502, "text/html"), whole]
@@ -271,12 +275,12 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_no_write(faulty: Fa
     def insert(client: Client) -> None:
         for _ in range(3):
             found.append(client.call("data.insert"))
-            assert faulty.hung_up.acquire(timeout=10)
+            assert faulty.hung_up.acquire(timeout=PATIENCE)
 
     async def insert_async(client: AsyncClient) -> None:
         for _ in range(3):
             found.append(await client.call("data.insert"))
-            assert faulty.hung_up.acquire(timeout=10)
+            assert faulty.hung_up.acquire(timeout=PATIENCE)
 
     ask(faulty.url, insert if ask is ask_sync else insert_async)
     assert found == [1, 2, 3]
@@ -289,7 +293,7 @@ def test_a_kept_connection_is_looked_at_before_it_is_used(faulty: Faulty) -> Non
         for number in (1, 2):
             status, headers, body = connections.exchange(Request("GET", "/", {}))
             assert rpc_result(status, headers, body) == number
-            assert faulty.hung_up.acquire(timeout=10)
+            assert faulty.hung_up.acquire(timeout=PATIENCE)
 
 
 def test_a_server_that_is_not_there_is_waited_for_and_then_named(ask: Any) -> None:

@@ -102,12 +102,14 @@ class Read:
 # --- rows ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_killed_worker_costs_no_row_and_repeats_none(large: Live, ask: Any) -> None:
     killed: list[int] = []
     assert Read(lambda: killed.append(kill_worker(large))).by(ask, large) == list(range(1, MANY + 1))
     assert large._server._pulls is not None and large._server._pulls.worker_pid not in killed
 
 
+@pytest.mark.slow
 def test_ranges_may_be_split_and_merged_while_they_are_read(large: Live, ask: Any) -> None:
     with Client(large.url) as client:
         known = client.ranges("main", "t", 4 << 20)

@@ -8,7 +8,8 @@ import time
 from itertools import count
 from typing import Any
 
-from tests.conformance.readers import PATIENCE, web_socket
+from tests.conformance.readers import web_socket
+from tests.suite.waiting import PATIENCE
 from websockets.exceptions import ConnectionClosed
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from tests.conformance.readers import SseReader, WsReader
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig, FeedsConfig, LogConfig, PostgresConfig, ServeConfig
@@ -19,11 +19,17 @@ from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
 from headwater.serve.server import Server, loop_factory
 
-PATIENCE = 10.0  # nothing in these tests takes this long unless it is broken
-
 
 class Live:
     """Starts at once. What the settings do not name has its default; `url` is where `main` is, if not embedded."""
+
+    # Virtual tables first: they take the tables behind them with them.
+    TABLES = """
+SELECT upper(type), '"' || replace(name, '"', '""') || '"' FROM sqlite_schema
+WHERE type IN ('table', 'view') AND substr(name, 1, 7) <> 'sqlite_' AND substr(name, 1, 11) <> '_headwater_'
+ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
+"""
+    CASCADE = ""
 
     def __init__(
         self,
@@ -56,7 +62,8 @@ class Live:
         """Open everything and serve it on a free port."""
         self.app = App(self.config)
         self.api = Api.over(self.app)
-        self._server = Server(self.config.serve, self.api, self.app.open_feeds)
+        keys = None if self.config.serve.token is None else Path(self.config.data)
+        self._server = Server(self.config.serve, self.api, self.app.open_feeds, keys)
         self.app.start()
         self._started, self._failure = threading.Event(), []
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -101,6 +108,20 @@ class Live:
         self.app.close()
         if self._failure:
             raise self._failure[0]
+
+    def remove(self) -> None:
+        """Stop for good."""
+        self.stop()
+
+    def drop_tables(self, before: list[list[Any]]) -> None:
+        """Drop every table and view that was not there `before`, as `tables` listed them."""
+        for kind, name in self.tables():
+            if [kind, name] not in before:
+                self.sql(f"DROP {kind} IF EXISTS {name}{self.CASCADE}")
+
+    def tables(self) -> list[list[Any]]:
+        """List the tables and views as pairs of TABLE or VIEW and the quoted name."""
+        return self.sql(self.TABLES)
 
     def leave(self) -> None:
         """Close every reader that was opened here."""
@@ -210,6 +231,4 @@ class Live:
 
     def until(self, holds: Callable[[], bool]) -> None:
         """Ask again and again, until `holds`."""
-        deadline = time.monotonic() + PATIENCE
-        while not holds():
-            assert time.monotonic() < deadline, "it never came to be"
+        wait_until(holds)

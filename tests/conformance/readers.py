@@ -10,10 +10,10 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from tests.suite.waiting import PATIENCE
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-PATIENCE = 10.0
 CHANGES = frozenset(("insert", "update", "delete", "schema_change", "truncate"))
 
 

@@ -8,6 +8,7 @@ import httpx
 import pyarrow as pa
 import pytest
 from tests.conformance.live import Live
+from tests.suite.waiting import PATIENCE
 
 ARROW = "application/vnd.apache.arrow.stream"
 
@@ -51,7 +52,7 @@ def test_filters_hold_for_arrow_too(server: Live, table: str) -> None:
 def test_a_live_stream_delivers_as_it_comes_and_ends_whole_when_the_shape_changes(server: Live, table: str) -> None:
     url = f"/api/v1/changes/main/{table}?from_offset={latest(server)}"
     with (
-        httpx.Client(base_url=server.url, timeout=20) as client,
+        httpx.Client(base_url=server.url, timeout=PATIENCE) as client,
         client.stream("GET", url, headers={"accept": ARROW}) as body,
     ):
         server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")

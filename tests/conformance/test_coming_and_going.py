@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.conformance.live import Live
+from tests.suite.waiting import PATIENCE
 from websockets.exceptions import InvalidStatus
 
 
@@ -87,7 +88,7 @@ def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypat
     server.ok("cdc.pause", sub_id=sub["sub_id"])
     stream = server.sse(sub)
     assert stream.next().word == "backpressure"
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE
     while not stream.comments:
         with pytest.raises(TimeoutError):
             stream.frame(0.3)
@@ -101,13 +102,13 @@ def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypat
 def test_a_silent_stream_is_no_idle_connection(
     start: Callable[..., Live], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.serve.server.KEEP_ALIVE_SECONDS", 0.1)
-    monkeypatch.setattr("headwater.serve.connection.BoundedHttp.head_seconds", 0.1)
+    monkeypatch.setattr("headwater.serve.server.KEEP_ALIVE_SECONDS", 2.0)  # enough to ask on a busy machine
+    monkeypatch.setattr("headwater.serve.connection.BoundedHttp.head_seconds", 2.0)
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     stream = live.stream(transport, live.subscribe("t"))
     with pytest.raises(TimeoutError):
-        stream.frame(0.4)
+        stream.frame(2.5)
 
 
 # --- too many --------------------------------------------------------------------------------------------

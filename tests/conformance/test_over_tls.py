@@ -65,17 +65,11 @@ def shared(certified: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 
 
 @pytest.fixture
-def start(certified: dict[str, Any], tmp_path: Path) -> Iterator[Callable[..., Live]]:
-    made: list[Live] = []
+def make_live(certified: dict[str, Any]) -> Callable[..., Live]:
+    def make(data: Path, **settings: Any) -> Live:
+        return Live(data, serve=certified | settings.pop("serve", {}), **settings)
 
-    def begin(**settings: Any) -> Live:
-        serve = certified | settings.pop("serve", {})
-        made.append(Live(tmp_path / f"data{len(made)}", serve=serve, **settings))
-        return made[-1]
-
-    yield begin
-    for live in made:
-        live.stop()
+    return make
 
 
 # --- our own clients ---------------------------------------------------------------------------------------

@@ -52,6 +52,12 @@ def test_a_poll_shows_every_state(live: Live) -> None:
     assert stands() == ("resnapshot_required", 9, 0, True)
 
 
+def test_changes_that_the_log_dropped_are_counted(live: Live) -> None:
+    write(live, 30)
+    live.until(lambda: live.ok("stats.snapshot")["databases"]["main"]["latest"] == 31)
+    live.until(lambda: live.ok("stats.snapshot")["cdc"]["dropped_events_total"] == 31 - RETAINED)
+
+
 def test_streams_tell_each_change_for_the_worse_once(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
@@ -85,12 +91,40 @@ def test_a_stream_hears_of_the_way_back_to_pressure_but_not_of_a_state_that_stay
 def test_a_stream_that_keeps_up_without_acks_is_pressed_but_not_cut_off(live: Live, transport: str) -> None:
     sub = live.subscribe("t")
     stream = live.stream(transport, sub)
+    frames = []
     for _ in range(3 * RETAINED):
         write(live, 1)
-        stream.changes(1)
+        frames += stream.upto("insert")
     live.until(lambda: live.poll(sub)["resnapshot_required"])
     write(live, 1)
-    assert stream.next("insert", "resnapshot").word == "insert", "it has seen everything"
+    frames += stream.upto("insert")
+    states = [frame.data["state"] for frame in frames if frame.word == "backpressure"]
+    assert "resnapshot" not in [frame.word for frame in frames], "it has seen everything"
+    while "resnapshot_required" not in states:
+        states.append(stream.next("backpressure").data["state"])
+    assert states == ["pressure", "throttle", "resnapshot_required"], "its acks are lost, and it hears of it"
+
+
+def test_stream_hears_of_states_that_one_commit_passes(live: Live, transport: str) -> None:
+    sub = live.subscribe("t")
+    stream = live.stream(transport, sub)
+    write(live, 1)
+    stream.changes(1)
+    live.sql("INSERT INTO t(v) VALUES ('x'), ('x'), ('x'), ('x'), ('x'), ('x')")
+    first, second = stream.next("backpressure").data, stream.next("backpressure").data
+    assert [(each["state"], each["lag"]) for each in (first, second)] == [("pressure", 4), ("throttle", 7)]
+
+
+def test_stream_hears_of_a_state_that_an_ack_ends_at_once(live: Live, transport: str) -> None:
+    sub = live.subscribe("t")
+    stream = live.stream(transport, sub)
+    write(live, 1)
+    stream.changes(1)
+    live.ok("cdc.ack", sub_id=sub["sub_id"], offset=sub["offset"] + 1)
+    for count in range(1, 6):
+        write(live, 4)
+        live.ok("cdc.ack", sub_id=sub["sub_id"], offset=sub["offset"] + 1 + 4 * count)
+        assert stream.next("backpressure").data["state"] == "pressure"
 
 
 def test_a_paused_stream_that_is_lost_is_told_and_ends(live: Live, transport: str) -> None:
@@ -99,8 +133,9 @@ def test_a_paused_stream_that_is_lost_is_told_and_ends(live: Live, transport: st
     live.ok("cdc.pause", sub_id=sub["sub_id"])
     assert stream.next("backpressure").data["state"] == "paused"
     write(live, RETAINED + 2)
-    *_, last = stream.rest()
+    *_, before, last = stream.rest()
     assert last.word == "resnapshot" and last.data["reason"] == "wal_horizon_exceeded"
+    assert (before.word, before.data["state"]) == ("backpressure", "resnapshot_required")
 
 
 def test_a_forecast_says_when_the_log_will_outrun_a_subscriber(live: Live) -> None:
@@ -110,6 +145,32 @@ def test_a_forecast_says_when_the_log_will_outrun_a_subscriber(live: Live) -> No
     live.until(lambda: "will_expire_at_ms" in live.poll(sub)["backpressure"])
     (listed,) = live.ok("cdc.list", sub_id=sub["sub_id"])["subscriptions"]
     assert listed["will_expire_at_ms"] > listed["created_ms"]
+
+
+@pytest.mark.slow
+def test_limit_by_age_presses_and_loses_who_does_not_ack(start: Callable[..., Live], transport: str) -> None:
+    live = start(log={"retention_age": 4.0})
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    sub = live.subscribe("t")
+    stream = live.stream(transport, sub)
+    write(live, 1)
+    stream.changes(1)
+    live.until(lambda: "will_expire_at_ms" in live.poll(sub)["backpressure"])
+    told = [stream.next("backpressure").data["state"]]
+    while told[-1] != "resnapshot_required":
+        told.append(stream.next("backpressure").data["state"])
+    assert told == ["pressure", "throttle", "resnapshot_required"]
+
+
+@pytest.mark.slow
+def test_limit_by_bytes_presses_who_does_not_ack(start: Callable[..., Live]) -> None:
+    live = start(log={"retention_bytes": 1_000_000})
+    live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
+    sub = live.subscribe("t")
+    for _ in range(7):
+        live.sql("INSERT INTO t(v) VALUES(hex(randomblob(100000)))")
+    live.until(lambda: live.poll(sub)["backpressure"]["state"] != "healthy")
+    assert live.poll(sub)["backpressure"]["remaining_until_resnapshot"] < 100
 
 
 # --- the counters ----------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from tests.conformance.live import PATIENCE, Live
+from tests.conformance.live import Live
 from tests.ranges.reading import Rows, folded, rows_in, told
+from tests.suite.waiting import PATIENCE
 
 from headwater.serve import pulls
 

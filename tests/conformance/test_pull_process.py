@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.capture.capturing import foreign
-from tests.conformance.live import PATIENCE, Live
+from tests.conformance.live import Live
 from tests.conformance.test_pull import ended, log_url, problem, rows, snapshot_url, version_of
+from tests.suite.waiting import PATIENCE
 
 TOKEN = "s3cret-token"
 

@@ -235,6 +235,38 @@ def test_a_floor_that_is_not_reached_is_a_failed_precondition(server: Live, tabl
     assert error["code"] == "precondition_failed"
 
 
+def test_tag_with_floor_is_not_modified_only_when_the_floor_is_reached(server: Live, table: str, query: str) -> None:
+    tag = get(server, query, "open").headers["etag"]
+    written = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (8, 'shut', 8)")["result"]["causality"]
+    reached = base64.urlsafe_b64encode(json.dumps(written).encode()).decode()
+    assert get(server, query, "open", if_none_match=tag, x_headwater_causality=reached).status_code == 304
+    (dep,) = written["deps"]
+    ahead = {**written, "deps": [{**dep, "v": dep["v"] + 10**9}]}
+    unreached = base64.urlsafe_b64encode(json.dumps(ahead).encode()).decode()
+    refused = get(server, query, "open", if_none_match=tag, x_headwater_causality=unreached)
+    assert (refused.status_code, refused.json()["code"]) == (412, "precondition_failed")
+    written = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (9, 'open', 9)")["result"]["causality"]
+    reached = base64.urlsafe_b64encode(json.dumps(written).encode()).decode()
+    answer = get(server, query, "open", if_none_match=tag, x_headwater_causality=reached)
+    assert answer.status_code == 200 and answer.headers["etag"] != tag
+
+
+def test_floor_of_the_older_format_is_held_as_the_newer_one(server: Live, table: str, query: str) -> None:
+    written = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (8, 'open', 8)")["result"]["causality"]
+    older = {**written, "format": "etag_chain_v1"}
+    told = server.ok("query.execute_prepared", query_id=query, args=["open"], min_causality=older)
+    assert told["causality"]["deps"] == written["deps"]
+    older["deps"] = [{**dep, "v": dep["v"] + 10**9} for dep in written["deps"]]
+    error = server.error("query.execute_prepared", query_id=query, args=["open"], min_causality=older)
+    assert error["code"] == "precondition_failed"
+
+
+def test_capabilities_tell_of_the_causality_that_writes_carry(server: Live, table: str) -> None:
+    assert server.ok("system.capabilities")["causal_etags"] is True
+    (dep,) = server.ok("sql.exec", sql=f"INSERT INTO {table} VALUES (1, 'x', 1)")["result"]["causality"]["deps"]
+    assert dep["table"] == f"main.{table}" and dep["v"] > 0
+
+
 # --- patches ---------------------------------------------------------------------------------------------
 
 

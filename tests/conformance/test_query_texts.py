@@ -15,7 +15,7 @@ def test_blanks_and_semicolons_around_a_text_make_no_other_query(server: Live, t
         assert server.ok("query.explain", sql=text)["query_id"] == first["query_id"]
     assert server.ok("query.prepare", sql=plain.lower())["query_id"] != first["query_id"]
     text = f"SELECT ';' FROM {table} -- x;"
-    assert server.ok("query.prepare", sql=text)["canonical"] == {"sql": text[:-1]}
+    assert server.ok("query.prepare", sql=text)["canonical"] == {"sql": f"SELECT ';' FROM {table}"}
     for none in (";", " ", ""):
         assert server.error("query.prepare", sql=none)["code"] == "invalid_request"
 

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.conformance.live import Live
+from tests.suite.waiting import PATIENCE
 
 from doc_pages import blocks, page
 
@@ -22,8 +23,8 @@ def at_once(server: Live, work: Callable[[httpx.Client, int], None], count: int 
 
     def run(number: int) -> None:
         try:
-            with httpx.Client(base_url=server.url, timeout=20) as client:
-                barrier.wait(20)
+            with httpx.Client(base_url=server.url, timeout=PATIENCE) as client:
+                barrier.wait(PATIENCE)
                 work(client, number)
         except BaseException as error:  # shown by the test
             failures.append(error)

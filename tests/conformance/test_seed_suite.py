@@ -186,7 +186,8 @@ def test_a_stream_beyond_the_horizon_says_so_and_ends(start: Callable[..., Live]
     sub = lost(live)
     live.until(lambda: live.poll(sub)["resnapshot_required"])
     stream = live.stream(transport, sub)
-    (frame,) = stream.rest()
+    pressure, frame = stream.rest()
+    assert (pressure.word, pressure.data["state"]) == ("backpressure", "resnapshot_required")
     generation = live.app.database("main").log.generation
     assert frame == (
         "2" if transport == "sse" else 2,

@@ -367,3 +367,28 @@ def test_a_table_that_is_replaced_before_its_rows_are_read(server: Live, table: 
         elif change["op"] == "insert" and change["table"] == other:
             known.add(change["pk"][0])
     assert known == {1}
+
+
+def test_poll_from_an_offset_inside_a_snapshot_is_refused_until_its_end(server: Live, table: str) -> None:
+    fill(server, table, 50)
+    sub = server.subscribe(table, start="snapshot")
+    for _ in range(2):  # the second time by a client that forgot the rows, while the server had read them all
+        page = server.poll(sub, limit=10)
+        known = Folded()
+        while not page["snapshot"]["done"]:
+            known.take(page["events"])
+            refused = server.rpc("cdc.poll", sub_id=sub["sub_id"], from_offset=page["next_offset"])["error"]
+            assert refused["code"] == "invalid_request" and "snapshot.cursor" in refused["details"]["hint"]
+            page = server.poll(sub, limit=10, cursor=page["snapshot"]["cursor"])
+        known.take(page["events"])
+        assert known.rows == now(server, table)
+    server.sql(f"DELETE FROM {table} WHERE id = 7")
+    known.take(server.changes(sub, from_offset=page["next_offset"]))
+    assert known.rows == now(server, table)
+
+
+def test_first_poll_of_a_snapshot_may_name_the_offset_of_the_subscription(server: Live, table: str) -> None:
+    fill(server, table, 5)
+    sub = server.subscribe(table, start="snapshot")
+    page = server.poll(sub, from_offset=sub["offset"])
+    assert len(page["events"]) == 5

@@ -315,7 +315,8 @@ def test_a_stream_of_changes_beyond_the_horizon_says_so_and_ends(start: Callable
         live.sql(f"INSERT INTO t VALUES({id})")
     live.until(lambda: live.ok("stats.snapshot")["cdc"]["earliest_offset"] == 5)
     stream = live.get("/api/v1/changes/main/t?from_offset=1")
-    (frame,) = stream.rest()
+    pressure, frame = stream.rest()
+    assert (pressure.word, pressure.data["state"]) == ("backpressure", "resnapshot_required")
     assert (frame.id, frame.word, frame.data["reason"]) == ("4", "resnapshot", "wal_horizon_exceeded")
 
 

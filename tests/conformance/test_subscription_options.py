@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.conformance.live import Live
+from tests.suite.waiting import PATIENCE
 
 
 def keys(changes: list[dict[str, Any]]) -> list[Any]:
@@ -232,14 +233,14 @@ def test_the_url_of_a_huge_transaction_shows_it_as_the_subscriber_asked(server: 
 def test_a_long_poll_answers_as_soon_as_a_matching_change_commits(server: Live, table: str) -> None:
     sub = server.subscribe(table, where="total > 100")
     answered: list[dict[str, Any]] = []
-    waiting = threading.Thread(target=lambda: answered.append(server.poll(sub, wait_ms=9_000)))
+    waiting = threading.Thread(target=lambda: answered.append(server.poll(sub, wait_ms=60_000)))
     began = time.monotonic()
     waiting.start()
     server.until(lambda: server.metric("headwater_polls") == 1)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")  # does not match
     server.sql(f"INSERT INTO {table} VALUES(2, 'a', 500)")
-    waiting.join(9)
-    assert time.monotonic() - began < 5, "well within the wait"
+    waiting.join(PATIENCE)
+    assert time.monotonic() - began < 50, "well within the wait"
     assert keys(answered[0]["events"]) == [2] and answered[0]["next_offset"] == sub["offset"] + 2
 
 
@@ -247,12 +248,12 @@ def test_a_long_poll_is_empty_at_its_deadline_and_moves_over_what_did_not_match(
     sub = server.subscribe(table, where="total > 100")
     began = time.monotonic()
     answered: list[dict[str, Any]] = []
-    waiting = threading.Thread(target=lambda: answered.append(server.poll(sub, wait_ms=400)))
+    waiting = threading.Thread(target=lambda: answered.append(server.poll(sub, wait_ms=2_000)))
     waiting.start()
     server.until(lambda: server.metric("headwater_polls") == 1)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
-    waiting.join(9)
-    assert time.monotonic() - began >= 0.4
+    waiting.join(PATIENCE)
+    assert time.monotonic() - began >= 2
     (page,) = answered
     assert (page["events"], page["next_offset"], page["caught_up"]) == ([], sub["offset"] + 1, True)
 
@@ -261,14 +262,14 @@ def test_a_long_poll_hears_of_pause_and_close(server: Live, table: str) -> None:
     for method in ("pause", "close"):
         sub = server.subscribe(table)
         answered: list[dict[str, Any]] = []
-        asked = {"sub_id": sub["sub_id"], "wait_ms": 9_000}
+        asked = {"sub_id": sub["sub_id"], "wait_ms": 60_000}
         waiting = threading.Thread(
             target=lambda asked=asked, into=answered: into.append(server.rpc("cdc.poll", **asked))
         )
         waiting.start()
         server.until(lambda: server.metric("headwater_polls") == 1)
         server.ok(f"cdc.{method}", sub_id=sub["sub_id"])
-        waiting.join(5)
+        waiting.join(PATIENCE)
         (answer,) = answered
         if method == "pause":
             assert answer["result"]["backpressure"]["state"] == "paused"
@@ -280,8 +281,8 @@ def test_a_poll_that_finds_something_does_not_wait(server: Live, table: str) -> 
     sub = server.subscribe(table)
     server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
     began = time.monotonic()
-    assert len(server.changes(sub, wait_ms=9_000)) == 1
-    assert time.monotonic() - began < 4
+    assert len(server.changes(sub, wait_ms=60_000)) == 1
+    assert time.monotonic() - began < 50
 
 
 @pytest.mark.parametrize(

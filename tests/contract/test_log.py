@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from tests.log.samples import ITEMS, ORDERS, fill, flat, ids, in_parts, inserts, transaction, transactions
+from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.block import encode
@@ -314,7 +315,7 @@ def test_a_new_generation_never_reuses_an_offset(log: Log) -> None:
 sizes = st.lists(st.one_of(st.integers(1, 4), st.integers(1, 900)), min_size=1, max_size=25)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=sizes, repeat=st.sampled_from([1, 1, 40]), keep=st.integers(1, 3000))
 def test_merging_changes_nothing_that_can_be_read(
     make: Callable[[Path], Log],

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.sources.postgres.pg_source import PgRig, shared_server
 from tests.sources.rig import MemoryNotes
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
 from headwater.errors import InvalidRequest, NotFound, NotSupported
@@ -56,7 +57,7 @@ class Sqlite(Driver):
     def __init__(self, folder: Path) -> None:
         self.source = SqliteSource("main", str(folder / "a.db"), notes=MemoryNotes(), config=SqliteConfig())
         assert self.proof() == ""
-        self.source.write(lambda s: s.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")).result(10)
+        self.source.write(lambda s: s.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")).result(PATIENCE)
 
     def commit(self, *changes: tuple[Row | None, Row | None]) -> None:
         def work(session: Any) -> None:
@@ -68,7 +69,7 @@ class Sqlite(Driver):
                 else:
                     session.execute("UPDATE t SET k = ?, v = ? WHERE k = ?", (*after, before[0]))
 
-        self.source.write(work).result(30)
+        self.source.write(work).result(PATIENCE)
 
 
 class Postgres(Driver):
@@ -193,7 +194,7 @@ def test_a_wait_ends_when_something_happens(driver: Driver, end: str) -> None:
         "commit": lambda: driver.commit((None, (9, 9))),
     }
     actions[end]()
-    assert done.wait(20)
+    assert done.wait(PATIENCE)
     thread.join()
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from tests.suite.waiting import PATIENCE
 
 from headwater.feeds.filters import Cut
 from headwater.feeds.framing import Enclosing
@@ -220,7 +221,7 @@ def in_loop(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
     """The value of `work()`, in a loop of its own, and not for ever."""
 
     async def bounded() -> T:
-        return await asyncio.wait_for(work(), 30)
+        return await asyncio.wait_for(work(), PATIENCE)
 
     return asyncio.run(bounded())
 

@@ -45,6 +45,8 @@ class Comparison:
     def pin(self) -> Pin | None:
         return None if self._operator == ">" else Pin(self._name, self._values)
 
+    calls = ()
+
     @property
     def is_cheap(self) -> bool:
         return True

@@ -6,8 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.feeds.fed import Fed, insert
 
-from headwater.feeds.backpressure import NO_LIMIT, Forecast, Limits, Pressure, counters, pressure, why_lost
+from headwater.feeds.backpressure import (
+    NO_LIMIT,
+    Forecast,
+    Limits,
+    Pressure,
+    counters,
+    pressure,
+    states_between,
+    why_lost,
+)
 from headwater.log.memory import MemoryLog
+from headwater.log.retention import Spent
 
 
 def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bool = False) -> Pressure:
@@ -227,3 +237,52 @@ def test_a_new_generation_has_dropped_what_came_before_it_from_its_beginning_on(
     empty = dropped()
     fed.commit(insert(3))
     assert empty == dropped() == fed.log.generation_first - 1 == fed.log.horizon - 1
+
+
+@pytest.mark.parametrize(
+    ("known", "state", "lag", "between"),
+    [
+        ("healthy", "throttle", 7, ["pressure"]),
+        ("healthy", "resnapshot_required", 9, ["pressure", "throttle"]),
+        ("healthy", "resnapshot_required", 5, ["pressure"]),  # lost by age
+        ("healthy", "resnapshot_required", 1, []),
+        ("pressure", "resnapshot_required", 9, ["throttle"]),
+        ("healthy", "pressure", 4, []),
+        ("throttle", "pressure", 5, []),
+        ("paused", "throttle", 7, []),
+        ("healthy", "paused", 7, []),
+        (None, "throttle", 7, []),  # nobody looked before
+    ],
+)
+def test_states_between_two_looks_are_those_of_a_growing_lag(
+    known: str | None, state: str, lag: int, between: list[str]
+) -> None:
+    found = states_between(known, Pressure(state, lag, 0, False), Limits.of(8))
+    assert [each.state for each in found] == between
+    assert [each.lag for each in found] == [{"pressure": 4, "throttle": 6}[name] for name in between]
+
+
+def test_pressure_is_not_between_where_it_begins_with_throttle() -> None:
+    assert states_between("healthy", Pressure("throttle", 1, 0, False), Limits.of(1)) == []
+
+
+SHARES = [(0.49, "healthy"), (0.5, "pressure"), (0.74, "pressure"), (0.75, "throttle")]
+
+
+@pytest.mark.parametrize(("share", "state"), SHARES)
+def test_limit_by_bytes_or_age_counts_where_it_is_stricter(share: float, state: str) -> None:
+    found = pressure(cursor=0, latest=1, limits=Limits.of(1000), paused=False, lost=False, spent=Spent(share, 7, 5_000))
+    assert (found.state, found.remaining_until_resnapshot, found.will_expire_at_ms) == (state, 7, 5_000)
+
+
+def test_limit_by_count_counts_where_it_is_stricter() -> None:
+    found = pressure(
+        cursor=0,
+        latest=8,
+        limits=Limits.of(10),
+        paused=False,
+        lost=False,
+        will_expire_at_ms=4_000,
+        spent=Spent(0.1, 50, 5_000),
+    )
+    assert (found.state, found.remaining_until_resnapshot, found.will_expire_at_ms) == ("throttle", 2, 4_000)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from tests.feeds.fed import ITEMS, WIDER, Fed, Writer, in_loop, insert, moments, name, run, settled
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import OffsetExpired
 from headwater.feeds import batches as batches_module
@@ -144,7 +145,7 @@ def test_it_ends_whole_whenever_it_is_told_to(how: str, count: int) -> None:
                 batches.changed()
             else:
                 getattr(batches, how)()
-            assert offsets(await asyncio.wait_for(task, 5)) in ([], [1])
+            assert offsets(await asyncio.wait_for(task, PATIENCE)) in ([], [1])
 
     in_loop(work)
 
@@ -162,7 +163,7 @@ def test_past_the_horizon_it_is_lost(asleep: bool) -> None:
                 await moments(5)
                 fed.new_generation()
                 with pytest.raises(OffsetExpired):
-                    await asyncio.wait_for(task, 5)
+                    await asyncio.wait_for(task, PATIENCE)
             else:
                 for id in range(1, 20):
                     fed.commit(insert(id))
@@ -183,7 +184,7 @@ def test_a_quiet_filter_does_not_fall_off_a_busy_log() -> None:
                 fed.commit(name(f"n{number}"))
                 await settled(here.hub, fed)
             fed.commit(insert(1))
-            piece = await asyncio.wait_for(task, 5)
+            piece = await asyncio.wait_for(task, PATIENCE)
             batches.stop()
             assert offsets((piece or b"") + await everything(batches)) == [101]
 

@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.feeds.test_quick_images import BY_TEXT, PAIRED, QUOTED, VALUE, WIDE
+from tests.suite.examples import examples
 
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.debezium_quickly import IS_BUILT, Compiled, debezium
@@ -38,7 +39,8 @@ def changes_of(table: Table, old: Row, new: Row) -> tuple[Change, ...]:
     )
 
 
-@settings(deadline=None, derandomize=True, max_examples=800)
+@pytest.mark.slow
+@examples(800)
 @given(
     ROW,
     ROW,
@@ -86,7 +88,8 @@ def one(value: Any, kind: str = "any") -> tuple[bytes, bytes]:
     return Debezium(ALIKE).change(part, 1, change, Op.UPDATE), Compiled(ALIKE).change(part, 1, change, Op.UPDATE)
 
 
-@settings(deadline=None, derandomize=True, max_examples=3000)
+@pytest.mark.slow
+@examples(800)
 @given(
     st.floats()
     | st.builds(lambda whole, places: whole / 10**places, st.integers(-(10**16), 10**16), st.integers(0, 8))
@@ -104,6 +107,7 @@ def test_floats_at_the_edges(value: float) -> None:
         assert compiled == python
 
 
+@pytest.mark.slow
 def test_every_character_at_every_place() -> None:
     for char in [*map(chr, range(0x100)), "\u2028", "\U0001f600", "\udc80"]:
         for place in range(17):

@@ -134,6 +134,7 @@ def columns_pass(options: Options, change: Change, op: Op) -> bool:
     return any(repr(change.before[place]) != repr(change.after[place]) for place in places)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_decides_as_the_contract_says(data: st.DataObject) -> None:
     table, other = data.draw(st.sampled_from(TABLES)), data.draw(st.sampled_from(TABLES))
@@ -144,6 +145,7 @@ def test_decides_as_the_contract_says(data: st.DataObject) -> None:
     assert Filter(options, SOURCE).decide(changes) == wanted
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_decides_as_the_contract_says_where_a_snapshot_cuts(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
@@ -186,6 +188,7 @@ def written(held: dict[bytes, Row]) -> dict[bytes, str]:
     return {place: repr(row) for place, row in held.items()}  # 1 == 1.0, but it is not what the table holds
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_feed_folds_into_the_table_under_the_filter(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
@@ -195,6 +198,7 @@ def test_a_feed_folds_into_the_table_under_the_filter(data: st.DataObject) -> No
     assert written(found) == written(under(options, table, held))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_feed_of_some_columns_folds_into_those(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
@@ -215,6 +219,7 @@ def test_a_feed_of_some_columns_folds_into_those(data: st.DataObject) -> None:
     assert repr(sorted(found.items())) == repr(sorted(wanted.items()))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_snapshot_in_chunks_and_the_changes_after_each_fold_into_the_table(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))
@@ -237,6 +242,7 @@ def test_a_snapshot_in_chunks_and_the_changes_after_each_fold_into_the_table(dat
     assert written(found) == written(under(options, table, held))
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_the_rows_of_a_snapshot_are_those_that_would_be_inserted(data: st.DataObject) -> None:
     table = data.draw(st.sampled_from(TABLES))

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.model.model_values import VALUES
+from tests.suite.examples import examples
 
 from headwater import __version__
 from headwater.feeds.formats.encoder import Encoder
@@ -166,7 +167,8 @@ def written(draw: st.DrawFn) -> tuple[Shape, Transaction, int, Change, Op]:
     return shape, part, first + around[0], change, op
 
 
-@settings(deadline=None, derandomize=True, max_examples=600)
+@pytest.mark.slow
+@examples(600)
 @given(written())
 def test_native_formats_write_exactly_what_the_definition_says(
     case: tuple[Shape, Transaction, int, Change, Op],
@@ -176,7 +178,8 @@ def test_native_formats_write_exactly_what_the_definition_says(
     assert found == msgspec.json.encode(definition(shape, part, offset, change, op))
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@pytest.mark.slow
+@examples(200)
 @given(ROWS, st.sampled_from(NATIVE), st.sampled_from([KEYED, SINGLE, HIDDEN]))
 def test_a_row_of_a_snapshot_is_an_insert_that_says_so(row: Row, format: str, table: Table) -> None:
     shape = Shape("main", format, False, True)
@@ -243,7 +246,8 @@ def every_change(table: Table, old: Row, new: Row) -> tuple[Transaction, list[tu
     return part, [(offset, change, op) for (offset, change), op in zip(enumerate(part.changes, 1), ops, strict=True)]
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@pytest.mark.slow
+@examples(200)
 @given(ROWS, ROWS, st.sampled_from([KEYED, SINGLE, HIDDEN]), st.sampled_from(FORMATS))
 def test_every_format_is_one_line_of_valid_json(old: Row, new: Row, table: Table, format: str) -> None:
     writer = of(format)
@@ -254,7 +258,8 @@ def test_every_format_is_one_line_of_valid_json(old: Row, new: Row, table: Table
         assert not set(b"\r\n") & set(line)
 
 
-@settings(deadline=None, derandomize=True, max_examples=200)
+@pytest.mark.slow
+@examples(200)
 @given(ROWS, ROWS, st.sampled_from(FOREIGN), st.booleans(), st.booleans())
 def test_foreign_formats_show_the_images_of_plain_json(
     old: Row, new: Row, format: str, before: bool, after: bool

@@ -4,9 +4,11 @@ import base64
 import json
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.model.model_values import VALUES
+from tests.suite.examples import examples
 
 from headwater.feeds.formats.gateway import GATEWAY
 from headwater.feeds.formats.make import MAKERS, encoder
@@ -50,7 +52,7 @@ def defined(part: Transaction, offset: int, change: Change, op: Op) -> dict[str,
     after = None if op is Op.DELETE else change.after
     row = before if after is None else after
     number = int(part.id) if part.id.isdecimal() else part.first - part.start
-    found: dict[str, Any] = {"sequence": offset, "timestamp_us": part.commit_ts_ms * 1000, "txn_id": number}
+    found: dict[str, Any] = {"sequence": offset, "timestamp_us": part.commit_ts_us, "txn_id": number}
     found |= {"table": table.name, "operation": op.word}
     if row is not None and table == PAIRS:
         found |= text("key", row[0])
@@ -83,10 +85,16 @@ def cases(draw: st.DrawFn) -> tuple[Transaction, int, Change, Op]:
         change = Change(op, table, ddl=draw(st.text(max_size=20)) if op is Op.SCHEMA_CHANGE else None)
     first = draw(st.integers(1, 2**53))
     id = draw(st.sampled_from(["x:1", "7", "0b3f"]) | st.integers(1, 2**63).map(str))
-    return Transaction(id, (change,), first, 0, draw(st.integers(0, 2**43))), first, change, op
+    return (
+        Transaction(id, (change,), first, 0, draw(st.integers(0, 2**43)), commit_us_rest=draw(st.integers(0, 999))),
+        first,
+        change,
+        op,
+    )
 
 
-@settings(deadline=None, derandomize=True, max_examples=400)
+@pytest.mark.slow
+@examples(400)
 @given(cases())
 def test_an_event_is_what_is_defined(case: tuple[Transaction, int, Change, Op]) -> None:
     written = WRITE.change(*case)

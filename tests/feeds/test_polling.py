@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.feeds.fed import WITHOUT_SIZE, Fed, Writer, in_loop, insert, moments, name, run, settled
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import InvalidRequest, NotFound, TransactionTooLarge, Unavailable
 from headwater.feeds import polling, reader
@@ -169,7 +170,7 @@ def test_a_poll_that_waits_in_vain_answers_in_time_and_has_moved_on(registry: Re
         fed = Fed()
         async with here(fed, registry) as place:
             held = place.subscribe(tables=("items",))
-            poll = place.poll(held, wait_ms=60)
+            poll = place.poll(held, wait_ms=1500)
             task = asyncio.create_task(poll.answer())
             await moments(5)
             fed.commit(name("a"), name("b"))
@@ -340,7 +341,7 @@ def test_a_new_generation_is_told_also_to_who_waits(registry: Registry) -> None:
             registry.ack(held.id, 1)
             _, task = await place.waiting(held)
             fed.new_generation()
-            page = await asyncio.wait_for(task, 5)
+            page = await asyncio.wait_for(task, PATIENCE)
             assert page["resnapshot_reason"] == "log_generation_changed"
 
     in_loop(work)
@@ -358,7 +359,7 @@ def test_a_filter_that_fits_no_more_is_told_also_to_who_waits_and_after_what_cam
             fed.commit(insert(1, 5))
             fed.commit(Change(Op.SCHEMA_CHANGE, WITHOUT_SIZE))
             fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (2, "")))
-            page = await asyncio.wait_for(task, 5)
+            page = await asyncio.wait_for(task, PATIENCE)
             assert offsets(page) == [1]
             with pytest.raises(InvalidRequest, match="does not fit"):
                 await place.answer(held, from_offset=page["next_offset"], wait_ms=LONG)

@@ -4,9 +4,10 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.model.model_values import VALUES
+from tests.suite.examples import examples
 
 from headwater.feeds.formats import envelope
 from headwater.feeds.formats.debezium import Debezium
@@ -33,7 +34,8 @@ PLAIN = (
 VALUE = [st.one_of(plain, plain, plain, st.none(), VALUES) for plain in PLAIN]
 
 
-@settings(deadline=None, derandomize=True, max_examples=800)
+@pytest.mark.slow
+@examples(800)
 @given(
     st.tuples(*VALUE),
     st.tuples(*VALUE),

@@ -22,6 +22,7 @@ import msgspec
 import pytest
 from tests.feeds.fed import Fed, insert
 from tests.log.faults import FaultyVFS
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import (
     Conflict,
@@ -35,6 +36,7 @@ from headwater.errors import (
 )
 from headwater.feeds.options import Options, Shard
 from headwater.feeds.registry import Registry
+from headwater.feeds.storage import Stand
 from headwater.feeds.subscribing import SubscribeTable
 from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.feeds.subscriptions import Subscriptions
@@ -103,6 +105,19 @@ def test_everything_about_a_subscription_survives_a_restart(opened: Callable[...
     assert before[0]["paused"]
     assert before[0]["options"] == RICH
     assert before[0]["snapshot"] == FRESH
+
+
+def test_stands_of_a_database_that_is_not_open_are_kept(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    main, shop = Stand("q", "main", "p", 1, 2), Stand("q", "shop", "p", 3, 4)
+    registry.keep_stands([main, shop])
+    registry.keep_stands([main], but={"shop"})
+    assert registry.stand("shop", "q") == shop
+    registry.close()
+    registry = opened()
+    assert (registry.stand("main", "q"), registry.stand("shop", "q")) == (main, shop)
+    registry.keep_stands([main])
+    assert registry.stand("shop", "q") is None
 
 
 def test_ids_are_never_given_twice(opened: Callable[..., Registry]) -> None:
@@ -305,7 +320,7 @@ def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
                 time.sleep(0)
         before = registry.commits
         commits._leading.release()
-        errors = [future.exception(timeout=10) for future in futures]
+        errors = [future.exception(timeout=PATIENCE) for future in futures]
     assert registry.commits == before + 1
     return [error or future.result() for error, future in zip(errors, futures, strict=True)]
 
@@ -355,7 +370,7 @@ def test_of_many_callers_at_the_same_time_none_loses_anything(opened: Callable[.
     start = threading.Barrier(len(ids))
 
     def work(id: str) -> None:
-        start.wait(10)
+        start.wait(PATIENCE)
         for offset in range(1, 26):
             assert registry.ack(id, offset).acked == offset
 
@@ -641,6 +656,7 @@ class FuseFile(apsw.VFSFile):
         super().xSync(flags)
 
 
+@pytest.mark.slow
 def test_what_was_acknowledged_is_there_after_kill_9_and_the_rest_is_in_or_out(tmp_path: Path) -> None:
     chance = random.Random(11)
     real, twin = tmp_path / "real.db", tmp_path / "twin.db"

@@ -70,6 +70,7 @@ def mixed_changes(draw: st.DrawFn) -> list[Change]:
     return [*(change for changes, _ in drawn for change in changes), *plain]
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_nothing_is_missed_while_filters_come_and_go(data: st.DataObject) -> None:
     router: Router[int] = Router()
@@ -139,6 +140,7 @@ SPANS = st.builds(lambda a, b: Span(min(a, b), max(a, b) + b"\0"), *[st.binary(m
 SPANS_OF_A_TOKEN = st.lists(st.one_of(SPANS, st.builds(Span, st.binary(max_size=2))), max_size=3).map(tuple)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_span_index_gives_exactly_the_spans_that_hold_a_key(data: st.DataObject) -> None:
     index: SpanIndex[int] = SpanIndex()

@@ -29,6 +29,7 @@ from tests.feeds.fed import (
     told,
     words,
 )
+from tests.suite.waiting import PATIENCE
 
 from headwater.feeds import group as group_module
 from headwater.feeds import hub as hub_module
@@ -566,7 +567,7 @@ def test_a_stretch_that_is_waited_for_comes_also_when_publishing_failed(caplog: 
 
             here.hub._router.route = broken  # type: ignore[method-assign]
             fed.commit(insert(1))
-            await asyncio.wait_for(reading.end(), 5)
+            await asyncio.wait_for(reading.end(), PATIENCE)
             assert words(reading.frames) == ["insert"]
 
     with caplog.at_level("CRITICAL", "headwater.feeds"):
@@ -648,7 +649,7 @@ def test_a_new_generation_ends_every_stream_with_its_reason() -> None:
                 await reading.idle()
             fed.new_generation()
             for reading in readings:
-                await asyncio.wait_for(reading.end(), 5)
+                await asyncio.wait_for(reading.end(), PATIENCE)
                 assert reading.frames[-1].word == "resnapshot"
                 assert reading.frames[-1].said["reason"] == "log_generation_changed"
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy
 from headwater.feeds.turns import WHOSE, Threads, Turns
@@ -109,7 +110,7 @@ def test_who_leaves_does_not_free_a_thread_that_still_runs() -> None:
 
         def hold() -> None:
             begun.release()
-            release.wait(20)
+            release.wait(PATIENCE)
 
         async def run(whose: str, call: Any, *args: Any) -> Any:
             WHOSE.set(whose)
@@ -123,7 +124,7 @@ def test_who_leaves_does_not_free_a_thread_that_still_runs() -> None:
                 with pytest.raises(asyncio.CancelledError):
                     await held
             last = asyncio.ensure_future(run("a", hold))
-            found: int = await asyncio.wait_for(run("b", int, "7"), 5)
+            found: int = await asyncio.wait_for(run("b", int, "7"), PATIENCE)
             assert not begun.acquire(blocking=False), "a waits: its three threads are still at work"
         finally:
             release.set()

@@ -33,6 +33,7 @@ from changefeed_validators import (
 )
 from server_process import Asking, Gone, Refused, ServerProcess
 from tests.serve.changefeeds import Feed, at, made, span
+from tests.suite.waiting import PATIENCE
 
 from headwater.log.disk import DiskLog
 from headwater.model.key import encode_key
@@ -251,7 +252,7 @@ class ChangefeedNemesis:
         self._judge(rows)
 
     def _let_write(self) -> None:
-        wanted, end = self.writer.done + self.random.randint(20, 60), time.monotonic() + 20
+        wanted, end = self.writer.done + self.random.randint(20, 60), time.monotonic() + PATIENCE
         while self.writer.done < wanted and time.monotonic() < end:
             time.sleep(0.01)
 
@@ -277,7 +278,7 @@ class ChangefeedNemesis:
         slow, ask = self.readers[SLOW], Asking(self.server)
         before = self._cut_off()
         slow.may_read.clear()
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while self._cut_off() == before and time.monotonic() < end:
             with contextlib.suppress(Refused, Gone):
                 values = ", ".join(f"({k}, '{chr(97 + self.random.randrange(26)) * 20_000}')" for k in range(100))

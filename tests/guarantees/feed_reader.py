@@ -26,6 +26,7 @@ from feed_journal import (
 from feed_truth import DB, Spec
 from feed_wire import Said, Status
 from server_process import Asking, Gone, Refused, ServerProcess
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.clock import parse_ts, ts_ms
 
@@ -254,7 +255,7 @@ class Reader:
 
     def _load(self, urls: dict[str, str]) -> bool:
         """Whole tables as of one offset, then the feed from there; False when that was overtaken too."""
-        with httpx.Client(timeout=30, base_url=self.server.url) as http:
+        with httpx.Client(timeout=PATIENCE, base_url=self.server.url) as http:
             try:
                 urls = urls or self._present(http)
                 found, offset = {}, 0

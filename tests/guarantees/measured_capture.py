@@ -1,6 +1,6 @@
 """Runs as a process of its own: captures a database, and says how much memory that took at its highest.
 
-    python measured_capture.py FOLDER TRIM_SECONDS
+    python -m tests.guarantees.measured_capture FOLDER TRIM_SECONDS
 
 Says `ready KB` once it follows; at each line on stdin catches up with the database and says `caught_up KB`.
 """
@@ -10,9 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "capture"))
-
-from capturing import running  # the path above leads to it
+from tests.capture.capturing import running
 
 from headwater.log.log import Retention
 

@@ -46,6 +46,7 @@ retention_events = {retention}
 [feeds]
 checkpoint_seconds = 0.3
 [postgres]
+publish_all = true
 heartbeat_seconds = 0.5
 """
     short = 4_000

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+from tests.suite.waiting import PATIENCE
 from writers import EQUAL, ApiWriter, History, Work
 
 Session = psycopg.Connection[tuple[Any, ...]]
@@ -84,7 +85,7 @@ class PgWriter:
             self.count += 1
             (_, work), mark = self.random.choices(self.works, weights)[0], f"{self.name}-{self.count}"
             self.attempt(work, mark)
-        end = time.monotonic() + 30
+        end = time.monotonic() + PATIENCE
         while self.prepared and time.monotonic() < end:
             self.settle()
         self.leave()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
+from tests.suite.waiting import PATIENCE
 
 from headwater.serve.grpc.messages import message
 
@@ -29,7 +30,7 @@ def ask(channel: grpc.Channel, method: str, request: Any, response: str, **more:
     call = channel.unary_unary(
         path, request_serializer=lambda each: each.SerializeToString(), response_deserializer=read
     )
-    return call(request, timeout=30, **more)
+    return call(request, timeout=PATIENCE, **more)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from headwater.model.change import Op
 
 MILLION = 1_000_000
 BOUND_KB = 200 << 10
-MEASURED = Path(__file__).with_name("measured_capture.py")
+ROOT = Path(__file__).parent.parent.parent
 NUMBERS = f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {MILLION})"
 
 
@@ -43,15 +43,15 @@ class Measured:
 
 @contextmanager
 def measured(folder: Path, trim_seconds: float) -> Iterator[Measured]:
-    command = [sys.executable, str(MEASURED), str(folder), str(trim_seconds)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "tests.guarantees.measured_capture", str(folder), str(trim_seconds)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         yield Measured(process)
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(120) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=50, every_time=True)
 def test_a_million_rows_in_one_foreign_transaction_are_captured_in_bounded_memory(tmp_path: Path) -> None:
     path = tmp_path / "app.db"
     with measured(tmp_path, trim_seconds=3600) as capture:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +28,6 @@ def postgres() -> Iterator[str]:
     server.stop()
 
 
-def fresh_seed(place: int) -> str:
-    return f"{os.environ.get('SOAK_SEED') or secrets.token_hex(4)}-{place}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", ["headwater", "feed"])
 def test_feeds_of_sqlite_keep_their_promises(seed: str, tmp_path: Path) -> None:
@@ -44,13 +39,15 @@ def test_feeds_of_postgresql_keep_their_promises(postgres: str, tmp_path: Path) 
     ChangefeedNemesis("headwater", tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(2)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=60)
 @pytest.mark.parametrize("place", SEEDS)
-def test_feeds_of_sqlite_keep_their_promises_whatever_the_seed(place: int, tmp_path: Path) -> None:
-    ChangefeedNemesis(fresh_seed(place), tmp_path, emptying=DROPPING).run(8)
+def test_feeds_of_sqlite_keep_their_promises_whatever_the_seed(place: int, tmp_path: Path, fresh_seed: str) -> None:
+    ChangefeedNemesis(fresh_seed, tmp_path, emptying=DROPPING).run(8)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=60)
 @pytest.mark.parametrize("place", SEEDS)
-def test_feeds_of_postgresql_keep_their_promises_whatever_the_seed(place: int, postgres: str, tmp_path: Path) -> None:
-    ChangefeedNemesis(fresh_seed(place), tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(8)
+def test_feeds_of_postgresql_keep_their_promises_whatever_the_seed(
+    place: int, postgres: str, tmp_path: Path, fresh_seed: str
+) -> None:
+    ChangefeedNemesis(fresh_seed, tmp_path, emptying=TRUNCATING, databases=(postgres,)).run(8)

@@ -16,6 +16,7 @@ from faults import FaultyVFS
 from server_process import Asking, Refused, ServerProcess
 from small_disk import SmallDisk
 from sqlite_worlds import Tables
+from tests.suite.waiting import PATIENCE
 from validators import CompleteInTheLog, placed
 
 from headwater.errors import DuplicateKey, HeadwaterError, InvalidRequest, StorageFull, Unavailable
@@ -76,10 +77,10 @@ def test_a_fault_under_the_database_ends_an_interactive_transaction_whole(
     with running(tmp_path, vfs=disk.name) as one:
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         tx = one.source.begin()
-        tx.run(lambda session: session.execute("INSERT INTO t VALUES (1, 'x')")).result(20)
+        tx.run(lambda session: session.execute("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
         setattr(disk, fault, True)
         with pytest.raises(error):
-            tx.commit().result(20)
+            tx.commit().result(PATIENCE)
         setattr(disk, fault, False)
         assert count(one) == 0
         one.run("INSERT INTO t VALUES (2, 'after')")
@@ -155,9 +156,9 @@ def test_one_of_sixteen_concurrent_writers_fails_alone(
         prepare(one)
         futures = as_one_group(one, bad, place)
         with pytest.raises(error):
-            futures[place].result(20)
+            futures[place].result(PATIENCE)
         good = [n for n in range(1, 17) if n != place + 1]
-        assert [futures[n - 1].result(20).offset > 0 for n in good] == [True] * 15
+        assert [futures[n - 1].result(PATIENCE).offset > 0 for n in good] == [True] * 15
         assert sorted(inserted(one)) == [0, *good]
     judge(tmp_path)
 
@@ -178,9 +179,9 @@ def test_a_disk_too_full_for_one_of_sixteen_writers_is_full_for_that_one_only(
         prepare(one)
         futures = as_one_group(one, big, place)
         with pytest.raises(StorageFull):
-            futures[place].result(20)
+            futures[place].result(PATIENCE)
         good = [n for n in range(1, 17) if n != place + 1]
-        assert [futures[n - 1].result(20).offset > 0 for n in good] == [True] * 15
+        assert [futures[n - 1].result(PATIENCE).offset > 0 for n in good] == [True] * 15
         assert sorted(inserted(one)) == [0, *good]
     judge(tmp_path)
 
@@ -197,16 +198,16 @@ def as_one_group(one: Running, bad: Callable[[Session], None], place: int) -> li
 
     def hold(session: Session) -> None:
         entered.set()
-        assert go.wait(20)
+        assert go.wait(PATIENCE)
 
     def write(n: int) -> Callable[[Session], Any]:
         return lambda session: session.execute(f"INSERT INTO t VALUES ({n}, 'good')")
 
     held = one.source.write(hold)
-    assert entered.wait(20)
+    assert entered.wait(PATIENCE)
     futures = [one.source.write(bad if n == place else write(n + 1)) for n in range(16)]
     go.set()
-    held.result(20)
+    held.result(PATIENCE)
     return futures
 
 

@@ -98,8 +98,9 @@ def test_parts_of_a_transaction_that_pages_cut_have_one_time() -> None:
     table = Table("t", (Column("x", "i64", ""),), ())
     grouping = Grouping(lambda: None)
     pages = [[(n, Change(Op.INSERT, table, after=(n,))) for n in page] for page in (range(1, 4), range(4, 6))]
-    found = [part for ms, page in zip((100, 200), pages, strict=True) for part in grouping.parts(page, [], 5, ms)]
-    assert [(part.id, part.start, part.last, part.commit_ts_ms) for part in found] == [
-        ("1", 0, False, 100),
-        ("1", 3, True, 100),
+    times = (100_007, 200_008)
+    found = [part for us, page in zip(times, pages, strict=True) for part in grouping.parts(page, [], 5, us)]
+    assert [(part.id, part.start, part.last, part.commit_ts_us) for part in found] == [
+        ("1", 0, False, 100_007),
+        ("1", 3, True, 100_007),
     ]

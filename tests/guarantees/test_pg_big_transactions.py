@@ -18,7 +18,7 @@ from headwater.log.disk import DiskLog
 MOST_MEMORY = 512 << 20  # of the server, whatever the size of a transaction
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=300)
 def test_a_million_rows_in_one_transaction_of_postgresql_come_once_through_kills_of_both_servers(
     tmp_path: Path,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,11 +13,6 @@ from pipeline_process import Cluster
 from headwater.pipeline.java import find_java
 
 pytestmark = pytest.mark.spark
-
-
-def fresh_seed() -> str:
-    """A new one, or the one to repeat."""
-    return os.environ.get("SOAK_SEED") or secrets.token_hex(4)
 
 
 @pytest.fixture
@@ -34,23 +28,25 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         cluster.close()
 
 
-@pytest.mark.slow
-def test_the_lake_equals_the_source_after_kills_on_local(tmp_path: Path) -> None:
-    Nemesis(fresh_seed(), tmp_path, size=20_000).run()
+@pytest.mark.soak(seconds=100, every_time=True)
+def test_the_lake_equals_the_source_after_kills_on_local(tmp_path: Path, fresh_seed: str) -> None:
+    Nemesis(fresh_seed, tmp_path, rounds=2, size=20_000).run()
 
 
-@pytest.mark.slow
-def test_the_lake_equals_the_source_after_kills_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
-    Nemesis(fresh_seed(), tmp_path, cluster=cluster, size=20_000).run()
+@pytest.mark.soak(seconds=130, every_time=True)
+def test_the_lake_equals_the_source_after_kills_on_a_cluster(tmp_path: Path, cluster: Cluster, fresh_seed: str) -> None:
+    Nemesis(fresh_seed, tmp_path, cluster=cluster, rounds=1, size=20_000).run()
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=200)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20")) // 2))
-def test_the_lake_equals_the_source_for_many_seeds_on_local(place: int, tmp_path: Path) -> None:
-    Nemesis(fresh_seed(), tmp_path).run()
+def test_the_lake_equals_the_source_for_many_seeds_on_local(place: int, tmp_path: Path, fresh_seed: str) -> None:
+    Nemesis(fresh_seed, tmp_path).run()
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=240)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20")) // 2))
-def test_the_lake_equals_the_source_for_many_seeds_on_a_cluster(place: int, tmp_path: Path, cluster: Cluster) -> None:
-    Nemesis(fresh_seed(), tmp_path, cluster=cluster).run()
+def test_the_lake_equals_the_source_for_many_seeds_on_a_cluster(
+    place: int, tmp_path: Path, cluster: Cluster, fresh_seed: str
+) -> None:
+    Nemesis(fresh_seed, tmp_path, cluster=cluster).run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -109,10 +108,10 @@ def test_it_ends_with_exactly_the_table(ground: Ground, seed: str) -> None:
     pull_through_trouble(ground, seed)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=20)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
-def test_it_ends_with_exactly_the_table_whatever_the_seed(ground: Ground, place: int) -> None:
-    pull_through_trouble(ground, f"{os.environ.get('SOAK_SEED') or secrets.token_hex(4)}-{place}")
+def test_it_ends_with_exactly_the_table_whatever_the_seed(ground: Ground, place: int, fresh_seed: str) -> None:
+    pull_through_trouble(ground, fresh_seed)
 
 
 def pull_through_trouble(ground: Ground, seed: str) -> None:

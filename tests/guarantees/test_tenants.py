@@ -13,6 +13,7 @@ import httpx
 import pytest
 from feed_wire import HttpStream, Said
 from server_process import Asking, Refused, ServerProcess
+from tests.suite.waiting import PATIENCE
 
 SETTINGS = """
 [databases.a]
@@ -61,7 +62,7 @@ class Flood:
 
     def _run(self) -> None:
         ask = {"id": 1, "method": "sql.exec", "params": {"db": "a", "sql": "SELECT count(*) FROM t"}}
-        with httpx.Client(timeout=30) as http:
+        with httpx.Client(timeout=PATIENCE) as http:
             while not self._over.is_set():
                 self.statuses[http.post(self._url + "/api/v1/rpc", json=ask).status_code] += 1
 

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from capturing import foreign, running
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Op
 from headwater.sources.source import Session
@@ -19,19 +20,19 @@ def test_a_transaction_that_writes_first_waits_for_the_writers_before_it(tmp_pat
 
         def hold(session: Session) -> None:
             entered.set()
-            assert go.wait(20)
+            assert go.wait(PATIENCE)
             session.execute("INSERT INTO t VALUES (1, 'first')")
 
         held = one.source.write(hold)
-        assert entered.wait(20)
+        assert entered.wait(PATIENCE)
         tx = one.source.begin()
         step = tx.run(lambda session: session.execute("INSERT INTO t VALUES (2, 'second')"))
         queued = one.source.write(lambda session: session.execute("INSERT INTO t VALUES (3, 'third')"))
         go.set()
-        held.result(20)
-        step.result(20)
-        tx.commit().result(20)
-        queued.result(20)
+        held.result(PATIENCE)
+        step.result(PATIENCE)
+        tx.commit().result(PATIENCE)
+        queued.result(PATIENCE)
         found = [change.after for change in one.changes() if change.op is Op.INSERT]
         assert sorted(row for row in found if row) == [(1, "first"), (2, "second"), (3, "third")]
 
@@ -41,8 +42,8 @@ def test_a_transaction_that_writes_first_is_not_disturbed_by_foreign_commits(tmp
         one.run("CREATE TABLE t(id INTEGER PRIMARY KEY, v)")
         tx = one.source.begin()
         foreign(tmp_path / "app.db", "INSERT INTO t VALUES (1, 'foreign')")
-        tx.run(lambda session: session.execute("INSERT INTO t VALUES (2, 'ours')")).result(20)
-        tx.commit().result(20)
+        tx.run(lambda session: session.execute("INSERT INTO t VALUES (2, 'ours')")).result(PATIENCE)
+        tx.commit().result(PATIENCE)
         assert [change.after for change in one.changes() if change.op is Op.INSERT] == [(1, "foreign"), (2, "ours")]
 
 
@@ -53,9 +54,9 @@ def test_many_short_transactions_at_once_all_commit(tmp_path: Path) -> None:
 
         def insert(n: int) -> None:
             tx = one.source.begin()
-            start.wait(20)
-            tx.run(lambda session: session.execute("INSERT INTO t VALUES (?, 'x')", (n,))).result(20)
-            tx.commit().result(20)
+            start.wait(PATIENCE)
+            tx.run(lambda session: session.execute("INSERT INTO t VALUES (?, 'x')", (n,))).result(PATIENCE)
+            tx.commit().result(PATIENCE)
 
         with ThreadPoolExecutor(40) as pool:
             list(pool.map(insert, range(40)))

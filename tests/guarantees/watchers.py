@@ -16,6 +16,7 @@ from feed_readers import PollReader, StreamReader, WebSocketReader
 from feed_truth import Expected, Keyed, Truth, dumps
 from feed_validators import MARKS, FeedValidator
 from server_process import Gone, Refused
+from tests.suite.waiting import PATIENCE
 
 ANSWER, LOOKED, SAME = "answer", "looked", "same"  # rows at an offset · a tag and rows · a 304 for a tag and rows
 LATER = (409, 429, 503, 507)  # statuses: come again
@@ -56,7 +57,7 @@ class Watching(Reader):
         """The answer, or that it is the one we have."""
         floor, headers = self.last or 0, {"If-None-Match": self.tag} if self.tag else {}
         try:
-            with httpx.Client(timeout=30, base_url=self.server.url) as http:
+            with httpx.Client(timeout=PATIENCE, base_url=self.server.url) as http:
                 found = http.get(f"/api/v1/q/{self.query}", headers=headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise Gone(str(error)) from error

@@ -47,7 +47,7 @@ def fill(log: Log, sizes: Sequence[int], *, ms: int = 0) -> list[Transaction]:
 def flat(parts: Iterable[Transaction]) -> list[tuple[object, ...]]:
     """One entry per change with everything known about it, however the parts are cut."""
     return [
-        (part.first + i, part.start + i, part.id, part.ts, part.commit_ts_ms, change)
+        (part.first + i, part.start + i, part.id, part.ts, part.commit_ts_us, change)
         for part in parts
         for i, change in enumerate(part.changes)
     ]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import zlib
 from decimal import Decimal
 from uuid import UUID
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.log.samples import ITEMS, ORDERS, flat, in_parts, transaction, transactions
+from tests.suite.examples import examples
 
 from headwater.errors import LogDamaged
-from headwater.log.block import COMPRESS_ABOVE, MAX_RAW, PLAIN, ZSTD, Block, decode, encode
+from headwater.log.block import COMPRESS_ABOVE, MAX_RAW, PLAIN, ZSTD, Block, _decoder, decode, encode
 from headwater.log.parts import BLOCK_CHANGES, cut_into_blocks, joined
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
@@ -91,18 +94,23 @@ changes = st.builds(
     st.booleans(),
 )
 groups = st.lists(
-    st.tuples(st.lists(changes, min_size=1, max_size=5), st.integers(0, 2**20), st.integers(0, 2**45)),
+    st.tuples(st.lists(changes, min_size=1, max_size=5), st.integers(0, 2**20), st.integers(0, 2**55)),
     max_size=8,
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(groups, st.integers(1, 2**50))
 def test_any_transactions_round_trip(groups: list[tuple[list[Change], int, int]], first: int) -> None:
     parts, ts = [], 2**60
-    for number, (made, step, ms) in enumerate(groups):
+    for number, (made, step, us) in enumerate(groups):
         ts += step
-        parts.append(Transaction(f"t{number}", tuple(made), first, ts, ms, position=f"p{number}"))
+        parts.append(
+            Transaction(
+                f"t{number}", tuple(made), first, ts, us // 1000, position=f"p{number}", commit_us_rest=us % 1000
+            )
+        )
         first += len(made)
     assert round_trip(parts) == parts
 
@@ -112,6 +120,13 @@ def test_only_large_blocks_are_compressed() -> None:
     (large,) = encode([transaction(1, 500)])
     assert (small.codec, small.raw) == (PLAIN, len(small.data))
     assert large.codec == ZSTD and len(large.data) < COMPRESS_ABOVE < large.raw
+
+
+def test_block_written_before_there_were_microseconds_is_read() -> None:
+    parts = [transaction(1, 2, ms=70), transaction(3, ms=71)]
+    fields = msgspec.structs.astuple(_decoder.decode(next(encode(parts)).data))
+    older = msgspec.msgpack.encode(fields[:-1])
+    assert decode(1, PLAIN, zlib.crc32(older), older, (ORDERS,)) == parts
 
 
 def test_a_block_says_what_is_inside() -> None:
@@ -172,7 +187,7 @@ def test_blocks_hold_whole_transactions_unless_one_is_larger() -> None:
 
 
 @given(st.lists(st.integers(1, 1200), max_size=12), st.integers(1, 700))
-@settings(max_examples=50, deadline=None)
+@examples(50)
 def test_cutting_loses_nothing_and_joins_parts(sizes: list[int], part_size: int) -> None:
     sent = list(transactions(sizes))
     groups = list(cut_into_blocks(part for whole in sent for part in in_parts(whole, part_size)))

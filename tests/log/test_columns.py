@@ -4,9 +4,10 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.model.model_values import VALUES
+from tests.suite.examples import examples
 
 from headwater.log.columns import IS_BUILT, columns, in_python
 from headwater.model.change import Change, Op
@@ -28,7 +29,8 @@ CHANGES = st.builds(
 )
 
 
-@settings(deadline=None, derandomize=True, max_examples=600)
+@pytest.mark.slow
+@examples(600)
 @given(st.lists(CHANGES, min_size=1, max_size=12).map(tuple))
 def test_the_twins_find_the_same(changes: tuple[Change, ...]) -> None:
     found, expected = columns(changes), in_python(changes)

@@ -167,6 +167,7 @@ steps = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(steps)
 def test_the_horizon_never_goes_back_and_never_passes_a_lease_that_holds(steps: list[tuple[str, str, int]]) -> None:
     wall = Wall()

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.log.faults import FaultyVFS
 from tests.log.samples import ORDERS, flat, ids, in_parts, transaction, transactions
+from tests.suite.examples import examples
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import InvalidRequest, OffsetExpired, StorageFull
 from headwater.log.disk import DiskLog
@@ -40,7 +42,7 @@ class GatedLog(MemoryLog):
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
         self.running.set()
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE)
         return super().append(parts, notes=notes)
 
 
@@ -111,7 +113,7 @@ def test_reading_goes_on_while_a_flush_runs_in_another_thread() -> None:
     stage(log, 3, 3)
     flushing = threading.Thread(target=log.flush)
     flushing.start()
-    assert wrapped.running.wait(10)
+    assert wrapped.running.wait(PATIENCE)
     scan = log.scan(after=0)
     seen = [next(scan)]
     stage(log, 2)
@@ -338,7 +340,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(steps, st.integers(1, 40))
 def test_any_order_of_steps_reads_like_a_plain_list(steps: list[tuple[str, int]], keep: int) -> None:
     log = LiveLog(MemoryLog(), keep_changes=keep)

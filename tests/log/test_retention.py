@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.log.block import MAX_RAW
-from headwater.log.log import Retention
+from headwater.log.log import Held, Retention
 from headwater.log.parts import BLOCK_CHANGES
-from headwater.log.retention import Held, next_horizon, runs
+from headwater.log.retention import Kept, Spent, next_horizon, runs
 
 
 def blocks(*counts: int, size: int = 100) -> list[Held]:
@@ -89,3 +89,25 @@ def test_two_neighbouring_runs_never_fit_into_one_block(counts: list[int]) -> No
     heads = [run[0].count for run in runs(blocks(*counts, size=1))]
     assert all(count <= BLOCK_CHANGES for count in found)
     assert all(one + head > BLOCK_CHANGES for one, head in zip(found, heads[1:], strict=False))
+
+
+def test_cursor_has_spent_the_bytes_of_its_unread_blocks() -> None:
+    kept = Kept(Retention(changes=None, bytes=400), blocks(10, 10, 10))
+    assert [kept.spent(cursor, now_ms=0).share for cursor in (0, 9, 10, 29, 30)] == [0.75, 0.75, 0.5, 0.25, 0.0]
+    assert kept.spent(0, now_ms=0).remaining == 10  # 100 bytes are left, and ten changes have as many
+
+
+def test_cursor_has_spent_the_age_of_its_oldest_unread_block() -> None:
+    kept = Kept(Retention(changes=None, age_ms=10_000), blocks(10, 10, 10))
+    assert kept.spent(5, now_ms=5_000) == Spent(0.5, None, 10_000)
+    assert kept.spent(15, now_ms=5_000) == Spent(0.4, None, 11_000)
+    assert kept.spent(30, now_ms=5_000) == Spent()
+
+
+def test_place_is_lost_when_its_share_is_spent() -> None:
+    """What `next_horizon` drops, and no more, has spent its limit."""
+    for retention in (Retention(changes=None, bytes=250), Retention(changes=None, age_ms=1_500)):
+        held = blocks(10, 10, 10, 10)
+        kept, first = Kept(retention, held), horizon(retention, held, now=3_000)
+        for cursor in (0, 10, 20):
+            assert (kept.spent(cursor, now_ms=3_000).share > 1) == (cursor + 1 < first), cursor

@@ -11,8 +11,9 @@ from uuid import UUID
 
 import apsw
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.key import Span, decode_key, encode_key, prefix_end
@@ -116,7 +117,7 @@ def sign(a: bytes, b: bytes) -> int:
 
 
 @given(VALUES, VALUES)
-@settings(max_examples=400)
+@examples(400)
 @example(2**53 + 1, 2.0**53)
 @example(0.0, -0.0)
 @example(I64_MAX, 2.0**63)
@@ -138,7 +139,7 @@ def test_edge_texts_compare_as_the_collation_compares_them(database: Database, c
 
 
 @given(TEXTS, TEXTS, COLLATIONS)
-@settings(max_examples=300)
+@examples(300)
 def test_texts_compare_as_their_collation_compares_them(database: Database, a: str, b: str, collation: str) -> None:
     ours = sign(encode_key((a,), [collation]), encode_key((b,), [collation]))
     assert ours == database.compare(a, b, collation)
@@ -164,8 +165,9 @@ def tables(draw: st.DrawFn) -> tuple[list[tuple[Any, ...]], list[str]]:
     return draw(st.lists(row, min_size=1, max_size=12)), collations
 
 
+@pytest.mark.slow
 @given(tables())
-@settings(max_examples=150)
+@examples(150)
 def test_composite_keys_order_and_equal_as_in_the_database(
     database: Database, table: tuple[list[tuple[Any, ...]], list[str]]
 ) -> None:
@@ -178,7 +180,7 @@ def test_composite_keys_order_and_equal_as_in_the_database(
 
 
 @given(tables())
-@settings(max_examples=100)
+@examples(100)
 def test_decoded_values_are_equal_in_the_database(
     database: Database, table: tuple[list[tuple[Any, ...]], list[str]]
 ) -> None:
@@ -201,7 +203,7 @@ DECIMALS = st.decimals(allow_nan=False, allow_infinity=True) | st.builds(
 
 
 @given(DECIMALS, DECIMALS)
-@settings(max_examples=300)
+@examples(300)
 @example(Decimal("1.0"), Decimal("1.00"))
 @example(Decimal("-0"), Decimal("0E+9"))
 @example(Decimal("1E-1000"), Decimal("0"))
@@ -297,7 +299,7 @@ def test_values_no_database_has_are_refused(value: Any) -> None:
 
 
 @given(st.binary(max_size=24) | st.builds(lambda t, b: bytes([t]) + b, st.integers(0, 0x41), st.binary(max_size=12)))
-@settings(max_examples=500)
+@examples(500)
 @example(b"\x13\xff\xff\x00")
 @example(b"\x23\xff\xff\xff\xff\xf0")
 def test_any_bytes_are_a_key_in_its_one_form_or_an_invalid_request(data: bytes) -> None:

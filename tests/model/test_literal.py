@@ -7,9 +7,10 @@ from uuid import UUID
 
 import msgspec
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from model_values import ANY_JSON, BROKEN, VALUES, same
+from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import (
@@ -72,7 +73,7 @@ def test_the_examples_cover_all_fourteen_tags_and_unavailable_is_the_fifteenth()
 
 
 @given(VALUES)
-@settings(max_examples=300)
+@examples(300)
 def test_a_value_survives_its_literal_on_the_wire(value: Any) -> None:
     back = from_lit(msgspec.json.decode(msgspec.json.encode(to_lit(value))))
     if isinstance(value, str) and is_broken_text(value):
@@ -88,7 +89,7 @@ def test_a_value_survives_its_literal_on_the_wire(value: Any) -> None:
 
 
 @given(VALUES)
-@settings(max_examples=300)
+@examples(300)
 def test_every_known_value_has_a_plain_form_that_json_can_write(value: Any) -> None:
     if value is not UNAVAILABLE:
         msgspec.json.encode(to_plain(value))
@@ -226,8 +227,9 @@ TAGGED = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(TAGGED | ANY_JSON)
-@settings(max_examples=500)
+@examples(500)
 @example({"t": "json", "v": {"a": 2**70}})
 def test_any_json_is_a_value_that_can_be_written_again_or_an_invalid_request(body: Any) -> None:
     for read in (from_lit, from_json):

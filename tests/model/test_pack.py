@@ -4,9 +4,10 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_values import VALUES, same
+from tests.suite.examples import examples
 
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 from headwater.model.pack import decode_row, encode_row, pack_row
@@ -15,7 +16,7 @@ ROWS = st.lists(VALUES, max_size=5).map(tuple)
 
 
 @given(ROWS)
-@settings(max_examples=300)
+@examples(300)
 def test_a_row_comes_back_as_it_was(row: tuple[Any, ...]) -> None:
     back = decode_row(encode_row(row))
     assert len(back) == len(row)

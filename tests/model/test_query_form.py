@@ -28,7 +28,7 @@ from headwater.model.query import (
     With,
 )
 from headwater.model.query_canonical import canonical, canonical_bytes, form_of
-from headwater.model.query_form import parse_query
+from headwater.model.query_form import parse_query, parse_query_of
 
 ID = {"col": "id"}
 ITEM = {"expr": ID}
@@ -256,7 +256,10 @@ def test_a_fault_is_named_by_its_place(body: Any, message: str) -> None:
     [
         (select(lock="for_update"), "query.lock: a query locks nothing"),
         (select(lock="for_share"), "query.lock: a query locks nothing"),
-        (select(from_=[{"db": "other", "table": "t"}]), "query.body.select.from[0].db: a query reads one database"),
+        (
+            select(from_=[{"db": "other", "table": "t"}, {"db": "shop", "table": "t"}]),
+            "query.body.select.from[1].db: a query reads one database",
+        ),
         (select(where={"fn": "random"}), "query.body.select.where: function 'random' is not served"),
         (select(where={"fn": "vector.l2", "args": [ID, ID]}), "query.body.select.where: function 'vector.l2' is not"),
         (select(where={"fn": "x) --", "args": []}), "query.body.select.where: function 'x) --' is not served"),
@@ -270,6 +273,16 @@ def test_what_is_known_but_not_served_says_so_with_a_way_on(body: Any, message: 
     with pytest.raises(NotSupported) as caught:
         parse_query(body)
     assert caught.value.message.startswith(message) and caught.value.hint
+
+
+def test_database_of_tables_is_the_one_of_the_query() -> None:
+    own, shop = {"table": "u"}, {"db": "shop", "table": "t"}
+    assert parse_query_of(select(from_=[shop]))[1] == "shop"
+    assert parse_query_of(select(from_=[own, shop]))[1] == "shop"
+    assert parse_query_of(select(from_=[{"db": "default", "table": "t"}]))[1] == "main"
+    assert parse_query_of(select(from_=[own]))[1] == "main"
+    with pytest.raises(NotSupported, match="reads one database"):
+        parse_query_of(select(from_=[shop, {"db": "other", "table": "t"}]))
 
 
 def test_tables_are_those_of_the_database_asked() -> None:
@@ -287,6 +300,7 @@ def nested(levels: int) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_depth_and_size_are_bounded_wherever_they_grow() -> None:
     sets: Any = select()["body"]
     joins: Any = {"table": "a"}

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 CONF = {
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",  # a tenth of the time, for tables of a few rows
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,  # a tenth of a second less for each batch
 }
 SERVED = {"test_sql_sink.py", "test_progress.py"}  # they start database servers
@@ -28,8 +29,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever uses Spark is slow and runs in one process, so that there is one JVM on the machine."""
+    """Whatever uses Spark is slow and runs in one process, so that there is one JVM on the machine.
+
+    The contract of sinks that are not embedded is for `make soak`, but for the tests that run on every sink.
+    """
     for item in items:
+        factory = getattr(item, "callspec", None) and item.callspec.params.get("factory")
+        if factory and not factory.is_embedded and not item.get_closest_marker("every_sink"):
+            item.add_marker(pytest.mark.soak(seconds=5))
         if item.path.name in SERVED:
             item.add_marker(pytest.mark.slow)
         if "spark" in getattr(item, "fixturenames", ()):

@@ -19,9 +19,9 @@ from typing import NoReturn
 
 import pytest
 import sqlalchemy as sa
+from tests.suite.waiting import PATIENCE
 
 ON_CI = os.environ.get("CI", "").lower() == "true"
-PATIENCE = 120.0  # seconds until a server must answer
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin"
 
 
@@ -53,7 +53,7 @@ def stop(process: subprocess.Popen[bytes], folder: Path) -> None:
     """End a server that we started, and wait for it."""
     process.terminate()
     try:
-        process.wait(20)
+        process.wait(PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -17,6 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
@@ -138,9 +139,6 @@ class Story:
             if after < image["_offset"] <= upto and image["_offset"] > reached(image["id"])
         ]
         return frame_of(spark, changes_schema(self.table), [told[::2], told[1::2]], gate)
-
-
-PATIENCE = 120.0
 
 
 class Slow:

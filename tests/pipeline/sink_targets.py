@@ -46,10 +46,11 @@ class Factory:
         needs: Callable[[], str] = lambda: "",
         *,
         exactly_once: bool = True,
+        is_embedded: bool = False,  # needs nothing but Spark itself: the whole contract runs in `make test`
         even_on_ci: bool = False,  # skip on CI too: what is missing comes from a repository that may not answer
     ) -> None:
         self.name, self.mode, self.make, self.needs = f"{name}-{mode}", mode, make, needs
-        self.exactly_once, self.even_on_ci = exactly_once, even_on_ci
+        self.exactly_once, self.is_embedded, self.even_on_ci = exactly_once, is_embedded, even_on_ci
 
     def require(self) -> None:
         """Skip, saying what is missing; fail where all should be there."""
@@ -115,14 +116,14 @@ def _no_delta_jars() -> str:
 
 
 FACTORIES = [
-    *(Factory("delta", mode, _delta("delta")) for mode in (UPSERT, HISTORY)),
+    *(Factory("delta", mode, _delta("delta"), is_embedded=True) for mode in (UPSERT, HISTORY)),
     *(
         Factory("delta-spark", mode, _delta("delta-spark"), _no_delta_jars, even_on_ci=True)
         for mode in (UPSERT, HISTORY)
     ),
-    *(Factory("sql-sqlite", mode, on_sqlite) for mode in (UPSERT, HISTORY)),
+    *(Factory("sql-sqlite", mode, on_sqlite, is_embedded=True) for mode in (UPSERT, HISTORY)),
     *(Factory("sql-postgresql", mode, on_server(start_postgres), no_postgres) for mode in (UPSERT, HISTORY)),
     *(Factory("sql-mysql", mode, on_server(start_mariadb), no_mariadb) for mode in (UPSERT, HISTORY)),
-    Factory("parquet", HISTORY, ParquetTarget),
-    Factory("foreach", HISTORY, ForeachTarget, exactly_once=False),
+    Factory("parquet", HISTORY, ParquetTarget, is_embedded=True),
+    Factory("foreach", HISTORY, ForeachTarget, exactly_once=False, is_embedded=True),
 ]

@@ -171,6 +171,7 @@ def test_progress_tells_how_far_the_log_goes(stream: Stream) -> None:
 # Without Spark
 
 
+@pytest.mark.slow
 def test_an_idle_stream_asks_over_one_connection_and_lets_the_server_wait(twin: Twin) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 

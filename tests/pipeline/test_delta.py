@@ -35,6 +35,7 @@ from headwater.pipeline.sinks.delta_spark import merge_sql
 from headwater.pipeline.sinks.opening import is_exactly_once, open_sink
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step
 
+EVERY_CI_RUN = pytest.mark.soak(seconds=30, every_time=True)
 Row = dict[str, Any]
 
 
@@ -170,6 +171,7 @@ def test_rows_that_end_too_soon_leave_nothing_behind(place: str, batches_that_ca
     assert state_of(DeltaSink(Settings(place))).missing == list(SPANS)
 
 
+@pytest.mark.slow
 def test_an_append_that_races_with_a_new_plan_is_never_left_in_the_table(place: str) -> None:
     story = told()
     sink, part = DeltaSink(Settings(place)), Part(SPANS[0], story.offset)
@@ -492,7 +494,7 @@ def modelled(story: Story, plan: Plan, version: int, upto: int) -> list[tuple[An
     return sorted(map(tuple, found), key=str)
 
 
-@pytest.mark.parametrize("kind", ["delta", "delta-spark"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("delta-spark", marks=EVERY_CI_RUN)])
 def test_a_history_holds_every_version_as_the_model_has_them(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     next(each for each in FACTORIES if each.name == f"{kind}-{HISTORY}").require()
     target, dice, story = DeltaTarget(spark, tmp_path, HISTORY, kind), random.Random(3), Story()
@@ -540,7 +542,7 @@ def test_a_longer_step_merged_after_a_shorter_one_repeats_nothing(spark: SparkSe
 # Two engines
 
 
-@pytest.mark.parametrize("mode", [UPSERT, HISTORY])
+@pytest.mark.parametrize("mode", [UPSERT, pytest.param(HISTORY, marks=EVERY_CI_RUN)])
 def test_delta_rs_and_delta_spark_take_turns_on_one_table(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     next(each for each in FACTORIES if each.name == f"delta-spark-{mode}").require()
     rust, jvm = (DeltaTarget(spark, tmp_path, mode, kind) for kind in ("delta", "delta-spark"))

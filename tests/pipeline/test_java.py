@@ -89,7 +89,7 @@ close_session(session)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=35, every_time=True)
 @pytest.mark.spark
 def test_a_session_a_batch_and_a_stream_run_on_the_java_from_pypi(tmp_path: Path, twin) -> None:
     twin.insert((1, "a", None), (2, "b", None))

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conformance.live import PATIENCE, Live
+from tests.conformance.live import Live
 from tests.pipeline.lakes import Lake, Watching, fill
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import NotOwner
 from headwater.pipeline.progress import MetaStore

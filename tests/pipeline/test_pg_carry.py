@@ -69,7 +69,12 @@ def test_a_delta_table_follows_postgresql(lake: Lake, source: PgLive) -> None:
     assert report.is_good and report.rows == 2
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgres_database", "mariadb_database"])
+EVERY_CI_RUN = pytest.mark.soak(seconds=20, every_time=True)
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param("sqlite", marks=EVERY_CI_RUN), "postgres_database", "mariadb_database"]
+)
 def test_a_sql_table_follows_postgresql(
     lake: Lake, source: PgLive, engine: str, request: pytest.FixtureRequest
 ) -> None:

@@ -11,6 +11,7 @@ from headwater.client import Client
 from headwater.errors import NotFound
 
 
+@pytest.mark.slow
 def test_the_log_is_read_in_every_shape_that_a_table_had(tmp_path: Path) -> None:
     source = PgLive(
         tmp_path,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from msgspec.structs import replace
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import ConfigError, NotFound, NotOwner, PipelineError, Unavailable
 from headwater.model.key import Span
@@ -460,7 +461,7 @@ def test_a_heart_renews_by_itself_and_tells_when_it_could_not(lite: MetaStore) -
     task = lite.subscribe(SPEC, ORDERS)
     heart = Heart(lite, task, "a", 0.3)
     lite.reset("lake", force=True)
-    assert heart.lost.wait(30)
+    assert heart.lost.wait(PATIENCE)
     heart.stop()
 
 

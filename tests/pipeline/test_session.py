@@ -168,21 +168,21 @@ def run(program: str, folder: Path, *flags: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=folder, timeout=300)
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=40, every_time=True)
 @pytest.mark.spark
 def test_sessions_come_and_go_in_one_process_without_a_word(tmp_path: Path) -> None:
     done = run(TWICE, tmp_path, "-W", "error")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=40, every_time=True)
 @pytest.mark.spark
 def test_a_session_whose_java_is_gone_is_closed_and_another_opened(tmp_path: Path) -> None:
     done = run(KILLED, tmp_path)
     assert (done.returncode, done.stdout) == (0, "") and "Traceback" not in done.stderr, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=15, every_time=True)
 @pytest.mark.spark
 def test_settings_reach_spark_and_are_not_on_the_command_line_of_java(tmp_path: Path) -> None:
     done = run(SECRET, tmp_path)

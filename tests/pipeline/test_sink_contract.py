@@ -1,4 +1,8 @@
-"""What every sink promises, checked against a model: sinks of every kind on the places of sink_targets.py."""
+"""What every sink promises, checked against a model: sinks of every kind on the places of sink_targets.py.
+
+`make test` runs the whole contract on the embedded sinks, and on the others the tests marked `every_sink`;
+`make soak` runs the whole contract on all of them.
+"""
 
 from __future__ import annotations
 
@@ -112,6 +116,7 @@ def test_a_table_without_rows_is_loaded_and_followed(
     assert_holds(target, factory, story.rows)
 
 
+@pytest.mark.every_sink
 def test_parts_come_in_waves_and_what_is_missing_is_told(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
@@ -126,6 +131,7 @@ def test_parts_come_in_waves_and_what_is_missing_is_told(
     assert_holds(target, factory, story.rows)
 
 
+@pytest.mark.every_sink
 def test_steps_move_rows_and_offset_together_and_a_new_sink_object_knows_them(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
@@ -196,6 +202,7 @@ def test_a_part_that_is_in_is_left_alone(
     assert_holds(target, factory, story.rows)
 
 
+@pytest.mark.every_sink
 @pytest.mark.usefixtures("exact")
 def test_a_step_applied_twice_or_overlapping_changes_nothing_twice(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
@@ -230,6 +237,7 @@ def test_a_step_that_begins_too_late_is_refused(
 # Other drivers
 
 
+@pytest.mark.every_sink
 @pytest.mark.usefixtures("exact")
 def test_a_run_is_fenced_by_a_newer_plan(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story
@@ -263,6 +271,7 @@ def test_a_load_is_fenced_in_mid_write(
     assert_holds(target, factory, story.rows)
 
 
+@pytest.mark.every_sink
 @pytest.mark.usefixtures("exact")
 def test_a_step_is_fenced_in_mid_write(
     spark: SparkSession, sink: Sink, other: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
@@ -317,6 +326,7 @@ def test_a_part_written_by_two_attempts_at_the_same_time_is_in_once(
     assert_holds(target, factory, story.rows)
 
 
+@pytest.mark.every_sink
 def test_a_part_whose_source_dies_in_the_middle_is_loaded_whole_the_next_time(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story, tmp_path: Path
 ) -> None:
@@ -339,6 +349,7 @@ def started(act: Callable[[], None]) -> Slow:
 # Keys
 
 
+@pytest.mark.every_sink
 def test_the_last_change_of_a_key_counts_and_keys_may_move_and_swap(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory, story: Story
 ) -> None:
@@ -397,6 +408,7 @@ VALUES = [
 ]
 
 
+@pytest.mark.every_sink
 def test_values_of_all_kinds_come_through_snapshot_and_changes(
     spark: SparkSession, sink: Sink, target: Target, factory: Factory
 ) -> None:

@@ -57,7 +57,7 @@ def test_every_example_of_the_spark_page_prints_what_is_shown(
     assert ran > 8 and not printed
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=70, every_time=True)
 @pytest.mark.spark
 def test_a_newcomer_who_follows_the_pipeline_page_has_a_verified_lake(server: Live, tmp_path: Path) -> None:
     """The commands as they stand there, in processes of their own; then the ten lines of Python."""

@@ -40,6 +40,7 @@ def append(lake: Lake, *rows: dict[str, Any]) -> None:
     write_deltalake(table, pa.Table.from_pylist(list(rows), pa.schema(table.schema().to_arrow())), mode="append")
 
 
+@pytest.mark.soak(seconds=35, every_time=True)
 def test_damage_is_found_in_its_range_and_mended_there_alone(lake: Lake) -> None:
     good = lake.verify()
     assert good.is_good and len(good.ranges) > 3 and good.rows == 100
@@ -96,7 +97,10 @@ def test_a_sink_that_moves_on_is_compared_again(lake: Lake, monkeypatch: pytest.
     assert report.is_good and report.offset > first
 
 
-UNSEEN = "import apsw, sys; db = apsw.Connection(sys.argv[1]); db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)"
+UNSEEN = (
+    "import apsw, sys; db = apsw.Connection(sys.argv[1]); db.set_busy_timeout(60_000); "
+    "db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)"
+)
 
 
 def past_capture(lake: Lake, statement: str) -> None:

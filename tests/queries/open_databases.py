@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
+from tests.suite.waiting import PATIENCE
 
 from headwater.app import App
 from headwater.config import Config, SqliteConfig
@@ -70,7 +71,7 @@ class Files:
         }
 
     def run(self, sql: str, *, db: str = "main") -> None:
-        self.get(db).write(lambda session: session.execute(sql)).result(10)
+        self.get(db).write(lambda session: session.execute(sql)).result(PATIENCE)
 
     def rows(self, sql: str, *, db: str = "main") -> list[tuple[Any, ...]]:
         return list(self.get(db).read(sql).rows)
@@ -99,7 +100,7 @@ class Whole(App):
         return self._registry
 
     def run(self, sql: str, *, db: str = "main") -> None:
-        self.get(db).write(lambda session: session.execute(sql)).result(10)
+        self.get(db).write(lambda session: session.execute(sql)).result(PATIENCE)
 
     def rows(self, sql: str, *, db: str = "main") -> list[tuple[Any, ...]]:
         return list(self.get(db).read(sql).rows)

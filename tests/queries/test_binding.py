@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.capture.capturing import Running, running
 from tests.queries.bound_tables import ONE, TABLES, TWO, VALUES, analysis, shape
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Change, Op
 from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Dependency, Param, Test
@@ -52,10 +53,11 @@ def fill(app: Running, rng: random.Random, rows: int) -> dict[int, Change]:
     sql = f"INSERT INTO t ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"
     for _ in range(rows):
         row = [rng.choice(DIRTY) for _ in names[:-1]] + [rng.choice([0, 1, "a", 1.5])]
-        app.source.write(lambda session, row=row: session.execute(sql, row)).result(20)
+        app.source.write(lambda session, row=row: session.execute(sql, row)).result(PATIENCE)
     return {change.after[0]: change for change in app.changes() if change.op is Op.INSERT and change.after}
 
 
+@pytest.mark.slow
 def test_conditions_say_what_sqlite_says(tmp_path: Path) -> None:
     rng = random.Random(5)
     exact = dropped = 0
@@ -80,6 +82,7 @@ def test_conditions_say_what_sqlite_says(tmp_path: Path) -> None:
     assert exact > 4 * dropped, (exact, dropped)
 
 
+@pytest.mark.slow
 def test_trees_say_what_sqlite_says(tmp_path: Path) -> None:
     rng = random.Random(6)
     with running(tmp_path) as app:

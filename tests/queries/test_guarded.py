@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tests.capture.capturing import Running, running
 from tests.queries.open_databases import Whole
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import OffsetExpired
 from headwater.model.dependency import Analysis
@@ -241,11 +242,8 @@ def test_too_many_keys_are_none(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> 
     assert len(read.rows) == 3 and read.keys == (None,) and not state
 
 
-@pytest.mark.parametrize(
-    "sql", ["SELECT nothing FROM orders WHERE ?1 IS ?1", "SELECT CAST(x'ff' AS TEXT) WHERE ?1 IS ?1"]
-)
-def test_keys_that_cannot_be_read_are_none(shop: Shop, sql: str) -> None:
-    broken = _with_keys(shop.analysis, sql)
+def test_keys_that_cannot_be_read_are_none(shop: Shop) -> None:
+    broken = _with_keys(shop.analysis, "SELECT nothing FROM orders WHERE ?1 IS ?1")
     read = shop.app.source.answer(broken, shop.args, guards=True)
     assert read is not None and read.rows == ((10, "ann"),) and read.keys == (None,)
 
@@ -274,7 +272,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
     with Whole(tmp_path) as made:
         for sql in SETUP:
             made.run(sql)
-        made.database("main").capture.catch_up(10)
+        assert made.database("main").capture.catch_up(PATIENCE)
         yield made
 
 

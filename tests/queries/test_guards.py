@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.capture.capturing import Running, flat, running
 from tests.queries.bound_tables import TABLES, analysis
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Change, Op
 from headwater.model.dependency import (
@@ -133,7 +134,7 @@ def write(app: Running, rng: random.Random) -> list[Change]:
         ]
     )
     before = app.source.head()
-    app.source.write(lambda session: session.execute(sql, args)).result(20)
+    app.source.write(lambda session: session.execute(sql, args)).result(PATIENCE)
     app.caught_up()
     return flat(app.log.scan(after=before)) if app.source.head() > before else []
 

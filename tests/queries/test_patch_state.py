@@ -40,6 +40,7 @@ def test_a_strict_state_leads_to_the_answer(old: Any, new: Any) -> None:
     assert not {bytes(one["row"]) for one in found["updated"]} & {*held.texts}  # what is the same is not sent
 
 
+@pytest.mark.slow
 @given(ROWS, ROWS)
 def test_a_state_of_keys_leads_to_the_same_keys_in_order(old: Any, new: Any) -> None:
     held, fresh = answer(old), answer(new)

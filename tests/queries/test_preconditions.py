@@ -64,6 +64,7 @@ def test_what_the_grammar_does_not_allow_is_nothing(header: str) -> None:
     assert Tags.parse(header) is None
 
 
+@pytest.mark.slow
 @given(st.lists(TAGS), st.sampled_from([",", ", ", " ,\t", ",,"]))
 def test_whatever_is_written_is_read_back(tags: list[Tag], comma: str) -> None:
     assert Tags.parse(comma.join(map(str, tags))) == Tags(tags=tuple(tags))

@@ -50,6 +50,7 @@ def one_history(seed: int, *, odd: float, instances: int, changes: int) -> int:
     return hits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("odd", [0.0, 0.1, 0.6])
 def test_it_finds_what_asking_each_would_find(odd: float) -> None:
     assert sum(one_history(seed, odd=odd, instances=12, changes=25) for seed in range(60)) > 500
@@ -57,7 +58,13 @@ def test_it_finds_what_asking_each_would_find(odd: float) -> None:
 
 @pytest.mark.slow
 def test_it_finds_what_asking_each_would_find_of_many() -> None:
-    assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in range(1_000, 1_060)) > 10_000
+    assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in range(1_000, 1_020)) > 3_000
+
+
+@pytest.mark.soak(seconds=30)
+def test_it_finds_what_asking_each_would_find_of_fresh_ones(fresh_number: int) -> None:
+    seeds = range(fresh_number, fresh_number + 300)
+    assert sum(one_history(seed, odd=0.1, instances=60, changes=80) for seed in seeds) > 50_000
 
 
 def test_only_candidates_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:

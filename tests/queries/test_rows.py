@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from open_databases import Files, dump
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Conflict, DuplicateKey, InvalidRequest, NotFound
 from headwater.model.literal import U64, DateTime, Json, Value
@@ -39,19 +40,19 @@ def rows(files: Files) -> Rows:
 
 def get(rows: Rows, key: list[Value], place: Place = USERS) -> Found:
     found = rows.get(ANONYMOUS, place, key)
-    return found.result(10) if isinstance(found, Pending) else found
+    return found.result(PATIENCE) if isinstance(found, Pending) else found
 
 
 def insert(rows: Rows, *values: dict[str, Value], place: Place = USERS, **more: Any) -> Stored:
-    return rows.insert(ANONYMOUS, place, values, **more).result(10)
+    return rows.insert(ANONYMOUS, place, values, **more).result(PATIENCE)
 
 
 def update(rows: Rows, where: Expr, place: Place = USERS, **more: Any) -> Stored:
-    return rows.update(ANONYMOUS, place, where, more.pop("values"), **more).result(10)
+    return rows.update(ANONYMOUS, place, where, more.pop("values"), **more).result(PATIENCE)
 
 
 def delete(rows: Rows, where: Expr, place: Place = USERS, **more: Any) -> Stored:
-    return rows.delete(ANONYMOUS, place, where, **more).result(10)
+    return rows.delete(ANONYMOUS, place, where, **more).result(PATIENCE)
 
 
 def test_what_is_inserted_is_what_is_read_with_its_types(rows: Rows) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from open_databases import Files
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Conflict, InvalidRequest, NotFound
 from headwater.model.principal import ANONYMOUS
@@ -27,25 +28,25 @@ def schema(files: Files) -> Schema:
 
 
 def test_a_table_is_created_described_listed_and_dropped(files: Files, schema: Schema) -> None:
-    done = schema.create_table(ANONYMOUS, None, USERS).result(10)
+    done = schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
     assert done.changed
     assert schema.list_tables(ANONYMOUS) == ["users"]
     found = schema.describe_table(ANONYMOUS, "default", "users")
     assert [(column.name, column.kind) for column in found.visible] == [("id", "i64"), ("name", "str")]
     assert found.primary_key == ("id",)
-    assert schema.drop_table(ANONYMOUS, "main", "users").result(10).changed
+    assert schema.drop_table(ANONYMOUS, "main", "users").result(PATIENCE).changed
     assert schema.list_tables(ANONYMOUS) == []
 
 
 def test_creating_and_dropping_twice_is_told(schema: Schema) -> None:
-    schema.create_table(ANONYMOUS, None, USERS).result(10)
+    schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
     with pytest.raises(Conflict):
-        schema.create_table(ANONYMOUS, None, USERS).result(10)
-    assert not schema.create_table(ANONYMOUS, None, USERS, if_not_exists=True).result(10).changed
-    schema.drop_table(ANONYMOUS, None, "users").result(10)
+        schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
+    assert not schema.create_table(ANONYMOUS, None, USERS, if_not_exists=True).result(PATIENCE).changed
+    schema.drop_table(ANONYMOUS, None, "users").result(PATIENCE)
     with pytest.raises(NotFound):
-        schema.drop_table(ANONYMOUS, None, "users").result(10)
-    assert not schema.drop_table(ANONYMOUS, None, "users", if_exists=True).result(10).changed
+        schema.drop_table(ANONYMOUS, None, "users").result(PATIENCE)
+    assert not schema.drop_table(ANONYMOUS, None, "users", if_exists=True).result(PATIENCE).changed
     with pytest.raises(NotFound):
         schema.describe_table(ANONYMOUS, None, "users")
 
@@ -55,7 +56,7 @@ def test_databases_come_and_go(files: Files, schema: Schema) -> None:
     assert schema.list_databases(ANONYMOUS) == ["main", "shop"]
     with pytest.raises(Conflict):
         schema.create_database(ANONYMOUS, "shop")
-    schema.create_table(ANONYMOUS, "shop", USERS).result(10)
+    schema.create_table(ANONYMOUS, "shop", USERS).result(PATIENCE)
     assert schema.list_tables(ANONYMOUS, "shop") == ["users"]
     assert schema.list_tables(ANONYMOUS, "main") == []
     schema.drop_database(ANONYMOUS, "shop")
@@ -74,7 +75,7 @@ def test_dropping_a_database_ends_its_transactions(files: Files) -> None:
     schema.drop_database(ANONYMOUS, "shop")
     with pytest.raises(NotFound):
         transactions.commit(ANONYMOUS, tx)
-    transactions.commit(ANONYMOUS, kept).result(10)
+    transactions.commit(ANONYMOUS, kept).result(PATIENCE)
 
 
 @pytest.mark.parametrize("name", ["", "main", "default"])
@@ -96,12 +97,12 @@ def test_a_name_that_is_no_file_name_is_refused(files: Files, schema: Schema, na
 
 
 def test_a_table_for_a_new_database_makes_it_too(files: Files, schema: Schema) -> None:
-    schema.create_table(ANONYMOUS, "fresh", USERS).result(10)
+    schema.create_table(ANONYMOUS, "fresh", USERS).result(PATIENCE)
     assert files.names() == ["fresh", "main"]
 
 
 def test_a_table_that_is_refused_makes_no_database(files: Files, schema: Schema) -> None:
     bad = Table("sqlite_x", (Column("id", "i64"),), ("id",))
     with pytest.raises(InvalidRequest):
-        schema.create_table(ANONYMOUS, "fresh", bad).result(10)
+        schema.create_table(ANONYMOUS, "fresh", bad).result(PATIENCE)
     assert files.names() == ["main"]

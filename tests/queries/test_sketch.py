@@ -19,6 +19,7 @@ SOURCE = MemorySource("m")
 T = TABLES["t"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slots, most, odd", [(1, 2, 0.1), (7, 3, 0.1), (4_096, 256, 0.0), (64, 256, 0.5)])
 def test_it_is_never_below_the_last_match(slots: int, most: int, odd: float) -> None:
     below = 0  # how often it could tell that an older answer stands

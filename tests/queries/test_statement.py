@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 from open_databases import Files, dump
+from tests.suite.waiting import PATIENCE
 
-from headwater.errors import DuplicateKey, InvalidRequest, NotFound, NotSupported
+from headwater.errors import DuplicateKey, Forbidden, InvalidRequest, NotFound, NotSupported
 from headwater.model.literal import UNAVAILABLE
-from headwater.model.principal import ANONYMOUS, Principal, Scope
+from headwater.model.principal import ANONYMOUS, EDITOR, Principal, Scope
 from headwater.queries.absent import no_table
 from headwater.queries.pending import Pending
 from headwater.queries.statement import Outcome, Statement, check_format
@@ -24,11 +25,12 @@ def files(tmp_path: Path) -> Any:
 
 class Run:
     def __init__(self, files: Files) -> None:
-        self.statement = Statement(files, Transactions(files))
+        self.transactions = Transactions(files)
+        self.statement = Statement(files, self.transactions)
 
-    def __call__(self, sql: str, args: Any = (), **more: Any) -> Outcome:
-        found = self.statement.execute(ANONYMOUS, sql, args, **more)
-        return found.result(10) if isinstance(found, Pending) else found
+    def __call__(self, sql: str, args: Any = (), *, who: Principal = ANONYMOUS, **more: Any) -> Outcome:
+        found = self.statement.execute(who, sql, args, **more)
+        return found.result(PATIENCE) if isinstance(found, Pending) else found
 
 
 @pytest.fixture
@@ -43,6 +45,33 @@ def test_a_write_says_what_it_did_and_a_read_shows_it(files: Files, run: Run) ->
     assert [(dep.table, dep.v) for dep in done.causality.deps] == [("main.t", files.get("main").head())]
     read = run("SELECT id, v AS w FROM t WHERE v = :v", {"v": "b"})
     assert (read.columns, read.rows, read.causality) == (("id", "w"), ((2, "b"),), None)
+
+
+DDL = (
+    "DROP TABLE t",
+    "ALTER TABLE t ADD COLUMN x",
+    "CREATE TABLE u (id INTEGER PRIMARY KEY)",
+    "CREATE TABLE IF NOT EXISTS t (id)",
+    "CREATE INDEX i ON t (v)",
+    "CREATE VIEW w AS SELECT 1",
+    "CREATE TRIGGER g AFTER INSERT ON t BEGIN SELECT 1; END",
+    "/* DELETE FROM t */ DROP TABLE t",
+)
+
+
+@pytest.mark.parametrize("sql", DDL)
+def test_ddl_by_editor_is_forbidden_and_changes_nothing(files: Files, run: Run, sql: str) -> None:
+    editor = Principal("ed", EDITOR)
+    run("INSERT INTO t (v) VALUES ('x')", who=editor)
+    before = dump(files.path("main"))
+    with pytest.raises(Forbidden, match="role owner"):
+        run(sql, who=editor)
+    tx = run.transactions.begin(editor).tx
+    with pytest.raises(Forbidden, match="role owner"):
+        run(sql, who=editor, tx=tx)
+    run.transactions.rollback(editor, tx).result(PATIENCE)
+    assert dump(files.path("main")) == before
+    run(sql)
 
 
 def test_a_write_that_returns_rows_returns_them(run: Run) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from open_databases import Files
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound, TxExpired
 from headwater.model.predicate import eq
@@ -35,19 +36,19 @@ def transactions(files: Files) -> Any:
 
 
 def see(found: Any) -> Any:
-    return found.result(10) if isinstance(found, Pending) else found
+    return found.result(PATIENCE) if isinstance(found, Pending) else found
 
 
 def test_a_commit_makes_everything_visible_at_once(files: Files, transactions: Transactions) -> None:
     rows = Rows(files, transactions)
     tx = transactions.begin(ANONYMOUS).tx
-    done = rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+    done = rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(PATIENCE)
     assert done.causality is None
     found = see(rows.get(ANONYMOUS, USERS, [1], tx=tx))
     assert (found.row, found.etag) == ((1, "a"), None)
     with pytest.raises(NotFound):
         rows.get(ANONYMOUS, USERS, [1])
-    over = transactions.commit(ANONYMOUS, tx).result(10)
+    over = transactions.commit(ANONYMOUS, tx).result(PATIENCE)
     assert over.status == "committed"
     assert over.causality is not None
     assert [(dep.table, dep.v) for dep in over.causality.deps] == [("main.users", files.get("main").head())]
@@ -58,8 +59,8 @@ def test_a_rollback_leaves_no_trace(files: Files, transactions: Transactions) ->
     rows = Rows(files, transactions)
     head = files.get("main").head()
     tx = transactions.begin(ANONYMOUS).tx
-    rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
-    assert transactions.rollback(ANONYMOUS, tx).result(10).status == "rolled_back"
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(PATIENCE)
+    assert transactions.rollback(ANONYMOUS, tx).result(PATIENCE).status == "rolled_back"
     assert files.get("main").head() == head
     with pytest.raises(NotFound):
         rows.get(ANONYMOUS, USERS, [1])
@@ -68,29 +69,29 @@ def test_a_rollback_leaves_no_trace(files: Files, transactions: Transactions) ->
 def test_a_statement_that_fails_inside_undoes_only_itself(files: Files, transactions: Transactions) -> None:
     rows = Rows(files, transactions)
     tx = transactions.begin(ANONYMOUS).tx
-    rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(PATIENCE)
     with pytest.raises(DuplicateKey):
-        rows.insert(ANONYMOUS, USERS, [{"email": "b"}, {"email": "a"}], tx=tx).result(10)
-    transactions.commit(ANONYMOUS, tx).result(10)
+        rows.insert(ANONYMOUS, USERS, [{"email": "b"}, {"email": "a"}], tx=tx).result(PATIENCE)
+    transactions.commit(ANONYMOUS, tx).result(PATIENCE)
     assert files.rows("SELECT email FROM users") == [("a",)]
 
 
 def test_a_tag_is_checked_inside_but_none_is_given(files: Files, transactions: Transactions) -> None:
     rows = Rows(files, transactions)
-    rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(10)
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(PATIENCE)
     tag = see(rows.get(ANONYMOUS, USERS, [1])).etag
     tx = transactions.begin(ANONYMOUS).tx
-    done = rows.update(ANONYMOUS, USERS, eq("id", 1), {"email": "b"}, if_match=tag, tx=tx).result(10)
+    done = rows.update(ANONYMOUS, USERS, eq("id", 1), {"email": "b"}, if_match=tag, tx=tx).result(PATIENCE)
     assert (done.affected, done.etag) == (1, None)
     with pytest.raises(Conflict):
-        rows.update(ANONYMOUS, USERS, eq("id", 1), {"email": "c"}, if_match=tag, tx=tx).result(10)
-    transactions.rollback(ANONYMOUS, tx).result(10)
+        rows.update(ANONYMOUS, USERS, eq("id", 1), {"email": "c"}, if_match=tag, tx=tx).result(PATIENCE)
+    transactions.rollback(ANONYMOUS, tx).result(PATIENCE)
 
 
 @pytest.mark.parametrize("finish", ["commit", "rollback"])
 def test_a_finished_transaction_is_not_found(transactions: Transactions, finish: str) -> None:
     tx = transactions.begin(ANONYMOUS).tx
-    getattr(transactions, finish)(ANONYMOUS, tx).result(10)
+    getattr(transactions, finish)(ANONYMOUS, tx).result(PATIENCE)
     for again in (transactions.commit, transactions.rollback):
         with pytest.raises(NotFound):
             again(ANONYMOUS, tx)
@@ -109,7 +110,7 @@ def test_only_the_principal_that_began_it_may_use_it(files: Files, transactions:
     ):
         with pytest.raises(NotFound):
             use()
-    transactions.rollback(ANONYMOUS, tx).result(10)
+    transactions.rollback(ANONYMOUS, tx).result(PATIENCE)
 
 
 def test_a_transaction_is_bound_to_its_database(files: Files, transactions: Transactions) -> None:
@@ -119,8 +120,8 @@ def test_a_transaction_is_bound_to_its_database(files: Files, transactions: Tran
     tx = transactions.begin(ANONYMOUS, db="other").tx
     with pytest.raises(InvalidRequest):
         rows.insert(ANONYMOUS, Place("users", "main"), [{"email": "x"}], tx=tx)
-    rows.insert(ANONYMOUS, Place("users"), [{"email": "x"}], tx=tx).result(10)
-    transactions.commit(ANONYMOUS, tx).result(10)
+    rows.insert(ANONYMOUS, Place("users"), [{"email": "x"}], tx=tx).result(PATIENCE)
+    transactions.commit(ANONYMOUS, tx).result(PATIENCE)
     assert files.rows("SELECT email FROM users", db="other") == [("x",)]
     with pytest.raises(NotFound):
         transactions.begin(ANONYMOUS, db="nowhere")
@@ -130,10 +131,10 @@ def test_too_many_open_transactions_are_refused_until_one_ends(transactions: Tra
     held = [transactions.begin(ANONYMOUS, read_only=True).tx for _ in range(3)]
     with pytest.raises(Busy):
         transactions.begin(ANONYMOUS)
-    transactions.rollback(ANONYMOUS, held[0]).result(10)
+    transactions.rollback(ANONYMOUS, held[0]).result(PATIENCE)
     held[0] = transactions.begin(ANONYMOUS).tx
     for tx in held:
-        transactions.rollback(ANONYMOUS, tx).result(10)
+        transactions.rollback(ANONYMOUS, tx).result(PATIENCE)
     assert len(transactions) == 0
 
 
@@ -146,7 +147,7 @@ def test_forgotten_transactions_make_room_after_a_while(files: Files) -> None:
     for tx in old:
         with pytest.raises(TxExpired):
             transactions.commit(ANONYMOUS, tx)
-    transactions.rollback(ANONYMOUS, fresh).result(10)
+    transactions.rollback(ANONYMOUS, fresh).result(PATIENCE)
 
 
 def test_a_read_only_transaction_sees_one_moment_and_cannot_write(files: Files, transactions: Transactions) -> None:
@@ -154,25 +155,25 @@ def test_a_read_only_transaction_sees_one_moment_and_cannot_write(files: Files, 
     tx = transactions.begin(ANONYMOUS, read_only=True).tx
     count = "SELECT count(*) FROM users"
     assert see(statement.execute(ANONYMOUS, count, tx=tx)).rows == ((0,),)
-    rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(10)
+    rows.insert(ANONYMOUS, USERS, [{"email": "a"}]).result(PATIENCE)
     assert see(statement.execute(ANONYMOUS, count, tx=tx)).rows == ((0,),)
     with pytest.raises(HeadwaterError):
-        rows.insert(ANONYMOUS, USERS, [{"email": "b"}], tx=tx).result(10)
-    transactions.rollback(ANONYMOUS, tx).result(10)
+        rows.insert(ANONYMOUS, USERS, [{"email": "b"}], tx=tx).result(PATIENCE)
+    transactions.rollback(ANONYMOUS, tx).result(PATIENCE)
     assert files.rows("SELECT email FROM users") == [("a",)]
 
 
 def test_an_expired_transaction_says_so_to_whoever_began_it(files: Files) -> None:
-    with Files(files.folder / "short", tx_seconds=0.05, tx_idle_seconds=0.05) as short:
+    with Files(files.folder / "short", tx_seconds=1.0, tx_idle_seconds=1.0) as short:
         short.run("CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT)")
         transactions = Transactions(short)
         rows = Rows(short, transactions)
         tx = transactions.begin(ANONYMOUS).tx
-        rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(10)
+        rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=tx).result(PATIENCE)
         # Another writer waits until the first has expired.
-        rows.insert(ANONYMOUS, USERS, [{"email": "b"}]).result(10)
+        rows.insert(ANONYMOUS, USERS, [{"email": "b"}]).result(PATIENCE)
         with pytest.raises(HeadwaterError) as found:
-            rows.insert(ANONYMOUS, USERS, [{"email": "c"}], tx=tx).result(10)
+            rows.insert(ANONYMOUS, USERS, [{"email": "c"}], tx=tx).result(PATIENCE)
         assert (found.value.code, found.value.retryable) == ("tx_expired", True)
         with pytest.raises(TxExpired):
             transactions.commit(ANONYMOUS, tx)
@@ -189,9 +190,9 @@ def test_transactions_that_ended_by_themselves_leave_room(files: Files) -> None:
     fresh = [transactions.begin(ANONYMOUS).tx for _ in range(2)]
     for tx in old:
         with pytest.raises(TxExpired):
-            transactions.commit(ANONYMOUS, tx).result(10)
+            transactions.commit(ANONYMOUS, tx).result(PATIENCE)
     for tx in fresh:
-        transactions.rollback(ANONYMOUS, tx).result(10)
+        transactions.rollback(ANONYMOUS, tx).result(PATIENCE)
 
 
 @pytest.mark.parametrize("end", ["reopen", "finish_writes"])
@@ -201,7 +202,7 @@ def test_a_transaction_open_while_its_file_is_left_says_that_it_is_over(tmp_path
         transactions = Transactions(files)
         rows, statement = Rows(files, transactions), Statement(files, transactions)
         read, wrote, finished = (transactions.begin(ANONYMOUS).tx for _ in range(3))
-        rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=wrote).result(10)
+        rows.insert(ANONYMOUS, USERS, [{"email": "a"}], tx=wrote).result(PATIENCE)
         getattr(files.get("main"), end)()
         for use in (
             lambda: statement.execute(ANONYMOUS, "SELECT 1", tx=read),
@@ -219,7 +220,7 @@ def test_the_limit_holds_when_many_begin_at_once(files: Files) -> None:
     start = threading.Barrier(12)
 
     def begin(_: int) -> str:
-        start.wait(10)
+        start.wait(PATIENCE)
         try:
             return transactions.begin(ANONYMOUS, read_only=True).tx
         except Busy:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tests.capture.capturing import Running, running
 from tests.guarantees.fold import RawRow, raw_row
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Conflict, InvalidRequest, NotFound, NotSupported, OffsetExpired
 from headwater.log.log import Retention
@@ -115,7 +116,9 @@ class Writes:
         """One to `most` transactions of one to three statements."""
         for _ in range(self.random.randint(1, most)):
             statements = [self.statement() for _ in range(self.random.randint(1, 3))]
-            self.one.source.write(lambda session, todo=statements: [session.execute(sql) for sql in todo]).result(20)
+            self.one.source.write(lambda session, todo=statements: [session.execute(sql) for sql in todo]).result(
+                PATIENCE
+            )
 
 
 @pytest.mark.parametrize("kind", TABLES)

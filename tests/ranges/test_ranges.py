@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.capture.capturing import Running, running
+from tests.suite.waiting import PATIENCE
 
 from headwater.app import App
 from headwater.config import Config, FeedsConfig, LogConfig, PullConfig
@@ -321,10 +322,10 @@ def test_leases_hold_again_after_a_restart_within_their_time(tmp_path: Path, ret
         try:
             database = app.database("main")
             if not restart:
-                database.source.write(lambda s: s.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")).result(10)
+                database.source.write(lambda s: s.execute("CREATE TABLE t(k INTEGER PRIMARY KEY, v)")).result(PATIENCE)
                 assert app.ranges is not None
                 held = app.ranges.register(ANONYMOUS, None, "t", "lake")
-            database.source.write(lambda s: s.execute("INSERT INTO t(v) VALUES (1)" + ", (1)" * 99)).result(10)
+            database.source.write(lambda s: s.execute("INSERT INTO t(v) VALUES (1)" + ", (1)" * 99)).result(PATIENCE)
             assert database.catch_up(10) and database.log.latest > held.version + 99
             assert database.log.horizon <= held.version + 1
         finally:
@@ -386,7 +387,7 @@ def test_a_shape_that_changes_in_the_midst_of_a_look_is_not_passed_unseen(
         todo, late[:] = late[:], []
         for statement in todo:
             offsets.append(one.made.run(statement))
-            assert one.catch_up(5)
+            assert one.catch_up(PATIENCE)
         return status()
 
     monkeypatch.setattr(one.source, "status", altering)
@@ -413,7 +414,7 @@ def test_a_wait_ends_when_the_log_is_durable_beyond(one: One) -> None:
         while not one.log.has_listeners:
             await asyncio.sleep(0.001)
         await asyncio.to_thread(one.made.run, "INSERT INTO t VALUES (1, 1)")
-        return await asyncio.wait_for(asked, 20)
+        return await asyncio.wait_for(asked, PATIENCE)
 
     seen = asyncio.run(wait())
     assert seen.latest == start.latest + 1 <= one.log.durable
@@ -432,7 +433,7 @@ def test_a_wait_takes_no_thread_and_ends_when_the_server_does(one: One) -> None:
         while one.ranges._waiting._count < len(asked):
             await asyncio.sleep(0.001)
         one.ranges.drain()
-        return await asyncio.wait_for(asyncio.gather(*asked), 20)
+        return await asyncio.wait_for(asyncio.gather(*asked), PATIENCE)
 
     assert {seen.latest for seen in asyncio.run(many())} == {start.latest}
 

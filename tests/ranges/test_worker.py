@@ -94,6 +94,7 @@ def test_any_span_at_any_version_and_the_changes_after_it_are_the_table(
                 assert folded(here, found, *key) == sorted(there, key=repr), f"seed {seed} {span}"
 
 
+@pytest.mark.slow
 def test_chunks_of_a_span_are_exact_while_others_write_between_them(one: Running, tmp_path: Path) -> None:
     one.run(TABLES["integer"])
     with reading(one, tmp_path / "cache") as side:
@@ -111,6 +112,7 @@ def test_chunks_of_a_span_are_exact_while_others_write_between_them(one: Running
                 assert found == expected, f"seed {seed}"
 
 
+@pytest.mark.slow
 def test_every_stretch_of_the_log_is_the_same_from_the_cache_and_without(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:

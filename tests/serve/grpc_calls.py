@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from tests.suite.waiting import PATIENCE
 
 from headwater.serve.grpc.messages import message, pool
 
 if TYPE_CHECKING:
     from serving import Client
 
-PATIENCE = 30.0  # seconds: nothing here takes this long unless it is broken
 SUBSCRIPTIONS, KV = "sochdb.v1.SubscriptionService", "sochdb.v1.KvService"
 
 

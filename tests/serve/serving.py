@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import ServeConfig
 from headwater.errors import NotFound
@@ -20,7 +21,7 @@ class Client:
     """Speaks to one server."""
 
     def __init__(self, url: str, server: Server, loop: asyncio.AbstractEventLoop) -> None:
-        self.http = httpx.Client(base_url=url, timeout=20)
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
         self.server = server
         self.loop = loop
 
@@ -88,7 +89,7 @@ def serving(databases: Databases, *, folder: Path | None = None, **settings: Any
 
     thread = threading.Thread(target=run)
     thread.start()
-    started.wait(20)
+    started.wait(PATIENCE)
     if failure:
         thread.join()
         raise failure[0]
@@ -99,7 +100,7 @@ def serving(databases: Databases, *, folder: Path | None = None, **settings: Any
         client.http.close()
         if not done.is_set():
             loops[0].call_soon_threadsafe(waiting[0].set)
-        thread.join(20)
+        thread.join(PATIENCE)
         assert not thread.is_alive(), "the server did not stop"
         if failure:
             raise failure[0]

@@ -47,6 +47,7 @@ LOCKED = {  # route -> who comes in when a token is set
     **{f"{method} /api/v1/t/{{db}}/{{table}}/{{key}}": HOLDERS for method in ("GET", "PUT", "PATCH", "DELETE")},
     "GET /healthz": EVERYBODY,
     "GET /readyz": EVERYBODY,
+    "GET /docs": HOLDERS,
 }
 
 
@@ -71,6 +72,7 @@ def test_with_a_token_every_route_admits_exactly_who_holds_it() -> None:
                     assert (body["error"] if route.rpc else body)["code"] == "unauthorized"
 
 
+@pytest.mark.slow
 def test_without_a_credential_nobody_learns_what_a_route_takes() -> None:
     """Every path and query says the same as one that is not there."""
     paths = {route.path for route in ROUTES if route.access is not Access.OPEN and not route.rpc}

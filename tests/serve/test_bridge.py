@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, NotFound
 from headwater.serve.bridge import Bridge
@@ -87,7 +88,7 @@ def test_many_threads_lose_nothing() -> None:
         threads = [threading.Thread(target=finish, args=(start,)) for start in range(4)]
         for thread in threads:
             thread.start()
-        assert await asyncio.wait_for(asyncio.gather(*waiting), 20) == list(range(2000))
+        assert await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE) == list(range(2000))
         for thread in threads:
             thread.join()
 

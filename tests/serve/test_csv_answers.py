@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from headwater.serve.query_answers import _csv
+from headwater.serve.pieces import csv_pieces
 from headwater.sources.source import Read
 
 
 def test_null_is_empty_and_an_empty_text_is_quoted() -> None:
     rows: list[tuple[Any, ...]] = [(None, ""), ("", None), (1, 2.5), ("a,b", 'say "x"'), ("l\nm", "r\rs"), (b"\0", " ")]
-    assert _csv(Read(("a", ""), rows, 1)) == (
+    assert csv_pieces(Read(("a", ""), rows, 1)).joined() == (
         b'a,""\r\n,""\r\n"",\r\n1,2.5\r\n"a,b","say ""x"""\r\n"l\nm","r\rs"\r\nAA==, \r\n'
     )
 
 
 def test_one_null_is_an_empty_line() -> None:
-    assert _csv(Read(("a",), [(None,), ("",)], 1)) == b'a\r\n\r\n""\r\n'
+    assert csv_pieces(Read(("a",), [(None,), ("",)], 1)).joined() == b'a\r\n\r\n""\r\n'
 
 
 @pytest.mark.parametrize("text", ["", "a", '"', '""', ",", "\r\n", "\n", "é😀", " x ", "'", "=1+1", "\ufeff", "\0"])
 def test_any_text_is_read_back(text: str) -> None:
-    written = _csv(Read(("a", "b"), [(text, text + "x")], 1)).decode()
+    written = csv_pieces(Read(("a", "b"), [(text, text + "x")], 1)).joined().decode()
     assert list(csv.reader(io.StringIO(written, newline="")))[1] == [text, text + "x"]

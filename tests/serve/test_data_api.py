@@ -55,6 +55,16 @@ def test_creating_a_table_created_its_database(client: Client) -> None:
     ]
 
 
+def test_row_that_is_as_it_was_has_the_tag_it_had(client: Client) -> None:
+    client.ok("data.insert", into=USERS, rows=[{"id": i64(1), "email": text("a")}])
+    before = client.ok("data.get", table=USERS, pk=[i64(1)])["etag"]
+    for email in ("b", "a"):
+        client.ok("sql.exec", sql="UPDATE users SET email = ?", args=[email], db="app")
+    assert client.ok("data.get", table=USERS, pk=[i64(1)])["etag"] == before
+    written = {"table": USERS, "where": BY_ID, "args": [i64(1)], "set": {"email": text("c")}}
+    assert client.ok("data.update", **written, if_match=before)["affected"] == 1
+
+
 def test_insert_get_update_delete_in_the_shapes_of_the_contract(client: Client, files: Files) -> None:
     done = client.ok("data.insert", into=USERS, rows=[{"email": text("a")}], returning=["id"])
     head = files.get("app").head()

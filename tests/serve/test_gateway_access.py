@@ -10,6 +10,7 @@ import pytest
 from open_databases import Whole
 from serving import Client, serving
 from tests.conformance.gateway_client import GatewayClient
+from tests.suite.waiting import KEY_LIFETIME, PATIENCE
 from websockets.exceptions import InvalidStatus
 
 from headwater.config import Secret
@@ -136,9 +137,10 @@ def test_what_is_outside_is_refused_in_the_same_words_whether_it_exists(world: W
     client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 def test_a_socket_ends_with_its_credential(world: World, end: str) -> None:
-    made = world.key("viewer", ["shop"], **({"expires_in_seconds": 2} if end == "expired" else {}))
+    made = world.key("viewer", ["shop"], **({"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}))
     client, idle = world.open(made["token"]), world.open(made["token"])
     client.ok("subscribe", {"namespace": "shop"})
     if end == "revoked":
@@ -162,6 +164,7 @@ def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
     assert refusal(world, query=f"?ticket={ticket}")[0] == 401
 
 
+@pytest.mark.slow
 def test_a_revocation_ends_a_socket_whose_client_does_not_read(world: World) -> None:
     """Its last words cannot be said: they are given up after a while, and it is no stream any more at once."""
     made = world.key("editor", ["shop"])
@@ -179,7 +182,7 @@ def test_a_revocation_ends_a_socket_whose_client_does_not_read(world: World) -> 
 
     thread = threading.Thread(target=revoke)
     thread.start()
-    assert done.wait(10)
+    assert done.wait(PATIENCE)
     thread.join()
     assert writer.ok("ping"), "nobody else waits for it"
     client.closed()

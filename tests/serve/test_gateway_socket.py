@@ -49,6 +49,7 @@ def test_an_inbox_holds_so_many_bytes_and_one_message_more() -> None:
     assert asyncio.run(settled(Inbox(), large)) == (1, large), "one that is larger than all of it goes in alone"
 
 
+@pytest.mark.slow
 def test_a_flood_of_requests_whose_answers_nobody_reads_is_answered_later(client: Client) -> None:
     """The server stops reading: what it was sent waits in the sockets, and the sender waits too."""
     gateway = GatewayClient(str(client.http.base_url), max_queue=1)

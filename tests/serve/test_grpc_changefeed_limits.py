@@ -12,6 +12,7 @@ import pytest
 from changefeeds import Feed, kinds, span, values
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import wait_until
 
 from headwater.config import FeedsConfig, LogConfig, Secret, ServeConfig
 from headwater.errors import Busy, HeadwaterError, LimitExceeded, LogDamaged, NotFound, StorageFull, Unavailable
@@ -51,13 +52,14 @@ def filled(files: Whole, rows: int) -> None:
 # --- slow readers ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
-    with served(tmp_path, slow_consumer_seconds=0.5) as (files, client, channel):
+    with served(tmp_path, slow_consumer_seconds=3.0) as (files, client, channel):
         filled(files, 3_000)
         with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
             first = next(iter(feed))
-            while not metric(client, "headwater_changefeed_slow_consumers_total"):
-                pass  # it is told nothing more, and the server loses its patience
+            # It takes nothing more, and the server loses its patience.
+            wait_until(lambda: metric(client, "headwater_changefeed_slow_consumers_total"))
             events, failure = feed.failure()
         assert first.HasField("schema_change") or first.HasField("value")
         assert failure.code() is grpc.StatusCode.UNAVAILABLE and "too slow" in str(failure.details())
@@ -89,6 +91,7 @@ def test_a_reader_that_stays_behind_is_told_so_after_a_last_checkpoint(tmp_path:
 # --- catch-up ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reconnect_loop_is_told_to_wait(tmp_path: Path) -> None:
     with served(tmp_path, catchup_budget=1_000) as (files, client, channel):
         filled(files, 2_000)
@@ -110,6 +113,7 @@ def test_a_reconnect_loop_is_told_to_wait(tmp_path: Path) -> None:
             feed.upto("steady_state")  # others have what is theirs
 
 
+@pytest.mark.slow
 def test_one_catch_up_waits_for_another_of_the_same_caller(tmp_path: Path) -> None:
     with served(tmp_path, catchups=1, slow_consumer_seconds=60.0) as (files, client, channel):
         filled(files, 3_000)

@@ -15,6 +15,7 @@ from google.protobuf import descriptor_pb2
 from grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, Caller, calling
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import KEY_LIFETIME
 
 from headwater.config import Secret
 from headwater.errors import Forbidden, LimitExceeded
@@ -237,11 +238,12 @@ def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) ->
 # --- the end of a credential ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 @pytest.mark.parametrize("method", ["Subscribe", "WatchKey"])
 @pytest.mark.parametrize("is_full", [False, True], ids=["reads", "does not read"])
 def test_a_stream_ends_with_its_credential(world: World, end: str, method: str, is_full: bool) -> None:
-    more = {"expires_in_seconds": 2} if end == "expired" else {}
+    more = {"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}
     made = world.client.ok("security.token.create", name="stream", scopes=["shop"], **more)
     with world.caller(made["token"]) as caller:
         reading = caller.stream(f"{SUBSCRIPTIONS}/{method}", **SHOP).opened()

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.model.model_values import VALUES
+from tests.suite.examples import examples
 
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.images import Image, shown
@@ -55,7 +56,7 @@ def defined(part: Transaction, offset: int, change: Change, op: Op) -> dict[str,
     before = None if op is Op.INSERT else change.before
     after = None if op is Op.DELETE else change.after
     row = before if after is None else after
-    common: dict[str, Any] = {"sequence": offset, "timestamp_us": part.commit_ts_ms * 1000, "operation": NUMBERS[op]}
+    common: dict[str, Any] = {"sequence": offset, "timestamp_us": part.commit_ts_us, "operation": NUMBERS[op]}
     common["after_value"] = image_of(table, after, unknown)
     common["before_value"] = image_of(table, before, unknown)
     common["unavailable"] = sorted(unknown)
@@ -87,11 +88,20 @@ def written(draw: st.DrawFn) -> tuple[Transaction, int, Change, Op]:
     id = draw(
         st.sampled_from(["x:1", "7", str(2**63)]) | st.integers(1, 2**64 - 1).map(str).filter(lambda t: len(t) < 20)
     )
-    part = Transaction(id, (change,), first, 0, draw(st.integers(0, 2**43)), draw(st.integers(0, min(first, 300) - 1)))
+    part = Transaction(
+        id,
+        (change,),
+        first,
+        0,
+        draw(st.integers(0, 2**43)),
+        draw(st.integers(0, min(first, 300) - 1)),
+        commit_us_rest=draw(st.integers(0, 999)),
+    )
     return part, first, change, op
 
 
-@settings(deadline=None, derandomize=True, max_examples=500)
+@pytest.mark.slow
+@examples(500)
 @given(written())
 def test_the_bytes_are_those_of_the_library(case: tuple[Transaction, int, Change, Op]) -> None:
     wanted = defined(*case)

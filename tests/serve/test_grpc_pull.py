@@ -11,6 +11,7 @@ import grpc
 import pytest
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import LogConfig, PullConfig
 from headwater.model.key import encode_key
@@ -59,7 +60,7 @@ class Puller:
         described = pool().FindServiceByName("headwater.v1.PullService").FindMethodByName(method)
         asked, answer = (message(each.full_name) for each in (described.input_type, described.output_type))
         call = self.channel.unary_unary(f"/headwater.v1.PullService/{method}", response_deserializer=answer.FromString)
-        return call(asked(**fields).SerializeToString(), timeout=30)
+        return call(asked(**fields).SerializeToString(), timeout=PATIENCE)
 
     def ranges(self, **more: Any) -> list[Any]:
         return list(self.call("ListRanges", table="t", **more).ranges)
@@ -301,7 +302,7 @@ def test_a_pull_of_the_log_waits_for_news(puller: Puller, files: Whole) -> None:
     answer = message("headwater.v1.CdcPullLogResponse")
     call = puller.channel.unary_unary(
         "/headwater.v1.PullService/CdcPullLog", response_deserializer=answer.FromString
-    ).future(message("headwater.v1.CdcPullLogRequest")(**fields).SerializeToString(), timeout=30)
+    ).future(message("headwater.v1.CdcPullLogRequest")(**fields).SerializeToString(), timeout=PATIENCE)
     while not files.database("main").log.has_listeners:
         assert not call.done()
     files.run("UPDATE t SET v = 'x' WHERE k = 1")

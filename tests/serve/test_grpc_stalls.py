@@ -14,6 +14,7 @@ from grpc._cython import cygrpc
 from grpc_calls import SUBSCRIPTIONS, calling
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import FeedsConfig, LogConfig
 from headwater.errors import HeadwaterError, Unavailable
@@ -48,14 +49,14 @@ def cancelled(client: Client) -> bool:
 
 
 def until(is_so: Any) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + PATIENCE
     while not is_so():
         assert time.monotonic() < end, "it never came to be"
 
 
 def test_a_message_that_waits_too_long_is_the_end_and_no_other() -> None:
     async def main() -> None:
-        stalls = Stalls(0.2)
+        stalls = Stalls(2.0)  # a busy machine may hold the loop up for a moment
         stuck, quiet, busy = Pouring(), Pouring(), Pouring()
         stuck.pending = 7
         with stalls.watch(stuck), stalls.watch(quiet), stalls.watch(busy):
@@ -64,7 +65,7 @@ def test_a_message_that_waits_too_long_is_the_end_and_no_other() -> None:
                 number += 1
                 busy.pending = number  # always another one
                 await asyncio.sleep(0.01)
-            assert 0.2 <= time.monotonic() - began < 20
+            assert time.monotonic() - began >= 2.0
             assert isinstance(stuck.end.result(), Unavailable) and "stall_seconds" in stuck.end.result().hint
             assert not quiet.end.done() and not busy.end.done()
         assert stalls._timer is None, "nobody is looked after"
@@ -72,6 +73,7 @@ def test_a_message_that_waits_too_long_is_the_end_and_no_other() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_subscriber_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "GRACE_SECONDS", 0.1)
     with (
@@ -134,7 +136,7 @@ def test_a_change_feed_whose_last_words_are_not_taken_is_cut_off(tmp_path: Path)
         pouring: Any = service.methods()["ChangeFeed"](caller, asked)
         (last,) = (await anext(pouring)).events
         assert last.error.reason == last.error.GENERATION_CHANGED
-        error = await asyncio.wait_for(cut, 20)
+        error = await asyncio.wait_for(cut, PATIENCE)
         assert error.extra["reason"] == "SLOW_CONSUMER"
         await pouring.aclose()
         await api.feeds.close()

@@ -7,14 +7,17 @@ import threading
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from serving import NoDatabases, serving
+from tests.suite.waiting import PATIENCE
 
-from headwater.config import ServeConfig
+from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.queries.databases import DatabaseStatus
 from headwater.serve.api import Api
 from headwater.serve.auth import Access
+from headwater.serve.methods import METHODS
 from headwater.serve.openapi import document
 from headwater.serve.routes import ROUTES
 from headwater.serve.server import Server
@@ -74,16 +77,57 @@ def test_head_gives_the_headers_of_get_and_no_body() -> None:
             assert head.headers["content-length"] == get.headers["content-length"]
 
 
-def test_ready_only_when_every_database_has_a_position() -> None:
-    for found, status in (
-        (Numbers(), 503),
-        (Numbers(main=NOT_READY), 503),
-        (Numbers(main=READY, other=NOT_READY), 503),
-        (Numbers(main=READY, other=READY), 200),
-    ):
-        with serving(found) as client:
-            assert client.http.get("/readyz").status_code == status
+FAILED = msgspec.structs.replace(READY, error="log_damaged: the file /secret/main.log.db is damaged")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("databases", "any_status", "all_status", "reasons"),
+    [
+        ({}, 503, 503, ["starting"]),
+        ({"main": NOT_READY}, 503, 503, ["starting"]),
+        ({"main": FAILED}, 503, 503, ["log_damaged"]),
+        ({"main": READY, "other": NOT_READY}, 200, 503, ["starting"]),
+        ({"main": READY, "other": FAILED}, 200, 503, ["log_damaged"]),
+        ({"main": READY, "other": READY}, 200, 200, None),
+    ],
+)
+def test_readyz_is_503_with_reasons_while_capture_does_not_run(
+    databases: dict[str, Any], any_status: int, all_status: int, reasons: list[str] | None
+) -> None:
+    for ready, status in (("any", any_status), ("all", all_status)):
+        with serving(Numbers(**databases), ready=ready) as client:
+            answer = client.http.get("/readyz")
+            assert answer.status_code == status and answer.json()["ready"] == (status == 200)
+            assert answer.json().get("reasons") == reasons and "secret" not in answer.text
             assert client.http.get("/healthz").status_code == 200
+
+
+def test_readyz_of_one_database() -> None:
+    with serving(Numbers(main=READY, other=FAILED)) as client:
+        assert client.http.get("/readyz?db=main").status_code == 200
+        assert client.http.get("/readyz?db=default").status_code == 200
+        other = client.http.get("/readyz?db=other")
+        assert (other.status_code, other.json()["reasons"]) == (503, ["log_damaged"])
+        absent = client.http.get("/readyz?db=absent")
+        assert (absent.status_code, absent.json()["reasons"]) == (503, ["not_found"])
+
+
+def test_readyz_of_one_database_needs_a_credential_on_a_locked_server() -> None:
+    with serving(Numbers(main=READY), token=Secret("t")) as client:
+        assert client.http.get("/readyz").status_code == 200
+        assert client.http.get("/readyz?db=main").status_code == 401
+        known = {"authorization": "Bearer t"}
+        assert client.http.get("/readyz?db=main", headers=known).status_code == 200
+
+
+def test_docs_page_names_every_route_and_method_and_loads_nothing() -> None:
+    with serving(NoDatabases()) as client:
+        answer = client.http.get("/docs")
+        assert answer.headers["content-type"].startswith("text/html")
+        assert all(route.path in answer.text for route in ROUTES)
+        assert all(name in answer.text for name in METHODS)
+        assert "<script" not in answer.text and "http://" not in answer.text and "https://" not in answer.text
 
 
 def test_a_declared_length_over_the_limit_gives_413() -> None:
@@ -186,7 +230,7 @@ class Slow(NoDatabases):
 
     def names(self) -> list[str]:
         self.entered.set()
-        self.release.wait(20)
+        self.release.wait(PATIENCE)
         return ["late"]
 
 
@@ -196,7 +240,7 @@ def test_a_stop_lets_open_requests_finish_and_accepts_no_more() -> None:
     with serving(slow) as client:
         thread = threading.Thread(target=lambda: got.append(client.ok("schema.list_databases")))
         thread.start()
-        assert slow.entered.wait(20)
+        assert slow.entered.wait(PATIENCE)
         stopping = asyncio.run_coroutine_threadsafe(client.server.stop(), client.loop)
         refused = threading.Event()
 
@@ -209,12 +253,12 @@ def test_a_stop_lets_open_requests_finish_and_accepts_no_more() -> None:
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        assert refused.wait(20)
+        assert refused.wait(PATIENCE)
         assert not stopping.done()
         slow.release.set()
-        thread.join(20)
-        stopping.result(20)
-        watcher.join(20)
+        thread.join(PATIENCE)
+        stopping.result(PATIENCE)
+        watcher.join(PATIENCE)
     assert got == [{"databases": ["late"]}]
 
 
@@ -225,11 +269,11 @@ def test_a_stop_cuts_off_a_request_that_outlasts_the_drain() -> None:
     with serving(slow, drain_seconds=0.05) as client:
         thread = threading.Thread(target=lambda: got.append(client.http.post("/api/v1/rpc", json=body)))
         thread.start()
-        assert slow.entered.wait(20)
+        assert slow.entered.wait(PATIENCE)
         stopping = asyncio.run_coroutine_threadsafe(client.server.stop(), client.loop)
-        thread.join(20)
+        thread.join(PATIENCE)
         slow.release.set()
-        stopping.result(20)
+        stopping.result(PATIENCE)
     assert got[0].status_code == 503
     assert got[0].json()["error"]["code"] == "unavailable"
 

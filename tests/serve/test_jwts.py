@@ -19,14 +19,14 @@ from headwater.serve.jwts import Jwts
 SECRET = "s" * 40
 NOW = int(time.time())  # as it is collected: it may run an hour later
 LATER = NOW + 86_400
+NULL = object()  # a claim that is there, and is JSON's null
 
 
 def signed(claims: dict[str, Any], key: Any = SECRET, algorithm: str = "HS256", **head: Any) -> bytes:
     """Good for ten minutes unless `claims` say else; one that is None is left out."""
     whole = {"sub": "ann", "exp": LATER, **claims}
-    return jwt.encode(
-        {name: value for name, value in whole.items() if value is not None}, key, algorithm, headers=head or None
-    ).encode()
+    sent = {name: None if value is NULL else value for name, value in whole.items() if value is not None}
+    return jwt.encode(sent, key, algorithm, headers=head or None).encode()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ def checker(**settings: Any) -> Jwts:
         ({"role": "Owner"}, "owner", None),
         ({"role": "Custom", "capabilities": ["Read", "Write"]}, "editor", None),
         ({"capabilities": ["Admin"]}, "owner", None),
-        ({"capabilities": ["fly", "read"]}, "viewer", None),
         ({"tenant_id": "shop"}, "viewer", (Scope("shop"),)),
         ({"tenant_id": "default"}, "viewer", (Scope("main"),)),
         ({"scopes": ["shop.a", "shop.b", "main"]}, "viewer", (Scope("main"), Scope("shop", ("a", "b")))),
@@ -81,6 +80,30 @@ REFUSED = [  # claims, what the caller is told, and what the server's log says
     ({"capabilities": "Admin"}, "trusts", "`capabilities` have none of"),
     ({"exp": "so0n"}, "trusts", "no number"),
     ({"exp": float("inf")}, "trusts", "no number"),
+    ({"exp": str(LATER)}, "trusts", "`exp` is no number"),
+    ({"exp": True}, "expired", "expired"),
+    ({"nbf": "0"}, "trusts", "`nbf` is no number"),
+    ({"sub": "a\nb"}, "trusts", "`sub` is no name"),
+    ({"sub": "a\u202eb"}, "trusts", "`sub` is no name"),
+    ({"sub": " "}, "trusts", "`sub` is no name"),
+    ({"scopes": NULL}, "trusts", "`scopes` are no list"),
+    ({"scopes": {}}, "trusts", "`scopes` are no list"),
+    ({"tenant_id": NULL}, "trusts", "`tenant_id` is no name"),
+    ({"tenant_id": ""}, "trusts", "`tenant_id` is no name"),
+    ({"tenant_id": 5}, "trusts", "`tenant_id` is no name"),
+    ({"tenant_id": ["shop"]}, "trusts", "`tenant_id` is no name"),
+    ({"tenant_id": NULL, "scopes": ["shop"]}, "trusts", "`tenant_id` is no name"),
+    ({"role": NULL}, "trusts", "`role` is none of"),
+    ({"role": "auditor", "capabilities": ["admin"]}, "trusts", "`role` is none of"),
+    ({"capabilities": ["fly", "read"]}, "trusts", "`role` is none of"),
+    ({"capabilities": ["admin", "read-only"]}, "trusts", "`role` is none of"),
+    ({"scopes": ["main."]}, "trusts", "empty before or after the dot"),
+    ({"scopes": ["."]}, "trusts", "empty before or after the dot"),
+    ({"scopes": ["shop.a"], "tenant_id": "other"}, "trusts", "beyond its `tenant_id`"),
+    ({"role": "viewer", "capabilities": NULL}, "trusts", "`role` is none of"),
+    ({"role": "viewer", "capabilities": [1]}, "trusts", "`role` is none of"),
+    ({"jti": 5}, "trusts", "cannot be read"),
+    ({"jti": NULL}, "trusts", "cannot be read"),
 ]
 
 

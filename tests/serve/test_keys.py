@@ -11,7 +11,8 @@ from headwater.serve.keys import Keys
 
 
 def test_a_key_lets_in_whoever_holds_it_also_after_a_restart(tmp_path: Path) -> None:
-    text, made = Keys(tmp_path).create("ann", "editor", (Scope("shop"),), 5)
+    text, made = Keys(tmp_path).create("ann", "editor", (Scope("shop"),), 5, now_ms=3)
+    assert made.created_ms == 3
     found = Keys(tmp_path).find(text.encode())
     assert found == made
     who = found.principal()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import KEY_LIFETIME, PATIENCE
 
 from headwater.config import Secret
 from headwater.serve.patience import Patience
@@ -46,7 +47,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -88,13 +89,14 @@ def masked(body: Any) -> bytes:
     return bytes([0x81, 0x80 | len(data)]) + bytes(4) + data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 @pytest.mark.parametrize("kind", list(PATHS))
 def test_who_does_not_read_loses_its_connection_with_its_credential(
     client: Client, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Patience, "linger_seconds", 0.1)
-    named: dict[str, Any] = {"expires_in_seconds": 1} if how == "expired" else {}
+    named: dict[str, Any] = {"expires_in_seconds": KEY_LIFETIME} if how == "expired" else {}
     made = client.ok("security.token.create", name=f"{kind}-{how}", role="owner", **named)
     before = connections(client)
     headers = {"authorization": f"Bearer {made['token']}"}
@@ -133,6 +135,7 @@ def test_who_reads_is_told_before_and_whoever_else_is_there_stays(client: Client
             pass
 
 
+@pytest.mark.slow
 def test_a_large_answer_is_not_cut_because_its_reader_is_slower_than_the_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

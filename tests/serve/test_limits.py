@@ -14,6 +14,7 @@ from grpc_calls import calling
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from open_databases import Whole
 from serving import Client, NoDatabases, serving
+from tests.suite.waiting import PATIENCE
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -111,7 +112,7 @@ def test_frames_of_the_gateway_that_cannot_be_read_count_too(tmp_path: Path) -> 
             told = []
             for bad in ("no JSON", "[]", '{"id": 1}', '{"id": 1, "type": "bogus"}') * 3:
                 socket.send(bad)
-                told.append(json.loads(socket.recv(timeout=20))["payload"]["code"])
+                told.append(json.loads(socket.recv(timeout=PATIENCE))["payload"]["code"])
         assert "limit_exceeded" not in told[:5] and set(told[5:]) == {"limit_exceeded"}, told
 
 
@@ -140,7 +141,7 @@ def channel_to(client: Client) -> grpc.Channel:
 def asked(channel: grpc.Channel, **fields: Any) -> grpc.RpcError:
     request = message("headwater.v1.ListRangesRequest")(**fields).SerializeToString()
     with pytest.raises(grpc.RpcError) as failure:
-        channel.unary_unary(RANGES)(request, timeout=20)
+        channel.unary_unary(RANGES)(request, timeout=PATIENCE)
     return failure.value
 
 
@@ -157,7 +158,7 @@ def test_grpc_is_held_back_too_but_for_health() -> None:
         for _ in range(2):
             assert asked(channel).code() is grpc.StatusCode.UNAVAILABLE  # it has no ranges
         is_exhausted(asked(channel))
-        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+        health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
 
 
 def test_who_watches_health_takes_a_place() -> None:
@@ -166,18 +167,18 @@ def test_who_watches_health_takes_a_place() -> None:
         watches = []
         for _ in range(3):
             stub = health_pb2_grpc.HealthStub(stack.enter_context(calling(client)).channel)
-            watches.append(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20))
+            watches.append(stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE))
             assert next(watches[-1]).status == health_pb2.HealthCheckResponse.SERVING
         stub = health_pb2_grpc.HealthStub(stack.enter_context(calling(client)).channel)
         with pytest.raises(grpc.RpcError) as failure:
-            next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=20))
+            next(stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE))
         assert failure.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "max_streams_per_client" in dict(failure.value.trailing_metadata())["headwater-hint"]
-        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=20).status == 1, "who only asks is answered"
+        assert stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE).status == 1, "who only asks is answered"
         watches[0].cancel()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while True:  # the server learns of it a moment later
-            again = stub.Watch(health_pb2.HealthCheckRequest(), timeout=20)
+            again = stub.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
             with contextlib.suppress(grpc.RpcError):
                 next(again)
                 again.cancel()
@@ -192,6 +193,7 @@ def test_guesses_over_grpc_count_by_address() -> None:
         is_exhausted(asked(channel))
 
 
+@pytest.mark.slow
 def test_a_message_that_is_too_large_is_refused_in_our_own_words() -> None:
     with serving(NoDatabases(), max_body_bytes=2048) as client, channel_to(client) as channel:
         found: Any = asked(channel, table="t" * 3000)
@@ -257,9 +259,9 @@ def test_a_range_counts_for_the_database_of_its_table(tmp_path: Path) -> None:
         ).SerializeToString()
         pull = channel.unary_unary("/headwater.v1.PullService/CdcPullLog")
         for _ in range(2):
-            pull(request, timeout=20)
+            pull(request, timeout=PATIENCE)
         with pytest.raises(grpc.RpcError) as failure:
-            pull(request, timeout=20)
+            pull(request, timeout=PATIENCE)
         is_exhausted(failure.value)
 
 

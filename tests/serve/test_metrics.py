@@ -7,6 +7,7 @@ from grpc_calls import KV, calling
 from open_databases import Whole
 from prometheus_client.parser import text_string_to_metric_families
 from serving import serving
+from tests.suite.waiting import PATIENCE
 from websockets.sync.client import connect
 
 from headwater.queries.databases import DatabaseStatus
@@ -47,7 +48,7 @@ def test_everything_in_the_table_is_exposed_and_nothing_else(tmp_path: Path) -> 
             caller.call(f"{KV}/Get", key=b"k")
         with connect(str(client.http.base_url).replace("http", "ws", 1) + "/api/v1/ws", proxy=None) as socket:
             socket.send('{"id": "1", "type": "ping"}')
-            socket.recv(timeout=10)
+            socket.recv(timeout=PATIENCE)
         text = client.http.get("/metrics").text
         slots = {name for name in METRICS if name.startswith("headwater_slot_")}  # of PostgreSQL: test_pg_watch
         assert families(text) == {name: kind for name, (kind, _, _) in METRICS.items() if name not in slots}

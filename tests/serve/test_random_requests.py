@@ -9,10 +9,12 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from open_databases import Whole, dump
 from serving import Client, serving
+from tests.suite.examples import examples
+from tests.suite.waiting import PATIENCE
 
 from headwater import errors
 from headwater.serve.methods import METHODS
@@ -231,7 +233,7 @@ def forget(client: Client, files: Whole) -> None:
         files.drop(name)
     for table in set(files.get("main").describe()) - {"users", "pairs"}:
         with contextlib.suppress(errors.HeadwaterError):
-            files.get("main").write(lambda session, table=table: session.drop_table(table)).result(10)
+            files.get("main").write(lambda session, table=table: session.drop_table(table)).result(PATIENCE)
     for sql in ("DELETE FROM users", "DELETE FROM pairs", *ROWS):
         files.run(sql)
 
@@ -251,7 +253,7 @@ def test_params_that_are_not_spoilt_are_understood(world: tuple[Client, Whole], 
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(random=st.randoms(use_true_random=True))
 def test_random_requests_are_answered_and_refused_ones_change_nothing(
     world: tuple[Client, Whole], method: str, random: Random
@@ -271,7 +273,7 @@ def test_random_requests_are_answered_and_refused_ones_change_nothing(
 
 
 @pytest.mark.parametrize("path", ["/api/v1/rpc", "/api/v1/sql/exec"])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=40), random=st.randoms(use_true_random=True))
 def test_random_bodies_never_break_the_server(
     world: tuple[Client, Whole], path: str, raw: bytes, random: Random

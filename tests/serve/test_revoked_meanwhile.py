@@ -21,8 +21,10 @@ from websockets.sync.client import connect
 
 from headwater.config import Secret
 from headwater.feeds.feeds import Feeds
+from headwater.serve.bulk import Snapshots
 from headwater.serve.grpc.messages import message
 from headwater.serve.keys import Key, Keys
+from headwater.serve.pulls import Pulls
 
 
 @pytest.fixture(scope="module")
@@ -185,3 +187,25 @@ def test_a_stream_that_opens_while_its_key_is_revoked(
         assert said == 4401
     elif kind != "arrow":
         assert b"unauthorized" in said, said
+
+
+@pytest.mark.parametrize("kind", ["pull", "snapshot"])
+def test_bulk_read_whose_key_is_revoked_before_it_begins_answers_401(
+    client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    async def begin(*args: Any) -> int:
+        waits.set()
+        await asyncio.Event().wait()  # until the end of the key cancels it
+        raise AssertionError
+
+    monkeypatch.setattr(*((Pulls, "log") if kind == "pull" else (Snapshots, "answer")), begin)
+    key = made(client)
+    path = "/api/v1/pull/main/t/log?after=0&upto=1" if kind == "pull" else "/api/v1/snapshot/main/t"
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.get, client.server.url + path, headers={"x-api-key": key["token"]}, timeout=PATIENCE)
+        assert waits.wait(PATIENCE)
+        assert client.ok("security.token.revoke", id=key["id"])["streams_ended"] == 1
+        answer = asking.result(PATIENCE)
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")

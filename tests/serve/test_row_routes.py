@@ -12,6 +12,7 @@ import httpx
 import pytest
 from open_databases import Files, dump
 from serving import Client, NoDatabases, serving
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import Secret
 from headwater.model.change import Op
@@ -242,7 +243,7 @@ def test_conditions_nobody_can_read_are_refused_where_they_matter(rows: Rows) ->
 
 def raw(client: Client, text: bytes) -> tuple[int, dict[str, str], bytes]:
     """Send `text` as it is and read one answer to the end of the connection."""
-    with socket.create_connection(client.server.addresses[0], timeout=10) as sock:
+    with socket.create_connection(client.server.addresses[0], timeout=PATIENCE) as sock:
         sock.sendall(text)
         data = b"".join(iter(lambda: sock.recv(65536), b""))
     head, _, body = data.partition(b"\r\n\r\n")

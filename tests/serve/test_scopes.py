@@ -11,6 +11,7 @@ import httpx
 import pytest
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import KEY_LIFETIME, PATIENCE
 
 from headwater.config import Secret
 from headwater.serve.methods import METHODS
@@ -109,6 +110,7 @@ ROUTED: dict[str, tuple[str, frozenset[str]]] = {  # route -> a path of it, and 
     "GET /readyz": ("/readyz", ANYBODY),
     "GET /metrics": ("/metrics", frozenset({"all"})),
     "GET /openapi.json": ("/openapi.json", ANYBODY),
+    "GET /docs": ("/docs", ANYBODY),
     "GET /api/v1/cdc/sse/{sub_id}": ("/api/v1/cdc/sse/SUB", frozenset({"all", "shop"})),
     "GET /api/v1/changes/{db}/{table}": ("/api/v1/changes/shop/b?upto=1&from_offset=0", READS),
     "GET /api/v1/changes/{db}": ("/api/v1/changes/shop?upto=1&from_offset=0", READS),
@@ -136,13 +138,13 @@ class World:
 
     def __init__(self, client: Client, files: Whole) -> None:
         self.files, self.server, self.url = files, client, str(client.http.base_url)
-        self.admin = httpx.Client(base_url=self.url, headers={"x-api-key": ADMIN}, timeout=20)
+        self.admin = httpx.Client(base_url=self.url, headers={"x-api-key": ADMIN}, timeout=PATIENCE)
         self.keys = {
             name: self.call(self.admin, "security.token.create", name=name, role=role, scopes=scopes)["result"]
             for name, (role, scopes) in PEOPLE.items()
         }
         self.people = {
-            name: httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key['token']}"}, timeout=20)
+            name: httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key['token']}"}, timeout=PATIENCE)
             for name, key in self.keys.items()
         }
 
@@ -283,7 +285,7 @@ def test_a_transaction_does_not_widen_a_scope(world: World) -> None:
 
 def _key(world: World, **more: Any) -> tuple[dict[str, Any], httpx.Client]:
     made = world.call(world.admin, "security.token.create", name="stream", scopes=["shop"], **more)["result"]
-    return made, httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=20)
+    return made, httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE)
 
 
 def _lines(client: httpx.Client, path: str, opened: threading.Event, lines: list[str]) -> None:
@@ -293,19 +295,20 @@ def _lines(client: httpx.Client, path: str, opened: threading.Event, lines: list
             opened.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["/api/v1/changes/shop/b", "/api/v1/q/QUERY/events"])
 @pytest.mark.parametrize("end", ["revoked", "expired"])
 def test_a_stream_ends_with_its_credential(world: World, path: str, end: str) -> None:
-    made, client = _key(world, **({"expires_in_seconds": 2} if end == "expired" else {}))
+    made, client = _key(world, **({"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}))
     opened, lines = threading.Event(), list[str]()
     path = path.replace("QUERY", world.prepared("SELECT k FROM b"))
     reading = threading.Thread(target=_lines, args=(client, path, opened, lines))
     reading.start()
-    assert opened.wait(20)
+    assert opened.wait(PATIENCE)
     if end == "revoked":
         done = world.call(world.admin, "security.token.revoke", id=made["id"])["result"]
         assert done["streams_ended"] == 1
-    reading.join(20)
+    reading.join(PATIENCE)
     assert not reading.is_alive()
     last = next(json.loads(line[6:]) for line in reversed(lines) if line.startswith("data: "))
     assert last["code"] == "unauthorized"
@@ -318,7 +321,7 @@ def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
     made, client = _key(world)
     ticket = world.call(client, "security.ticket.create")["result"]["ticket"]
     path = f"/api/v1/snapshot/shop/b?ticket={ticket}"
-    plain = httpx.Client(base_url=world.url, timeout=20)
+    plain = httpx.Client(base_url=world.url, timeout=PATIENCE)
     assert plain.get(path).status_code == 307
     assert plain.get(path.replace("/shop/", "/main/")).status_code == 403
     world.call(world.admin, "security.token.revoke", id=made["id"])
@@ -331,7 +334,7 @@ def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
 def test_a_remembered_304_is_forgotten_with_its_key(world: World, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, client = _key(world, **({"expires_in_seconds": 600} if end == "expired" else {}))
     path = f"/api/v1/q/{world.prepared('SELECT k, v FROM b')}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while "etag" not in (first := client.get(path)).headers:
         assert time.monotonic() < deadline
     headers = {"if-none-match": first.headers["etag"]}

@@ -12,6 +12,7 @@ import grpc
 import httpx
 import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.suite.waiting import PATIENCE
 
 PROGRAM = """
 import asyncio, sys, threading
@@ -34,6 +35,7 @@ print("stopped", flush=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_ends_the_process(number: int) -> None:
     here = str(Path(__file__).parent)
@@ -44,18 +46,21 @@ def test_a_signal_drains_and_ends_the_process(number: int) -> None:
         url, _ = process.stdout.readline().split()
         body = {"id": 1, "method": "schema.list_databases"}
         got: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: got.append(httpx.post(url + "/api/v1/rpc", json=body, timeout=20)))
+        asking = threading.Thread(
+            target=lambda: got.append(httpx.post(url + "/api/v1/rpc", json=body, timeout=PATIENCE))
+        )
         asking.start()
         assert process.stdout.readline() == "entered\n"
         os.kill(process.pid, number)
         process.stdin.write("go\n")
         process.stdin.flush()
         assert process.stdout.readline() == "stopped\n"
-        asking.join(20)
-        assert process.wait(20) == 0
+        asking.join(PATIENCE)
+        assert process.wait(PATIENCE) == 0
     assert got[0].json()["result"] == {"databases": ["late"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [(signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)])
 @pytest.mark.parametrize("draining", [True, False])
 def test_a_second_signal_does_not_wait_for_calls_of_grpc(numbers: tuple[int, int], draining: bool) -> None:
@@ -83,7 +88,7 @@ def test_a_second_signal_does_not_wait_for_calls_of_grpc(numbers: tuple[int, int
                 go_on.set()
             with pytest.raises(grpc.RpcError):
                 next(answers)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def is_open(url: str) -> bool:

@@ -10,6 +10,8 @@ import httpx
 import pytest
 from open_databases import Whole
 from serving import serving
+from tests.serve.hidden_tables import FORMS, mentioning
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import Secret
 
@@ -60,12 +62,12 @@ class World:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.admin = httpx.Client(base_url=url, headers={"x-api-key": ADMIN}, timeout=20)
+        self.admin = httpx.Client(base_url=url, headers={"x-api-key": ADMIN}, timeout=PATIENCE)
         self.people = {role: self._made(role) for role in ("viewer", "owner")}
 
     def _made(self, role: str) -> httpx.Client:
         made = self.call(self.admin, "security.token.create", name=f"held {role}", role=role, scopes=SCOPES)["result"]
-        return httpx.Client(base_url=self.url, headers={"x-api-key": made["token"]}, timeout=20)
+        return httpx.Client(base_url=self.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE)
 
     def call(self, client: httpx.Client, method: str, **params: Any) -> Any:
         return client.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params}).json()
@@ -122,6 +124,18 @@ def test_what_the_tables_alone_answer_is_read(world: World, sql: str) -> None:
     assert world.call(world.people["owner"], "sql.exec", sql=sql)["ok"]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_hidden_and_missing_table_have_the_same_answer(world: World, form: str) -> None:
+    for role, method in itertools.product(world.people, ("query.select", "query.prepare", "query.explain")):
+        client = world.people[role]
+        hidden, missing = (
+            world.call(client, method, sql=mentioning(form, table, "pay")) for table in ("payroll", "missing")
+        )
+        assert hidden["ok"] == missing["ok"], (role, method)
+        if not hidden["ok"]:
+            assert _said(hidden) == _said(missing)
+
+
 @pytest.mark.parametrize("sql", [*BEYOND, *ABSENT])
 def test_a_statement_that_reads_anything_else_is_refused_in_the_same_words(world: World, sql: str) -> None:
     expected = _said(world.call(world.people["owner"], "sql.exec", sql="SELECT v FROM payroll"))
@@ -169,7 +183,7 @@ def test_whoever_is_held_to_no_tables_is_told_as_before(world: World) -> None:
 
 def test_a_scope_may_name_a_virtual_table(world: World) -> None:
     made = world.call(world.admin, "security.token.create", name="d", role="viewer", scopes=["main.diary"])["result"]
-    with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=20) as client:
+    with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
         assert world.call(client, "query.select", sql="SELECT * FROM diary")["ok"]
         answer = world.call(client, "query.select", sql="SELECT * FROM diary_content")
         assert answer["error"]["code"] == "forbidden"
@@ -233,6 +247,7 @@ def _posted(client: httpx.Client, method: str, params: dict[str, Any]) -> tuple[
     return answer.status_code, answer.text + json.dumps(dict(answer.headers))
 
 
+@pytest.mark.slow
 def test_no_answer_names_what_the_caller_may_not_see(world: World) -> None:
     asked = [*NEAR, "vaul"]
     wrong = []

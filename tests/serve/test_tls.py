@@ -1,6 +1,7 @@
 """TLS on both ports: who gets in, what is refused at the start, and certificates that change under open streams."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -20,12 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from serving import Client, NoDatabases, serving
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.serve.api import Api
+from headwater.serve.crowd import RESERVE
 from headwater.serve.server import Server
 from headwater.serve.tls import Tls
+from headwater.serve.tls_server import TlsServer
 
 
 @pytest.fixture
@@ -59,7 +63,7 @@ def healthy(client: Client, *pems: Path) -> bool:
     options = [("grpc.use_local_subchannel_pool", 1)]
     with grpc.secure_channel(client.server.grpc_address, credentials, options) as channel:
         try:
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         except grpc.RpcError as error:
             assert error.code() is grpc.StatusCode.UNAVAILABLE, error
             return False
@@ -70,7 +74,7 @@ def in_loop(client: Client, call: Callable[[], Any]) -> Any:
     async def run() -> Any:
         return call()
 
-    return asyncio.run_coroutine_threadsafe(run(), client.loop).result(20)
+    return asyncio.run_coroutine_threadsafe(run(), client.loop).result(PATIENCE)
 
 
 def test_both_ports_speak_tls_and_nothing_else(authority: Authority, trusted: ssl.SSLContext) -> None:
@@ -83,7 +87,7 @@ def test_both_ports_speak_tls_and_nothing_else(authority: Authority, trusted: ss
             httpx.get(client.server.url.replace("https", "http") + "/healthz")
         assert healthy(client, authority.file)
         with grpc.insecure_channel(client.server.grpc_address) as channel, pytest.raises(grpc.RpcError):
-            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=20)
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
 
 
 def test_what_is_older_than_1_2_is_refused(authority: Authority, trusted: ssl.SSLContext) -> None:
@@ -214,7 +218,7 @@ def test_a_new_certificate_is_shown_to_new_connections(authority: Authority, tru
         assert not healthy(client, authority.file)
         assert old.get("/healthz").status_code == 200, "what was open goes on"
         assert watching.is_active()
-        stub.Check(health_pb2.HealthCheckRequest(), timeout=20)
+        stub.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         watching.cancel()
 
 
@@ -261,6 +265,7 @@ with asyncio.Runner(loop_factory=loop_factory()) as runner:
 """
 
 
+@pytest.mark.slow
 def test_sighup_reads_the_files_again(authority: Authority) -> None:
     certificate, key = authority.issue()
     words = [sys.executable, "-c", PROGRAM, str(Path(__file__).parent), str(certificate), str(key)]
@@ -279,4 +284,82 @@ def test_sighup_reads_the_files_again(authority: Authority) -> None:
         context = ssl.create_default_context(cafile=authority.file)
         assert httpx.get(url + "/healthz", verify=context).status_code == 200
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(PATIENCE) == 0
+
+
+# --- handshakes that do not end ------------------------------------------------------------------------------
+
+
+def is_closed(open: socket.socket) -> bool:
+    """Wait until the server closes the connection, to which it sends nothing."""
+    open.settimeout(PATIENCE)
+    try:
+        return open.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def connect(client: Client) -> socket.socket:
+    return socket.create_connection(client.server.addresses[0], PATIENCE)
+
+
+def test_unfinished_handshakes_are_counted_as_connections(
+    authority: Authority, trusted: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TlsServer, "seconds", 3600.0)
+    with serving(NoDatabases(), **settings(authority), max_connections_per_client=2) as client:
+        crowd = client.server._uvicorn._crowd
+        with contextlib.ExitStack() as stack:
+            for _ in range(2 + RESERVE):
+                stack.enter_context(connect(client))
+            wait_until(lambda: crowd.open == 2 + RESERVE, "every handshake is counted")
+            assert is_closed(stack.enter_context(connect(client)))
+            wait_until(lambda: crowd.open == 2 + RESERVE, "it is not counted any more")
+            assert crowd.refused == 1
+        wait_until(lambda: crowd.open == 0, "every handshake that was given up is forgotten")
+        assert httpx.get(client.server.url + "/healthz", verify=trusted).status_code == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["nothing", "half", "HTTP"])
+def test_handshake_that_does_not_end_is_closed(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(TlsServer, "seconds", 0.2)
+    with serving(NoDatabases(), **settings(authority)) as client, connect(client) as open:
+        open.sendall(said)
+        assert is_closed(open)
+        wait_until(lambda: client.server._uvicorn._crowd.open == 0, "it is not counted any more")
+
+
+def test_server_stops_while_handshakes_are_unfinished(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TlsServer, "seconds", 3600.0)
+    with contextlib.ExitStack() as stack:
+        with serving(NoDatabases(), **settings(authority)) as client:
+            open = stack.enter_context(connect(client))
+            wait_until(lambda: client.server._uvicorn._crowd.open == 1, "the handshake is counted")
+        assert is_closed(open)
+
+
+def test_request_that_comes_with_the_end_of_the_handshake_is_answered(
+    authority: Authority, trusted: ssl.SSLContext
+) -> None:
+    """The client sends its last bytes of the handshake and the request in one packet."""
+    with serving(NoDatabases(), **settings(authority)) as client, connect(client) as open:
+        read, write = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = trusted.wrap_bio(read, write, server_hostname="127.0.0.1")
+        while True:
+            try:
+                tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                open.sendall(write.read())
+                read.write(open.recv(1 << 16))
+        tls.write(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        open.sendall(write.read())
+        answer = b""
+        while b'"ok"' not in answer:
+            read.write(open.recv(1 << 16))
+            with contextlib.suppress(ssl.SSLWantReadError):
+                while data := tls.read():
+                    answer += data
+        assert answer.startswith(b"HTTP/1.1 200 OK")

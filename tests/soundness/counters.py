@@ -16,6 +16,7 @@ from typing import Any
 import apsw
 import httpx
 from tests.soundness.kit import Unsound
+from tests.suite.waiting import PATIENCE
 
 SIZE = 4
 TABLE = "CREATE TABLE counter (id INTEGER PRIMARY KEY, v INTEGER NOT NULL, note TEXT)"
@@ -36,7 +37,9 @@ class Question:
 
 def rpc(url: str, method: str, **params: Any) -> Any:
     """The result, which must be there."""
-    answer = httpx.post(f"{url}/api/v1/rpc", json={"id": 1, "method": method, "params": params}, timeout=30).json()
+    answer = httpx.post(
+        f"{url}/api/v1/rpc", json={"id": 1, "method": method, "params": params}, timeout=PATIENCE
+    ).json()
     assert answer["ok"], answer
     return answer["result"]
 
@@ -120,7 +123,7 @@ class Counters:
                     assert http.post(f"{self.url()}/api/v1/rpc", json=asked).json()["ok"]
                     return
 
-        with httpx.Client(timeout=30) as http:
+        with httpx.Client(timeout=PATIENCE) as http:
             yield execute
 
     @contextlib.contextmanager
@@ -134,7 +137,7 @@ class Counters:
 
     def _look(self, number: int) -> None:
         dice, held = random.Random(number), dict[str, tuple[str, int]]()
-        with httpx.Client(timeout=30, headers={**PLAIN, "accept-encoding": "gzip" if number % 2 else ""}) as http:
+        with httpx.Client(timeout=PATIENCE, headers={**PLAIN, "accept-encoding": "gzip" if number % 2 else ""}) as http:
             while not self._over.is_set():
                 with contextlib.suppress(httpx.TransportError):
                     self.ask(http, dice.choice(self.questions), held)

@@ -21,6 +21,7 @@ from tests.soundness.captured import JSON, Asked, Captured, data_of, opaque_of, 
 from tests.soundness.grammar import Query
 from tests.soundness.kit import Unsound
 from tests.soundness.schemas import Step
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.literal import to_lit
 from headwater.queries.causality import dominates, from_header, from_json, to_header
@@ -50,7 +51,7 @@ class HttpTrial:
     def __init__(self, server: Reachable, databases: list[Captured], seed: int, counts: Counter[str]) -> None:
         self.server, self.databases, self.counts = server, databases, counts
         self.random = random.Random(f"http {seed}")
-        self.http = httpx.Client(timeout=30)
+        self.http = httpx.Client(timeout=PATIENCE)
         self.told: list[str] = []  # what was done, for whoever has to understand a failure
 
     def run(self, operations: int) -> None:

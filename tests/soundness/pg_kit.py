@@ -21,6 +21,7 @@ import psycopg
 from tests.soundness.pg_worlds import Query, Step, World
 from tests.soundness.product import Product
 from tests.sources.postgres.pg_source import PgRig
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change
@@ -250,7 +251,7 @@ class Trial:
         """Write; what was captured of it."""
         if step.own:
             self.done.append("-- by our writer")
-            self.source.write(lambda session: [self._own(session, sql) for sql in step.statements]).result(30)
+            self.source.write(lambda session: [self._own(session, sql) for sql in step.statements]).result(PATIENCE)
         elif len(step.statements) == 1 or step.is_schema:
             self._run(self.kit.other, step.statements[0])
         else:

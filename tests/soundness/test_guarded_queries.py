@@ -16,7 +16,7 @@ from headwater.queries.guards import GuardState
 from headwater.queries.versions import Versions, Watched
 
 CASES = 40  # of one shard
-SHARDS = 4
+SOAK_SHARDS = 20
 
 
 def run(seeds: range) -> Counter[str]:
@@ -44,9 +44,14 @@ def test_some_cases_in_every_check() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shard", range(SHARDS))
-def test_what_guards_hold_back_left_the_answer_as_it_was(shard: int) -> None:
-    has_teeth(run(range(shard * CASES, (shard + 1) * CASES)))
+def test_what_guards_hold_back_left_the_answer_as_it_was() -> None:
+    has_teeth(run(range(CASES)))
+
+
+@pytest.mark.soak(seconds=12)
+@pytest.mark.parametrize("shard", range(SOAK_SHARDS))
+def test_what_guards_hold_back_left_fresh_answers_as_they_were(shard: int, fresh_number: int) -> None:
+    has_teeth(run(range(fresh_number, fresh_number + CASES)))
 
 
 # --- mutants --------------------------------------------------------------------------------------------------

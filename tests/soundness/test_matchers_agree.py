@@ -129,4 +129,9 @@ def test_no_matcher_misses_what_sqlite_calls_true() -> None:
 
 @pytest.mark.slow
 def test_no_matcher_misses_what_sqlite_calls_true_in_many_worlds() -> None:
-    run(0, 150)
+    run(0, 40)
+
+
+@pytest.mark.soak(seconds=60)
+def test_no_matcher_misses_what_sqlite_calls_true_in_fresh_worlds(fresh_number: int) -> None:
+    run(fresh_number, 500)

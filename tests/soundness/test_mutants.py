@@ -50,7 +50,7 @@ def test_every_mutant_is_found_or_says_why_not() -> None:
     assert [mutant.name for mutant in MUTANTS if not (mutant in KNOWN or mutant in BY_HAND or mutant.why_not)] == []
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=120)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=[mutant.name for mutant in MUTANTS])
 def test_a_mutant_is_searched_for(mutant: Mutant) -> None:
     needed = caught(mutant)

@@ -23,8 +23,17 @@ def told(counts: Counter[str]) -> str:
 
 @pytest.mark.slow
 def test_random_queries_are_invalidated_less_than_at_table_level() -> None:
+    invalidated_less(range(2_000_000, 2_000_025))
+
+
+@pytest.mark.soak(seconds=45)
+def test_fresh_random_queries_are_invalidated_less_than_at_table_level(fresh_number: int) -> None:
+    invalidated_less(range(fresh_number, fresh_number + 100))
+
+
+def invalidated_less(seeds: range) -> None:
     counts, judge = Counter[str](), Judge()
-    for seed in range(2_000_000, 2_000_080):
+    for seed in seeds:
         Trial(make_case(seed), counts, judge=judge).run()
     print(told(counts))
     assert counts["false"] < 0.9 * counts["false at table level"], counts

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections import Counter
 
 import pytest
@@ -13,15 +12,16 @@ from tests.soundness.schemas import Step
 from tests.soundness.shrink import failure, shrink
 
 SCHEMAS = 50  # of one shard
-SHARDS = 38
-FRESH = int(os.environ.get("SOUNDNESS_SEED") or secrets.randbits(40))
-SOAK = int(os.environ.get("SOAK_SCHEMAS", "50000"))
+SHARDS = 3  # of fixed seeds; one more is fresh
+SOAK_SCHEMAS = 250  # of one shard
+SOAK_SHARDS = 10 * int(os.environ.get("SOAK_SEEDS", "20"))
 
 
 def run(first: int, count: int, counts: Counter[str]) -> None:
-    """Every seed from `first` on; the first failure is made small and told."""
+    """Try `count` seeds from `first` on, or only SOUNDNESS_SEED; report the first failure, made small."""
     judge = Judge()
-    for seed in range(first, first + count):
+    only = os.environ.get("SOUNDNESS_SEED")
+    for seed in [int(only)] if only else range(first, first + count):
         case = make_case(seed)
         counts["schemas"] += 1
         try:
@@ -45,6 +45,7 @@ def has_teeth(counts: Counter[str]) -> None:
     assert counts["sketch says valid"] > 0.2 * counts["pairs"], told
     assert counts["guarded answers"] and counts["held back by guards"] and counts["current by guards"], told
     assert counts["shaken"] and counts["volatile"], told
+    assert counts["left out as slow"] <= 0.02 * counts["queries"], told
 
 
 def tell(counts: Counter[str]) -> None:
@@ -67,19 +68,16 @@ def test_a_few_schemas_in_every_check() -> None:
 
 
 @pytest.mark.slow
-def test_no_answer_changes_under_a_fresh_seed() -> None:
-    print(f"SOUNDNESS_SEED={FRESH}")
-    run(FRESH, 1 if "SOUNDNESS_SEED" in os.environ else SCHEMAS, Counter())
+def test_no_answer_changes_under_a_fresh_seed(fresh_number: int) -> None:
+    run(fresh_number, SCHEMAS, Counter())
 
 
-@pytest.mark.soak
-@pytest.mark.timeout(0)
-def test_fifty_thousand_schemas() -> None:
-    start, counts = secrets.randbits(40), Counter[str]()
-    print(f"\nseeds from {start}; one of them again: SOUNDNESS_SEED=…")
-    for first in range(start, start + SOAK, 1_000):
-        run(first, min(1_000, start + SOAK - first), counts)
-        tell(counts)
+@pytest.mark.soak(seconds=45)
+@pytest.mark.parametrize("shard", range(SOAK_SHARDS))
+def test_fifty_thousand_schemas(shard: int, fresh_number: int) -> None:
+    counts: Counter[str] = Counter()
+    run(fresh_number, SOAK_SCHEMAS, counts)
+    tell(counts)
     has_teeth(counts)
 
 

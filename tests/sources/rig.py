@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.guarantees.fold import Fold
 from tests.sources.foreign import Foreign
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError
@@ -108,7 +109,7 @@ class Rig:
         def work(session: Session) -> list[str]:
             return [_attempt(session, statement, args) for statement in statements]
 
-        return self.source.write(work).result(30).value
+        return self.source.write(work).result(PATIENCE).value
 
     def close(self) -> None:
         """Close the source, if it is open."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,9 +12,10 @@ from typing import Any
 import pytest
 from tests.sources.foreign import Foreign
 from tests.sources.rig import MemoryNotes, Rig
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
-from headwater.errors import SourceMismatch, SourceUnfit
+from headwater.errors import Busy, SourceMismatch, SourceUnfit
 from headwater.sources.sqlite.detach import detach
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -152,3 +156,97 @@ def test_stopping_and_starting_again_goes_on_where_it_was(rig: Attach) -> None:
     r.foreign.script("INSERT INTO orders VALUES (7, 1, 7)", "REPLACE INTO orders VALUES (7, 1, 8)")
     r.open()
     assert len(r.check()) == 2
+
+
+def test_refused_start_leaves_the_file_as_it_was(foreign: Foreign, database: Path, tmp_path: Path) -> None:
+    foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
+    foreign.close()
+    before = database.read_bytes()
+    elsewhere = tmp_path / "other.db"
+    elsewhere.touch()
+    log_of_another = MemoryNotes()
+    log_of_another.set_notes(path=str(elsewhere))
+    source = SqliteSource("main", str(database), notes=log_of_another, config=SqliteConfig(wal=True))
+    with pytest.raises(SourceMismatch, match="the log of"):
+        source.prove(generation="g", latest=5, read=lambda after: iter(()))
+    source.close()
+    assert database.read_bytes() == before
+    assert not Path(f"{database}-wal").exists()
+
+
+def test_start_that_needs_a_new_generation_changes_nothing_before_it(foreign: Foreign, database: Path) -> None:
+    foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
+    before = database.read_bytes()
+    source = SqliteSource("main", str(database), notes=MemoryNotes(), config=SqliteConfig(wal=True))
+    assert source.prove(generation="g", latest=5, read=lambda after: iter(()))  # another file: the caller decides
+    assert database.read_bytes() == before
+    source.restart(generation="next", first=6)
+    foreign.run("SELECT count(*) FROM orders")
+    assert foreign.run("PRAGMA journal_mode") == [(b"wal",)]
+    source.close()
+    foreign.close()
+    detach(str(database), config=SqliteConfig(wal=True))
+    foreign.open(database)
+    assert foreign.run("PRAGMA journal_mode") == [(b"delete",)]
+
+
+def test_detach_while_another_program_has_the_file_open_changes_nothing(foreign: Foreign, database: Path) -> None:
+    foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
+    r = Rig(database, foreign, wal=True).attach()
+    r.close()
+    foreign.run("SELECT count(*) FROM orders")
+    attached = schema(foreign)
+    with pytest.raises(Busy, match="open in another program"):
+        detach(str(database), config=SqliteConfig(wal=True))
+    assert schema(foreign) == attached
+    assert foreign.run("PRAGMA journal_mode") == [(b"wal",)]
+    foreign.close()
+    detach(str(database), config=SqliteConfig(wal=True))
+    foreign.open(database)
+    assert foreign.run("PRAGMA journal_mode") == [(b"delete",)]
+    assert [row for row in schema(foreign) if b"_headwater_" in row[1]] == []
+
+
+def test_detach_killed_after_the_journal_mode_changed_is_finished_by_the_next(foreign: Foreign, database: Path) -> None:
+    foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
+    r = Rig(database, foreign, wal=True).attach()
+    r.close()
+    assert foreign.run("PRAGMA journal_mode = DELETE") == [(b"delete",)]
+    foreign.close()
+    detach(str(database), config=SqliteConfig(wal=True))
+    foreign.open(database)
+    assert foreign.run("PRAGMA journal_mode") == [(b"delete",)]
+    assert [row for row in schema(foreign) if b"_headwater_" in row[1]] == []
+
+
+def test_hard_link_of_a_served_file_is_refused(rig: Attach, database: Path, tmp_path: Path) -> None:
+    r = rig(*SHOP)
+    link = tmp_path / "linked.db"
+    os.link(database, link)
+    with pytest.raises(SourceMismatch, match="hard link"):
+        SqliteSource("other", str(link), notes=MemoryNotes(), config=SqliteConfig(wal=True))
+    with pytest.raises(SourceMismatch, match="hard link"):
+        detach(str(link), config=SqliteConfig(wal=True))
+    command = [sys.executable, "-m", "headwater", "serve", str(link), "--wal", "--data", str(tmp_path / "data")]
+    other = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert other.returncode != 0 and "hard link" in other.stderr
+    r.foreign.run("INSERT INTO notes VALUES ('x')")
+    assert len(r.check()) == 1
+    r.close()
+    again = SqliteSource("other", str(link), notes=MemoryNotes(), config=SqliteConfig(wal=True))
+    again.close()
+
+
+def test_mode_of_a_file_survives_a_start_killed_before_capture_was_installed(foreign: Foreign, database: Path) -> None:
+    foreign.script("PRAGMA journal_mode = DELETE", *SHOP)
+    foreign.close()
+    notes = MemoryNotes()
+    killed = SqliteSource("main", str(database), notes=notes, config=SqliteConfig(wal=True))
+    killed._enter_wal()
+    killed.close()
+    again = SqliteSource("main", str(database), notes=notes, config=SqliteConfig(wal=True))
+    assert again.prove(generation="g", latest=0, read=lambda after: iter(())) == ""
+    again.close()
+    detach(str(database), config=SqliteConfig(wal=True))
+    foreign.open(database)
+    assert foreign.run("PRAGMA journal_mode") == [(b"delete",)]

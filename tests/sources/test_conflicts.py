@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.sources.rig import Rig, images, ops
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import DuplicateKey
 
@@ -55,7 +56,7 @@ def test_or_rollback_takes_the_whole_transaction(rig: Attach) -> None:
     assert "UNIQUE" in [r.foreign.attempt(statement) for statement in statements][1]
     assert r.check() == []
     with pytest.raises(DuplicateKey):
-        r.source.write(lambda session: [session.execute(statement) for statement in statements]).result(10)
+        r.source.write(lambda session: [session.execute(statement) for statement in statements]).result(PATIENCE)
     assert r.check() == []
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.sources.rig import Rig, images, ops, schema_changes
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change
@@ -106,7 +107,7 @@ def test_ddl_that_fails_leaves_nothing(rig: Attach, ddl: str) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b, c)", "INSERT INTO t VALUES (1, 1, 1, 1), (2, 2, 2, 1)")
     before = r.foreign.run("SELECT name, sql FROM sqlite_schema ORDER BY name")
     with pytest.raises(HeadwaterError):
-        r.source.write(lambda session: session.execute(ddl)).result(10)
+        r.source.write(lambda session: session.execute(ddl)).result(PATIENCE)
     assert r.foreign.run("SELECT name, sql FROM sqlite_schema ORDER BY name") == before
     assert r.check() == []
     r.foreign.run("UPDATE t SET c = 2")
@@ -121,7 +122,7 @@ def test_ddl_undone_with_its_transaction_leaves_nothing(rig: Attach) -> None:
         session.execute("INSERT INTO t VALUES (1, 1, 1, 1)")  # type: ignore[attr-defined]
 
     with pytest.raises(HeadwaterError):
-        r.source.write(work).result(10)
+        r.source.write(work).result(PATIENCE)
     assert r.check() == []
     r.write("INSERT INTO t VALUES (3, 3, 3)")
     assert images(r.check()) == [(None, (3, 3, 3))]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.sources.rig import Rig, ops
+from tests.suite.waiting import PATIENCE
 
 from headwater.sources.sqlite.follow import PAGE
 
@@ -32,7 +33,7 @@ def test_a_write_that_changes_nothing_takes_no_offset(rig: Attach) -> None:
     r = rig(T)
     r.write("UPDATE t SET x = 1", "DELETE FROM t", "CREATE VIEW v AS SELECT 1")
     assert r.check() == []
-    written = r.source.write(lambda session: session.execute("SELECT 1")).result(10)
+    written = r.source.write(lambda session: session.execute("SELECT 1")).result(PATIENCE)
     assert written.offset == r.source.head() == 0
 
 
@@ -98,7 +99,7 @@ def test_the_stash_is_empty_after_every_kind_of_collision(rig: Attach) -> None:
     r.check()
     r.source._trimmer._seconds = 0.0
     r.source.acknowledge(r.after)
-    r.source.write(lambda session: None).result(10)  # the move stands before it in the queue
+    r.source.write(lambda session: None).result(PATIENCE)  # the move stands before it in the queue
     assert r.foreign.run("SELECT count(*) FROM _headwater_stash") == [(0,)]
     assert r.foreign.run("SELECT count(*) FROM _headwater_capture") == [(1,)]
 
@@ -110,7 +111,7 @@ def test_offsets_go_on_after_everything_was_moved(rig: Attach) -> None:
         r.foreign.run("INSERT INTO t VALUES (?, 'x')", turn)
         r.check()
         r.source.acknowledge(r.after)
-        r.source.write(lambda session: None).result(10)
+        r.source.write(lambda session: None).result(PATIENCE)
         r.source.acknowledge(r.after)
         r.foreign.run("DELETE FROM t WHERE id = ?", turn - 1)
         r.check()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.sources.foreign import Foreign
+from tests.suite.waiting import PATIENCE
 
 from headwater.capture.capture import Capture
 from headwater.config import SqliteConfig
@@ -46,7 +47,7 @@ class Running:
 
     def run(self, sql: str) -> int:
         """Write through the source; the offset it took."""
-        return self.source.write(lambda session: session.execute(sql)).result(20).offset
+        return self.source.write(lambda session: session.execute(sql)).result(PATIENCE).offset
 
     def caught_up(self) -> None:
         assert self.capture.catch_up(20), f"capture stands still: {self.capture.error}"
@@ -217,6 +218,7 @@ def test_a_number_given_out_until_the_last_moment_never_comes_again(
         assert read and one.log.generation_first > read[0] + 1, "whoever read up to there is told"
 
 
+@pytest.mark.slow
 def test_a_log_that_cannot_begin_anew_takes_nothing_in_until_it_can(
     tmp_path: Path, foreign: Foreign, monkeypatch: pytest.MonkeyPatch
 ) -> None:

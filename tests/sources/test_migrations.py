@@ -141,6 +141,7 @@ def test_django(rig: Attach, database: Path, operation: str) -> None:
     assert set(r.captured()) <= {"customer", "client", "item", "shop_item", "sqlite_sequence"}
 
 
+@pytest.mark.slow
 def test_django_dropping_a_column_fails_in_sqlite_and_changes_nothing(rig: Attach, database: Path) -> None:
     code = DJANGO.replace("OPERATIONS", "[migrations.RemoveField('customer', 'age')]")
     migrate(code, database, "start")
@@ -153,6 +154,7 @@ def test_django_dropping_a_column_fails_in_sqlite_and_changes_nothing(rig: Attac
     prove_still_followed(r, "customer")
 
 
+@pytest.mark.slow
 def test_a_migration_while_changes_flow(rig: Attach, database: Path) -> None:
     r = rig(*SHOP)
     process = subprocess.Popen(

@@ -69,7 +69,7 @@ def test_the_fold_of_more_random_statements_is_the_table(rig: Attach, seed: int)
     run_seed(rig, seed)
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("turn", range(int(os.environ.get("HEADWATER_SEEDS", "20"))))
-def test_the_fold_of_fresh_random_statements_is_the_table(rig: Attach, turn: int) -> None:
-    run_seed(rig, int(os.environ.get("HEADWATER_SEED") or random.SystemRandom().randrange(10**9)))
+@pytest.mark.soak(seconds=5)
+@pytest.mark.parametrize("turn", range(int(os.environ.get("SOAK_SEEDS", "20"))))
+def test_the_fold_of_fresh_random_statements_is_the_table(rig: Attach, turn: int, fresh_number: int) -> None:
+    run_seed(rig, fresh_number)

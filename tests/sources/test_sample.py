@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.sources.rig import MemoryNotes, Rig
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
 from headwater.errors import NotFound
@@ -48,7 +49,7 @@ def source(tmp_path: Path) -> Iterator[SqliteSource]:
 
 def run(source: SqliteSource, *statements: str) -> None:
     for sql in statements:
-        source.write(lambda session, sql=sql: session.execute(sql)).result(30)
+        source.write(lambda session, sql=sql: session.execute(sql)).result(PATIENCE)
 
 
 def some_value(random: Random) -> Any:
@@ -79,7 +80,7 @@ def fill(source: SqliteSource, rows: int, random: Random) -> None:
             quoted = ", ".join(f'"{name}"' for name in names)
             session.execute(f"INSERT OR IGNORE INTO t({quoted}) VALUES ({marks})", values)
 
-    source.write(work).result(30)
+    source.write(work).result(PATIENCE)
 
 
 def places(source: SqliteSource) -> list[bytes]:

@@ -87,6 +87,7 @@ def test_many_small_crowds_are_not_taken_for_one_large() -> None:
     assert sum(draw.members for draw in found) < 3 * len(numbers)
 
 
+@pytest.mark.slow
 @given(st.sets(I64, min_size=2, max_size=60), st.integers(1, 40), st.integers(0, 99))
 def test_only_members_are_drawn(members: set[int], count: int, seed: int) -> None:
     numbers, found = draws(members, count, seed)
@@ -94,6 +95,7 @@ def test_only_members_are_drawn(members: set[int], count: int, seed: int) -> Non
     assert all(draw.members > 0 for draw in found)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(I64, st.integers(1, 400)), min_size=1, max_size=6), st.integers(0, 99))
 def test_any_few_crowds_are_all_found(crowds: list[tuple[int, int]], seed: int) -> None:
     members = {number for low, size in crowds for number in range(low, min(low + size, 2**63))}

@@ -127,6 +127,42 @@ def test_a_before_trigger_that_writes_to_the_same_table(rig: Attach, recursive: 
         r.check()
 
 
+TABLES = {
+    "rowid": "CREATE TABLE t(id INTEGER PRIMARY KEY, x, n DEFAULT 0)",
+    "unique": "CREATE TABLE t(id INTEGER PRIMARY KEY, x UNIQUE, n DEFAULT 0)",
+    "without rowid": "CREATE TABLE t(id TEXT PRIMARY KEY, x, n DEFAULT 0) WITHOUT ROWID",
+}
+BODIES = {
+    "updates the row": "UPDATE t SET n = n + 1 WHERE id = {row}.id",
+    "replaces the row": "REPLACE INTO t VALUES ({row}.id, {row}.x, 50)",
+    "deletes the row": "DELETE FROM t WHERE id = {row}.id",
+    "replaces another row": "REPLACE INTO t VALUES ({row}.id + 100, {row}.x || '+', 7)",
+}
+ROW_WRITES = (
+    "INSERT INTO t(id, x) VALUES (1, 'a'), (2, 'b')",
+    "REPLACE INTO t(id, x) VALUES (1, 'c')",
+    "UPDATE t SET x = x || '!' WHERE id = 2",
+    "DELETE FROM t WHERE id = 2",
+    "REPLACE INTO t(id, x) VALUES (2, 'c')",
+)
+
+
+@pytest.mark.parametrize("recursive", [0, 1])
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("op", ["INSERT", "UPDATE", "DELETE"])
+@pytest.mark.parametrize("table", TABLES)
+def test_after_trigger_that_writes_the_same_row_chains(
+    rig: Attach, table: str, op: str, body: str, recursive: int
+) -> None:
+    row = "OLD" if op == "DELETE" else "NEW"
+    guard = f"WHEN {row}.id + 0 < 100 AND {row}.n < 3"
+    r = rig(TABLES[table], f"CREATE TRIGGER g AFTER {op} ON t {guard} BEGIN {BODIES[body].format(row=row)}; END")
+    r.foreign.run(f"PRAGMA recursive_triggers = {recursive}")
+    for statement in ROW_WRITES:
+        r.foreign.attempt(statement)  # some bodies break the table's own rules
+        r.check()
+
+
 PARENT = "CREATE TABLE p(id INTEGER PRIMARY KEY, code TEXT UNIQUE)"
 
 

@@ -80,6 +80,7 @@ def test_text_that_is_not_utf8(rig: Attach) -> None:
     r.check()
 
 
+@pytest.mark.slow
 def test_text_of_five_megabytes(rig: Attach) -> None:
     r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, x)")
     r.foreign.script(

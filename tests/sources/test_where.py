@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
-import secrets
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +10,12 @@ from typing import Any
 
 import apsw
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources.random_predicates import RandomTable, is_broken
 from tests.sources.rig import Rig
+from tests.suite.examples import examples
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.key import encode_key
@@ -93,10 +93,11 @@ def check_pin(condition: SqliteCondition, world: RandomTable, expected: list[boo
 # --- the same truth as SQLite's --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_predicate_is_true_exactly_where_sqlite_says_so() -> None:
     paths = Paths()
 
-    @settings(max_examples=300)
+    @examples(300)
     @given(st.integers(0, 2**32))
     def run(seed: int) -> None:
         compare(seed, paths)
@@ -108,15 +109,14 @@ def test_every_predicate_is_true_exactly_where_sqlite_says_so() -> None:
     assert paths.failed < asked / 5, vars(paths)
 
 
-@pytest.mark.soak
+@pytest.mark.soak(seconds=30)
 @pytest.mark.parametrize("place", range(int(os.environ.get("SOAK_SEEDS", "20"))))
-def test_many_predicates_are_true_exactly_where_sqlite_says_so(place: int) -> None:
-    start = random.Random(os.environ.get("SOAK_SEED") or secrets.token_hex(4)).getrandbits(32)
-    for seed in range(start, start + 1_000):
+def test_many_predicates_are_true_exactly_where_sqlite_says_so(place: int, fresh_number: int) -> None:
+    for seed in range(fresh_number, fresh_number + 1_000):
         compare(seed, Paths())
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_values_are_ordered_as_sqlite_orders_them(seed: int) -> None:
     world = RandomTable(seed)
@@ -129,7 +129,7 @@ def test_values_are_ordered_as_sqlite_orders_them(seed: int) -> None:
     world.db.close()
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32))
 def test_what_a_column_would_hold_is_what_an_insert_reads_back(seed: int) -> None:
     world, predicates = RandomTable(seed), Predicates()
@@ -222,7 +222,7 @@ def test_a_table_of_the_file_and_an_older_shape_of_it(rig: Callable[..., Rig]) -
     made = rig("CREATE TABLE t(k INTEGER PRIMARY KEY, a TEXT COLLATE NOCASE, b AS (k * 2) STORED)")
     source = made.source
     older = source.describe()["t"]
-    source.write(lambda session: session.execute("ALTER TABLE t RENAME COLUMN a TO c")).result(10)
+    source.write(lambda session: session.execute("ALTER TABLE t RENAME COLUMN a TO c")).result(PATIENCE)
     newer = source.describe()["t"]
     assert source.condition(older, "a = 'X' AND b = 6").holds([(3, "x", 6)]) == [True]
     assert source.condition(newer, "c LIKE 'X' AND b = 6").holds([(3, "x", 6)]) == [True]

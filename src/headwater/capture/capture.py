@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 
 from headwater.capture.stamp import Stamper
-from headwater.errors import HeadwaterError, SourceMismatch
+from headwater.errors import HeadwaterError, LogDamaged, SourceMismatch, StorageFull
 from headwater.log.live import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
@@ -54,13 +54,19 @@ class Capture:
         self._passed_at = 0.0
         self._current_at: float | None = None  # when the log last held everything the source had
         self._broken: str | None = None  # why the source is not the one this log follows, until a new one is begun
+        self._lost_log: LogDamaged | None = None  # the log cannot be written any more: only a restart helps
         self._repeats = Repeats()
         self.error: str | None = None  # why capture stands still; written by the capture thread only
         self.ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"headwater-capture-{source.name}", daemon=True)
 
     def start(self) -> None:
-        """Prove that log and source belong together, catch up once, then follow."""
+        """Prove that log and source belong together, then follow."""
+        self.prove()
+        self.begin()
+
+    def prove(self) -> None:
+        """Prove that log and source belong together, or begin a new generation."""
         log = self._log
         reason = self._source.prove(
             generation=log.generation, latest=log.latest, read=lambda after: log.scan(after=max(after, log.horizon - 1))
@@ -71,8 +77,13 @@ class Capture:
             self._begin_anew(reason, above=2 if is_known else LEAP)
         elif log.latest < self._source.beginning:
             log.restart(first=self._source.beginning + 1, reason=log.generation_reason, name=log.generation)
-        self._pass()
-        self.ready.set()
+
+    def begin(self) -> None:
+        """Catch up once, then follow in a thread. A log that has no space yet is written later."""
+        try:
+            self._pass()
+        except StorageFull as error:
+            self._fail(f"{error.code}: {error.message}")
         self._thread.start()
 
     def reach(self, offset: int, timeout: float) -> bool:
@@ -132,7 +143,15 @@ class Capture:
     def _attempt(self) -> bool:
         """One step; errors become `error` and are tried again, for ever."""
         try:
+            if self._lost_log is not None:
+                raise self._lost_log
             self._step()
+        except LogDamaged as error:
+            self._fail(f"{error.code}: {error.message}")
+            if self._lost_log is None:
+                self._lost_log = error
+                self._source.release(error.message)
+            return False
         except HeadwaterError as error:
             self._fail(f"{error.code}: {error.message}")
             return False
@@ -174,6 +193,7 @@ class Capture:
             self._close_if_due()
         self._flush_if_due()
         self._source.acknowledge(self._log.durable)
+        self.ready.set()
         self._housekeep()
 
     def _take(self, parts: Iterator[Transaction]) -> None:

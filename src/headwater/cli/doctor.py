@@ -25,6 +25,7 @@ def add(commands: Any) -> None:
     add_databases(parser)
     add_config_flags(parser)
     parser.add_argument("--wal", action="store_true", default=None, help="judge as `serve --wal` would")
+    parser.add_argument("--publish-all", action="store_true", default=None, help="judge as `serve --publish-all` would")
     add_output(parser)
     parser.set_defaults(run=_run)
 
@@ -32,7 +33,7 @@ def add(commands: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     from headwater.cli.checks import database, machine
 
-    config = load_config(args, sqlite__wal=args.wal)
+    config = load_config(args, sqlite__wal=args.wal, postgres__publish_all=args.publish_all)
     data = Path(config.data)
     found = list(machine(data))
     for name, place in places(config).items():

@@ -65,6 +65,16 @@ def print_attached(args: argparse.Namespace, name: str, found: dict[str, Any]) -
     return OK
 
 
+def print_setup(args: argparse.Namespace, name: str, url: str) -> int:
+    """Print the SQL that creates the logins for callers, and the settings that use them. Nothing is changed."""
+    print(f"-- Logins for SQL that callers send to Headwater. Run as an owner of the tables, in {name!r}:")
+    for line in _room("inspection").setup_sql(name, url, args.reader, args.writer):
+        print(line)
+    print(f"-- Then set both passwords (psql: \\password {args.reader}), and in the settings of Headwater:")
+    print(f'-- [postgres]\n-- reader = "{args.reader}"\n-- writer = "{args.writer}"')
+    return OK
+
+
 def detach(args: argparse.Namespace, name: str, url: str) -> int:
     """Remove the slot and the publication. One that only its owner may drop is told of: it keeps no log."""
     config = load_config(args)
@@ -97,10 +107,9 @@ def checks(name: str, url: str, log: Path, config: Config) -> Iterator[Check]:
     except HeadwaterError as error:
         yield Check(name, "fail", error.message, error.hint)
         return
+    is_fit = _room("fitness").is_fit
     yield Check(name, "ok", f"PostgreSQL {found.version}, database {found.database!r}")
-    yield Check(
-        name, "ok", f"{counted(len([each for each in found.tables if each.is_logged]), 'table')} can be captured"
-    )
+    yield Check(name, "ok", f"{counted(len([each for each in found.tables if is_fit(each)]), 'table')} can be captured")
     for each in found.findings:
         yield Check(name, "fail" if each.fatal or each.refuses_writes else "warn", each.problem, each.remedy)
     yield from _slot(name, found)

@@ -12,6 +12,7 @@ from headwater.cli.failure import OK
 from headwater.cli.settings import add_config_flags, add_databases, add_token_file, load_config
 
 if TYPE_CHECKING:
+    from headwater.app import App
     from headwater.serve.server import Server
 
 
@@ -27,6 +28,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--tls-ca", metavar="FILE", help="authorities in PEM: gRPC clients must show a certificate")
     parser.add_argument("--auth", action="store_true", default=None, help="demand the credential on loopback too")
     parser.add_argument("--wal", action="store_true", default=None, help="allow turning a file into WAL mode")
+    parser.add_argument("--publish-all", action="store_true", default=None, help="PostgreSQL: publish FOR ALL TABLES")
     add_token_file(parser)
     parser.set_defaults(run=_run)
 
@@ -41,6 +43,7 @@ def _run(args: argparse.Namespace) -> int:
         serve__tls_key=args.tls_key,
         serve__tls_ca=args.tls_ca,
         sqlite__wal=args.wal,
+        postgres__publish_all=args.publish_all,
     )
     import asyncio
 
@@ -58,7 +61,7 @@ def _run(args: argparse.Namespace) -> int:
         app.start()
         _calm_collector()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
-            runner.run(server.serve(started=lambda: _announce(server, app.names())))
+            runner.run(server.serve(started=lambda: _announce(server, app)))
     finally:
         server.unbind()
         app.close()
@@ -66,10 +69,11 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _announce(server: Server, names: list[str]) -> None:
+def _announce(server: Server, app: App) -> None:
     """One line, once everything is captured and requests are answered: scripts wait for it."""
     grpc = f" grpc {server.grpc_address}" if server.grpc_addresses else ""
-    print(f"headwater ready at {server.url}{grpc} databases {','.join(names)}", flush=True)
+    full = " read-only: the disk is full" if app.is_storage_full else ""
+    print(f"headwater ready at {server.url}{grpc} databases {','.join(app.names())}{full}", flush=True)
 
 
 def _calm_collector() -> None:

@@ -31,8 +31,17 @@ def add(commands: Any) -> None:
     add_config_flags(attach)
     attach.add_argument("--table", action="append", metavar="NAME", help="capture only this table (may be repeated)")
     attach.add_argument("--wal", action="store_true", default=None, help="allow turning the file into WAL mode")
+    attach.add_argument("--publish-all", action="store_true", default=None, help="PostgreSQL: publish FOR ALL TABLES")
     add_output(attach)
     attach.set_defaults(run=_attach)
+    setup = group.add_parser(
+        "setup", help="print the SQL that creates PostgreSQL logins for callers", allow_abbrev=False
+    )
+    setup.add_argument("database", nargs=1, metavar="DATABASE_URL", help="postgresql://… or NAME=URL")
+    add_config_flags(setup)
+    setup.add_argument("--reader", default="headwater_reader", metavar="ROLE", help="login for queries and filters")
+    setup.add_argument("--writer", default="headwater_writer", metavar="ROLE", help="login for editors' statements")
+    setup.set_defaults(run=_setup)
     detach = group.add_parser("detach", help="remove every trace of Headwater from a database", allow_abbrev=False)
     detach.add_argument("database", nargs=1, metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL")
     add_config_flags(detach)
@@ -131,7 +140,7 @@ def _attach(args: argparse.Namespace) -> int:
     if is_postgres(place):
         if args.output == "json":  # a program asks, and has `doctor` for what is not as it should be
             logging.getLogger("headwater.postgres.fitness").setLevel(logging.ERROR)
-        found = _first_status(load_config(args, postgres__tables=tables), name)
+        found = _first_status(load_config(args, postgres__tables=tables, postgres__publish_all=args.publish_all), name)
         return postgres.print_attached(args, name, found)
     config = load_config(args, sqlite__wal=args.wal, sqlite__tables=tables)
     path = os.path.abspath(place)
@@ -162,6 +171,13 @@ def _first_status(config: Config, name: str) -> dict[str, Any]:
         return app.get(name).status()
     finally:
         app.close()
+
+
+def _setup(args: argparse.Namespace) -> int:
+    ((name, url),) = name_databases(args.database).items()
+    if not is_postgres(_place(url)):
+        raise Failure("only PostgreSQL needs logins for callers", hint="SQLite files are served as they are.")
+    return postgres.print_setup(args, name, url)
 
 
 def _detach(args: argparse.Namespace) -> int:

@@ -68,9 +68,14 @@ class ServeConfig:
     cors_origins: tuple[str, ...] = setting(
         ("*",), NAMES, "web origins that may use the server with a credential; without one only loopback pages may"
     )
+    ready: str = setting(
+        "any", one_of("any", "all"), "databases whose capture must run for /readyz to answer 200: any of them, or all"
+    )
     max_streams: int = setting(16_384, integer(1), "open streams of all clients together")
     max_streams_per_client: int = setting(4_096, integer(1), "open streams from one address")
-    max_connections: int = setting(20_000, integer(1), "open connections to HTTP of all clients together")
+    max_connections: int = setting(
+        20_000, integer(1), "open connections of all clients together, for HTTP and for gRPC each"
+    )
     max_connections_per_client: int = setting(5_000, integer(1), "open connections to HTTP from one address")
     rate: float | None = setting(
         None, or_none(RATE), "requests per second of one caller, who is known by credential or else by address"
@@ -125,6 +130,8 @@ class QueriesConfig:
 
     max_prepared: int = setting(100_000, integer(1), "prepared queries that are kept")
     public: bool = setting(False, FLAG, "let shared caches keep answers of queries, to be asked about each time")
+    answer_bytes: int = setting(64 << 20, integer(1 << 20), "most bytes of one answer")
+    answers_bytes: int = setting(512 << 20, integer(1 << 20), "most bytes of memory for all answers being made")
     sample: int = setting(
         100, integer(0), "of so many instances one is compared with its next answer when it went stale; 0: none"
     )
@@ -164,13 +171,28 @@ class PostgresConfig:
 
     slot: str = setting("headwater_{name}", TEXT, "name of the replication slot; {name} is that of the database")
     publication: str = setting("headwater_{name}", TEXT, "name of the publication; {name} is that of the database")
-    tables: tuple[str, ...] = setting((), NAMES, "tables to capture; none named means all, which only a superuser can")
+    tables: tuple[str, ...] = setting(
+        (), NAMES, "tables to capture; none named means all that have a key or another replica identity"
+    )
+    publish_all: bool = setting(
+        False, FLAG, "publish FOR ALL TABLES; PostgreSQL then refuses updates and deletes of tables without a key"
+    )
     heartbeat_seconds: float = setting(
         10.0, SECONDS, "how often the server is told that it need not keep its log, while nothing is captured"
     )
     tx_seconds: float = setting(2.0, SECONDS, "longest an interactive transaction may hold its locks")
     tx_idle_seconds: float = setting(0.5, SECONDS, "longest it may hold them without a statement")
     statement_seconds: float = setting(30.0, SECONDS, "longest one statement of a caller may run")
+    reader: str | None = setting(
+        None, or_none(TEXT), "PostgreSQL login for callers' queries and filters, with SELECT only"
+    )
+    writer: str | None = setting(None, or_none(TEXT), "PostgreSQL login for editors' statements, with DML only")
+    reader_password_file: str | None = setting(
+        None, or_none(TEXT), "file with the reader's password, mode 0600; default: ~/.pgpass"
+    )
+    writer_password_file: str | None = setting(
+        None, or_none(TEXT), "file with the writer's password, mode 0600; default: ~/.pgpass"
+    )
     on_discontinuity: str = setting(
         "new_generation",
         one_of("new_generation", "stop"),

@@ -7,9 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
+from headwater.log.retention import Spent
 from headwater.model.clock import MAX_MS
 
 NO_LIMIT = 2**63 - 1  # retention without a count
+WARN_SHARE, THROTTLE_SHARE = 0.5, 0.75  # of a limit by bytes or age
+NOTHING_SPENT = Spent()
 SMOOTH_MS = 10_000  # what happened this long ago counts for a third of what happens now
 
 HEALTHY, PRESSURE, THROTTLE = "healthy", "pressure", "throttle"
@@ -42,24 +45,55 @@ class Pressure(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def pressure(
-    *, cursor: int, latest: int, limits: Limits, paused: bool, lost: bool, will_expire_at_ms: int | None = None
+    *,
+    cursor: int,
+    latest: int,
+    limits: Limits,
+    paused: bool,
+    lost: bool,
+    will_expire_at_ms: int | None = None,
+    spent: Spent = NOTHING_SPENT,
 ) -> Pressure:
-    """The pressure on a subscriber at `cursor`. `lost` is whether `why_lost` gave a reason."""
+    """The pressure on a subscriber at `cursor`, by the strictest limit. `lost` is whether `why_lost` gave a reason."""
     lag = max(latest - cursor, 0)
-    state = _state(lag, limits, paused, lost)
+    state = _state(lag, limits, paused, lost, spent.share)
     if lost:
         return Pressure(state, lag, 0, paused)
-    return Pressure(state, lag, max(limits.retention - lag, 0), paused, will_expire_at_ms)
+    expires = _earliest(will_expire_at_ms, spent.expires_at_ms)
+    return Pressure(state, lag, _remaining(lag, limits, spent), paused, expires)
 
 
-def _state(lag: int, limits: Limits, paused: bool, lost: bool) -> str:
+def _remaining(lag: int, limits: Limits, spent: Spent) -> int:
+    by_count = max(limits.retention - lag, 0)
+    return by_count if spent.remaining is None else min(by_count, spent.remaining)
+
+
+def _earliest(*times: int | None) -> int | None:
+    return min((time for time in times if time is not None), default=None)
+
+
+def _state(lag: int, limits: Limits, paused: bool, lost: bool, share: float) -> str:
     if lost:
         return RESNAPSHOT_REQUIRED
     if paused:
         return PAUSED
-    if lag >= limits.throttle_lag:
+    if lag >= limits.throttle_lag or share >= THROTTLE_SHARE:
         return THROTTLE
-    return PRESSURE if lag >= limits.warn_lag else HEALTHY
+    return PRESSURE if lag >= limits.warn_lag or share >= WARN_SHARE else HEALTHY
+
+
+def states_between(known: str | None, found: Pressure, limits: Limits) -> list[Pressure]:
+    """Return the states that a growing lag went through since `known`, before it came to `found`."""
+    order = (HEALTHY, PRESSURE, THROTTLE, RESNAPSHOT_REQUIRED)
+    if known not in order or found.state not in order:
+        return []
+    between = order[order.index(known) + 1 : order.index(found.state)]
+    lags = {PRESSURE: limits.warn_lag, THROTTLE: limits.throttle_lag}
+    return [
+        Pressure(state, lags[state], max(limits.retention - lags[state], 0), found.paused)
+        for state in between
+        if lags[state] <= found.lag and (state == THROTTLE or lags[PRESSURE] < lags[THROTTLE])
+    ]
 
 
 def why_lost(cursor: int, *, horizon: int, generation_first: int) -> str:
@@ -104,13 +138,22 @@ class Forecast:
 
 
 def forecasted(
-    forecast: Forecast, now_ms: int, *, cursor: int, latest: int, limits: Limits, paused: bool, lost: bool
+    forecast: Forecast,
+    now_ms: int,
+    *,
+    cursor: int,
+    latest: int,
+    limits: Limits,
+    paused: bool,
+    lost: bool,
+    spent: Spent = NOTHING_SPENT,
 ) -> Pressure:
     """The pressure at this moment, which is also a sample for the forecast that goes with it."""
     forecast.observe(now_ms, latest, cursor)
-    remaining = max(limits.retention - max(latest - cursor, 0), 0)
-    expires = forecast.expires_at(now_ms, remaining=remaining)
-    return pressure(cursor=cursor, latest=latest, limits=limits, paused=paused, lost=lost, will_expire_at_ms=expires)
+    expires = forecast.expires_at(now_ms, remaining=_remaining(max(latest - cursor, 0), limits, spent))
+    return pressure(
+        cursor=cursor, latest=latest, limits=limits, paused=paused, lost=lost, will_expire_at_ms=expires, spent=spent
+    )
 
 
 def _smoothed(rate: float | None, moved: int, passed: int) -> float:

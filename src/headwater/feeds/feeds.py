@@ -27,7 +27,7 @@ from headwater.feeds.starting import check_cursor, check_reached, cursor_of
 from headwater.feeds.stream import Stream
 from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check, named_tables
 from headwater.feeds.subscribing_query import SubscribeQuery, lits_of
-from headwater.feeds.subscription import SnapshotState, Subscription, owes_rows
+from headwater.feeds.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
 from headwater.feeds.subscriptions import Subscriptions, tables_of
 from headwater.feeds.tally import Tally
 from headwater.feeds.turns import Threads
@@ -219,10 +219,15 @@ class Feeds:
                 Position.parse(asked.cursor)
                 if state is None:
                     raise InvalidRequest("this subscription reads no snapshot", hint="Leave out `cursor`.")
+            if state is not None and asked.cursor is None and asked.from_offset is not None:
+                check_has_rows(state, asked.from_offset)
             await self._note_told(held, asked.from_offset)
             if state is not None and owes_rows(state, asked.cursor, asked.from_offset):
                 place = asked.cursor or state.confirmed
-                return await poll.rows(self._rows(poll.seat, held, state, place, rows=asked.limit))
+                page = await poll.rows(self._rows(poll.seat, held, state, place, rows=asked.limit))
+                if "snapshot" in page:
+                    await self.run(lambda: self.subscriptions.note_page(held, done=page["snapshot"]["done"]))
+                return page
             return await poll.answer()
         finally:
             self._left(id, poll)

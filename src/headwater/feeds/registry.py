@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -294,13 +294,14 @@ class Registry:
         with self._lock:
             return self._stands.get((db, instance))
 
-    def keep_stands(self, stands: Sequence[storage.Stand]) -> None:
-        """Write how far subscribed instances were looked at; all others are forgotten."""
+    def keep_stands(self, stands: Sequence[storage.Stand], but: Collection[str] = ()) -> None:
+        """Write how far subscribed instances were looked at; others are forgotten, `but` those of these databases."""
 
         def work(connection: apsw.Connection) -> Apply[None]:
             with self._lock:
                 kept = [one for one in stands if self._stands.get((one.db, one.instance)) != one]
-                new = {(one.db, one.instance): one for one in stands}
+                new = {place: one for place, one in self._stands.items() if one.db in but}
+                new |= {(one.db, one.instance): one for one in stands}
                 gone = [one for place, one in self._stands.items() if place not in new]
             storage.keep_stands(connection, kept, gone)
             return lambda: setattr(self, "_stands", new)

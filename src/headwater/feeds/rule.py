@@ -51,6 +51,11 @@ class Rule:
         return Interest(self._points, self._spans, pin, self._shard)
 
     @property
+    def calls(self) -> tuple[str, ...]:
+        """Functions in `where` that may read more than the row."""
+        return () if self._condition is None else self._condition.calls
+
+    @property
     def is_cheap(self) -> bool:
         """Whether it may be asked by whoever serves others."""
         return self._condition is None or self._condition.is_cheap

@@ -8,11 +8,14 @@ from urllib.parse import quote
 
 from headwater.feeds.backpressure import (
     LOG_GENERATION_CHANGED,
+    RESNAPSHOT_REQUIRED,
     WAL_HORIZON_EXCEEDED,
     Forecast,
     Limits,
     Pressure,
     forecasted,
+    pressure,
+    states_between,
     why_lost,
 )
 from headwater.feeds.database import Database
@@ -115,8 +118,7 @@ class Seat:
 
     def pressure(self, cursor: int) -> Pressure:
         """How far behind the subscriber is: by what it acked, not by what was sent."""
-        held = self.subscription
-        at = cursor if held is None else held.cursor
+        at = self.acked(cursor)
         return forecasted(
             self._forecast,
             wall_ms(),
@@ -125,15 +127,48 @@ class Seat:
             limits=self._limits,
             paused=self.paused,
             lost=not self._is_reading and bool(self.why_lost(max(cursor, at))),
+            spent=self.log.spent(at),
         )
+
+    def pressure_of_acks(self, cursor: int) -> Pressure:
+        """The same of a stream: what was not acked may be lost though the stream had it."""
+        return self._with_loss(self.pressure(cursor), self.acked(cursor))
+
+    def pressure_at(self, acked: int) -> Pressure:
+        """The same as long as the subscriber had acked no more than that."""
+        log, limits = self.log, self._limits
+        spent = log.spent(acked)
+        now = pressure(cursor=acked, latest=log.latest, limits=limits, paused=self.paused, lost=False, spent=spent)
+        return self._with_loss(now, acked)
+
+    def _with_loss(self, found: Pressure, acked: int) -> Pressure:
+        if self._is_reading or not self.why_lost(acked):
+            return found
+        return Pressure(RESNAPSHOT_REQUIRED, found.lag, 0, found.paused)
+
+    def acked(self, cursor: int) -> int:
+        """What the subscriber acked; of a reader without a subscription, what it was sent."""
+        return cursor if self.subscription is None else self.subscription.cursor
+
+    def states_between(self, known: str | None, found: Pressure) -> list[Pressure]:
+        """The states between two looks, see `states_between`."""
+        return states_between(known, found, self._limits)
 
     def alarm(self) -> int:
         """The offset at which the log makes a subscriber's state another one."""
         if self.subscription is None:
             return NEVER
-        at, latest = self.subscription.cursor, self.log.latest
-        steps = (at + self._limits.warn_lag, at + self._limits.throttle_lag)
-        return next((step for step in steps if step > latest), NEVER)
+        at, latest, limits = self.subscription.cursor, self.log.latest, self._limits
+        if self.why_lost(at):
+            return NEVER
+        lost = at + limits.retention + 1  # from there on by the next look of retention
+        return next((step for step in (at + limits.warn_lag, at + limits.throttle_lag, lost) if step > latest), latest)
+
+    @property
+    def must_look(self) -> bool:
+        """Whether time alone may change the state: it is paused, or its unread changes grow old."""
+        held = self.subscription
+        return self.paused or (held is not None and self.log.forgets_by_time and held.cursor < self.log.latest)
 
     def note_quiet(self, began: int, delivered: int, cursor: int) -> None:
         """A reader saw everything after `began` up to `cursor`, and the newest of it that passed was `delivered`."""

@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.feeds.backpressure import HEALTHY
+from headwater.feeds.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, Pressure
 from headwater.feeds.ending import Ending, known
 from headwater.feeds.framing import Frame
 from headwater.feeds.group import PIECE, Group
@@ -23,7 +23,7 @@ from headwater.feeds.snapshot import SnapshotReader
 from headwater.model.clock import ts_text
 
 PAGE = 1024  # changes in one page of catch-up
-CHECK_SECONDS = 1.0  # a paused stream looks this often whether it is lost
+CHECK_SECONDS = 1.0  # a stream looks this often whether it is lost, where time alone may do that
 PING_SECONDS = 15.0  # proxies cut a silent connection after 30 to 60
 _encode = msgspec.json.Encoder().encode
 
@@ -54,7 +54,9 @@ class Stream:
         self._began = cursor
         self.delivered = -1  # the newest offset handed out
         self._target: int | None = seat.reach if cursor < seat.reach else None  # reaching it is catching up
-        self._state = HEALTHY
+        self._state: str | None = None  # the backpressure that was told; None before the first look
+        self._acked = seat.acked(cursor)  # as of the last look
+        self._peaks: list[Pressure] = []  # backpressure that an ack ended since
         self._alarm = 0  # the log reaching this offset changes the state
         self._dirty = True  # something besides the log may have changed
         self._stopping: bool | HeadwaterError = False
@@ -87,6 +89,7 @@ class Stream:
 
     def changed(self) -> None:
         """The subscription was acked, paused, resumed, moved or closed."""
+        self._note_peak()
         self._dirty, self._calm = True, False
         self._due_at = 0.0
         self.wake()
@@ -115,7 +118,8 @@ class Stream:
         if self._sent:
             self._sent, self._sent_at = False, now
         lagging = self.seat.log.latest >= self._alarm
-        looking = lagging or (self.seat.paused and now - self._checked_at >= CHECK_SECONDS)
+        must_look = self.seat.must_look
+        looking = lagging or (must_look and now - self._checked_at >= CHECK_SECONDS)
         if looking:
             self._dirty, self._checked_at = True, now
         if looking or now >= self._checkpoint_at or now - self._sent_at >= PING_SECONDS:
@@ -123,7 +127,8 @@ class Stream:
             self.wake()
         self._move_on()
         self._note_quiet()
-        patience = CHECK_SECONDS if self.seat.paused else PING_SECONDS
+        self._acked = self.seat.acked(self.cursor)
+        patience = CHECK_SECONDS if must_look else PING_SECONDS
         self._due_at = min(max(self._checkpoint_at, now), self._sent_at + PING_SECONDS, now + patience)
 
     def close(self) -> None:
@@ -327,16 +332,32 @@ class Stream:
         if seat.closed:
             self._end("closed", "the subscription was closed")
             return b""
+        peaks, self._peaks = self._peaks, []
         if self._snapshot is None and (reason := seat.why_lost(self.cursor)):
+            lost = Pressure(RESNAPSHOT_REQUIRED, max(seat.log.latest - seat.acked(self.cursor), 0), 0, seat.paused)
+            told = self._told([*peaks, lost])
             self._end("resnapshot_required", reason)
-            return self._frame(seat.log.horizon - 1, "resnapshot", _encode(seat.resnapshot(reason)))
+            return told + self._frame(seat.log.horizon - 1, "resnapshot", _encode(seat.resnapshot(reason)))
         self._skip_acked()
-        found = seat.pressure(self.cursor)
-        self._alarm = seat.alarm()
-        known, self._state = self._state, found.state
-        if found.state in (known, HEALTHY):
-            return b""
-        return self._frame(self._here, "backpressure", _encode(seat.backpressure(found)))
+        found = seat.pressure_of_acks(self.cursor)
+        self._alarm, self._acked = seat.alarm(), seat.acked(self.cursor)
+        return self._told([*peaks, found])
+
+    def _told(self, states: list[Pressure]) -> bytes:
+        """A frame for each state that is not healthy and another than the one before, those in between included."""
+        frames = []
+        for found in states:
+            for each in [*self.seat.states_between(self._state, found), found]:
+                if each.state not in (self._state, HEALTHY):
+                    frames.append(self._frame(self._here, "backpressure", _encode(self.seat.backpressure(each))))
+                self._state = each.state
+        return b"".join(frames)
+
+    def _note_peak(self) -> None:
+        """An ack may end a state that nobody has looked at yet."""
+        if self._state is not None and self._snapshot is None and self.seat.acked(self.cursor) != self._acked:
+            self._peaks.append(self.seat.pressure_at(self._acked))
+        self._acked = self.seat.acked(self.cursor)
 
     def _skip_acked(self) -> None:
         """What was acked by another way meanwhile is not delivered any more."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import InvalidRequest, NotFound, NotSupported
+from headwater.errors import Forbidden, InvalidRequest, NotFound, NotSupported
 from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
 from headwater.feeds.rule import Rule
 from headwater.model import pairs
@@ -85,7 +85,7 @@ def check(params: SubscribeTable, source: Source, who: Principal = ADMIN) -> Req
         pk_range=checked_range(params.pk_range),
         spans=checked_spans(params.spans),
         shard=checked_shard(params.shard),
-        where=checked_where(params.where),
+        where=checked_where(params.where, source, who),
         columns=_columns(params.columns, *tables.values()),
         before=before,
         after=after,
@@ -94,7 +94,7 @@ def check(params: SubscribeTable, source: Source, who: Principal = ADMIN) -> Req
     )
     check_size(options)
     for table in tables.values():
-        _check_rules(options, table, source)
+        _check_rules(options, table, source, who)
     return Request(options, start, checked_name(params.name), params.include is not None)
 
 
@@ -216,11 +216,12 @@ def checked_shard(given: dict[str, Any] | None) -> Shard | None:
     return Shard(index, of)
 
 
-def checked_where(given: str | None) -> str | None:
-    """A predicate, not yet read."""
+def checked_where(given: str | None, source: Source, who: Principal) -> str | None:
+    """Return the predicate, not yet parsed; raise Forbidden if the caller may not send SQL."""
     if given is not None and not given.strip():
         raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
     if given is not None:
+        source.check_sql(who.role)
         _check_text("where", given)
     return given
 
@@ -238,16 +239,26 @@ def check_size(options: Options) -> None:
         )
 
 
-def _check_rules(options: Options, table: Table, source: Source) -> None:
+def _check_rules(options: Options, table: Table, source: Source, who: Principal) -> None:
     """Compile each filter by itself, so that the one that does not fit is named."""
     for field in ("pk", "pk_range", "spans", "shard", "where"):
         filter_ = getattr(options, field)
         if filter_ is None:
             continue
         try:
-            Rule(Options(db=options.db, tables=options.tables, **{field: filter_}), table, source)
+            rule = Rule(Options(db=options.db, tables=options.tables, **{field: filter_}), table, source)
+            check_calls(rule.calls, who, options.db)
         except InvalidRequest as error:
             raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
+
+
+def check_calls(calls: tuple[str, ...], who: Principal, db: str) -> None:
+    """Raise Forbidden if a filter of a caller held to tables calls a function that may read other tables."""
+    if calls and who.tables(db) is not None:
+        raise Forbidden(
+            f"a filter that calls {calls[0]}() needs a credential for the whole database",
+            hint="Filter by columns and PostgreSQL's own functions.",
+        )
 
 
 # --- how they look, and from where -----------------------------------------------------------------------

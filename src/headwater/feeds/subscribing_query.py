@@ -29,6 +29,7 @@ from headwater.feeds.subscribing import (
 )
 from headwater.model.hint import nearest
 from headwater.model.literal import from_json, to_lit
+from headwater.model.principal import ADMIN, Principal
 from headwater.model.table import Table
 from headwater.sources.source import Source
 
@@ -70,7 +71,9 @@ def _lit(body: Any, path: str) -> Any:
         raise InvalidRequest(f"{path[:60]}: {error.message}", hint=error.hint) from None
 
 
-def check_query(params: SubscribeQuery, args: Args, question: Question, db: str, source: Source) -> Request:
+def check_query(
+    params: SubscribeQuery, args: Args, question: Question, db: str, source: Source, who: Principal = ADMIN
+) -> Request:
     """`params` against the question that they name; InvalidRequest names the field at fault."""
     start = _start(params.start, question)
     form = _format(params.format)
@@ -82,7 +85,7 @@ def check_query(params: SubscribeQuery, args: Args, question: Question, db: str,
         pk_range=checked_range(params.pk_range),
         spans=checked_spans(params.spans),
         shard=checked_shard(params.shard),
-        where=checked_where(params.where),
+        where=checked_where(params.where, source, who),
         columns=_columns(params.columns),
         before=before,
         after=after,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from headwater.errors import InvalidRequest
 from headwater.feeds.options import Options
 from headwater.model.pack import decode_row, encode_row
 from headwater.model.table import Key
@@ -37,6 +38,7 @@ class SnapshotState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     held: int = 0  # changes after this offset are held by the lease
     lease_started_ms: int = 0
     confirmed: str = ""  # the place that its client has acked
+    partial: bool = False  # the last page of rows that a poll got was not the last of the snapshot
     told: bool = False  # its client has shown that it has every row: by an ack or an offset
     again: int = 0  # the newest offset at which rows were read that had been read before
 
@@ -100,6 +102,16 @@ class Subscription(msgspec.Struct, kw_only=True, eq=False):
         """Where a reader that asks for `asked` goes on: what was acked is not repeated, the quiet not read again."""
         at = max(asked, self.acked)
         return max(at, self.quiet) if at <= self.quiet else at
+
+
+def check_has_rows(state: SnapshotState, offset: int) -> None:
+    """InvalidRequest for a poll from `offset` by a client that has a part of the rows: it would miss the others."""
+    is_within = bool(state.chunks) and (not state.done or state.partial)
+    if is_within and not state.told and offset >= state.lowest:
+        raise InvalidRequest(
+            "the snapshot is not at its end, so `from_offset` would skip rows",
+            hint="Send `snapshot.cursor` of the last page as `cursor`, until `snapshot.done` is true.",
+        )
 
 
 def owes_rows(state: SnapshotState, place: str | None, offset: int | None) -> bool:

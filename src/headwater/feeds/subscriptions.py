@@ -57,7 +57,7 @@ class Subscriptions:
     ) -> tuple[Subscription, dict[str, Any]]:
         """cdc.subscribe_query, whose question was found."""
         database = self._databases.database(question.db)
-        request = check_query(params, args, question, question.db, database.source)
+        request = check_query(params, args, question, question.db, database.source, who)
         held, created = self._found_or_made(who, database, request)
         return held, _subscribed(held, created)
 
@@ -121,6 +121,13 @@ class Subscriptions:
             if state is not None and state.done and not state.told and offset >= lowest(state):
                 self._registry.save_snapshot(held.id, replace(state, told=True))
 
+    def note_page(self, held: Subscription, *, done: bool) -> None:
+        """A poll got a page of rows, the last one if `done`."""
+        with self._lock(held.id):
+            state = held.snapshot
+            if state is not None and not state.told and state.partial == done:
+                self._registry.save_snapshot(held.id, replace(state, partial=not done))
+
     def read_on(self, held: Subscription, known: SnapshotState, new: SnapshotState) -> SnapshotState:
         """Keep `new`, to which a reader of the snapshot came from `known`.
 
@@ -134,7 +141,7 @@ class Subscriptions:
                     hint="Connect again: it goes on where it stands now.",
                 )
             if new.run == now.run:
-                new = replace(new, confirmed=now.confirmed, told=now.told)
+                new = replace(new, confirmed=now.confirmed, partial=now.partial and not new.done, told=now.told)
             self._registry.save_snapshot(held.id, new, acked=lowest(new) if new.done else None)
             return new
 
@@ -269,6 +276,7 @@ class Subscriptions:
             limits=Limits.of(database.retention.changes),
             paused=held.paused,
             lost=bool(reason) and not reading,
+            spent=log.spent(held.cursor),
         )
 
     def counters(self, db: str) -> dict[str, int]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 
 import msgspec
 
-from headwater.errors import HeadwaterError
+from headwater.errors import HeadwaterError, Unavailable
 from headwater.feeds.hub import Run
 from headwater.feeds.options import Options
 from headwater.feeds.question_groups import QuestionGroups
@@ -28,21 +28,28 @@ class Watching:
         self._tokens: dict[Hashable, Held] = {}
         self._counts: dict[Held, int] = {}
         self._durable: dict[Held, Options] = {}  # those of stored subscriptions
+        self._unopened: set[str] = set()  # databases that were not there to be asked
         self._restoring = asyncio.get_running_loop().create_task(self._restore())
 
     async def _restore(self) -> None:
         """Take up what the stored subscriptions want watched. What cannot be asked now waits for its first reader."""
+        self._unopened = set()
         for held in self._registry.with_queries():
             if held.id not in self._tokens:
                 try:
                     await self.add(held.id, held.options, await self.find(held.options))
+                except Unavailable:
+                    self._unopened.add(held.db)
                 except HeadwaterError:
                     continue
 
     async def flush(self) -> None:
         """Keep how far the subscribed instances were looked at."""
-        if self._restoring.done():
-            await self._run(lambda: self._registry.keep_stands(self._stands()))
+        if not self._restoring.done():
+            return
+        await self._run(lambda: self._registry.keep_stands(self._stands(), but=self._unopened))
+        if self._unopened:
+            self._restoring = asyncio.get_running_loop().create_task(self._restore())
 
     async def close(self) -> None:
         """Nothing is taken up any more."""

@@ -66,6 +66,7 @@ class _Payload(msgspec.Struct, array_like=True, gc=False):
     before: Rows
     after: Rows
     remarks: Remarks
+    commit_us_rest: list[int] = []  # microseconds beyond commit_ts_ms; empty when there are none
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -130,8 +131,13 @@ def _write(group: list[Transaction]) -> tuple[bytes, tuple[Table, ...]]:
         before=before,
         after=after,
         remarks=remarks,
+        commit_us_rest=_unless_zero([part.commit_us_rest for part in group]),
     )
     return _to_bytes(payload, is_plain), tables
+
+
+def _unless_zero(values: list[int]) -> list[int]:
+    return values if any(values) else []
 
 
 def _steps(values: list[int]) -> list[int]:
@@ -175,6 +181,7 @@ def _transactions(first: int, payload: _Payload, tables: Sequence[Table]) -> lis
             chain((payload.start,), repeat(0)),
             chain(repeat(True, len(counts) - 1), (payload.last,)),
             payload.positions,
+            payload.commit_us_rest or repeat(0),
         )
     )
 

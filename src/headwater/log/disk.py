@@ -14,10 +14,10 @@ from msgspec.structs import replace
 from headwater.errors import InvalidRequest, LogDamaged, OffsetExpired, Unavailable
 from headwater.log.block import Block, encode, encode_group
 from headwater.log.held import block_of, blocks_after, bytes_before
-from headwater.log.log import Retention
+from headwater.log.log import Held, Retention
 from headwater.log.parts import BLOCK_CHANGES, first_begin, in_order, joined, last_at, within
 from headwater.log.reader import Reader
-from headwater.log.retention import Held, held_back, next_horizon, runs, step_end, whole
+from headwater.log.retention import held_back, next_horizon, runs, step_end, whole
 from headwater.log.shapes import Shapes
 from headwater.log.storage import (
     State,
@@ -35,6 +35,9 @@ TRIM_STEP = 256  # blocks freed by one `retain`: a few milliseconds of the write
 MERGE_LOOK = 2 * BLOCK_CHANGES  # blocks looked at together by `merge`: more than one run ever has
 
 _INSERT = "INSERT INTO block VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+
+_MAGIC = b"SQLite format 3\0"
+AGAIN = "Start again: a new generation begins, with offsets beyond all that were given out."
 
 
 class DiskLog:
@@ -222,8 +225,10 @@ class DiskLog:
 
     def _check_alone(self, connection: apsw.Connection) -> None:
         if not self.path.exists() or self.path.stat().st_ino != self._inode:
-            hint = "Start again: a new generation begins, with offsets beyond all that were given out."
-            raise LogDamaged(f"the log {self.path.name} was removed or replaced under the server", hint=hint)
+            raise LogDamaged(f"the log {self.path.name} was removed or replaced under the server", hint=AGAIN)
+        with self.path.open("rb") as file:  # SQLite reads the head from its cache, and would go on for long
+            if file.read(len(_MAGIC)) not in (_MAGIC, b""):  # empty: a new log is still in its journal
+                raise LogDamaged(f"the log {self.path.name} was overwritten under the server", hint=AGAIN)
         version = connection.pragma("data_version")
         if version == self._data_version:
             return
@@ -323,6 +328,11 @@ class DiskLog:
         total = state.bytes - bytes_before(connection, first)
         oldest = blocks_after(connection, first - 1, TRIM_STEP)
         return next_horizon(retention, oldest, horizon=due, latest=state.latest, total=total, now_ms=now_ms)
+
+    def blocks(self) -> list[Held]:
+        """See Log."""
+        with self._lock, storage_errors(self.path.name):
+            return blocks_after(self._own_writer(), -1, -1)
 
     def overdue(self, after: int) -> int:
         """See Log."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import apsw
 
-from headwater.log.retention import Held
+from headwater.log.log import Held
 
 _BLOCKS = "SELECT first, count, bytes, raw, commit_ms_last FROM block WHERE first > ? ORDER BY first LIMIT ?"
 _BLOCK_OF = "SELECT max(first) FROM block WHERE first <= ?"

@@ -16,14 +16,18 @@ from itertools import chain
 
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.lease import Lease, Leases
-from headwater.log.log import Log, Retention
+from headwater.log.log import Held, Log, Retention
 from headwater.log.parts import BLOCK_CHANGES, in_order
+from headwater.log.retention import Kept, Spent
 from headwater.log.tail import Tail
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
 
 KEEP_CHANGES = 4096
 KEEP_BYTES = 32 << 20
+LOOK_SECONDS = 1.0  # between two looks at the blocks
+LOOK_SHARE = 20  # such a look may take one part of so many of the time
+NOTHING_KEPT = Kept(Retention(), ())
 
 Listener = Callable[[], None]
 
@@ -56,6 +60,8 @@ class LiveLog:
         self._is_shut = False
         self._listeners: tuple[Listener, ...] = ()
         self._leases = Leases(now_ms)
+        self._now_ms = now_ms
+        self._kept, self._look_again_at = NOTHING_KEPT, 0.0
         self._closed = (wrapped.clock_ceiling, self._latest)
 
     # Staging
@@ -312,7 +318,29 @@ class LiveLog:
             for name, lease in leases.items():
                 if self.wrapped.overdue(lease.offset) > lease.max_bytes:
                     self.release(name)
+            self._look_at_blocks(retention)
             return freed
+
+    def _look_at_blocks(self, retention: Retention) -> None:
+        """Look what limits by bytes and age mean now, unless that takes more than a little of the time."""
+        began = self._clock()
+        if (retention.bytes is None and retention.age_ms is None) or began < self._look_again_at:
+            return
+        self._kept = Kept(retention, self.wrapped.blocks())
+        self._look_again_at = began + max(LOOK_SECONDS, LOOK_SHARE * (self._clock() - began))
+
+    def spent(self, cursor: int) -> Spent:
+        """Return how far a reader at `cursor` is on its way to losing its place by bytes and age."""
+        return self._kept.spent(cursor, now_ms=self._now_ms())
+
+    @property
+    def forgets_by_time(self) -> bool:
+        """Whether a reader may lose its place though no change comes, or by the size of those that do."""
+        return self._kept is not NOTHING_KEPT
+
+    def blocks(self) -> list[Held]:
+        """See Log."""
+        return self.wrapped.blocks()
 
     def overdue(self, after: int) -> int:
         """See Log."""

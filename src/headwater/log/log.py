@@ -18,6 +18,21 @@ class Retention(msgspec.Struct, frozen=True):
     age_ms: int | None = None
 
 
+class Held(msgspec.Struct, frozen=True, gc=False):
+    """A block as retention sees it."""
+
+    first: int
+    count: int
+    bytes: int
+    raw: int
+    commit_ms_last: int
+
+    @property
+    def upto(self) -> int:
+        """Offset of its last change."""
+        return self.first + self.count - 1
+
+
 class Log(Protocol):
     """Appends whole transactions, reads any stretch of them, forgets the oldest.
 
@@ -129,6 +144,10 @@ class Log(Protocol):
         The horizon moves at once and exactly for the count, by whole blocks for bytes and age. It never
         goes back, also not when a later `retention` keeps more, and never past `hold`.
         """
+        ...
+
+    def blocks(self) -> list[Held]:
+        """The blocks that are kept, the oldest first."""
         ...
 
     def overdue(self, after: int) -> int:

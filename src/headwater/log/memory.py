@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.log.block import Block, encode
-from headwater.log.log import Retention
+from headwater.log.log import Held, Retention
 from headwater.log.parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
-from headwater.log.retention import Held, held_back, next_horizon, step_end, whole
+from headwater.log.retention import held_back, next_horizon, step_end, whole
 from headwater.model.change import Transaction
 
 
@@ -101,6 +101,10 @@ class MemoryLog:
         self._blocks = [block for block in before if block.upto >= self.horizon]
         self._parts = [part for part in self._parts if part.upto >= self.horizon]
         return sum(block.count for block in before[: len(before) - len(self._blocks)])
+
+    def blocks(self) -> list[Held]:
+        """See Log."""
+        return list(self._blocks)
 
     def overdue(self, after: int) -> int:
         """See Log."""

@@ -19,10 +19,14 @@ def file_error(named: str, error: apsw.Error, *, aside: str = "") -> HeadwaterEr
     match error:
         case apsw.FullError():
             return StorageFull(f"no space left for {named}")
+        case apsw.IOError() if getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_SHMSIZE:
+            return StorageFull(f"no space left beside {named} for its -shm")
         case apsw.NotADBError() | apsw.CorruptError() | apsw.SQLError():  # the last: a table is missing
             return LogDamaged(f"{named} is damaged: {error}", hint=aside)
         case apsw.BusyError() | apsw.LockedError():
             return Busy(f"{named} is locked by another process")
+        case apsw.NoMemError():
+            return Busy(f"there is no memory left for {named}")
         case apsw.CantOpenError() | apsw.PermissionsError() | apsw.ReadOnlyError():
             hint = "Check that the folder exists and that this user may read and write it."
             return Unavailable(f"{named} cannot be opened: {error}", hint=hint)
@@ -37,6 +41,7 @@ class OwnFile(msgspec.Struct, frozen=True):
     format: int  # user_version
     schema: str
     aside: str  # what happens when it is moved aside
+    upgrades: dict[int, str] = {}  # by an older format: the SQL that makes it the next one
 
     def error(self, path: Path, error: apsw.Error) -> HeadwaterError:
         """What SQLite's `error` means."""
@@ -55,24 +60,27 @@ class OwnFile(msgspec.Struct, frozen=True):
         connection = apsw.Connection(str(path), vfs=vfs)
         try:
             connection.set_busy_timeout(5000)
-            is_new = self._is_new(path, connection)  # before anything is written to a file that may not be ours
+            version = self._version(path, connection)  # before anything is written to a file that may not be ours
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
-            if is_new:
+            if version != self.format:
                 with connection:
-                    connection.execute(self.schema)
-                    connection.execute(f"PRAGMA application_id = {self.application_id}")
+                    if version is None:
+                        connection.execute(self.schema)
+                        connection.execute(f"PRAGMA application_id = {self.application_id}")
+                    for older in range(version or self.format, self.format):
+                        connection.execute(self.upgrades[older])
                     connection.execute(f"PRAGMA user_version = {self.format}")
         except BaseException:
             connection.close()
             raise
         return connection
 
-    def _is_new(self, path: Path, connection: apsw.Connection) -> bool:
-        """Whether the file is new; LogDamaged when it is another's."""
+    def _version(self, path: Path, connection: apsw.Connection) -> int | None:
+        """The format of the file; None for a new one, LogDamaged when it is another's."""
         application, version = connection.pragma("application_id"), connection.pragma("user_version")
         if application == version == 0 and not connection.execute("SELECT count(*) FROM sqlite_schema").get:
-            return True
+            return None
         if application != self.application_id:
             hint = "Move it out of the data folder; it was left untouched."
             raise LogDamaged(f"{path} is an SQLite file, but does not hold {self.holds}", hint=hint)
@@ -81,7 +89,7 @@ class OwnFile(msgspec.Struct, frozen=True):
                 f"{self._named(path)} has format {version}; this Headwater reads up to {self.format}",
                 hint=f"Start the newer Headwater again. {self.aside}",
             )
-        return False
+        return int(version)
 
     def _named(self, path: Path) -> str:
         return f"the file of {self.holds} ({path.name})"

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import LogDamaged, Unavailable
 from headwater.log.block import decode
-from headwater.log.retention import Held
+from headwater.log.log import Held
 from headwater.log.shapes import Shapes
 from headwater.log.storage import State, connect, load_state, storage_errors
 from headwater.model.change import Transaction

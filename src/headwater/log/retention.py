@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from headwater.log.block import MAX_RAW
-from headwater.log.log import Retention
+from headwater.log.log import Held, Retention
 from headwater.log.parts import BLOCK_CHANGES
 
 SLACK = 2  # a step may be so many times its size for the sake of a whole transaction
-
-
-class Held(msgspec.Struct, frozen=True, gc=False):
-    """A block as retention sees it."""
-
-    first: int
-    count: int
-    bytes: int
-    raw: int
-    commit_ms_last: int
-
-    @property
-    def upto(self) -> int:
-        """Offset of its last change."""
-        return self.first + self.count - 1
 
 
 def next_horizon(
@@ -43,6 +30,39 @@ def next_horizon(
         horizon = max(horizon, block.upto + 1)
         total -= block.bytes
     return horizon
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """How far a cursor is on its way to losing its place by bytes and by age."""
+
+    share: float = 0.0  # of the stricter limit; from 1 on the place is lost
+    remaining: int | None = None  # changes that may still come before the limit by bytes; None: there is none
+    expires_at_ms: int | None = None  # when the limit by age is reached; None: there is none, or nothing is unread
+
+
+class Kept:
+    """What the limits by bytes and age mean for cursors, by the blocks of one moment."""
+
+    def __init__(self, retention: Retention, blocks: Sequence[Held]) -> None:
+        self._retention, self._blocks = retention, blocks
+        self._uptos = [block.upto for block in blocks]
+        self._bytes = [*accumulate((block.bytes for block in reversed(blocks)), initial=0)][::-1]  # from each block on
+
+    def spent(self, cursor: int, *, now_ms: int) -> Spent:
+        """Return how much of both limits a reader at `cursor` has used."""
+        place = bisect_right(self._uptos, cursor)
+        if place == len(self._blocks):
+            return Spent()
+        block, retention = self._blocks[place], self._retention
+        shares, remaining, expires = [0.0], None, None
+        if retention.bytes is not None:
+            unread, changes = self._bytes[place], self._uptos[-1] - block.first + 1
+            shares.append(unread / retention.bytes)
+            remaining = max(int((retention.bytes - unread) * changes / max(unread, 1)), 0)
+        if retention.age_ms is not None:
+            shares.append((now_ms - block.commit_ms_last) / retention.age_ms)
+            expires = block.commit_ms_last + retention.age_ms
+        return Spent(max(shares), remaining, expires)
 
 
 def held_back(due: int, hold: int | None, *, horizon: int) -> int:

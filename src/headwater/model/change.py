@@ -69,6 +69,12 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
     start: int = 0
     last: bool = True
     position: str = ""
+    commit_us_rest: int = 0  # microseconds beyond `commit_ts_ms`, below 1,000
+
+    @property
+    def commit_ts_us(self) -> int:
+        """The source's own time of the commit in microseconds."""
+        return 1000 * self.commit_ts_ms + self.commit_us_rest
 
     @property
     def upto(self) -> int:

@@ -103,6 +103,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     objects: tuple[str, ...]  # all that is named: tables and views, sorted
     dependencies: tuple[Dependency, ...]
     beyond: tuple[str, ...] = ()  # what else may be read of what is stored: no table scope holds it unless it names it
+    calls: tuple[str, ...] = ()  # functions in the text itself that may do anything each time they are called
     epoch: str  # of the definitions of all that is named: another one is another query
     volatile: tuple[str, ...] = ()  # why no answer of it may be kept; usually none
     unseen: tuple[str, ...] = ()  # of these reasons those that name something whose changes no log has

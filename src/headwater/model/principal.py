@@ -15,6 +15,11 @@ RANK = {VIEWER: 1, EDITOR: 2, OWNER: 3}
 JWT = "jwt:"  # before the id of a token in `credential`; those of API keys have nothing before them
 
 
+def is_label(text: object) -> bool:
+    """Return whether `text` can name somebody in logs and lists: not empty, no control or formatting characters."""
+    return isinstance(text, str) and bool(text.strip()) and text.isprintable()
+
+
 class Scope(msgspec.Struct, frozen=True, order=True):
     """A database, or some of its tables."""
 

@@ -71,14 +71,20 @@ QUERY_FUNCTIONS = FUNCTIONS | {
 STAR = "*"
 
 
-def parse_query(body: Any, *, db: str = "main", path: str = "query") -> Query:
-    """The query that the JSON `body` stands for; its tables are those of `db`.
+def parse_query(body: Any, *, db: str | None = None, path: str = "query") -> Query:
+    """Return the query that the JSON `body` describes.
 
     Raises InvalidRequest or NotSupported, naming the place of the fault.
     """
-    reader = _QueryReader(real_name(db))
+    return parse_query_of(body, db=db, path=path)[0]
+
+
+def parse_query_of(body: Any, *, db: str | None = None, path: str = "query") -> tuple[Query, str]:
+    """Return the query and its database: `db`, else the one that its tables name, else `main`."""
+    reader = _QueryReader(None if db is None else real_name(db))
     query = reader.query(body, path, 1)
-    return msgspec.structs.replace(query, parameters=tuple(str(place + 1) for place in range(reader.parameters)))
+    parameters = tuple(str(place + 1) for place in range(reader.parameters))
+    return msgspec.structs.replace(query, parameters=parameters), reader.db or real_name(None)
 
 
 def _object(body: Any, path: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
@@ -111,9 +117,9 @@ def _check_name(text: str, path: str) -> str:
 class _QueryReader(ExprReader):
     """Reads queries, and inside them all that a condition on one row cannot hold."""
 
-    def __init__(self, db: str) -> None:
+    def __init__(self, db: str | None) -> None:
         super().__init__(())
-        self.db = db
+        self.db = db  # None until a table names it
         self.parameters = 0
         self.forms |= {"subquery": self.subquery, "exists": self.exists}
         self.tables: dict[str, Callable[[dict[str, Any], str, int], TableRef]] = {
@@ -244,11 +250,15 @@ class _QueryReader(ExprReader):
 
     def named(self, body: dict[str, Any], path: str, depth: int) -> TableRef:
         body = _object(body, path, ["table"], ["db", "as"])
-        if "db" in body and real_name(field(body, "db", str, path)) != self.db:
-            raise NotSupported(
-                f"{path}.db: a query reads one database, and this one reads {self.db!r}",
-                hint="Send `db` beside the query, and one query for each database.",
-            )
+        if "db" in body:
+            named = real_name(field(body, "db", str, path))
+            if self.db is None:
+                self.db = named
+            if named != self.db:
+                raise NotSupported(
+                    f"{path}.db: a query reads one database, and this one reads {self.db!r}",
+                    hint="Send one query for each database.",
+                )
         return Named(_name(body, "table", path), _name(body, "as", path) if "as" in body else None)
 
     def derived(self, body: dict[str, Any], path: str, depth: int) -> TableRef:

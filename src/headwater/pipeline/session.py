@@ -90,13 +90,17 @@ def close_session(session: SparkSession) -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    gateway: Any = SparkContext._gateway
+    is_alive = gateway is None or gateway.proc is None or gateway.proc.poll() is None
     try:
-        session.stop()
+        if is_alive:  # to a Java that has ended py4j would log a traceback
+            session.stop()
     except Exception as error:
         if not is_gone(error):
             raise
+        is_alive = False
+    if not is_alive:
         SparkContext._active_spark_context = SparkSession._instantiatedSession = None
-    gateway: Any = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = SparkContext._jvm = None

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 import msgspec
 
 from headwater.errors import Busy, HeadwaterError
+from headwater.model.answer_limits import bytes_of
 from headwater.model.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.pack import encode_row
@@ -35,6 +36,7 @@ MAX_UNGUARDED = 3  # answers without guards, after which no more are asked for: 
 
 
 PRECISIONS = ("row", "column", "table", "none")  # down to which dependencies are known; of none nothing is kept
+MAX_COMPARED = 1 << 20  # bytes of an answer that is compared with the next one
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -245,6 +247,8 @@ class Answering:
 
     def _compare(self, instance: Instance, position: int, read: Read) -> None:
         """Whether what made the last answer stale made it another one: that tells how precise we are."""
+        if bytes_of(read.rows) > MAX_COMPARED:
+            return
         rows = list(map(encode_row, read.rows))
         digest = hashlib.blake2b(b"".join(rows if instance.analysis.is_total else sorted(rows))).digest()
         if instance.digest is not None and instance.digest[0] != position:

@@ -27,6 +27,7 @@ class DatabaseStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     slot_confirmed_seconds: float | None = None  # since it was told to forget some, while there is something
     wal_status: str | None = None  # as PostgreSQL says it of a slot; or gone
     error: str | None = None  # why capture stands still
+    storage_full: bool = False  # whether the disk of the data folder has no space left
 
 
 class Databases(Protocol):

@@ -12,24 +12,26 @@ import msgspec
 
 from headwater.errors import InvalidRequest, LimitExceeded, NotFound
 from headwater.log.own_file import OwnFile
+from headwater.model.principal import RANK
 
 MAX_TEXT = 100_000  # characters
-BLANKS = " \t\n\f\r"  # as SQL knows them
 _SCHEMA = """
 CREATE TABLE prepared (
   id TEXT PRIMARY KEY,
   db TEXT NOT NULL,
   sql TEXT NOT NULL,
   form BLOB,  -- the JSON it was sent as, where it was
-  name TEXT
+  name TEXT,
+  role TEXT NOT NULL DEFAULT ''  -- highest role that prepared the query
 ) STRICT, WITHOUT ROWID;
 """
 FILE = OwnFile(
     "prepared queries",
     application_id=0x48575150,  # "HWQP"
-    format=1,
+    format=2,
     schema=_SCHEMA,
     aside="Move the file aside and start again: clients prepare their queries anew, and get the same ids.",
+    upgrades={1: "ALTER TABLE prepared ADD COLUMN role TEXT NOT NULL DEFAULT ''"},
 )
 
 
@@ -41,11 +43,7 @@ class Prepared(msgspec.Struct, frozen=True):
     sql: str
     form: bytes | None = None
     name: str | None = None
-
-
-def canonical(sql: str) -> str:
-    """A text without what stands around it: blanks, and semicolons at its end."""
-    return sql.strip(BLANKS).rstrip(BLANKS + ";")
+    role: str = ""  # highest role that prepared it; "" if it was not recorded
 
 
 def query_id(db: str, sql: str) -> str:
@@ -61,7 +59,7 @@ class PreparedQueries:
         self._path, self._most = path, most
         self._lock = threading.Lock()  # guards what follows
         self._file = connection
-        found = connection.execute("SELECT id, db, sql, form, name FROM prepared")
+        found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
         self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
 
     @classmethod
@@ -70,32 +68,34 @@ class PreparedQueries:
         with FILE.errors(path):
             return cls(path, most, FILE.connect(path, vfs=vfs))
 
-    def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None) -> Prepared:
-        """Keep a query that was found to be sound; the one that is there if it was kept before, under the last name
-        that was given."""
+    def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = "") -> Prepared:
+        """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
         if len(sql) > MAX_TEXT:
             raise InvalidRequest(f"a query has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
-        made = Prepared(query_id(db, sql), db, sql, form, name)
+        made = Prepared(query_id(db, sql), db, sql, form, name, role)
         with self._lock:
             if (known := self._known.get(made.id)) is not None:
-                return known if name is None or name == known.name else self._rename(known, name)
+                return self._renew(known, known.name if name is None else name, role)
             if len(self._known) >= self._most:
                 raise LimitExceeded(
                     f"{self._most} queries are prepared, and no more are kept",
                     hint="Bind what differs as arguments, or raise queries.max_prepared.",
                 )
             with FILE.errors(self._path):
-                row = (made.id, made.db, made.sql, made.form, made.name)
-                self._file.execute("INSERT INTO prepared VALUES (?, ?, ?, ?, ?)", row)
+                row = (made.id, made.db, made.sql, made.form, made.name, made.role)
+                self._file.execute("INSERT INTO prepared VALUES (?, ?, ?, ?, ?, ?)", row)
             self._known[made.id] = made
             return made
 
-    def _rename(self, known: Prepared, name: str) -> Prepared:
+    def _renew(self, known: Prepared, name: str | None, role: str) -> Prepared:
         """The lock is held."""
+        role = max(role, known.role, key=lambda each: RANK.get(each, 0))
+        if (name, role) == (known.name, known.role):
+            return known
         with FILE.errors(self._path):
-            self._file.execute("UPDATE prepared SET name = ? WHERE id = ?", (name, known.id))
-        renamed = self._known[known.id] = msgspec.structs.replace(known, name=name)
-        return renamed
+            self._file.execute("UPDATE prepared SET name = ?, role = ? WHERE id = ?", (name, role, known.id))
+        renewed = self._known[known.id] = msgspec.structs.replace(known, name=name, role=role)
+        return renewed
 
     def get(self, id: str) -> Prepared:
         """The query with this id; NotFound."""

@@ -11,16 +11,19 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.model.database import real_name
 from headwater.model.dependency import Analysis
-from headwater.model.principal import Principal
+from headwater.model.principal import OWNER, Principal
 from headwater.queries.absent import no_table
 from headwater.queries.answering import Answer, Answering, Numbers
 from headwater.queries.causality import Token
 from headwater.queries.database import Databases
 from headwater.queries.instances import Args
 from headwater.queries.looks import Run
+from headwater.queries.normal_form import normal_form
 from headwater.queries.patch_results import Results
-from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, canonical, query_id
+from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id
 from headwater.queries.versions import Versions
+
+MAX_CHECKED = 10_000
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -48,6 +51,7 @@ class Queries:
         self._databases, self._prepared, self.run, self._sample = databases, prepared, run, sample
         self.public = public  # whether shared caches may keep answers
         self._answering: dict[str, Answering] = {}
+        self._checked: set[tuple[str, str]] = set()  # (query id, role) pairs whose SQL that role may send
         self.numbers = Numbers()
         self.results = Results()
 
@@ -62,7 +66,8 @@ class Queries:
     ) -> Explained:
         """Keep a query; its id is its content's. InvalidRequest for what is no query."""
         found = await self.explain(principal, sql, db=db)
-        kept = await self.run(lambda: self._prepared.add(found.prepared.db, found.prepared.sql, form=form, name=name))
+        made, role = found.prepared, principal.role
+        kept = await self.run(lambda: self._prepared.add(made.db, made.sql, form=form, name=name, role=role))
         return Explained(kept, found.analysis)
 
     async def explain(self, principal: Principal, sql: str, *, db: str | None = None) -> Explained:
@@ -70,16 +75,22 @@ class Queries:
         made = unkept(sql, db)
         principal.glimpse(made.db)
         source = self._databases.database(made.db).source
+        source.check_sql(principal.role)
         with principal.understanding(made.db):
             async with self._naming_tables(principal, made.db):
                 found: Analysis = await self.run(source.analyse, made.sql)
         principal.check_reads(made.db, found)
+        if found.calls:
+            principal.need(OWNER, f"a query with the volatile function {found.calls[0]}()")
         return Explained(made, found)
 
     async def explain_prepared(self, principal: Principal, id: str) -> Explained:
         """What a query that was kept depends on, today."""
         found = self.get(principal, id)
-        return await self.explain(principal, found.sql, db=found.db)
+        await self.allow(principal, found)
+        async with self._naming_tables(principal, found.db):
+            analysis = await self.answering(found.db).meaning(found)
+        return Explained(unkept(found.sql, found.db), analysis)
 
     def get(self, principal: Principal, id: str) -> Prepared:
         """The query with this id; NotFound."""
@@ -117,10 +128,22 @@ class Queries:
         """Forbidden where a query reads what is none of the caller's business."""
         principal.glimpse(prepared.db)
         answering = self.answering(prepared.db)
+        if principal.role != OWNER:
+            await self._check_text(principal, prepared)
         if principal.tables(prepared.db) is not None:
             with principal.understanding(prepared.db):
                 found = await answering.meaning(prepared)
             principal.check_reads(prepared.db, found)
+
+    async def _check_text(self, principal: Principal, prepared: Prepared) -> None:
+        """Raise Forbidden unless the caller, or the highest role that prepared the query, may send its SQL."""
+        if prepared.role:
+            self._databases.database(prepared.db).source.check_sql(prepared.role)
+        elif (prepared.id, principal.role) not in self._checked:
+            await self.explain(principal, prepared.sql, db=prepared.db)
+            if len(self._checked) >= MAX_CHECKED:
+                self._checked.clear()
+            self._checked.add((prepared.id, principal.role))
 
     def answering(self, db: str) -> Answering:
         """The queries of one database; NotFound."""
@@ -160,5 +183,5 @@ def unkept(sql: str, db: str | None) -> Prepared:
         raise InvalidRequest("the query is not valid Unicode") from None
     if "\0" in sql:
         raise InvalidRequest("the query holds a NUL character", hint="Bind it as an argument.")
-    name, text = real_name(db), canonical(sql)
+    name, text = real_name(db), normal_form(sql)
     return Prepared(query_id(name, text), name, text)

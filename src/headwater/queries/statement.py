@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.database import real_name
-from headwater.model.literal import UNAVAILABLE, Value
+from headwater.model.literal import UNAVAILABLE
 from headwater.model.principal import Principal
 from headwater.model.table import Row
 from headwater.queries.absent import no_table
@@ -17,9 +16,7 @@ from headwater.queries.causality import Token
 from headwater.queries.databases import Databases
 from headwater.queries.pending import Pending
 from headwater.queries.transactions import Transactions
-from headwater.sources.source import Result, Session, Source
-
-Args = Sequence[Value] | dict[str, Value]
+from headwater.sources.source import Args, Result, Session, Source
 
 FORMATS = ("rows_json", "objects_json")
 OTHER_FORMATS = frozenset({"skeinpack_v1", "wasm_batch_v1"})
@@ -62,16 +59,23 @@ class Statement:
             name = real_name(db)
             principal.glimpse(name)
             source = self._databases.get(name)
+            source.check_sql(principal.role)
             if principal.tables(name) is not None:
-                _check_reads(principal, name, source, sql)
+                _check_reads(principal, name, source, sql, args)
             try:
-                if source.is_read_only(sql):
-                    read = source.read(sql, args)
+                source.check_sql(principal.role, sql, args)
+                if source.is_read_only(sql, args, role=principal.role):
+                    read = source.read(sql, args, role=principal.role)
                     return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
             except InvalidRequest as error:
                 if error.missing_table:
                     raise no_table(error, principal, name, source.describe()) from None
                 raise
+
+        else:
+            held = self._transactions.check(principal, tx, db)
+            principal.check(held)  # before the statement is parsed: its errors would show which tables exist
+            self._databases.get(held).check_sql(principal.role, sql, args)
 
         def work(name: str, session: Session) -> Result:
             principal.check(name)  # what a statement writes is not known beforehand
@@ -84,10 +88,11 @@ class Statement:
         return self._transactions.write(principal, db, tx, work, lambda result, seen: _outcome(result, seen, named))
 
 
-def _check_reads(principal: Principal, db: str, source: Source, sql: str) -> None:
+def _check_reads(principal: Principal, db: str, source: Source, sql: str, args: Args) -> None:
     """Forbidden for what writes, what is no SELECT, and what reads anything else, in the same words."""
     with principal.understanding(db):
-        if not source.is_read_only(sql):
+        source.check_sql(principal.role, sql, args)
+        if not source.is_read_only(sql, args, role=principal.role):
             raise principal.unread(db)
         found = source.analyse(sql)
     principal.check_reads(db, found)

@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import Busy, InvalidRequest, NotFound, TxExpired
 from headwater.model.database import real_name
-from headwater.model.principal import Principal
+from headwater.model.principal import OWNER, Principal
 from headwater.queries.causality import Token, token
 from headwater.queries.databases import Databases
 from headwater.queries.pending import Pending
@@ -80,7 +80,7 @@ class Transactions:
         self._roll_back(self._is_forgotten)
         self._reserve()
         try:
-            tx = source.begin(read_only=read_only)
+            tx = source.begin(read_only=read_only, role=principal.role)
             with self._lock:
                 self._open[tx.id] = _Open(tx, name, principal, self._clock())
         finally:
@@ -109,10 +109,13 @@ class Transactions:
         tx: str | None,
         work: Callable[[str, Session], T],
         finish: Callable[[T, Token | None], A],
+        *,
+        as_owner: bool = False,
     ) -> Pending[A]:
         """Run `work` (given the database's name) in the open transaction `tx`, or in one of its own.
 
-        `finish` gets the causality token, which only a write that is committed has.
+        `finish` gets the causality token, which only a write that is committed has. `as_owner` runs `work` with the
+        rights of owners, for work that contains no SQL from the caller.
         """
         if tx is not None:
             held = self._use(principal, tx, db)
@@ -120,13 +123,18 @@ class Transactions:
             return Pending(future, lambda value: finish(value, None))
         name = real_name(db)
         principal.glimpse(name)
-        written = self._databases.get(name).write(lambda session: work(name, session))
+        role = OWNER if as_owner else principal.role
+        written = self._databases.get(name).write(lambda session: work(name, session), role=role)
         return Pending(written, lambda done: finish(done.value, token(name, done.tables)))
 
     def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:
         """Read in the open transaction `tx`."""
         held = self._use(principal, tx, db)
         return Pending(self._run(held, lambda session: work(held.db, session)), lambda value: value)
+
+    def check(self, principal: Principal, tx: str, db: str | None) -> str:
+        """Return the database of an open transaction of this caller; raise NotFound, TxExpired, InvalidRequest."""
+        return self._use(principal, tx, db).db
 
     def database_of(self, tx: str) -> str | None:
         """The database of an open transaction; None if there is none of that name."""

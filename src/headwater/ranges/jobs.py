@@ -31,6 +31,7 @@ class Place(msgspec.Struct, frozen=True):
     log: str
     log_inode: int
     generation: str
+    reader: str = ""  # connection string for callers' conditions, if it differs from `path`; it may contain a password
 
 
 class Pick(msgspec.Struct, frozen=True):

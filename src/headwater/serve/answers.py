@@ -17,6 +17,8 @@ from headwater.queries.statement import Outcome
 from headwater.queries.transactions import Begun, Finished
 from headwater.ranges.looking import Described
 from headwater.ranges.ranges import Listed, Registered
+from headwater.serve.query_answers import written_data
+from headwater.sources.source import Read
 
 OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s
 ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}
@@ -61,14 +63,9 @@ def stored(result: Stored) -> dict[str, Any]:
 
 def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
     """sql.exec"""
-    rows: list[Any]
-    if as_objects:
-        rows = [_lits(result.columns, row) for row in result.rows]
-    else:
-        rows = [[to_lit(value) for value in row] for row in result.rows]
-    data: dict[str, Any] = {"columns": [{"name": name} for name in result.columns], "rows": rows}
+    read = Read(result.columns, result.rows, 0, result.truncated)
     inner: dict[str, Any] = {
-        "data": data | {"truncated": True} if result.truncated else data,
+        "data": written_data(read, "objects_json" if as_objects else "rows_json"),
         "affected": result.affected,
         "last_insert_id": result.last_insert_id,
     }

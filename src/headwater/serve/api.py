@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headwater.errors import Unavailable
 from headwater.feeds.feeds import Feeds
-from headwater.queries.databases import Databases
+from headwater.queries.databases import Databases, DatabaseStatus
 from headwater.queries.queries import Queries
 from headwater.queries.rows import Rows
 from headwater.queries.schema import Schema
@@ -16,6 +16,15 @@ from headwater.queries.stats import Stats
 from headwater.queries.transactions import Transactions
 from headwater.ranges.ranges import Ranges, Run
 from headwater.serve.auth import Gate
+
+STARTING = "starting"
+
+
+def _unready(status: DatabaseStatus) -> str:
+    """Return the code of the error that stopped capture, or STARTING; "" if capture runs, even if it is idle."""
+    if status.error is not None:
+        return status.error.partition(":")[0]
+    return "" if status.ready else STARTING
 
 
 @dataclass
@@ -46,10 +55,11 @@ class Api:
             Stats(databases),
         )
 
-    def ready(self) -> bool:
-        """Whether every database has its first capture position."""
+    def readiness(self) -> tuple[dict[str, str], bool]:
+        """Return each database with the reason why it is not ready ("" if it is), and whether a disk is full."""
         found = self.databases.status()
-        return bool(found) and all(status.ready for status in found.values())
+        is_full = any(status.storage_full for status in found.values())
+        return {name: _unready(status) for name, status in found.items()}, is_full
 
     def feeding(self) -> Feeds:
         """The feeds; Unavailable on a server without."""

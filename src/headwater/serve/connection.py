@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -30,9 +31,11 @@ class BoundedHttp(Patience, HttpToolsProtocol):
     body_seconds = 20.0  # the same of a body, and a second more for each
     body_rate = 1_000  # bytes that came
 
-    def __init__(self, *args: Any, crowd: Crowd | None = None, **named: Any) -> None:
+    def __init__(
+        self, *args: Any, crowd: Crowd | None = None, handshake_done: Callable[[], None] | None = None, **named: Any
+    ) -> None:
         super().__init__(*args, **named)
-        self._crowd = crowd
+        self._crowd, self._handshake_done = crowd, handshake_done
         self._crowded: LimitExceeded | None = None  # why there is no place for it
         self._upgraded = False  # the connection is a WebSocket now, and not ours
         self._in_head = False
@@ -51,6 +54,8 @@ class BoundedHttp(Patience, HttpToolsProtocol):
 
     def _enter(self, crowd: Crowd) -> None:
         address = "" if self.client is None else self.client[0]
+        if self._handshake_done is not None:  # until now it was counted there
+            self._handshake_done()
         self._crowded = crowd.enter(address)
         self._on_lost = lambda: crowd.leave(address)
         if self._crowded is not None:

@@ -20,9 +20,7 @@ class Crowd:
 
     def enter(self, address: str) -> LimitExceeded | None:
         """One connection more; why it gets no answer but health."""
-        place = place_of(address)
-        here = self._from[place] = self._from.get(place, 0) + 1
-        self.open += 1
+        here = self.add(address)
         if here <= self._per_client and self.open <= self._most:
             return None
         self.refused += 1
@@ -36,6 +34,17 @@ class Crowd:
         return LimitExceeded(
             f"{what}, and no more are granted", hint=f"Close some, use them again, or raise {setting}."
         )
+
+    def add(self, address: str) -> int:
+        """Count one connection more, whatever the limits; return how many are open from there."""
+        place = place_of(address)
+        here = self._from[place] = self._from.get(place, 0) + 1
+        self.open += 1
+        return here
+
+    def is_crowded(self, address: str) -> bool:
+        """Whether there are more than the limits allow, so that only health is answered."""
+        return self._from.get(place_of(address), 0) > self._per_client or self.open > self._most
 
     def is_full(self, address: str) -> bool:
         """Whether there is no place left, not even to say so."""

@@ -10,16 +10,17 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
 from headwater.model.hint import nearest
-from headwater.model.literal import to_plain
 from headwater.queries.statement import Outcome
 from headwater.serve.frames import OPS, text_frame
 from headwater.serve.params import Params, explain
+from headwater.serve.pieces import encode_with, plain_rows
 from headwater.serve.rpc import clean
 
 LONGEST_ID = 200  # it comes back with every change
 EXAMPLE = 'Send one JSON object, such as {"id": "1", "type": "sql", "payload": {"query": "SELECT 1"}}.'
 _NAMESPACE = "default"
 FIELDS = {"ops": "operations", "table": "tables"}  # of a feed, and how `subscribe` calls them
+MAX_ANSWER = 16 << 20  # bytes of the rows of `sql`: a message is sent whole
 _ERROR = b"!"  # begins the line that ends a subscription; lines of changes begin with a brace
 
 Id = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -176,7 +177,7 @@ def rows_payload(outcome: Outcome) -> bytes:
     """sql: names and rows in plain JSON, and what was written."""
     body: dict[str, Any] = {
         "columns": [clean(name) for name in outcome.columns],
-        "rows": [[to_plain(value) for value in row] for row in outcome.rows],
+        "rows": plain_rows(outcome.rows, MAX_ANSWER),
         "affected": outcome.affected,
         "last_insert_id": outcome.last_insert_id,
     }
@@ -184,7 +185,8 @@ def rows_payload(outcome: Outcome) -> bytes:
         body["truncated"] = True
     if outcome.causality is not None:
         body["causality"] = outcome.causality
-    return encode(body)
+    made = encode_with(body)
+    return made if isinstance(made, bytes) else made.joined()
 
 
 # --- subscriptions -------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from headwater import __version__
 from headwater.errors import (
@@ -20,10 +20,11 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
+from headwater.model.database import real_name
 from headwater.model.principal import Principal
-from headwater.serve import openapi
+from headwater.serve import docs_page, openapi
 from headwater.serve.again import Again
-from headwater.serve.api import Api
+from headwater.serve.api import STARTING, Api
 from headwater.serve.asked import parse_query, ticket_in
 from headwater.serve.auth import Access, Gate
 from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_body, retry_after
@@ -35,6 +36,7 @@ from headwater.serve.limits import Limits
 from headwater.serve.metrics import Metrics
 from headwater.serve.missing import told
 from headwater.serve.patience import drop
+from headwater.serve.pieces import Pieces, send_body, size_of
 from headwater.serve.places import client_of
 from headwater.serve.query_pages import QueryPages
 from headwater.serve.routes import GATEWAY, QUERY, ROUTES, Route, find
@@ -65,8 +67,9 @@ class Application:
         cors: Cors | None = None,
         streams: Streams | None = None,
         public: bool = False,
+        ready: str = "any",
     ) -> None:
-        self._api = api
+        self._api, self._ready = api, ready
         self._gate = gate
         self._bridge = bridge
         self._metrics = metrics
@@ -85,6 +88,7 @@ class Application:
             "readyz": self._readyz,
             "metrics": self._text,
             "openapi": self._openapi,
+            "docs": self._docs,
         } | RowPages(api, bridge, gate.still, max_body=max_body).pages()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -141,7 +145,8 @@ class Application:
         self, principal: Principal, scope: Scope, receive: Receive, send: Send, route: Route, values: dict[str, str]
     ) -> int:
         known = route.query
-        query = parse_query(scope["query_string"], known, route.path) if known else {}
+        is_strict = known and route.access is not Access.OPEN  # health checks may add anything
+        query = parse_query(scope["query_string"], known, route.path) if is_strict else {}
         if scope["type"] == "websocket" or (route.websocket and not route.stream):
             self._limits.enter(principal, self._limits.of_path(principal, values))
             return await self._websocket(route, Call(scope, receive, send, principal, values, query))
@@ -250,8 +255,22 @@ class Application:
         return JSONResponse({"status": "ok"}, headers=NOT_KEPT)
 
     async def _readyz(self, principal: Principal, request: Request) -> Response:
-        ready = await self._bridge.call(self._api.ready)
-        return JSONResponse({"ready": ready}, status_code=200 if ready else 503, headers=NOT_KEPT)
+        name = request.query_params.get("db")
+        if name is not None:  # which databases exist is not for everybody to know
+            self._admit(request.scope, Access.LOCKED, ("db",)).glimpse(real_name(name))
+        unready, is_storage_full = await self._bridge.call(self._api.readiness)
+        if name is not None:
+            unready = {"": unready.get(real_name(name), "not_found")}
+        reasons = sorted({reason for reason in unready.values() if reason}) or ([] if unready else [STARTING])
+        enough = any if self._ready == "any" or name is not None else all
+        ready = enough(not reason for reason in unready.values()) and bool(unready)
+        body = {"ready": ready} | ({"reasons": reasons} if reasons else {})
+        if is_storage_full:
+            body["storage_full"] = True
+        return JSONResponse(body, status_code=200 if ready else 503, headers=NOT_KEPT)
+
+    async def _docs(self, principal: Principal, request: Request) -> Response:
+        return HTMLResponse(docs_page.page(), headers=NOT_KEPT | {"content-security-policy": docs_page.POLICY})
 
     async def _text(self, principal: Principal, request: Request) -> Response:
         if principal.scopes is not None:
@@ -327,9 +346,9 @@ def problem(error: HeadwaterError, status: int) -> bytes:
     return msgspec.json.encode(clean({**body, **error.details, **body}))  # first as a person reads it
 
 
-async def _send(send: Send, status: int, kind: bytes, body: bytes, extra: Headers | None = None) -> None:
+async def _send(send: Send, status: int, kind: bytes, body: bytes | Pieces, extra: Headers | None = None) -> None:
     headers = [(b"cache-control", b"no-store"), *(extra or ())]
     if status != 204:
-        headers += ((b"content-type", kind), (b"content-length", b"%d" % len(body)))
+        headers += ((b"content-type", kind), (b"content-length", b"%d" % size_of(body)))
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    await send_body(send, body)

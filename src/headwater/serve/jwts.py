@@ -14,7 +14,7 @@ import jwt
 from headwater.config import ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.database import real_name
-from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principal, Scope
+from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principal, Scope, is_label
 from headwater.model.repeats import Repeats, counted
 
 log = logging.getLogger(__name__)
@@ -118,40 +118,52 @@ class Jwts:
 
 
 def _principal(claims: dict[str, Any]) -> Principal:
-    name = claims["sub"]
-    if not isinstance(name, str) or not name:
-        raise Misfit("its `sub` is no name")
+    name, token = claims["sub"], claims.get("jti", "")
+    if not is_label(name):
+        raise Misfit("its `sub` is no name of printable characters")
+    if "jti" in claims and not is_label(token):
+        raise Misfit("its `jti` is no text of printable characters")
+    for claim in ("exp", "nbf", "iat"):
+        if claim in claims and type(claims[claim]) not in (int, float):
+            raise Misfit(f"its `{claim}` is no number")
     return Principal(
         name[:200],
         _role(claims),
         _scopes(claims),
-        credential=f"{JWT}{claims['jti']}" if isinstance(claims.get("jti"), str) else "",
+        credential=f"{JWT}{token}" if token else "",
         until=int(claims["exp"]) * 1000 + LEEWAY * 1000,
     )
 
 
 def _role(claims: dict[str, Any]) -> str:
-    """By `role`, else by the capabilities; who says neither may read. What is said and not known is not to be guessed:
-    it may have been meant to forbid."""
-    role, said = claims.get("role"), claims.get("capabilities")
-    if role is None and said is None:
+    """Return the role by `role`, else by `capabilities`; viewer if the token has neither.
+
+    A claim that is present but not understood is refused, never ignored: its issuer may have meant to forbid something.
+    """
+    if "role" not in claims and "capabilities" not in claims:
         return VIEWER
-    if isinstance(role, str) and role.lower() in RANK:
-        return role.lower()
-    words = {str(each).lower() for each in said} if isinstance(said, list) else frozenset[str]()
-    for word, found in _CAPABILITIES:
-        if word in words:
-            return found
+    role, said = claims.get("role", ""), claims.get("capabilities", [])
+    is_understood = isinstance(role, str) and isinstance(said, list) and all(isinstance(each, str) for each in said)
+    if is_understood and role.lower() in RANK:
+        return str(role.lower())
+    words = {each.lower() for each in said} if is_understood else set()
+    # SochDB's tokens say Custom, or no role, beside capabilities.
+    if words and role.lower() in ("", "custom") and words <= {word for word, _ in _CAPABILITIES}:
+        return next(found for word, found in _CAPABILITIES if word in words)
     raise Misfit(f"its `role` is none of {', '.join(RANK)}, and its `capabilities` have none of read, write, admin")
 
 
 def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
-    """`scopes` as in security.token.create; else the database that `tenant_id` names; without either everything."""
-    given = claims.get("scopes")
-    if given is not None:
-        return scopes_of(given)
+    """Return `scopes` as in security.token.create, else the database named by `tenant_id`; None without either."""
     tenant = claims.get("tenant_id")
-    return None if tenant is None else (Scope(real_name(str(tenant))),)
+    if "tenant_id" in claims and not is_label(tenant):
+        raise Misfit("its `tenant_id` is no name of a database")
+    if "scopes" in claims:
+        scopes = scopes_of(claims["scopes"])
+        if tenant is not None and any(scope.db != real_name(tenant) for scope in scopes):
+            raise Misfit("its `scopes` reach beyond its `tenant_id`")
+        return scopes
+    return None if tenant is None else (Scope(real_name(tenant)),)
 
 
 def scopes_of(given: Any) -> tuple[Scope, ...]:
@@ -160,7 +172,9 @@ def scopes_of(given: Any) -> tuple[Scope, ...]:
         raise Misfit("its `scopes` are no list of texts")
     found: dict[str, set[str]] = {}
     for text in given:
-        db, _, table = text.partition(".")
+        db, dot, table = text.partition(".")
+        if not db or (dot and not table):
+            raise Misfit("its `scopes` have a name that is empty before or after the dot")
         found.setdefault(real_name(db), set()).add(table)
     return tuple(Scope(db, () if "" in tables else tuple(sorted(tables))) for db, tables in sorted(found.items()))
 

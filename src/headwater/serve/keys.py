@@ -59,12 +59,19 @@ class Keys:
         return len(self._known)
 
     def create(
-        self, name: str, role: str, scopes: tuple[Scope, ...] | None = None, until_ms: int | None = None
+        self,
+        name: str,
+        role: str,
+        scopes: tuple[Scope, ...] | None = None,
+        until_ms: int | None = None,
+        *,
+        now_ms: int | None = None,
     ) -> tuple[str, Key]:
-        """A new key, and what is kept of it. The text is not to be had again."""
+        """Create a key; return its text, which is shown once, and what is kept of it."""
+        created_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         secret = secrets.token_urlsafe(32)
         id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
-        made = Key(id, name, role, self._hash(secret.encode()), time.time_ns() // 1_000_000, scopes, until_ms)
+        made = Key(id, name, role, self._hash(secret.encode()), created_ms, scopes, until_ms)
         with self._lock:
             if len(self._known) >= MOST:
                 raise LimitExceeded(f"there are {MOST} keys already", hint="Revoke some with security.token.revoke.")

@@ -190,7 +190,7 @@ class Kv:
         return db
 
     async def _write(self, who: Principal, db: str, work: Callable[[str, Session], T]) -> T:
-        pending = self._api.transactions.write(who, db, None, work, lambda value, _: value)
+        pending = self._api.transactions.write(who, db, None, work, lambda value, _: value, as_owner=True)
         return pending.finish(await self._bridge.wait(pending.future))
 
 

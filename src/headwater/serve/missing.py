@@ -1,4 +1,4 @@
-"""A database that is not there: told with those that are, as far as the caller may know of them."""
+"""Errors as a caller may see them: without names of databases and tables that are outside the caller's scopes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ HOW = "`db` names it (--db on the command line, `namespace` in gRPC and the gate
 
 
 def told(error: HeadwaterError, who: Principal, databases: Databases) -> HeadwaterError:
-    """`error` for the ears of `who`: another where it is about a database that is not there."""
+    """Return `error` as `who` may see it."""
+    if error.names_tables and any(scope.tables for scope in who.scopes or ()):
+        # A foreign key, or a trigger, names tables that the caller did not write to.
+        return type(error)("the database refuses the change: a constraint or a trigger", hint="Nothing was kept.")
     if not isinstance(error, NotFound) or "database" not in error.extra:
         return error
     name = error.extra["database"]

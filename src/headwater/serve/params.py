@@ -35,18 +35,21 @@ class TableName(Params):
 
 
 class TokenCreate(Params):
-    """security.token.create"""
+    """security.token.create. `label` and `ttl_ms` are SkeinDB's names of `name` and of the lifetime."""
 
-    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-    role: str = "viewer"
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=200)] | None = None
+    label: Annotated[str, msgspec.Meta(max_length=200)] | None = None
+    role: str | None = None
     scopes: list[str] | None = None
     expires_in_seconds: Annotated[int, msgspec.Meta(ge=1, le=10 * 366 * 86_400)] | None = None
+    ttl_ms: Annotated[int, msgspec.Meta(ge=0, le=10 * 366 * 86_400_000)] | None = None
 
 
 class TokenRevoke(Params):
-    """security.token.revoke"""
+    """security.token.revoke. `token_id` is SkeinDB's name of `id`."""
 
-    id: str
+    id: str | None = None
+    token_id: str | None = None
 
 
 class Get(Params):

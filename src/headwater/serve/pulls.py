@@ -11,6 +11,7 @@ from urllib.parse import quote, urlencode
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
+from headwater.feeds.subscribing import check_calls
 from headwater.model.database import real_name
 from headwater.model.key import Span
 from headwater.ranges.asof import shape_of
@@ -69,6 +70,7 @@ class Pulls:
             return await self._redirect(call, database, table)
         generation, offset = version_in(call.query["version"])
         _check_kept(database, generation, offset)
+        await self._run(_check_where, call, database, db, table)
         pick = pick_in(call.query, rest_of(await self._span(call, db, table), call.query))
         tag = _tag(db, table, *(f"{name}={value}" for name, value in sorted(call.query.items()) if name != "ticket"))
         headers = [(b"etag", tag), (b"cache-control", FOREVER), (b"x-headwater-offset", b"%d" % offset)]
@@ -81,7 +83,9 @@ class Pulls:
     async def log(self, call: Call) -> int:
         """Changes of one table in (after, upto]."""
         db, table = _asked(call)
-        after, upto = self._stretch(call, self._databases.database(db))
+        database = self._databases.database(db)
+        await self._run(_check_where, call, database, db, table)
+        after, upto = self._stretch(call, database)
         shape, pick = number(call.query, "shape"), pick_in(call.query, span_in(call.query))
         compression, place = compression_in(call.query), await self._run(self._bulk.place, db)
         return await self._pour(call, LogJob(place, table, after, upto, shape, pick, compression), _of_stretch(upto))
@@ -189,6 +193,15 @@ async def _carry(call: Call, first: bytes, pieces: AsyncIterator[bytes]) -> None
     await send({"type": "http.response.body", "body": first, "more_body": True})
     async for piece in pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def _check_where(call: Call, database: Database, db: str, table: str) -> None:
+    """Raise Forbidden if the request has a `where` that the caller may not send. Blocks."""
+    if "where" in call.query:
+        source = database.source
+        source.check_sql(call.who.role)
+        if call.who.tables(db) is not None and (shape := source.describe().get(table)) is not None:
+            check_calls(source.condition(shape, call.query["where"]).calls, call.who, db)
 
 
 def _check_kept(database: Database, generation: str, after: int) -> None:

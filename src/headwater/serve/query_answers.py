@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from typing import Any
 
@@ -16,6 +15,7 @@ from headwater.model.table import Column, Table
 from headwater.queries.answering import Answer
 from headwater.queries.causality import token
 from headwater.queries.queries import Explained
+from headwater.serve.pieces import Pieces, batches, csv_pieces, data_pieces, encode_with, is_small
 from headwater.sources.source import Read
 
 ROWS, OBJECTS, PLAIN, CSV, ARROW = "rows_json", "objects_json", "plain_json", "csv", "arrow"
@@ -60,46 +60,40 @@ def check_names(columns: tuple[str, ...]) -> None:
             )
 
 
-def body_of(answer: Answer, format: str) -> bytes:
+def encode_data(read: Read, format: str) -> Pieces:
+    """Return `data` of an answer, encoded piece by piece."""
+    if format == OBJECTS:
+        check_names(read.columns)
+    return data_pieces(read, to_plain if format == PLAIN else to_lit, named=format == OBJECTS)
+
+
+def body_of(answer: Answer, format: str) -> bytes | Pieces:
     """The body of a GET."""
     assert answer.read is not None
     if format == CSV:
-        return _csv(answer.read)
+        return csv_pieces(answer.read)
     if format == ARROW:
         return _arrow(answer.read)
-    return msgspec.json.encode({"etag": answer.etag, "data": data_of(answer.read, format)})
+    return encode_with({"etag": answer.etag, "data": written_data(answer.read, format)})
 
 
-_SPECIAL = re.compile(r'[",\r\n]')
+def written_data(read: Read, format: str) -> dict[str, Any] | Pieces:
+    """Return `data` of an answer, for `encode_with`."""
+    return data_of(read, format) if is_small(read) else encode_data(read, format)
 
 
-def _csv(read: Read) -> bytes:
-    """RFC 4180, with CRLF. NULL is empty, an empty text is quoted. Written here, for `csv` of Python is not the same
-    in every version, and one tag is one sequence of bytes."""
-    lines = [",".join(map(_quoted, read.columns))]
-    lines += [",".join(map(_cell, row)) for row in read.rows]
-    return "".join(f"{line}\r\n" for line in lines).encode("utf-8", "backslashreplace")
-
-
-def _cell(value: Any) -> str:
-    plain = to_plain(value)
-    if plain is None:
-        return ""
-    return _quoted(msgspec.json.encode(plain).decode() if isinstance(plain, (dict, list, bool)) else str(plain))
-
-
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if not text or _SPECIAL.search(text) else text
-
-
-def _arrow(read: Read) -> bytes:
+def _arrow(read: Read) -> Pieces:
     """Columns of any kind: what a column holds is only known by looking."""
     table = Table("answer", tuple(Column(name, _kind(read, place)) for place, name in enumerate(_unique(read.columns))))
     schema = arrow.schema(table)
     if read.truncated:
         schema = schema.with_metadata({**(schema.metadata or {}), b"truncated": b"true"})
-    stream = arrow.ArrowStream(schema)
-    return stream.start() + stream.batch(arrow.rows_batch(table, read.rows)) + stream.end()
+    stream, body = arrow.ArrowStream(schema), Pieces()
+    body.add(stream.start())
+    for rows in batches(read.rows) if read.rows else [()]:
+        body.add(stream.batch(arrow.rows_batch(table, rows)))
+    body.add(stream.end())
+    return body
 
 
 _KINDS = {bool: "bool", int: "i64", float: "f64", str: "str", bytes: "bytes"}

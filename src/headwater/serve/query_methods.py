@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-import msgspec
+from typing import Any, NamedTuple
 
 from headwater.errors import InvalidRequest
 from headwater.model.database import real_name
 from headwater.model.principal import Principal
 from headwater.model.query_canonical import canonical_bytes
-from headwater.model.query_form import parse_query
+from headwater.model.query_form import parse_query_of
 from headwater.queries.answering import Answer
 from headwater.queries.causality import from_json
 from headwater.queries.etag import opaque
@@ -20,30 +18,40 @@ from headwater.queries.prepared import Prepared
 from headwater.queries.queries import Explained, unkept
 from headwater.serve import query_answers
 from headwater.serve.api import Api
+from headwater.serve.pieces import is_small
 from headwater.serve.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
 from headwater.sources.source import Read
 
-MANY = 100  # rows, from which on an answer is encoded in a thread
+
+class QueryText(NamedTuple):
+    """The SQL of a query, its database, and the JSON form if it was sent as one."""
+
+    sql: str
+    db: str
+    form: bytes | None = None
 
 
-def text_of(api: Api, who: Principal, p: Text) -> tuple[str, bytes | None]:
-    """The SQL of a query, and the form it was sent in; InvalidRequest unless there is exactly one."""
+def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> QueryText:
+    """Return the query of a request, in the database of `tx` if it has one.
+
+    Raises InvalidRequest unless the request has either `sql` or `query`.
+    """
     if (p.sql is None) == (p.query is None):
         raise InvalidRequest("a query is either `sql` or `query`", hint="Send one of them.")
     if p.sql is not None:
-        return p.sql, None
-    db = real_name(p.db)
+        return QueryText(p.sql, real_name(p.db))
+    held = None if tx is None else api.transactions.database_of(tx)
+    query, db = parse_query_of(p.query, db=p.db if held is None else held)
     who.glimpse(db)
-    query = parse_query(p.query, db=db)
     source = api.databases.get(db)
     with who.understanding(db):
-        return source.text(query), canonical_bytes(query)
+        return QueryText(source.text(query), db, canonical_bytes(query))
 
 
 async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
     """query.prepare"""
-    sql, form = text_of(api, who, p)
-    return query_answers.prepared(await api.asking().prepare(who, sql, db=p.db, form=form, name=p.name))
+    text = text_of(api, who, p)
+    return query_answers.prepared(await api.asking().prepare(who, text.sql, db=text.db, form=text.form, name=p.name))
 
 
 async def explain(api: Api, who: Principal, p: Explain) -> Any:
@@ -53,7 +61,8 @@ async def explain(api: Api, who: Principal, p: Explain) -> Any:
             raise InvalidRequest("`query_id` names a query already", hint="Send it alone.")
         found = await api.asking().explain_prepared(who, p.query_id)
     else:
-        found = await api.asking().explain(who, text_of(api, who, p)[0], db=p.db)
+        text = text_of(api, who, p)
+        found = await api.asking().explain(who, text.sql, db=text.db)
     return query_answers.explained(found, _words(found))
 
 
@@ -66,11 +75,11 @@ async def execute(api: Api, who: Principal, p: Execute) -> Any:
 async def select(api: Api, who: Principal, p: Select) -> Any:
     """query.select"""
     check_cache(p.cache)
-    sql, _ = text_of(api, who, p)
+    text = text_of(api, who, p, tx=p.tx)
     if p.tx is not None:
-        return await _in_transaction(api, who, p, sql)
+        return await _in_transaction(api, who, p, text.sql)
     tag = p.cache.if_none_match if p.cache.want_etag else None
-    result = await _asked(api, who, unkept(sql, p.db), p, tag, p.cache.min_causality)
+    result = await _asked(api, who, unkept(text.sql, text.db), p, tag, p.cache.min_causality)
     return result if p.cache.want_etag else {**result, "etag": None}
 
 
@@ -88,10 +97,9 @@ async def _written(api: Api, answer: Answer, format: str) -> dict[str, Any]:
     read, about = answer.read, query_answers.about(answer)
     if read is None:
         return about
-    if len(read.rows) < MANY:
+    if is_small(read):
         return about | {"data": query_answers.data_of(read, format)}
-    data: bytes = await api.asking().run(lambda: msgspec.json.encode(query_answers.data_of(read, format)))
-    return about | {"data": msgspec.Raw(data)}
+    return about | {"data": await api.asking().run(query_answers.encode_data, read, format)}
 
 
 async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict[str, Any]:
@@ -103,10 +111,12 @@ async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict
             )
     format = query_answers.rpc_format(p.result_format)
     is_object = format == query_answers.OBJECTS
-    found = api.statement.execute(who, sql, values_of(p.args), db=p.db, tx=p.tx, named=is_object, reads=True)
+    args = values_of(p.args)
+    found = await api.run(lambda: api.statement.execute(who, sql, args, db=p.db, tx=p.tx, named=is_object, reads=True))
     outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, Pending) else found
     read = Read(outcome.columns, outcome.rows, 0, outcome.truncated)
-    return {"etag": None, "not_modified": False, "data": query_answers.data_of(read, format)}
+    data = await api.run(lambda: query_answers.written_data(read, format))
+    return {"etag": None, "not_modified": False, "data": data}
 
 
 def _words(found: Explained) -> list[str]:

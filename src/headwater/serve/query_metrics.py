@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from headwater.model.answer_limits import MEMORY
 from headwater.queries.queries import Queries
 
 QUERY_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels
     "headwater_queries_prepared": ("gauge", "Prepared queries that are kept.", ()),
+    "headwater_answer_memory_bytes": ("gauge", "Memory of the answers being made.", ()),
     "headwater_query_requests_total": ("counter", "Answers asked for.", ()),
     "headwater_query_conditional_total": ("counter", "Of those with a tag of an answer they had.", ()),
     "headwater_query_not_modified_total": ("counter", "Of those whose answer was current.", ()),
@@ -49,6 +51,7 @@ def asked(queries: Queries) -> Iterator[tuple[str, Samples]]:
     numbers, versions = queries.numbers, queries.versions()
     plain = {
         "headwater_queries_prepared": queries.kept,
+        "headwater_answer_memory_bytes": MEMORY.used,
         "headwater_query_requests_total": numbers.asked,
         "headwater_query_conditional_total": numbers.conditional,
         "headwater_query_not_modified_total": numbers.not_modified,

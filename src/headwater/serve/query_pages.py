@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -16,15 +17,15 @@ from headwater.queries.prepared import Prepared
 from headwater.serve.again import Again
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
+from headwater.serve.pieces import Pieces, is_small, send_body, size_of
 from headwater.serve.query_answers import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
 from headwater.serve.query_params import values_of
-from headwater.serve.query_patches import MANIPULATION, PATCHED, patched, wants_patch
+from headwater.serve.query_patches import MANIPULATION, PATCHED, has_patches, patched, wants_patch
 
 CAUSALITY = b"x-headwater-causality"
 TRUNCATED = (b"x-headwater-truncated", b"true")
 MAX_GROUPS = 2_048  # bytes: proxies hold all headers of an answer in 4 or 8 KiB
 MAX_ARGS = 8_192  # characters: what proxies let through of a URL
-MANY = 100  # rows, from which on an answer is encoded in a thread
 KINDS = {
     b"application/json": ROWS,
     b"application/vnd.headwater.objects+json": OBJECTS,
@@ -36,6 +37,20 @@ NO_STORE = (b"cache-control", b"no-store")
 VARY = (b"vary", b"Accept, A-IM")
 
 
+class _Reply(NamedTuple):
+    """A whole answer."""
+
+    status: int
+    headers: Headers
+    body: bytes | Pieces = b""
+
+
+def _reply(status: int, headers: Headers, kind: bytes, etag: str | None, body: bytes | Pieces) -> _Reply:
+    tag = [] if etag is None else [(b"etag", etag.encode())]
+    content = [(b"content-type", kind), (b"content-length", b"%d" % size_of(body))]
+    return _Reply(status, [*headers, *tag, *content], body)
+
+
 class QueryPages:
     """Answers GET and HEAD of /api/v1/q/{query_id}."""
 
@@ -45,6 +60,12 @@ class QueryPages:
 
     async def query(self, call: Call) -> int:
         """One request."""
+        reply = await self._replied(call)  # which holds no rows any more: a slow reader may take its time
+        await call.start(reply.status, reply.headers)
+        await send_body(call.send, b"" if call.scope["method"] == "HEAD" else reply.body)
+        return reply.status
+
+    async def _replied(self, call: Call) -> _Reply:
         call.who.need(VIEWER, "a query")
         kept = self._api.asking().get(call.who, call.values["query_id"])
         kind = wanted_kind(call.joined(b"accept"), tuple(KINDS))
@@ -58,20 +79,20 @@ class QueryPages:
             headers.append((b"etag", _echoed(conditions, answer)))
             if self._api.asking().answering(kept.db).moment() == before:  # as it was when the answer was found
                 self._again.remember(call.scope, call.who, kept, before, headers)
-            return await _empty(call, 304, headers)
+            return _Reply(304, headers)
         if conditions.if_none_match is not None and conditions.if_none_match.any and answer.etag is not None:
-            return await _empty(call, 304, [*headers, (b"etag", answer.etag.encode())])
-        if wants_patch(call.joined(b"a-im"), KINDS[kind]) and answer.etag is not None and not answer.read.truncated:
-            return await self._patched(call, headers, kind, answer, conditions)
-        return await self._full(call, headers, kind, answer)
+            return _Reply(304, [*headers, (b"etag", answer.etag.encode())])
+        if wants_patch(call.joined(b"a-im"), KINDS[kind]) and answer.etag is not None and has_patches(answer.read):
+            return await self._patched(headers, kind, answer, conditions)
+        return await self._full(headers, kind, answer)
 
-    async def _patched(self, call: Call, headers: Headers, kind: bytes, answer: Answer, conditions: Conditions) -> int:
+    async def _patched(self, headers: Headers, kind: bytes, answer: Answer, conditions: Conditions) -> _Reply:
         asking, known = self._api.asking(), conditions.if_none_match
         tags = [] if known is None else known.opaque
         status, body = await asking.run(patched, asking.results, answer, KINDS[kind], tags)
         if status == PATCHED:  # a cache that does not know what it is must not keep it
             headers = [NO_STORE, *headers[1:], (b"im", MANIPULATION)]
-        return await self._sent(call, status, headers, kind, answer, body)
+        return _reply(status, headers, kind, answer.etag, body)
 
     async def _asked(
         self,
@@ -92,23 +113,15 @@ class QueryPages:
         tags = () if known is None else known.opaque
         return await asking.ask(call.who, kept, args, format=format, tags=tags, floor=floor)
 
-    async def _full(self, call: Call, headers: Headers, kind: bytes, answer: Answer) -> int:
+    async def _full(self, headers: Headers, kind: bytes, answer: Answer) -> _Reply:
         assert answer.read is not None
-        if len(answer.read.rows) < MANY:
+        if is_small(answer.read):
             body = body_of(answer, KINDS[kind])
         else:
             body = await self._api.asking().run(body_of, answer, KINDS[kind])
         if answer.read.truncated:
             headers = [*headers, TRUNCATED]
-        return await self._sent(call, 200, headers, kind, answer, body)
-
-    async def _sent(self, call: Call, status: int, headers: Headers, kind: bytes, answer: Answer, body: bytes) -> int:
-        if answer.etag is not None:
-            headers.append((b"etag", answer.etag.encode()))
-        headers += [(b"content-type", kind), (b"content-length", b"%d" % len(body))]
-        await call.start(status, headers)
-        await call.send({"type": "http.response.body", "body": b"" if call.scope["method"] == "HEAD" else body})
-        return status
+        return _reply(200, headers, kind, answer.etag, body)
 
     def _headers(self, kept: Prepared, answer: Answer, *, is_kept: bool) -> Headers:
         seen = token(kept.db, answer.seen)
@@ -169,9 +182,3 @@ def _echoed(conditions: Conditions, answer: Answer) -> bytes:
     assert conditions.if_none_match is not None
     tag = next(tag for tag in conditions.if_none_match.tags if tag.opaque == answer.matched)
     return str(tag).encode("latin-1")
-
-
-async def _empty(call: Call, status: int, headers: Headers) -> int:
-    await call.start(status, headers)
-    await call.send({"type": "http.response.body", "body": b""})
-    return status

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported, Unavailable
+from headwater.model.answer_limits import bytes_of
 from headwater.model.principal import Principal
 from headwater.queries import patch
 from headwater.queries.answering import Answer
@@ -19,9 +20,16 @@ from headwater.serve.api import Api
 from headwater.serve.query_answers import ARROW, CSV, about, columns_of, rpc_format
 from headwater.serve.query_methods import text_of
 from headwater.serve.query_params import Patch, values_of
+from headwater.sources.source import Read
 
 MANIPULATION = b"headwater-rows"
+MAX_PATCHED = 8 << 20  # bytes of an answer
 PATCHED = 226  # IM Used, RFC 3229
+
+
+def has_patches(read: Read) -> bool:
+    """Return whether patches are made between answers like this one."""
+    return not read.truncated and bytes_of(read.rows) <= MAX_PATCHED
 
 
 def wants_patch(a_im: bytes, format: str) -> bool:
@@ -70,13 +78,14 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
             raise InvalidRequest("`query_id` names a query already", hint="Send it without `sql`, `query` and `db`.")
         query = asking.get(who, p.query_id)
     else:
-        query = unkept(text_of(api, who, p)[0], p.db)
+        text = text_of(api, who, p)
+        query = unkept(text.sql, text.db)
     tags = () if p.base_etag is None else (opaque(p.base_etag),)
     answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
     if answer.read is None:
         return about(answer)
-    if answer.read.truncated or not answer.instance.analysis.is_cacheable:
-        reason = "is cut off" if answer.read.truncated else "cannot be kept"
+    if not has_patches(answer.read) or not answer.instance.analysis.is_cacheable:
+        reason = "cannot be kept" if has_patches(answer.read) else "is too large"
         raise NotSupported(f"there are no patches: the answer {reason}", hint="Ask for the answer itself.")
     if answer.etag is None:
         problem = "there is no patch now: where the answer stands among the changes is not known yet"

@@ -21,6 +21,8 @@ from headwater.serve.limits import Limits
 from headwater.serve.methods import METHODS, Method, refusal
 from headwater.serve.metrics import Metrics
 from headwater.serve.missing import told
+from headwater.serve.pieces import Pieces, encode_with, is_small
+from headwater.sources.source import Result, Written
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,7 @@ _EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "pa
 _SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
 
 Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
-Reply = tuple[int, bytes]  # HTTP status and body
+Reply = tuple[int, bytes | Pieces]  # HTTP status and body
 
 
 class TooOften(Exception):
@@ -104,7 +106,7 @@ class Rpc:
         code, refused = "ok", None
         try:
             result = await self._call(who, request, client)
-            reply = _encode({"id": request.id, "ok": True, "result": result})
+            reply: bytes | Pieces = encode_with({"id": request.id, "ok": True, "result": result})
         except HeadwaterError as error:
             code, reply = error.code, error_body(request.id, told(error, who, self._api.databases))
             refused = error if "retry_after_ms" in error.extra else None
@@ -118,6 +120,7 @@ class Rpc:
             code, reply = "internal", error_body(request.id, unexpected(error, request.method))
         self._metrics.answered(request.method, code, time.perf_counter() - started)
         if refused is not None and request.id is not None:
+            assert isinstance(reply, bytes)
             raise TooOften(refused, reply)
         return 200, reply
 
@@ -142,13 +145,19 @@ class Rpc:
         else:
             result = method.call(self._api, who, found)
         if isinstance(result, Pending):
-            return result.finish(await self._bridge.wait(result.future))
+            value = await self._bridge.wait(result.future)
+            if isinstance(value, Written) and isinstance(value.value, Result) and not is_small(value.value):
+                return await self._bridge.call(result.finish, value)
+            return result.finish(value)
         return await result if isinstance(result, Coroutine) else result
 
     def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
         """In a thread, the encoding too: a large answer would hold up the loop."""
         result = method.call(self._api, who, found)
-        return result if isinstance(result, Pending) else msgspec.Raw(_encode(result))
+        if isinstance(result, Pending):
+            return result
+        encoded = encode_with(result)
+        return encoded if isinstance(encoded, Pieces) else msgspec.Raw(encoded)
 
 
 def _params(method: Method, raw: msgspec.Raw) -> params.Params:

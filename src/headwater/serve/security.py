@@ -8,12 +8,14 @@ from contextlib import suppress
 from typing import Any
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported
-from headwater.model.principal import RANK, Principal, Scope
+from headwater.model.principal import OWNER, RANK, VIEWER, Principal, Scope, is_label
 from headwater.serve import params
 from headwater.serve.api import Api
 from headwater.serve.auth import Gate
 from headwater.serve.jwts import scopes_of
 from headwater.serve.keys import Key, Keys
+
+ADMIN_ROLE = "admin"  # SkeinDB's word for owner
 
 
 def ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
@@ -22,18 +24,40 @@ def ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
 
 
 def create(api: Api, who: Principal, p: params.TokenCreate) -> Any:
-    """security.token.create. Nobody hands on more than they have."""
-    if p.role not in RANK:
-        raise InvalidRequest(f"there is no role {p.role[:40]!r}", hint=f"There are: {', '.join(RANK)}.")
+    """security.token.create. A caller cannot create a key that reaches further than its own credential."""
+    name, role = _label(p), _role(p)
     scopes = who.scopes if p.scopes is None else _scopes(p.scopes)
     _check_within(who, scopes)
     now = time.time_ns() // 1_000_000
-    until = None if p.expires_in_seconds is None else now + p.expires_in_seconds * 1000
+    lifetime_ms = p.ttl_ms or 1000 * (p.expires_in_seconds or 0)
+    until = now + lifetime_ms if lifetime_ms else None
     if who.until is not None:
         until = min(until or who.until, who.until)
-    text, made = _keys(api).create(p.name, p.role, scopes, until)
+    text, made = _keys(api).create(name, role, scopes, until, now_ms=now)
     unknown = _unknown(api, scopes or ()) if p.scopes is not None else []
-    return {**_shown(made), "token": text} | ({"unknown_scopes": unknown} if unknown else {})
+    shown = {**_shown(made), "token": text, "secret": text, "expires_at_ms": made.until_ms}
+    if p.name is None and p.role in (None, ADMIN_ROLE):
+        shown["role"] = ADMIN_ROLE
+    return shown | ({"unknown_scopes": unknown} if unknown else {})
+
+
+def _label(p: params.TokenCreate) -> str:
+    if p.name is not None and p.label is not None and p.name != p.label:
+        raise InvalidRequest("`name` and `label` are two names of one thing", hint="Send one of them.")
+    name = p.name or p.label or "token"
+    if not is_label(name):
+        raise InvalidRequest("`name` has control characters", hint="Use printable characters.")
+    return name
+
+
+def _role(p: params.TokenCreate) -> str:
+    """Return the role; without `name` the request has SkeinDB's shape, whose default is its role `admin`."""
+    role = p.role if p.role is not None else VIEWER if p.name is not None else ADMIN_ROLE
+    if role == ADMIN_ROLE:
+        return OWNER
+    if role not in RANK:
+        raise InvalidRequest(f"there is no role {role[:40]!r}", hint=f"There are: {', '.join(RANK)}.")
+    return role
 
 
 def listed(api: Api, who: Principal, p: params.Nothing) -> Any:
@@ -43,8 +67,11 @@ def listed(api: Api, who: Principal, p: params.Nothing) -> Any:
 
 async def revoke(api: Api, who: Principal, p: params.TokenRevoke) -> Any:
     """security.token.revoke. What is open in its name ends."""
-    await asyncio.to_thread(_keys(api).revoke, p.id, lambda key: _is_below(who, key))
-    return {"id": p.id, "revoked": True, "streams_ended": _gate(api).sessions.revoke(p.id)}
+    id = p.id if p.token_id is None else p.token_id
+    if id is None or (p.id is not None and p.id != id):
+        raise InvalidRequest("`id` names the key", hint="Send `id`, or `token_id`, as security.token.list has it.")
+    await asyncio.to_thread(_keys(api).revoke, id, lambda key: _is_below(who, key))
+    return {"id": id, "token_id": id, "revoked": True, "streams_ended": _gate(api).sessions.revoke(id)}
 
 
 def _gate(api: Api) -> Gate:
@@ -102,7 +129,15 @@ def _is_below(who: Principal, key: Key) -> bool:
 
 
 def _shown(key: Key) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": key.id, "name": key.name, "role": key.role, "created_ms": key.created_ms}
+    found: dict[str, Any] = {
+        "id": key.id,
+        "token_id": key.id,
+        "name": key.name,
+        "label": key.name,
+        "role": key.role,
+        "created_ms": key.created_ms,
+        "created_at_ms": key.created_ms,
+    }
     if key.scopes is not None:
         found["scopes"] = [text for scope in key.scopes for text in _texts(scope)]
     if key.until_ms is not None:

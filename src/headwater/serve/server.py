@@ -39,6 +39,7 @@ from headwater.serve.pulls import Pulls
 from headwater.serve.sockets import FramedWebSocket
 from headwater.serve.streams import Streams
 from headwater.serve.tls import Tls
+from headwater.serve.tls_server import Done, TlsServer
 
 READ_THREADS = 8  # SQLite releases the GIL while it reads; more would only queue on it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
@@ -140,7 +141,7 @@ class Server:
         self._gateway = application.gateway
         if self.grpc_addresses:
             await self._start_grpc(metrics, limits)
-        self._uvicorn = _Uvicorn(_settings(application, self._config, self._tls, limits.crowd))
+        self._uvicorn = _Uvicorn(_settings(application, self._config, limits.crowd), self._tls, limits.crowd)
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -178,6 +179,7 @@ class Server:
             cors=Cors(config.cors_origins, locked=self._gate.locked),
             streams=streams,
             public=self._api.queries is not None and self._api.queries.public,
+            ready=config.ready,
         )
 
     def _open_pulls(self, feeds: Feeds) -> Pulls | None:
@@ -265,15 +267,27 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers, and with a moment at which it is known to accept."""
+    """uvicorn without its own signal handlers, with our TLS, and with a moment at which it is known to accept."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: Tls | None, crowd: Crowd) -> None:
         super().__init__(config)
+        self._tls, self._crowd = tls, crowd
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self._tls is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            encrypted = TlsServer(self._tls.context, self._crowd, self._protocol)
+            encrypted.listen(sockets or [], self.config.backlog)
+            self.servers.append(encrypted)  # type: ignore[arg-type]  # is closed and waited for
         self.ready.set()
+
+    def _protocol(self, handshake_done: Done) -> asyncio.Protocol:
+        config, state = self.config, self.server_state
+        make: Any = config.http_protocol_class
+        return make(config=config, server_state=state, app_state={}, handshake_done=handshake_done)  # type: ignore[no-any-return]
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -293,7 +307,7 @@ def _patient(kind: type[T], config: ServeConfig) -> type[T]:
     return type(kind.__name__, (kind,), {"stall_seconds": config.stall_seconds})
 
 
-def _settings(application: Application, config: ServeConfig, tls: Tls | None, crowd: Crowd) -> uvicorn.Config:
+def _settings(application: Application, config: ServeConfig, crowd: Crowd) -> uvicorn.Config:
     http, framed = _patient(BoundedHttp, config), _patient(FramedWebSocket, config)
     return uvicorn.Config(
         application,
@@ -308,6 +322,5 @@ def _settings(application: Application, config: ServeConfig, tls: Tls | None, cr
         server_header=False,
         backlog=BACKLOG,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        ssl_context_factory=None if tls is None else lambda *_: tls.context,
         timeout_graceful_shutdown=config.drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, MutableMapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -39,6 +39,7 @@ UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel
 _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
 CLOSE = {"closed": 1000, "complete": 1000, "stopping": 1012, "resnapshot_required": 4410, "bad_frame": 1008}
 CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
+ENDED = "the credential was revoked, or has expired"
 OTHER_CLOSE = 4400  # ended by an error, which was told before
 
 
@@ -76,7 +77,7 @@ class Streams:
                 return await self._query_events(call)
             if handler == "changes":
                 return await self._changes(call)
-            with self._sessions.during(call.who, _cutting(call)):
+            with _while_credential_holds(self._sessions, call):
                 if handler == "snapshot":
                     return await self._snapshots.answer(call)
                 return await self._pull(handler, call)
@@ -208,21 +209,33 @@ def _expire(call: Call, stream: Stream | Batches) -> None:
     """Its reader is nobody any more: told so where the transport can say it. Also who does not read is let go."""
     drop(call.scope)
     if isinstance(stream, Stream):
-        stream.stop(Unauthorized("the credential was revoked, or has expired"))
+        stream.stop(Unauthorized(ENDED))
     else:
         stream.leave()
 
 
-def _cutting(call: Call) -> Callable[[], object]:
-    """Ends what the task of now is sending, without an end: the reader notices."""
+@contextmanager
+def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
+    """Cancel the task of now when the credential of `call` ends; Unauthorized if its answer has not begun."""
     task = asyncio.current_task()
+    assert task is not None
+    ended = False
 
     def cut() -> None:
-        assert task is not None
+        nonlocal ended
+        ended = True
         drop(call.scope)
         task.cancel()
 
-    return cut
+    try:
+        with sessions.during(call.who, cut):
+            yield
+    except asyncio.CancelledError:
+        if not ended or call.started:  # the server stops, or the reader notices that the answer has no end
+            raise
+        if task.uncancel():  # the server stops at the same moment
+            raise
+        raise Unauthorized(ENDED) from None
 
 
 async def _carry(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:

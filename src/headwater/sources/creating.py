@@ -1,8 +1,9 @@
-"""What CREATE TABLE by kinds asks of every database."""
+"""What changing the schema asks of every database."""
 
 from __future__ import annotations
 
-from headwater.errors import Conflict, InvalidRequest
+from headwater.errors import Conflict, Forbidden, InvalidRequest
+from headwater.model.principal import OWNER
 from headwater.model.table import Table
 
 
@@ -19,3 +20,12 @@ def check_numbered(table: Table) -> None:
 def exists(table: Table) -> Conflict:
     """It is there, and nobody said that this is fine."""
     return Conflict(f"table {table.name!r} exists already", hint='Send "if_not_exists": true to accept it.')
+
+
+def rows_only() -> Forbidden:
+    """Return the error for a statement that is neither a query nor DML from a caller who is not an owner."""
+    return Forbidden(
+        "statements other than SELECT, INSERT, UPDATE and DELETE need the role owner",
+        hint="Ask an owner to run it.",
+        role=OWNER,
+    )

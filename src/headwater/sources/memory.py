@@ -12,9 +12,10 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.dependency import Analysis
 from headwater.model.key import Span, encode_key
 from headwater.model.literal import Value
+from headwater.model.principal import OWNER
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Condition, Look, Point, Read, Sample, Tx, Work, Written
+from headwater.sources.source import Args, Chunk, Condition, Look, Point, Read, Sample, Tx, Work, Written
 from headwater.sources.sqlite.order import column_of
 from headwater.sources.sqlite.where import Predicates
 
@@ -162,7 +163,13 @@ class MemorySource:
         """See Source. Any column holds any value."""
         return values
 
-    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+    def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
+        """See Source. Nothing is refused."""
+
+    def release(self, reason: str) -> None:
+        """See Source."""
+
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
         """See Source. There is no SQL here."""
         raise NotSupported("a source in memory runs no SQL")
 
@@ -186,15 +193,15 @@ class MemorySource:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def is_read_only(self, sql: str) -> bool:
+    def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def write(self, work: Work[T]) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
         """See Source. Tests call `commit`."""
         raise NotSupported("a source in memory is written by its script")
 
-    def begin(self, *, read_only: bool = False) -> Tx:
+    def begin(self, *, read_only: bool = False, role: str = OWNER) -> Tx:
         """See Source."""
         raise NotSupported("a source in memory is written by its script")
 

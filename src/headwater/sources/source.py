@@ -14,10 +14,12 @@ from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
+from headwater.model.principal import OWNER
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 
 T = TypeVar("T")
+Args = Sequence[Value] | dict[str, Value]  # of a statement, by place or by name
 STOPPED = "stopped"  # a note: in order, and everything that was told is in the log
 
 
@@ -112,7 +114,7 @@ class Session(Protocol):
         """Delete matching rows, all or none."""
         ...
 
-    def execute(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Result:
+    def execute(self, sql: str, args: Args = ()) -> Result:
         """One statement, data or schema; transaction control and our own tables are refused."""
         ...
 
@@ -142,6 +144,11 @@ class Condition(Protocol):
     @property
     def pin(self) -> Pin | None:
         """A necessary equality, by which many conditions are indexed; None when there is none."""
+        ...
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Functions in it that may read more than the row, whatever they claim."""
         ...
 
     @property
@@ -244,6 +251,7 @@ class Placing(Protocol):
     """A source that tells of reads, made by anybody, where they stand in the log."""
 
     address: str  # where others connect to; it may hold a password
+    reader_address: str  # connection string for evaluating callers' conditions
 
     def reading(self) -> AbstractContextManager[None]:
         """Around a read and the question about it, in one thread."""
@@ -311,8 +319,20 @@ class Source(Protocol):
         """Everything at or below `upto` is durable in the log: the source may forget it, when it suits it."""
         ...
 
-    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
-        """Run one read-only statement."""
+    def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
+        """Raise Forbidden if callers in `role` may not send SQL here, or not this statement.
+
+        Owners may send anything. Others send SELECT and DML: their SQL never changes the schema, and never runs with
+        the rights of the source's own login.
+        """
+        ...
+
+    def release(self, reason: str) -> None:
+        """Stop following because the log is lost, and acknowledge no more writes that nobody could follow."""
+        ...
+
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
+        """Run one read-only statement for a caller in this role."""
         ...
 
     def look(self) -> Look:
@@ -343,7 +363,7 @@ class Source(Protocol):
         """
         ...
 
-    def is_read_only(self, sql: str) -> bool:
+    def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
         ...
 
@@ -378,12 +398,13 @@ class Source(Protocol):
         """
         ...
 
-    def write(self, work: Work[T]) -> Future[Written[T]]:
-        """Run `work` in a transaction of its own; done when durable. Many are committed together."""
+    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
+        """Run `work` of a caller in this role in a transaction of its own; done when durable. Many are committed
+        together."""
         ...
 
-    def begin(self, *, read_only: bool = False) -> Tx:
-        """Open an interactive transaction."""
+    def begin(self, *, read_only: bool = False, role: str = OWNER) -> Tx:
+        """Open an interactive transaction for a caller in this role."""
         ...
 
     def status(self) -> dict[str, Any]:

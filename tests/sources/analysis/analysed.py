@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.sources.rig import MemoryNotes
+from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
 from headwater.model.dependency import Analysis
@@ -42,7 +43,7 @@ def opened(folder: Path, schema: Sequence[str] = SHOP) -> Iterator[SqliteSource]
 
 def run(source: SqliteSource, sql: str) -> None:
     """Write."""
-    source.write(lambda session: session.execute(sql)).result(20)
+    source.write(lambda session: session.execute(sql)).result(PATIENCE)
 
 
 def settle(source: SqliteSource) -> None:

@@ -9,6 +9,7 @@ from tests.soundness.kit import make_case
 from tests.sources.analysis import chinook, tpch
 from tests.sources.analysis.analysed import opened
 from tests.sources.analysis.test_constructs import CASES
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.analysis.engine import facts_of, view_texts
@@ -62,7 +63,7 @@ def test_random_queries(tmp_path: Path, seed: int) -> None:
     with opened(tmp_path, ()) as source:
         for sql in case.setup:
             try:
-                source.write(lambda session, sql=sql: session.execute(sql)).result(20)  # type: ignore[misc]
+                source.write(lambda session, sql=sql: session.execute(sql)).result(PATIENCE)  # type: ignore[misc]
             except HeadwaterError:
                 continue
         for query in case.queries:
@@ -77,7 +78,7 @@ def test_random_queries(tmp_path: Path, seed: int) -> None:
 
 def test_views_are_among_the_objects_even_if_they_read_nothing(tmp_path: Path) -> None:
     with opened(tmp_path) as source:
-        source.write(lambda session: session.execute("CREATE VIEW five AS SELECT 5 AS x")).result(20)
+        source.write(lambda session: session.execute("CREATE VIEW five AS SELECT 5 AS x")).result(PATIENCE)
         assert source.analyse("SELECT x FROM five").objects == ("five",)
         assert source.analyse("SELECT count(*) FROM five").objects == ("five",)
         assert source.analyse("SELECT count(*) FROM bigger").objects == ("big", "bigger", "o")

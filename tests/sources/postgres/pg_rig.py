@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from tests.sources.postgres.pg_server import Stream
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Op, Transaction
 from headwater.sources.postgres.columns import Columns
@@ -91,16 +92,16 @@ class Rig:
         self.shapes = Shapes()
         self.columns = Columns(self.pool)
         self.reading = Reading(self.pool, self.shapes, self.log, self.columns.odd, take=take)
-        self.writers = Writers(self.connect, self.shapes, self.log, **options)
+        self.writers = Writers(lambda role: self.connect(), self.shapes, self.log, **options)
         self._open: set[PostgresTx] = set()
 
     def run(self, sql: str, args: Any = ()) -> Result:
         """One statement in a transaction of its own."""
-        return self.writers.submit(lambda session: session.execute(sql, args)).result(30).value
+        return self.writers.submit(lambda session: session.execute(sql, args)).result(PATIENCE).value
 
     def do(self, work: Callable[..., Any]) -> Any:
         """Work in a transaction of its own."""
-        return self.writers.submit(work).result(30).value
+        return self.writers.submit(work).result(PATIENCE).value
 
     def begin(self, *, read_only: bool = False, seconds: float = 20.0, idle: float = 20.0) -> PostgresTx:
         tx = PostgresTx(self.connect, self.shapes, self.log, read_only=read_only, seconds=seconds, idle_seconds=idle)

@@ -43,7 +43,7 @@ class PgRig:
         **settings: Any,
     ) -> None:
         self.server, self.name, self.user, self.folder = server, name, user, folder
-        self.config = PostgresConfig(**{"heartbeat_seconds": 0.05, **settings})
+        self.config = PostgresConfig(**{"heartbeat_seconds": 0.05, "publish_all": True, **settings})
         with server.connect() as admin:
             admin.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' TEMPLATE template0".encode())
         self.db = server.connect(name)

@@ -151,6 +151,7 @@ DEFAULTS = {
 }
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("provider", DEFAULTS)
 def test_the_default_collation_is_the_databases_own_whoever_is_asked(pg: Server, provider: str) -> None:
     since, locale = DEFAULTS[provider]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
+from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Forbidden, SourceUnfit
 from headwater.model.change import Change, Op
@@ -101,7 +102,7 @@ def test_settings_of_a_role_change_no_value_no_shape_and_no_filter(
         assert chunk.rows == (change.after,) and chunk.table == change.table == table
         assert own.source.read("SELECT * FROM t").rows == chunk.rows
         assert own.source.condition(table, r"v = 'x\y' AND b = '\x00ff'").holds([change.after]) == [True]
-        written = own.source.write(lambda session: session.insert("t", [{"v": "new"}])).result(20)
+        written = own.source.write(lambda session: session.insert("t", [{"v": "new"}])).result(PATIENCE)
         own.run("ALTER TABLE t ALTER v SET NOT NULL")  # nothing tells that but a mark of ours
         assert [each.op for each in changes(own)] == [Op.INSERT, Op.SCHEMA_CHANGE]
         found.append((change.after, table.columns, table.key, written.offset))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +22,6 @@ from headwater.sources.source import Chunk
 
 Attach = Callable[..., Rig]
 COMPILED = cells.COMPILED
-SEED = int(os.environ.get("HEADWATER_SEED", "0")) or random.randrange(1 << 32)
 ROWS = 60
 TABLES = 6
 
@@ -164,10 +162,9 @@ def check_same(one: Chunk, other: Chunk, columns: list[str] | None = None) -> No
 
 @pytest.mark.parametrize("number", range(TABLES))
 def test_random_tables_are_the_same_both_ways(
-    pg_rig: Attach, twin: str, number: int, monkeypatch: pytest.MonkeyPatch
+    pg_rig: Attach, twin: str, number: int, monkeypatch: pytest.MonkeyPatch, fresh_seed: str
 ) -> None:
-    print(f"HEADWATER_SEED={SEED}")
-    generator = random.Random(f"{SEED} {number}")
+    generator = random.Random(fresh_seed)
     r = pg_rig(*BEFORE)
     monkeypatch.setattr(r.log, "barrier", lambda: 0)  # many reads, and nobody asks for their offsets
     # All types twice: once as they mostly are, once with what is rare. Else some of them.

@@ -16,7 +16,7 @@ NAME = f"page_{os.getpid()}"
 
 def commands() -> list[list[str]]:
     """Those of both terminals, a list of words each."""
-    (_, first), (_, second) = blocks(page("docs/postgres.md"), "bash")
+    (_, first), (_, second), *_ = blocks(page("docs/postgres.md"), "bash")
     return [shlex.split(line, comments=True) for line in (first + second).splitlines()]
 
 

@@ -7,6 +7,7 @@ from tests.sources.postgres import pg_messages as pg
 
 from headwater.model.key import encode_key
 from headwater.model.table import Column, Table
+from headwater.sources.postgres.ddl_text import ddl_text
 from headwater.sources.postgres.facts import ColumnFact, TableFact
 from headwater.sources.postgres.pgoutput import Relation, decode
 from headwater.sources.postgres.relations import (
@@ -82,7 +83,7 @@ def test_a_column_that_came_with_values_asks_for_a_snapshot(case: str) -> None:
     new = Table("t", (*old.columns, column_of("v", 25, -1, fact, {})), ("id",), 2)
     change = schema_change(old, new, TableFact(("id",), {"v": fact}))
     assert change is not None
-    assert (change.table, change.ddl, change.resnapshot) == (new, "", resnapshot)
+    assert (change.table, change.ddl, change.resnapshot) == (new, ddl_text(old, new), resnapshot)
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_whose_a_name_is_that_was_learnt_late_is_kept(rig: Callable[..., PgRig])
     own.run("DROP TABLE t", TABLE, "INSERT INTO t VALUES (2, 2, 2)")
     assert [(change.op, change.ddl, change.resnapshot) for change in changes(own)[:2]] == [
         (Op.SCHEMA_CHANGE, "DROP TABLE t", False),
-        (Op.SCHEMA_CHANGE, "", True),
+        (Op.SCHEMA_CHANGE, 'CREATE TABLE t ("k" integer NOT NULL, "a" integer, "b" integer, PRIMARY KEY ("k"))', True),
     ]
 
 
@@ -223,5 +223,5 @@ def test_a_table_that_is_gone_before_the_stream_tells_of_it_is_told_as_dropped(r
     held.acknowledge(0)  # wakes the reader
     told = changes(own)
     assert "x" in {change.table.name for change in told}
-    assert [change.ddl for change in told if change.ddl] == ["DROP TABLE x"]
+    assert [change.ddl.partition(" (")[0] for change in told if change.ddl] == ["CREATE TABLE x", "DROP TABLE x"]
     assert sorted(held.whole.shapes.tables) == ["t"]

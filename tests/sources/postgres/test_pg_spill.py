@@ -14,7 +14,7 @@ from tests.sources.postgres.pg_source import PgRig
 
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig
-from headwater.errors import StorageFull
+from headwater.errors import ConfigError, StorageFull
 from headwater.sources.postgres import spill
 from headwater.sources.postgres.spill import FileSpill
 
@@ -80,10 +80,10 @@ def test_a_server_gives_the_source_its_data_folder(tmp_path: Path, monkeypatch: 
 
     def made(*_: Any, **settings: Any) -> None:
         told.update(settings)
-        raise StorageFull("seen")
+        raise ConfigError("seen")
 
     monkeypatch.setattr("headwater.sources.postgres.source.PostgresSource", made)
     config = Config(data=tmp_path, databases=(DatabaseConfig("main", url="postgresql://nobody@localhost/none"),))
-    with pytest.raises(StorageFull, match="seen"):
+    with pytest.raises(ConfigError, match="seen"):
         App(config).start()
     assert told["folder"] == tmp_path

@@ -216,7 +216,7 @@ def test_a_view_over_a_table_of_which_nothing_came_yet_is_told(rig: Callable[...
     own.run("CREATE TABLE fresh(k int PRIMARY KEY)", "CREATE OR REPLACE VIEW v AS SELECT k FROM fresh")
     found = reshaped(own)
     assert sorted((change.table.name, change.ddl) for change in found) == [
-        ("fresh", ""),
+        ("fresh", 'CREATE TABLE fresh ("k" integer NOT NULL, PRIMARY KEY ("k"))'),
         ("t", "-- view v was defined anew"),
     ]
     assert not any(change.resnapshot for change in found)

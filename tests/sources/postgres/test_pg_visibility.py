@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.suite.examples import examples
 
 from headwater.errors import Unavailable
 from headwater.sources.postgres.visibility import Snapshot, Visibility
@@ -31,7 +32,7 @@ def test_numbers_are_compared_around_their_end() -> None:
     st.integers(0, 14),
     st.integers(0, 2**33),
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@examples(300)
 def test_the_offset_is_before_the_first_that_is_not_seen(
     order: list[int], running: set[int], end: int, base: int
 ) -> None:

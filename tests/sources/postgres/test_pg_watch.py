@@ -14,6 +14,7 @@ import pytest
 from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_server import Server, embedded
 from tests.sources.postgres.pg_source import shared_server
+from tests.suite.waiting import wait_until
 
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig, PostgresConfig
@@ -144,6 +145,8 @@ def test_the_slot_is_in_status_and_metrics_also_while_the_stream_is_down(tmp_pat
 
 def _lose_a_slot(db: Any) -> list[str]:
     """Write until PostgreSQL gives it up; the states that were seen, one after the other."""
+    active = "SELECT count(*) FROM pg_replication_slots WHERE active"  # PostgreSQL may hold one while it gives it up
+    wait_until(lambda: db.execute(active).fetchone() == (0,), "no slot in use")
     db.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
     db.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     watch, states = Watch("shop", "s", lambda: find_slot(db, "s")), list[str]()

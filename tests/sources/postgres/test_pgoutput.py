@@ -23,7 +23,7 @@ from headwater.sources.postgres.frames import (
     lsn_of,
     lsn_text,
     status_update,
-    unix_ms,
+    unix_us,
 )
 from headwater.sources.postgres.pgoutput import (
     UNCHANGED,
@@ -319,8 +319,8 @@ def test_other_frames_are_refused(data: bytes) -> None:
 def test_the_answer_has_the_form_the_server_wants() -> None:
     written = status_update(written=3, flushed=2, applied=1, now_ms=946_684_800_001, reply=True)
     assert struct.unpack(">cQQQqB", written) == (b"r", 3, 2, 1, 1000, 1)
-    assert unix_ms(1_500_000) == 946_684_801_500
-    assert unix_ms(-1) == 946_684_799_999
+    assert unix_us(1_500_000) == 946_684_801_500_000
+    assert unix_us(-1) == 946_684_799_999_999
 
 
 @given(st.integers(0, 2**64 - 1))

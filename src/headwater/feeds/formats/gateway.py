@@ -41,7 +41,7 @@ class Gateway:
         """See Encoder."""
         plan = self._plans(change.table)
         before, after = delivered(change, op)
-        head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":%d' % (offset, part.commit_ts_ms * 1000, txn_id(part))
+        head = b'{"sequence":%d,"timestamp_us":%d,"txn_id":%d' % (offset, part.commit_ts_us, txn_id(part))
         ddl = b',"ddl":' + name(change.ddl or "") if op is Op.SCHEMA_CHANGE else b""
         return head + plan.heads[op] + self._rows(plan, before, after) + ddl + b"}"
 

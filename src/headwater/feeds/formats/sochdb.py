@@ -120,7 +120,7 @@ class Events:
         row = before if after is None else after
         last, unknown = self._last, set[str]()
         if last[0] is not part:
-            common = _number(b"\x10", part.commit_ts_ms * 1000) + _number(b"\x18", txn_id(part))
+            common = _number(b"\x10", part.commit_ts_us) + _number(b"\x18", txn_id(part))
             last = self._last = part, common
         key = b"" if row is None else plan.key(row)
         parts = (
@@ -157,7 +157,7 @@ class Watched:
         unknown: Unknown = set()
         parts = (
             b"\x08" + varint(offset),
-            _number(b"\x10", part.commit_ts_ms * 1000),
+            _number(b"\x10", part.commit_ts_us),
             b"\x18" + plan.ops[op],
             b"" if after is None else _field(b"\x22", plan.image(after, unknown)),
             b"" if before is None else _field(b"\x2a", plan.image(before, unknown)),

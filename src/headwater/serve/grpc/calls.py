@@ -62,7 +62,54 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
                 _who.set(self._gate.admit_call(_headers(details)))
             except HeadwaterError as error:
                 return _refusing(error, self._limits)
-        return await continuation(details)
+        return reject_malformed(await continuation(details))
+
+
+_MALFORMED = object()
+
+
+def reject_malformed(handler: Any) -> Any:
+    """Return a handler that answers INVALID_ARGUMENT to requests that cannot be decoded.
+
+    gRPC itself decodes requests of the health and reflection services, and logs a traceback for each malformed one: an
+    unauthenticated caller could fill the log.
+    """
+    if handler is None or handler.request_deserializer is None:
+        return handler
+    read = handler.request_deserializer
+
+    def decode_or_mark(data: bytes) -> Any:
+        try:
+            return read(data)
+        except Exception:
+            return _MALFORMED
+
+    async def check(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
+        if request is _MALFORMED:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not a message of this method")
+
+    async def answer_one(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        await check(request, context)
+        return await (handler.unary_unary or handler.unary_stream)(request, context)
+
+    async def answer_stream(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def checked() -> AsyncIterator[Any]:
+            async for request in requests:
+                await check(request, context)
+                yield request
+
+        async for answer in handler.stream_stream(checked(), context):
+            yield answer
+
+    changed: dict[str, Any] = {"request_deserializer": decode_or_mark}
+    for kind, behaviour in (
+        ("unary_unary", answer_one),
+        ("unary_stream", answer_one),
+        ("stream_stream", answer_stream),
+    ):
+        if getattr(handler, kind) is not None:
+            changed[kind] = behaviour
+    return handler._replace(**changed)
 
 
 class Calls:

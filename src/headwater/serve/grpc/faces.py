@@ -30,4 +30,12 @@ def open_faces(
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
     calls = Calls(gate, limits, metrics, api.databases, max_bytes=most, stalls=Stalls(config.stall_seconds))
-    return GrpcServer(calls, Doorman(gate, limits), faces, limits, max_bytes=most, max_streams=streams)
+    return GrpcServer(
+        calls,
+        Doorman(gate, limits),
+        faces,
+        limits,
+        max_bytes=most,
+        max_streams=streams,
+        max_connections=config.max_connections,
+    )

@@ -55,10 +55,19 @@ class GrpcServer:
     """The faces on one address. Start and stop it in one loop."""
 
     def __init__(
-        self, calls: Calls, doorman: Doorman, faces: list[Face], limits: Limits, *, max_bytes: int, max_streams: int
+        self,
+        calls: Calls,
+        doorman: Doorman,
+        faces: list[Face],
+        limits: Limits,
+        *,
+        max_bytes: int,
+        max_streams: int,
+        max_connections: int,
     ) -> None:
         self._calls, self._doorman, self._faces, self._limits = calls, doorman, faces, limits
         self._max_bytes, self._max_streams = max_bytes, max_streams  # of a message, of a connection
+        self._max_connections = max_connections
         self._server: Any = None
         self._health: Any = None
         self._cutting: asyncio.Future[None] | None = None  # kept, or it might be forgotten before it is done
@@ -69,6 +78,7 @@ class GrpcServer:
             *OPTIONS,
             ("grpc.max_receive_message_length", self._max_bytes + SPARE),
             ("grpc.max_concurrent_streams", self._max_streams),
+            ("grpc.max_allowed_incoming_connections", self._max_connections),  # unfinished TLS handshakes included
         ]
         self._server = aio.server(interceptors=[self._doorman], options=options)
         for face in self._faces:

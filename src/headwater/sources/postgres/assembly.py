@@ -22,7 +22,7 @@ from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Change, Op, Transaction
 from headwater.sources.postgres import rows
 from headwater.sources.postgres.ahead import NO_FRAME, Ahead, Spill
-from headwater.sources.postgres.frames import DATA_HEAD, BadMessage, lsn_text, unix_ms
+from headwater.sources.postgres.frames import DATA_HEAD, BadMessage, lsn_text, unix_us
 from headwater.sources.postgres.pgoutput import (
     Message,
     Relation,
@@ -75,7 +75,7 @@ class _Head(msgspec.Struct, frozen=True):
 
     xid: int
     lsn: int
-    commit_ms: int
+    commit_ts_us: int  # since 1970
 
 
 class Assembly:
@@ -170,7 +170,7 @@ class Assembly:
         found = decode_begin(message)
         if self._head is not None or self._stream is not None:
             raise BadMessage(f"transaction {found.xid} begins inside another one")
-        self._open(_Head(found.xid, found.lsn, unix_ms(found.commit_us)))
+        self._open(_Head(found.xid, found.lsn, unix_us(found.commit_us)))
         return ()
 
     def _open(self, head: _Head) -> None:
@@ -226,10 +226,11 @@ class Assembly:
         part = Transaction(
             str(head.xid),
             tuple(self._changes),
-            commit_ts_ms=head.commit_ms,
+            commit_ts_ms=head.commit_ts_us // 1000,
             start=self._start,
             last=end is not None,
             position=lsn_text(head.lsn if end is None else end),
+            commit_us_rest=head.commit_ts_us % 1000,
         )
         self._start += len(self._changes)
         self.weight += self._weight
@@ -374,7 +375,7 @@ class Assembly:
         relations = self._relations
         newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
         try:
-            self._open(_Head(commit.xid, commit.lsn, unix_ms(commit.commit_us)))
+            self._open(_Head(commit.xid, commit.lsn, unix_us(commit.commit_us)))
             kept = ahead.frames()
             while frame := self.take(lambda _: next(kept, NO_FRAME))[1]:
                 yield from self.feed(bytes(frame[DATA_HEAD:]))

@@ -15,17 +15,25 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from headwater.config import PostgresConfig
-from headwater.errors import SourceUnfit
 from headwater.model.change import Transaction
 from headwater.sources.postgres import history, meanings
 from headwater.sources.postgres.announcement import announce
 from headwater.sources.postgres.barriers import Side
 from headwater.sources.postgres.catalogue import describe, schema_number
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.fitness import Finding, check, examine, warnings
+from headwater.sources.postgres.fitness import Finding, all_tables, check, examine, warnings, why_uncaptured
 from headwater.sources.postgres.held import Point, Shapes
 from headwater.sources.postgres.history import NOTE, History
-from headwater.sources.postgres.publication import add_missing, ensure_publication, find_publication, was_altered
+from headwater.sources.postgres.link import Link
+from headwater.sources.postgres.logins import Logins
+from headwater.sources.postgres.publication import (
+    add_missing,
+    ensure_publication,
+    find_publication,
+    is_of_all_tables,
+    publish_new,
+    was_altered,
+)
 from headwater.sources.postgres.slot import (
     Identity,
     Slot,
@@ -49,21 +57,35 @@ IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it
 class Attachment:
     """Of one database. `side` is asked for everything but the identity of the server."""
 
-    def __init__(self, server: Server, side: Side, *, notes: Notes, config: PostgresConfig) -> None:
+    def __init__(self, server: Server, side: Side, logins: Logins, *, notes: Notes, config: PostgresConfig) -> None:
         self._server, self._side, self._notes, self._config = server, side, notes, config
+        self._logins = logins
         self.slot = slot_name(config.slot, server.name)
         self.publication = slot_name(config.publication, server.name)
         self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
         self._history: History | None = None
         self._told_at = 0.0
         self._warned: list[str] = []
+        self._is_of_all_tables = False
+        self.born_published: set[int] = set()  # oids of tables that were published before their first row
         self._refused = ""  # why a table that was made since cannot be published
         self._announced: tuple[int, Shapes] | None = None  # the number of the schema, and what it was compared with
         self._meanings: meanings.Meanings | None = None  # that readers know of
 
     def findings(self, connection: Connection) -> list[Finding]:
         """What is not as it should be, with the SQL that mends it."""
-        return examine(connection, self._server, self.slot, self.publication, self._config.tables)
+        found = examine(
+            connection, self._server, self.slot, self.publication, self._config.tables, self._config.publish_all
+        )
+        return found + self._logins.findings(connection)
+
+    def uncaptured(self, connection: Connection) -> dict[str, str]:
+        """Return the tables that are not published, each with the reason."""
+        return {
+            each.name: why_uncaptured(each, self._config.tables)
+            for each in all_tables(connection, self.publication)
+            if not each.is_published
+        }
 
     def check(self) -> None:
         """SourceUnfit if it cannot be captured. What harms others who use the database is told in the log, once."""
@@ -74,6 +96,16 @@ class Attachment:
             self._warned = told
             for each in told:
                 logger.warning("%s: %s", self._server.name, each)
+
+    @property
+    def is_of_all_tables(self) -> bool:
+        """Whether the publication is FOR ALL TABLES. Known once begun or resumed."""
+        return self._is_of_all_tables
+
+    def publish(self, link: Link) -> None:
+        """Publish tables that a caller's statement created, in its transaction."""
+        if not self._is_of_all_tables:
+            self.born_published.update(publish_new(link, self.publication, self._config.tables))
 
     def find_slot(self) -> Slot | None:
         """As it is now."""
@@ -89,7 +121,7 @@ class Attachment:
         """
 
         def work(connection: Connection) -> History:
-            ensure_publication(connection, self.publication, self._config.tables)
+            self._ensure_publication(connection)
             slot, who = find_slot(connection, self.slot), self._identify()
             was_there = slot is not None
             if slot is not None and slot.confirmed > who.position:  # it would skip what is committed up to there
@@ -177,16 +209,13 @@ class Attachment:
         return self._side.ask(self._altered)
 
     def join(self) -> None:
-        """Publish tables of the settings that were made, or made anew, since the start."""
-        if self._config.tables:
+        """Publish tables that were made, or made anew, since the start."""
+        if not self._is_of_all_tables:
             self._side.ask(self._join)
 
     def _join(self, connection: Connection) -> None:
-        refused = ""
-        try:
-            made = add_missing(connection, self.publication, self._config.tables)
-        except SourceUnfit as error:
-            made, refused = {}, f"a new table is not published: {error.message}; {error.hint}"
+        made, error = add_missing(connection, self.publication, self._config.tables)
+        refused = "" if error is None else f"a new table is not published: {error.message}; {error.hint}"
         if refused and refused != self._refused:
             logger.warning("%s: %s", self._server.name, refused)
         self._refused = refused
@@ -205,8 +234,9 @@ class Attachment:
             # A stream that is behind may tell of a table only after it is gone.
             if self._announced is not None and number == self._announced[0] and shapes is self._announced[1]:
                 return
-            all_tables = not self._config.tables
-            is_told, means = announce(connection, self.publication, shapes, self._meanings, all_tables=all_tables)
+            is_told, means = announce(
+                connection, self.publication, shapes, self._meanings, all_tables=self._is_of_all_tables
+            )
             if means != self._meanings:  # a crash before this tells it twice, which is harmless
                 self._remember(means)
             if is_told:
@@ -225,10 +255,15 @@ class Attachment:
         return f"the publication {self.publication} was dropped or altered: what was committed since may not be sent"
 
     def _fit_publication(self, connection: Connection) -> None:
-        ensure_publication(connection, self.publication, self._config.tables)
+        self._ensure_publication(connection)
         published = find_publication(connection, self.publication)
         if published != self._known.publication:
             self._keep(msgspec.structs.replace(self._known, publication=published))
+
+    def _ensure_publication(self, connection: Connection) -> None:
+        config = self._config
+        ensure_publication(connection, self.publication, config.tables, publish_all=config.publish_all)
+        self._is_of_all_tables = is_of_all_tables(connection, self.publication)
 
     def _identify(self) -> Identity:
         wire = self._server.replicate()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -183,14 +183,17 @@ def read_types(connection: Connection) -> Types:
 class Facts:
     """Fulfils `relations.Catalogue` by a connection of its own."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, born_published: Collection[int] = ()) -> None:
+        """`born_published` are the oids of tables that were published before their first row."""
+        self._connection, self._born_published = connection, born_published
         self._settled = 0  # the transaction that was last waited for
 
     def table(self, oid: int) -> TableFact | None:
         """The facts of a table; None if it is gone."""
         rows = self._connection.execute(_ONE, [oid]).fetchall()
-        return _fact(rows) if rows else None
+        if not rows:
+            return None
+        return msgspec.structs.replace(_fact(rows), is_born_published=oid in self._born_published)
 
     def types(self) -> Types:
         """All that is known of types."""

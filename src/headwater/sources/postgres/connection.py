@@ -50,6 +50,20 @@ class Server:
             given.setdefault("target_session_attrs", "primary")  # else each session is with whichever answers first
         self._given = given
 
+    def as_login(self, user: str, password: str | None) -> Server:
+        """Return the same address with another login; without a password libpq looks it up, as in ~/.pgpass."""
+        found = Server(self.name, self.address)
+        found._given = {name: value for name, value in self._given.items() if name not in ("user", "password")}
+        found._given["user"] = user
+        if password is not None:
+            found._given["password"] = password
+        return found
+
+    @property
+    def address(self) -> str:
+        """Connection string for libpq. It may contain a password."""
+        return conninfo.make_conninfo("", **self._given)
+
     def connect(self, **settings: str) -> Connection:
         """A session in which every statement is committed by itself. `settings` are PostgreSQL's."""
         with self.errors("cannot connect"):

@@ -25,6 +25,7 @@ class TableFact(msgspec.Struct, frozen=True):
 
     key: tuple[str, ...] = ()
     columns: Mapping[str, ColumnFact] = {}
+    is_born_published: bool = False  # no row came before it was published
     is_rewritten: bool = False  # its files are not the first: it may have been unlogged, with rows that nobody was sent
 
 

@@ -89,6 +89,7 @@ def from_result(result: pq.abc.PGresult) -> HeadwaterError:
         return gone(result.error_message.decode("utf-8", "replace"))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
+    found.names_tables = state[:2] != "22"  # data that does not fit is about the caller's own values
     return found
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.errors import SourceUnfit
 from headwater.sources.postgres.connection import Connection, Server, quoted, text_literal
+from headwater.sources.postgres.publication import is_of_all_tables
 from headwater.sources.postgres.relations import split_name, table_name
 from headwater.sources.postgres.slot import Slot, find_slot, table_oid
 from headwater.sources.postgres.unlocked import published_sql
@@ -42,6 +43,7 @@ class TableFit(msgspec.Struct, frozen=True):
     may_toast: bool  # a column outside the key whose values may be stored beside the row
     key: tuple[str, ...] = ()
     is_hidden: bool = False  # policies keep rows from the role
+    is_owned: bool = True  # the role may publish it
 
     @property
     def name(self) -> str:
@@ -70,7 +72,12 @@ def warnings(findings: Iterable[Finding]) -> list[str]:
 
 
 def examine(
-    connection: Connection, server: Server, slot: str, publication: str, tables: Sequence[str]
+    connection: Connection,
+    server: Server,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    publish_all: bool = False,
 ) -> list[Finding]:
     """Everything that keeps this database from being captured, or captured well."""
     existing = find_slot(connection, slot)
@@ -82,8 +89,14 @@ def examine(
     for name in tables:
         if table_oid(connection, name) is None:
             found.append(Finding(f"there is no table {name!r}", f"CREATE TABLE {name} (…);", fatal=False))
+    is_whole = is_of_all_tables(connection, publication)
+    if is_whole and not publish_all and not tables:
+        problem = f"the publication {publication} is FOR ALL TABLES: PostgreSQL refuses updates and deletes of every "
+        problem += "table without a key, also of new ones"
+        remedy = "-- keep it so with postgres.publish_all = true, or detach and attach the database again"
+        found.append(Finding(problem, remedy, fatal=False, is_told=True))
     for each in wanted_tables(connection, publication, tables):
-        found += table_findings(each, server.user)
+        found += table_findings(each, server.user, is_wanted=publish_all or bool(tables))
     return found
 
 
@@ -159,7 +172,7 @@ SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.r
        ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey::int2[]) WITH ORDINALITY u(number, place)
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
          WHERE k.indrelid = c.oid AND k.indisprimary AND u.place <= k.indnkeyatts ORDER BY u.place),
-       row_security_active(c.oid)
+       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_index r ON r.indrelid = c.oid
   AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
@@ -203,12 +216,28 @@ def wanted_tables(connection: Connection, publication: str, tables: Sequence[str
     ]
 
 
+def is_fit(table: TableFit) -> bool:
+    """Return whether it can be captured without harm to those who write it. Pure."""
+    return table.is_logged and table.is_owned and (table.identity == "f" or table.has_identity)
+
+
+def why_uncaptured(table: TableFit, tables: Sequence[str]) -> str:
+    """Return why a table is not published. Pure."""
+    if tables:
+        return "it is not named in postgres.tables"
+    if not table.is_logged:
+        return "it is unlogged"
+    if table.identity != "f" and not table.has_identity:
+        return "it has neither a primary key nor another replica identity"
+    return "it was not published yet" if table.is_owned else "it belongs to another role"
+
+
 def _full(table: TableFit) -> str:
     return f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
 
 
-def table_findings(table: TableFit, role: str = "YOUR_ROLE") -> list[Finding]:
-    """What is wrong with one. Pure."""
+def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool = False) -> list[Finding]:
+    """Return what is wrong with one. `is_wanted`: it will be published whether it has a key or not. Pure."""
     if not table.is_logged:
         remedy = f"ALTER TABLE {table.full_name} SET LOGGED;"
         return [Finding(f"{table.name} is unlogged: its changes are not in the server's log", remedy, fatal=False)]
@@ -216,14 +245,22 @@ def table_findings(table: TableFit, role: str = "YOUR_ROLE") -> list[Finding]:
     full = _full(table)
     if table.identity != "f" and not table.has_identity:
         lacks = "no replica identity" if table.key else "neither a primary key nor another replica identity"
-        problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
-        found.append(Finding(problem, full, fatal=False, refuses_writes=True))
+        if table.is_published or is_wanted:
+            problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
+            found.append(Finding(problem, full, fatal=False, refuses_writes=True))
+        else:
+            problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL goes on taking its updates"
+            found.append(Finding(problem, full, fatal=False, is_told=True))
     elif is_sparing(table):
         problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
         found.append(Finding(problem, full, fatal=False))
     if not table.key and table.identity != "i":
         problem = f"{table.name} has no primary key: nothing tells its rows apart, so only its feeds are served"
         found.append(Finding(problem, f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…);", fatal=False))
+    if not table.is_owned and not table.is_published:
+        problem = f"{table.name} belongs to a role that {role} is no member of: it cannot be published, or captured"
+        remedy = f"ALTER PUBLICATION … ADD TABLE {table.full_name}; -- as its owner, who must own the publication too"
+        found.append(Finding(problem, remedy, fatal=False, is_told=True))
     if not table.is_readable:
         grant = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; GRANT SELECT ON {table.full_name} TO {role};"
         found.append(Finding(f"{table.name} cannot be read by the role", grant, fatal=False))

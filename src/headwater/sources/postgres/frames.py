@@ -74,6 +74,6 @@ def lsn_of(text: str) -> int:
     return int(found[1], 16) << 32 | int(found[2], 16)
 
 
-def unix_ms(us: int) -> int:
-    """A time of PostgreSQL in milliseconds since 1970."""
-    return EPOCH_MS + us // 1000
+def unix_us(us: int) -> int:
+    """A time of PostgreSQL in microseconds since 1970."""
+    return 1000 * EPOCH_MS + us

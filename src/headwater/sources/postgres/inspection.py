@@ -13,6 +13,8 @@ from headwater.model.change import Transaction
 from headwater.sources.postgres import history
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.fitness import Finding, TableFit, all_tables, examine
+from headwater.sources.postgres.logins import Logins
+from headwater.sources.postgres.logins import setup_sql as logins_sql
 from headwater.sources.postgres.publication import ensure_publication
 from headwater.sources.postgres.slot import (
     Identity,
@@ -54,7 +56,8 @@ def inspect(name: str, url: str, config: PostgresConfig) -> Inspection:
     server = Server(name, url)
     slot, publication = slot_name(config.slot, name), slot_name(config.publication, name)
     with server.connect() as connection, server.errors():
-        findings = examine(connection, server, slot, publication, config.tables)
+        findings = examine(connection, server, slot, publication, config.tables, config.publish_all)
+        findings += Logins(server, config).findings(connection)
         if not any(each.fatal for each in findings):
             findings += _publishing(connection, publication, config)
         identity, refused = _identity(server)
@@ -80,12 +83,19 @@ def list_tables(name: str, url: str, config: PostgresConfig) -> list[TableFit]:
         return all_tables(connection, slot_name(config.publication, name))
 
 
+def setup_sql(name: str, url: str, reader: str, writer: str) -> list[str]:
+    """Return the SQL that creates the logins for callers in this database."""
+    server = Server(name, url)
+    with server.connect() as connection, server.errors():
+        return logins_sql(connection, reader, writer)
+
+
 def _publishing(connection: Connection, publication: str, config: PostgresConfig) -> list[Finding]:
     """Whether the publication can be made or fitted: it is tried, and undone."""
     try:
         with connection.transaction(force_rollback=True):
             connection.execute(f"SET LOCAL lock_timeout = {LOCK_SECONDS * 1000}".encode())
-            ensure_publication(connection, publication, config.tables)
+            ensure_publication(connection, publication, config.tables, publish_all=config.publish_all)
     except SourceUnfit as error:
         return [Finding(error.message, error.hint.removeprefix("Run: "))]
     except psycopg.errors.LockNotAvailable:

@@ -6,8 +6,11 @@ transaction sets for itself). Waiting is done on the socket, so other threads ru
 
 from __future__ import annotations
 
+import array
 import contextlib
+import fcntl
 import select
+import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -17,6 +20,7 @@ import psycopg
 from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
+from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
 from headwater.sources.postgres.faults import CANCELED, from_result, gone, state_of
 from headwater.sources.postgres.types import SETTINGS
 from headwater.sources.postgres.values import Bound, cell_reader
@@ -24,6 +28,8 @@ from headwater.sources.postgres.values import Bound, cell_reader
 Connect = Callable[[], "psycopg.Connection[Any]"]
 T = TypeVar("T")
 WAIT_SECONDS = 30.0  # for a link, while others use them all
+SPARE = 8 << 20  # bytes that may be received past the limit of an answer: names, types, rows not yet counted
+LEAST_READ = 8 << 10  # bytes that libpq has room for whenever it reads
 CHUNK = 256  # rows of an answer taken from the socket at a time
 CAN_CHUNK = pq.version() >= 170000  # else an answer comes whole
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
@@ -42,22 +48,20 @@ class Answer(msgspec.Struct, frozen=True):
     affected: int = 0
     tag: str = ""  # the command, such as `INSERT`
     truncated: bool = False
+    reservation: Reservation | None = None  # of a caller's answer
 
     def values(self) -> list[tuple[Any, ...]]:
         """The rows as values."""
         readers = [cell_reader(oid) for oid in self.oids]
         return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in self.rows]
 
+    def answer_rows(self) -> AnswerRows:
+        """Return the rows as values that hold the memory of the answer."""
+        return AnswerRows.of(self.values(), self.reservation or Reservation())
+
     def texts(self) -> list[tuple[str | None, ...]]:
         """The rows as PostgreSQL's text."""
         return [tuple([None if cell is None else cell.decode() for cell in row]) for row in self.rows]
-
-
-class Limit(msgspec.Struct, frozen=True):
-    """How much of an answer is kept: rows, and bytes of their cells."""
-
-    rows: int
-    weight: int
 
 
 class Link:
@@ -96,20 +100,30 @@ class Link:
         params: Sequence[Bound] = (),
         types: Sequence[int] | None = None,
         *,
-        limit: Limit | None = None,
+        max_rows: int | None = None,
         to_end: bool = True,
     ) -> Answer:
-        """Run one statement; rows beyond `limit` are let go. Raises our errors.
+        """Run one statement; rows beyond `max_rows` are let go. Raises our errors.
 
-        Unless `to_end` it is stopped at the limit, which leaves the transaction failed: the caller undoes it.
+        With `max_rows` it is a caller's: its answer counts against the memory of answers, and AnswerTooLarge closes the
+        connection. Unless `to_end` it is stopped at the limit, which leaves the transaction failed: the caller undoes
+        it.
         """
         with self._broken_is_ours():
             self._pg.send_query_params(_encoded(sql), params, types)
-            if limit is not None and CAN_CHUNK:
+            if max_rows is None:
+                return self._collect(None, True)
+            if CAN_CHUNK:
                 self._pg.set_chunked_rows_mode(CHUNK)
-            elif limit is not None:
+            else:
                 self._pg.set_single_row_mode()
-            return self._collect(limit, to_end)
+            return self._collect(max_rows, to_end)
+
+    def _give_up(self) -> None:
+        """Stop a statement whose answer is too large; close the connection, for the rest of it is on its way."""
+        self.is_tainted = True
+        self.cancel()
+        self._pg.finish()
 
     def parts(self, sql: str, rows: int) -> Iterator[pq.abc.PGresult]:
         """Run a statement of our own without parameters; its answer as libpq has it, `rows` at a time as they come. All
@@ -161,49 +175,83 @@ class Link:
             for result in list(self._results()):  # to the end: only then is it known whether the connection stands
                 _check(result)
 
-    def _collect(self, limit: Limit | None, to_end: bool) -> Answer:
+    def _collect(self, max_rows: int | None, to_end: bool) -> Answer:
         columns: tuple[str, ...] = ()
         oids: tuple[int, ...] = ()
         rows: list[Cells] = []
-        weight, more, affected, tag = 0, False, 0, ""
+        more, affected, tag = False, 0, ""
         fault: HeadwaterError | None = None
-        for result in self._results():
-            if result.status in _FAILED:
-                fault = fault or from_result(result)
-                continue
-            if result.status in _COPIES:
-                self._pg.finish()
-                raise InvalidRequest("COPY to or from the client is not served", hint="Use INSERT, or the pull API.")
-            if not columns and result.nfields:
-                places = range(result.nfields)
-                columns = tuple((result.fname(p) or b"").decode() for p in places)
-                oids = tuple(result.ftype(p) for p in places)
-            for row in range(result.ntuples):
-                if limit is not None and (more or len(rows) >= limit.rows or weight > limit.weight):
-                    if not (more or to_end):
-                        self.cancel()
-                    more = True
-                    break
-                cells = tuple([result.get_value(row, place) for place in range(result.nfields)])
-                rows.append(cells)
-                if limit is not None:
-                    weight += sum(8 if cell is None else len(cell) for cell in cells)
-            if result.command_status:  # the last one has it, or the last with rows
-                tag, affected = result.command_status.decode(), result.command_tuples or 0
+        reservation = None if max_rows is None else Reservation()
+        try:
+            for result in self._results(reservation):
+                if result.status in _FAILED:
+                    fault = fault or from_result(result)
+                    continue
+                if result.status in _COPIES:
+                    self._pg.finish()
+                    raise InvalidRequest(
+                        "COPY to or from the client is not served", hint="Use INSERT, or the pull API."
+                    )
+                if not columns and result.nfields:
+                    places = range(result.nfields)
+                    columns = tuple((result.fname(p) or b"").decode() for p in places)
+                    oids = tuple(result.ftype(p) for p in places)
+                for row in range(result.ntuples):
+                    if max_rows is not None and len(rows) >= max_rows:
+                        if not (more or to_end):
+                            self.cancel()
+                        more = True
+                        break
+                    cells = tuple([result.get_value(row, place) for place in range(result.nfields)])
+                    rows.append(cells)
+                    if reservation is not None:
+                        try:
+                            reservation.add(weight(cells), len(rows) * len(cells))
+                        except HeadwaterError:
+                            self._give_up()
+                            raise
+                if result.command_status:  # the last one has it, or the last with rows
+                    tag, affected = result.command_status.decode(), result.command_tuples or 0
+        except BaseException:  # it may keep this frame for a while
+            rows.clear()
+            if reservation is not None:
+                reservation.release()
+            raise
         if fault is not None and not (more and not to_end and state_of(fault) == CANCELED):
             raise fault
-        return Answer(columns, oids, rows, affected, tag.rpartition(" ")[0] if tag[-1:].isdigit() else tag, more)
+        command = tag.rpartition(" ")[0] if tag[-1:].isdigit() else tag
+        return Answer(columns, oids, rows, affected, command, more, reservation)
 
-    def _results(self) -> Iterator[pq.abc.PGresult]:
+    def _results(self, reservation: Reservation | None = None) -> Iterator[pq.abc.PGresult]:
+        """Yield the results of what was sent; with `reservation`, of a caller's statement.
+
+        libpq keeps a row until all of it has come, so the bytes of unfinished rows are counted here as they come.
+        """
         self._flush()
         while True:
+            unfinished = 0
             while self._pg.is_busy():
                 self._wait(select.POLLIN)
+                before = 0 if reservation is None else _readable(self._pg.socket)
                 self._pg.consume_input()
+                if reservation is not None:
+                    # At least so much was read: more may have come in between.
+                    unfinished += max(before - _readable(self._pg.socket), min(before, LEAST_READ))
+                    self._count(reservation, unfinished)
             result = self._pg.get_result()
             if result is None:
                 return
             yield result
+
+    def _count(self, reservation: Reservation, unfinished: int) -> None:
+        """Count the bytes that were received of rows which are not complete yet."""
+        try:
+            if reservation.bytes + unfinished > MEMORY.max_bytes + SPARE:
+                raise too_large()
+            reservation.take(reservation.bytes + unfinished)
+        except HeadwaterError:
+            self._give_up()
+            raise
 
     def _flush(self) -> None:
         while self._pg.flush():
@@ -270,6 +318,13 @@ class Link:
             self._connection.close()
 
 
+def _readable(socket: int) -> int:
+    """Return how many bytes of a socket can be read at once."""
+    found = array.array("i", [0])
+    fcntl.ioctl(socket, termios.FIONREAD, found)
+    return found[0]
+
+
 def _encoded(sql: str) -> bytes:
     if "\0" in sql:
         raise InvalidRequest("a statement cannot hold a NUL character")
@@ -334,7 +389,7 @@ class Pool:
                 try:
                     return work(link)
                 except HeadwaterError:
-                    if link.is_alive or not was_idle:
+                    if link.is_alive or link.is_tainted or not was_idle:
                         raise
                 finally:
                     self._give_back(link, epoch)

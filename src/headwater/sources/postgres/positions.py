@@ -33,13 +33,22 @@ class Positions:
 
     def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[Passed], None]) -> None:
         self._barriers, self._visibility, self._passed = barriers, visibility, passed
+        self.failure = ""  # why the log can take no more changes
         self._changed = threading.Condition()  # guards what follows
         self._expected: dict[int, _Place] = {}
+
+    def check(self) -> None:
+        """Raise Unavailable if capture has failed for good."""
+        if self.failure:
+            raise Unavailable(
+                f"capture has failed: {self.failure}", hint="Nothing was written. The operator restarts the server."
+            )
 
     # --- writes ------------------------------------------------------------------------------------------
 
     def expect(self, xid: int) -> None:
         """See writing.Positions."""
+        self.check()  # the last moment before the commit
         with self._changed:
             if len(self._expected) >= MOST:
                 del self._expected[next(iter(self._expected))]

@@ -16,6 +16,7 @@ import msgspec
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported, SourceError
 from headwater.model.table import Row, Table
+from headwater.sources.postgres.analysis.functions import TRUSTED
 from headwater.sources.postgres.faults import CANCELED, fault, state_of
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.relations import split_name
@@ -44,9 +45,41 @@ SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN p
 WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
 ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
 """
+# Row types of other relations, and arrays of them: a cast to one shows that the relation exists, and its columns.
+_ROW_TYPES = """
+SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid LEFT JOIN pg_type e ON e.oid = t.typelem
+WHERE d.classid = 'pg_class'::regclass AND d.objid = '_headwater_probe'::regclass
+  AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0))
+  AND (t.typrelid <> 0 OR e.typrelid <> 0)
+  AND EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c') LIMIT 1
+"""
+_OWN_CALLS = """
+SELECT coalesce(p.proname, o.oprname)::text FROM pg_depend d
+LEFT JOIN pg_proc p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
+LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+WHERE d.classid = 'pg_class'::regclass AND d.objid = '_headwater_probe'::regclass
+  AND coalesce(p.oid, o.oid) >= 16384 AND NOT EXISTS (
+    SELECT FROM pg_depend e JOIN pg_extension x ON x.oid = e.refobjid
+    WHERE e.classid = d.refclassid AND e.objid = d.refobjid AND e.deptype = 'e' AND x.extname = ANY ($1::text[]))
+ORDER BY 1
+"""
 NAME = 19  # the type of the catalogue's names
 # Read when the text is: another moment would be another predicate.
 _CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNORECASE)
+
+
+# The same refusal for a relation that exists and for one that does not: a filter must not show which ones exist.
+_NO_SUCH_RELATION = frozenset({"42P01", "3F000", "42704"})
+_RELATIONS = re.compile(r"\b(select|table|with|values|reg[a-z]+)\b", re.IGNORECASE)
+_CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?reg[a-z]+", re.IGNORECASE)
+_TEXTS = re.compile(r"'(?:[^']|'')*'")
+
+
+def _one_row_only() -> NotSupported:
+    return NotSupported(
+        "a predicate looks at one row: it has no subqueries and names no other relation",
+        hint="Filter by this row alone.",
+    )
 
 
 class Examined(msgspec.Struct, frozen=True):
@@ -54,6 +87,7 @@ class Examined(msgspec.Struct, frozen=True):
 
     text: str
     columns: tuple[str, ...]
+    calls: tuple[str, ...] = ()  # functions and operators that are not PostgreSQL's own
 
 
 class Engine:
@@ -99,7 +133,9 @@ class Engine:
         try:
             found = self._pool.probe(look, self._seconds)
         except HeadwaterError as error:
-            raise self._refusal(error) from None
+            raise self._refusal(error, where) from None
+        if _CATALOG_NAMES.search(_TEXTS.sub("''", found.text)):
+            raise _one_row_only()
         for clock in _CLOCKS.finditer(where):
             if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
                 raise NotSupported(
@@ -139,20 +175,26 @@ class Engine:
         link.run(f"CREATE INDEX _headwater_probe ON {self._name} ((1)) WHERE (\n{where}\n)")
         ((text,),) = link.run(_READ).texts()
         names = {name for (name,) in link.run(_COLUMNS, [f"pg_temp.{self._name}".encode()]).texts()}
+        others = link.run(_ROW_TYPES, [f"pg_temp.{self._name}".encode()]).rows
+        calls = tuple(str(name) for (name,) in link.run(_OWN_CALLS, [array_text(sorted(TRUSTED))]).texts())
         link.run("DROP INDEX _headwater_probe")
+        if others:
+            raise _one_row_only()
         if text is None:  # it was found to be always true
             return Examined("true", ())
         if ".*" in text:
             names = {*self.table.names}
-        return Examined(text, tuple(name for name in self.table.names if name in names))
+        return Examined(text, tuple(name for name in self.table.names if name in names), calls)
 
-    def _refusal(self, error: HeadwaterError) -> HeadwaterError:
+    def _refusal(self, error: HeadwaterError, where: str) -> HeadwaterError:
         names = ", ".join(self.table.names)
         text, state = error.message, state_of(error)
         if isinstance(error, SourceError | NotSupported) and state not in _PLAIN_REFUSALS:
             return error
-        if state == "0A000" and "subquer" in text:
-            return NotSupported("a predicate looks at one row: it has no subqueries", hint="Filter by this row alone.")
+        if (state == "0A000" and "subquer" in text) or (
+            state in _NO_SUCH_RELATION and (state == "42704" or _RELATIONS.search(where))
+        ):
+            return _one_row_only()
         if state == "42P17" or "IMMUTABLE" in text:
             return NotSupported(
                 "a function in the predicate depends on more than its arguments", hint="Compare with a constant."

@@ -13,7 +13,8 @@ import msgspec
 import psycopg
 
 from headwater.errors import SourceUnfit
-from headwater.sources.postgres.connection import Connection, quoted
+from headwater.sources.postgres.connection import Connection, quoted, text_literal
+from headwater.sources.postgres.link import Link
 from headwater.sources.postgres.relations import split_name, table_name
 from headwater.sources.postgres.slot import run_as_owner, table_oid
 
@@ -27,13 +28,39 @@ JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespa
 WHERE p.pubname = %s AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
 ORDER BY 1, 2
 """
-_MISSING = """
-SELECT c.oid::bigint, n.nspname, c.relname FROM unnest(%s::text[], %s::text[]) wanted (schema, name)
-JOIN pg_namespace n ON n.nspname = wanted.schema
-JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name AND c.relkind IN ('r', 'p')
-JOIN pg_publication p ON p.pubname = %s AND NOT p.puballtables
-WHERE c.relpersistence = 'p'
-  AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
+# Whether PostgreSQL can tell the rows of a table `{c}` apart, without which it refuses updates and deletes of a
+# published table.
+_IDENTIFIED = """({c}.relreplident = 'f' OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = {c}.oid AND i.indimmediate
+  AND CASE {c}.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))"""
+# Tables of this database that we publish where none is named. Of a partitioned table the root, which brings its
+# partitions; or these one by one, where the root has no key.
+_FIT = f"""
+c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
+  AND pg_has_role(c.relowner, 'USAGE') AND {_IDENTIFIED.replace("{c}", "c")}
+  AND (NOT c.relispartition OR NOT EXISTS (
+    SELECT FROM pg_class root WHERE root.oid = pg_partition_root(c.oid) AND pg_has_role(root.relowner, 'USAGE')
+      AND {_IDENTIFIED.replace("{c}", "root")}))
+"""
+
+
+def unpublished_sql(publication: str, tables: Sequence[str], further: str = "") -> str:
+    """Return a SELECT of oid, schema and name of the tables that `publication` lacks: of `tables`, or of all fit ones.
+
+    It is empty for a publication FOR ALL TABLES. `further` are more conditions.
+    """
+    wanted = [parts for name in tables if (parts := split_name(name)) is not None]
+    named = ", ".join(f"({text_literal(schema)}, {text_literal(name)})" for schema, name in wanted)
+    condition = _FIT
+    if tables:
+        condition = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
+        condition += f" AND (n.nspname::text, c.relname::text) IN ({named})" if named else " AND false"
+    return f"""
+SELECT c.oid::bigint, n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication p ON p.pubname = {text_literal(publication)}
+WHERE {condition} AND NOT coalesce(p.puballtables, false)
+  AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid) {further}
+ORDER BY 2, 3
 """
 
 
@@ -69,19 +96,33 @@ def was_altered(connection: Connection, known: Publication, now: Publication | N
     return bool(gone) and connection.execute(there, [gone, gone]).fetchone() is not None
 
 
-def ensure_publication(connection: Connection, publication: str, tables: Sequence[str]) -> None:
-    """Make it, or fit it to `tables`; none named means all."""
+def is_of_all_tables(connection: Connection, publication: str) -> bool:
+    """Return whether it is FOR ALL TABLES."""
+    ask = "SELECT puballtables FROM pg_publication WHERE pubname = %s"
+    return connection.execute(ask, [publication]).fetchone() == (True,)
+
+
+def ensure_publication(
+    connection: Connection, publication: str, tables: Sequence[str], *, publish_all: bool = False
+) -> None:
+    """Create the publication, or fit it to `tables`.
+
+    Where none is named it gets every table that can be published without harm to those who write it; with
+    `publish_all` it is FOR ALL TABLES, those without a key included.
+    """
     row = connection.execute(
         "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot FROM pg_publication "
         "WHERE pubname = %s",
         [publication],
     ).fetchone()
+    lacking = connection.execute(unpublished_sql(publication, tables).encode()).fetchall()
+    added = [(schema, table) for _, schema, table in lacking]
     there = [_parts(name) for name in tables if table_oid(connection, name) is not None]
-    named = ", ".join(map(_only, there))
     name = quoted(publication)
     if row is None:
         more = " WITH (publish_generated_columns = stored)" if connection.info.server_version >= 180000 else ""
-        what = "FOR ALL TABLES" if not tables else f"FOR TABLE {named}" if named else ""
+        named = ", ".join(map(_only, there if tables else added))
+        what = "FOR ALL TABLES" if publish_all and not tables else f"FOR TABLE {named}" if named else ""
         run_as_owner(connection, f"CREATE PUBLICATION {name} {what}{more}")
         return
     whole, everything, by_root = row
@@ -93,13 +134,14 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
         )
     if not everything:
         run_as_owner(connection, f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
-    if whole and tables or not whole and not tables:
+    if whole and tables or publish_all and not whole and not tables:
         want = "only the tables of postgres.tables" if tables else "all tables"
         raise SourceUnfit(
             f"the publication {publication} is not of {want}",
             hint=f"Run: DROP PUBLICATION {name}; and start again with a new postgres.publication and postgres.slot.",
         )
     published = _published(connection, publication)
+    named = ", ".join(map(_only, there if tables else published))
     fitting = f"SET TABLE {named}" if named else f"DROP TABLE {', '.join(map(_only, published))}"
     partly = [table_name(*each) for each in connection.execute(_PARTLY, [publication]).fetchall()]
     if partly:
@@ -112,28 +154,54 @@ def ensure_publication(connection: Connection, publication: str, tables: Sequenc
         run_as_owner(connection, f"ALTER PUBLICATION {name} {fitting}")
 
 
-def add_missing(connection: Connection, publication: str, tables: Sequence[str]) -> dict[int, str]:
-    """Publish those of `tables` that were made since; what the catalogue has of them now. Nobody is waited for: a table
-    that somebody alters is left out this time. To be called outside a transaction."""
-    wanted = [parts for name in tables if (parts := split_name(name)) is not None]
-    schemas, names = [schema for schema, _ in wanted], [name for _, name in wanted]
-    added = []
-    for oid, schema, name in connection.execute(_MISSING, [schemas, names, publication]).fetchall():
+def add_missing(
+    connection: Connection, publication: str, tables: Sequence[str]
+) -> tuple[dict[int, str], SourceUnfit | None]:
+    """Publish the tables that came since, see `unpublished_sql`.
+
+    Return what the catalogue has of them now, and why one could not be published. Nobody is waited for: a table that
+    somebody alters is left out this time. To be called outside a transaction.
+    """
+    added, refused = [], None
+    for oid, schema, name in connection.execute(unpublished_sql(publication, tables).encode()).fetchall():
         try:
             with connection.transaction():
                 connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
                 only = _only((schema, name))
                 run_as_owner(connection, f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
-        except (
-            psycopg.errors.LockNotAvailable,
-            psycopg.errors.UndefinedTable,
-            psycopg.errors.UndefinedObject,
-            psycopg.errors.DuplicateObject,
-        ):
+        except SourceUnfit as error:
+            refused = refused or error
             continue
+        except psycopg.Error:
+            if connection.closed:
+                raise
+            continue  # it is being altered, or is gone by now
         added.append(oid)
     found = find_publication(connection, publication) if added else None
-    return {} if found is None else {oid: found.members[oid] for oid in added if oid in found.members}
+    return {} if found is None else {oid: found.members[oid] for oid in added if oid in found.members}, refused
+
+
+# Created by this very transaction, and the role may alter the publication.
+_CREATED_NOW = """
+AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = -6
+  AND a.xmin = pg_current_xact_id()::xid)
+AND pg_has_role(p.pubowner, 'USAGE')
+"""
+
+
+def publish_new(link: Link, publication: str, tables: Sequence[str]) -> list[int]:
+    """Publish the tables that this transaction created and has not filled yet; return their oids.
+
+    None of their rows is missed: what is written before a table is published is not sent. Other tables are left to
+    `add_missing`, which has readers take a snapshot.
+    """
+    published = []
+    for oid, schema, name in link.run(unpublished_sql(publication, tables, _CREATED_NOW)).texts():
+        only = _only((schema or "", name or ""))
+        if not link.run(f"SELECT 1 FROM {only} LIMIT 1").rows:
+            link.run(f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
+            published.append(int(oid or 0))
+    return published
 
 
 def _only(table: tuple[str, str]) -> str:

@@ -61,12 +61,13 @@ class PostgresReader:
 
     chunk_rows = CHUNK_ROWS
 
-    def __init__(self, name: str, url: str, serving: Serving, past: Past) -> None:
+    def __init__(self, name: str, url: str, serving: Serving, past: Past, *, judge: str) -> None:
+        """Open both pools; `judge` is the connection string for callers' conditions."""
         self._serving, self._past = serving, past
-        self._pool = Pool(Server(name, url).connect, READERS)
+        self._pool, self._judges = Pool(Server(name, url).connect, READERS), Pool(Server(name, judge).connect, READERS)
         self._columns = Columns(self._pool)
         self._reading = Reading(self._pool, Shapes(self._known), _Unseen(serving), self._columns.odd, take=Packed)
-        self._predicates = Predicates(self._pool, self._columns.odd)
+        self._predicates = Predicates(self._judges, self._columns.odd)
 
     def _known(self, table: str) -> Table | None:
         return self._serving.describe().get(table)
@@ -114,6 +115,7 @@ class PostgresReader:
     def close(self) -> None:
         """End the sessions."""
         self._pool.close()
+        self._judges.close()
 
 
 class _Unseen:

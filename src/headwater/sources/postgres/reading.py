@@ -19,7 +19,7 @@ from headwater.model.key import Span
 from headwater.model.predicate import key_is
 from headwater.model.table import Key, Row, Table
 from headwater.sources.postgres.link import Link, Pool
-from headwater.sources.postgres.session import PostgresSession, is_read_only, run_statement
+from headwater.sources.postgres.session import PostgresSession, run_statement
 from headwater.sources.postgres.shapes import Shapes, hold
 from headwater.sources.postgres.statements import Args, check_ours, examine
 from headwater.sources.postgres.stretch import Decoded, Take, stretch
@@ -90,13 +90,13 @@ class Reading:
                 return value, offset
         raise Busy("commits come faster than a read finds its place among them", hint="Try again in a moment.")
 
-    def seen(self, work: Callable[[Link], T], seconds: float | None = None) -> tuple[T, int]:
+    def seen(self, work: Callable[[Link], T], seconds: float | None = None, pool: Pool | None = None) -> tuple[T, int]:
         """The same with an offset up to which it surely saw everything: no barrier, and never again."""
         with self._visibility.reading():
-            value, snapshot = self._pool.read(lambda link: (work(link), snapshot_of(link)), seconds)
+            value, snapshot = (pool or self._pool).read(lambda link: (work(link), snapshot_of(link)), seconds)
             return value, self._visibility.seen(snapshot)
 
-    def read(self, sql: str, args: Args = ()) -> Read:
+    def read(self, sql: str, args: Args = (), pool: Pool | None = None) -> Read:
         """See Source. It runs in a transaction that only reads: PostgreSQL refuses what writes."""
 
         def read(link: Link) -> Result:
@@ -105,12 +105,8 @@ class Reading:
             check_ours(link)
             return result
 
-        result, offset = self.seen(read, self._seconds)
+        result, offset = self.seen(read, self._seconds, pool)
         return Read(result.columns, result.rows, offset, result.truncated)
-
-    def is_read_only(self, sql: str) -> bool:
-        """See Source."""
-        return self._pool.read(lambda link: is_read_only(link, sql))
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """See Source."""

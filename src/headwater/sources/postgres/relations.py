@@ -24,6 +24,7 @@ import msgspec
 
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
+from headwater.sources.postgres.ddl_text import ddl_text
 from headwater.sources.postgres.facts import Catalogue, ColumnFact, TableFact
 from headwater.sources.postgres.frames import BadMessage
 from headwater.sources.postgres.pgoutput import Relation, Type
@@ -191,8 +192,9 @@ class Relations:
         known = self.tables.get(table.name)
         table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
         if known is None or changes or is_displaced:
-            unseen = bool(changes) or is_displaced or not self._all_tables or fact.is_rewritten
-            changes.append(Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=unseen))
+            is_known = self._all_tables or fact.is_born_published
+            unseen = bool(changes) or is_displaced or not is_known or fact.is_rewritten
+            changes.append(Change(Op.SCHEMA_CHANGE, table, ddl=ddl_text(None, table), resnapshot=unseen))
         elif is_told_alike(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
             table = known
         elif (change := schema_change(known, table, fact)) is not None:
@@ -220,7 +222,10 @@ class Relations:
             known = self.tables.get(table.name)
             table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
             if known is None and oid not in self.displaced and self._names.get(oid, table.name) == table.name:
-                change = Change(Op.SCHEMA_CHANGE, table, ddl="", resnapshot=not self._all_tables)
+                text = ddl_text(None, table)
+                fact = self._catalogue.table(oid) or TableFact()
+                is_known = self._all_tables or fact.is_born_published
+                change = Change(Op.SCHEMA_CHANGE, table, ddl=text, resnapshot=not is_known)
                 self._names[oid], self.oids[table.name] = table.name, oid
             elif known is None or self.oids.get(table.name, oid) != oid:
                 continue

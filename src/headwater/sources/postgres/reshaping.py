@@ -8,6 +8,7 @@ import msgspec
 
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
+from headwater.sources.postgres.ddl_text import ddl_text
 from headwater.sources.postgres.facts import TableFact
 
 MOST_DISPLACED = 1_000  # that are remembered, the newest: most were dropped, and never come again
@@ -56,7 +57,8 @@ class Announcement(msgspec.Struct, frozen=True):
 
 def is_end(change: Change) -> bool:
     """Whether the table's name ended with it."""
-    return change.op is Op.SCHEMA_CHANGE and (change.ddl or "").startswith(("DROP TABLE ", "ALTER TABLE "))
+    ends = ("DROP TABLE ", f"ALTER TABLE {change.table.name} RENAME TO ")
+    return change.op is Op.SCHEMA_CHANGE and (change.ddl or "").startswith(ends)
 
 
 def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
@@ -78,7 +80,7 @@ def schema_change(old: Table, new: Table, fact: TableFact) -> Change | None:
         or any(not are[name].nullable for name in came)
         or not _is_continued(old, new)
     )
-    return Change(Op.SCHEMA_CHANGE, new, ddl="", resnapshot=unseen)
+    return Change(Op.SCHEMA_CHANGE, new, ddl=ddl_text(old, new), resnapshot=unseen)
 
 
 def _is_continued(old: Table, new: Table) -> bool:

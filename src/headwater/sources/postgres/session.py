@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from headwater.errors import InvalidRequest
+from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
 from headwater.sources.creating import check_numbered, exists
-from headwater.sources.postgres.link import Limit, Link
+from headwater.sources.postgres.link import Link
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import OURS, Shape, Shapes, ident
 from headwater.sources.postgres.sql import Renderer, create_table, order_by
@@ -18,17 +19,24 @@ from headwater.sources.postgres.statements import Args, Statement, check_ours, e
 from headwater.sources.postgres.values import Bound
 from headwater.sources.source import Result
 
-MAX_ROWS = 100_000  # of one statement's answer; past it the answer says `truncated`
-MAX_WEIGHT = 64 << 20  # bytes of one statement's answer, the same
 MAX_PARAMS = 30_000  # of one INSERT; the protocol ends at 65,535
 _WRITES = frozenset({"INSERT", "INSERT 0", "UPDATE", "DELETE", "MERGE"})
 
 
 class PostgresSession:
-    """Fulfils `Session`. `before_write` runs ahead of a statement that may change something."""
+    """Fulfils `Session`. `before_write` runs ahead of a statement that may change something; `grants` returns the
+    statements to run on a new table, `publish` publishes new tables."""
 
-    def __init__(self, link: Link, shapes: Shapes, before_write: Callable[[], None] = lambda: None) -> None:
-        self._link, self._shapes, self._before_write = link, shapes, before_write
+    def __init__(
+        self,
+        link: Link,
+        shapes: Shapes,
+        before_write: Callable[[], None] = lambda: None,
+        grants: Callable[[str], Sequence[str]] = lambda table: (),
+        publish: Callable[[Link], None] = lambda link: None,
+    ) -> None:
+        self._link, self._shapes, self._before_write, self._grants = link, shapes, before_write, grants
+        self._publish = publish
         self._known: dict[str, Shape] = {}  # shapes hold while nobody changes them: we hold their lock, or did not read
         self.has_read = False  # rows were looked at: what follows may rest on them
 
@@ -99,6 +107,7 @@ class PostgresSession:
         result = run_statement(self._link, statement, bound)
         check_ours(self._link)
         if statement.schema or statement.first == "do":
+            self._publish(self._link)
             self._known.clear()
         return result
 
@@ -124,6 +133,9 @@ class PostgresSession:
         name = f"{ident(parts[0])}.{ident(parts[1])}"
         self._link.run(create_table(table, name))
         self._link.run(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+        for grant in self._grants(name):
+            self._link.run(grant)
+        self._publish(self._link)
         self._known.clear()
         return True
 
@@ -139,24 +151,23 @@ class PostgresSession:
         return True
 
 
-def is_read_only(link: Link, sql: str) -> bool:
-    """Whether PostgreSQL's own plan of `sql` writes nothing. Its parameters may be of any type."""
-    statement, _ = examine(link, sql, None)
+def is_read_only(link: Link, sql: str, args: Args = ()) -> bool:
+    """Return whether PostgreSQL's own plan of `sql` writes nothing; without `args` for parameters of any type."""
+    statement, _ = examine(link, sql, args or None)
     return statement.read_only
 
 
 def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> Result:
     """Run one statement and collect its answer."""
-    limit = Limit(MAX_ROWS, MAX_WEIGHT)
     if statement.read_only:
         link.script("SAVEPOINT headwater_read")
-    answer = link.run(statement.sql, bound, statement.types, limit=limit, to_end=not statement.read_only)
+    answer = link.run(statement.sql, bound, statement.types, max_rows=MAX_ROWS, to_end=not statement.read_only)
     if statement.read_only:
         undo = "ROLLBACK TO headwater_read; " if answer.truncated else ""
         link.script(f"{undo}RELEASE headwater_read")
     return Result(
         columns=answer.columns,
-        rows=tuple(answer.values()),
+        rows=answer.answer_rows(),
         affected=answer.affected if answer.tag in _WRITES else 0,
         truncated=answer.truncated,
     )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,23 +20,27 @@ from headwater.model.change import Transaction
 from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
+from headwater.model.principal import OWNER, VIEWER
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.postgres.analysis.analyse import Analyses
 from headwater.sources.postgres.attachment import Attachment
 from headwater.sources.postgres.barriers import Barriers, Passed, Side
+from headwater.sources.postgres.callers import Callers
 from headwater.sources.postgres.catalogue import describe
 from headwater.sources.postgres.columns import Columns
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.fitness import Finding, whole_rows_remedy
 from headwater.sources.postgres.held import Held, Point
 from headwater.sources.postgres.link import Pool
+from headwater.sources.postgres.logins import Logins
 from headwater.sources.postgres.order import order
 from headwater.sources.postgres.positions import Positions
 from headwater.sources.postgres.query_sql import query_sql
 from headwater.sources.postgres.reading import Reading
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.sampling import sample
+from headwater.sources.postgres.session import is_read_only
 from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.postgres.sight import Sight
 from headwater.sources.postgres.slot import Identity
@@ -45,7 +50,7 @@ from headwater.sources.postgres.visibility import Visibility
 from headwater.sources.postgres.watch import Watch
 from headwater.sources.postgres.where import Predicates
 from headwater.sources.postgres.writing import Writers
-from headwater.sources.source import Chunk, Condition, Look, Notes, Read, Sample, Work, Written
+from headwater.sources.source import Args, Chunk, Condition, Look, Notes, Read, Sample, Work, Written
 
 T = TypeVar("T")
 DOWN_SECONDS = 1.0  # without a connection before it is an error
@@ -63,7 +68,8 @@ class PostgresSource:
         self._server, self._config = Server(name, url), config
         # Its marks must be on disk to be streamed, but need not wait for a standby: what does, is not visible yet.
         self._side = Side(self._server, synchronous_commit="local", statement_timeout="60000")
-        self._attachment = Attachment(self._server, self._side, notes=notes, config=config)
+        logins = Logins(self._server, config)
+        self._attachment = Attachment(self._server, self._side, logins, notes=notes, config=config)
         self._barriers, self._visibility = Barriers(self._side, self._is_up), Visibility()
         self._arrived = threading.Event()
         self._sight = Sight(self._server, self._visibility, self._arrived.set)
@@ -75,13 +81,26 @@ class PostgresSource:
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
         self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
+        self._callers = Callers(logins, self._pool, seconds=seconds)
+        self.reader_address = logins.server(VIEWER).address
         self._columns, self._positions = Columns(self._pool), Positions(self._barriers, self._visibility, self._notice)
         odd = self._columns.odd
         self._reading = Reading(self._pool, self._shapes, self._positions, odd, statement_seconds=seconds)
-        self._predicates = Predicates(self._pool, odd)
-        self._analyses = Analyses(self._pool, self._positions, self._attachment.publication, statement_seconds=seconds)
-        self._writers = Writers(connect, self._shapes, self._positions, statement_seconds=seconds)
+        queries = self._callers.pool(VIEWER)
+        self._predicates = Predicates(queries, odd)
+        self._analyses = Analyses(queries, self._positions, self._attachment.publication, statement_seconds=seconds)
+        self._writers = Writers(
+            self._connect,
+            self._shapes,
+            self._positions,
+            statement_seconds=seconds,
+            grants=logins.grants,
+            publish=self._attachment.publish,
+        )
         self._transactions: set[PostgresTx] = set()
+
+    def _connect(self, role: str) -> Connection:
+        return self._callers.logins.server(role).connect()
 
     def _is_up(self) -> bool:
         stream = self._stream
@@ -127,6 +146,7 @@ class PostgresSource:
         self._side.close()
         self._sight.close()
         self._pool.renew()
+        self._callers.renew()
         self._columns.renew()
 
     def findings(self) -> list[Finding]:
@@ -148,7 +168,8 @@ class PostgresSource:
             attachment.publication,
             held,
             self,
-            all_tables=not self._config.tables,
+            all_tables=attachment.is_of_all_tables,
+            born_published=attachment.born_published,
             folder=self._folder,
         )
         self._held, self._stream = held, stream
@@ -219,6 +240,7 @@ class PostgresSource:
         self._visibility.notice(found.snapshot)
         if found.schema != self._schema:
             self._columns.renew()
+            self._callers.forget()
             held = self._held
             if held is not None:  # at once: what a query meant when it was understood must be known when that changes
                 with suppress(HeadwaterError):
@@ -276,17 +298,27 @@ class PostgresSource:
             self._attachment.announce(held.whole.shapes)
             self._attachment.join()
 
+    def release(self, reason: str) -> None:
+        """Close the replication connection, so that PostgreSQL can shut down, and refuse writes from now on."""
+        self._positions.failure = reason
+        self._halt()
+
     def _running(self) -> tuple[Held, Stream]:
         held, stream = self._held, self._stream
+        self._positions.check()
         if held is None or stream is None:
             raise SourceError(f"{self.name!r} is not being followed")
         return held, stream
 
     # --- reading and writing -----------------------------------------------------------------------------------
 
-    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+    def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
+        """Raise Forbidden if the caller may not send SQL, or not this statement."""
+        self._callers.check(role, statement, args)
+
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
         """Run one read-only statement."""
-        return self._reading.read(sql, args)
+        return self._reading.read(sql, args, self._callers.pool(role))
 
     def reading(self) -> AbstractContextManager[None]:
         """See Placing."""
@@ -308,9 +340,9 @@ class PostgresSource:
         """Run it, unless it means something else by now. There are no guards."""
         return self._analyses.answer(analysis, args)
 
-    def is_read_only(self, sql: str) -> bool:
+    def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
-        return self._reading.is_read_only(sql)
+        return self._callers.pool(role).read(lambda link: is_read_only(link, sql, args))
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """One row by its key."""
@@ -336,14 +368,14 @@ class PostgresSource:
         """`values` as `columns` would hold them."""
         return self._columns.stored(table, columns, values)
 
-    def write(self, work: Work[T]) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""
-        return self._writers.submit(work)
+        return self._writers.submit(work, role)
 
-    def begin(self, *, read_only: bool = False) -> PostgresTx:
+    def begin(self, *, read_only: bool = False, role: str = OWNER) -> PostgresTx:
         """Open an interactive transaction."""
         tx = PostgresTx(
-            self._server.connect,
+            partial(self._connect, role),
             self._shapes,
             self._positions,
             read_only=read_only,
@@ -351,6 +383,7 @@ class PostgresSource:
             idle_seconds=self._config.tx_idle_seconds,
             statement_seconds=self._config.statement_seconds,
             finished=self._transactions.discard,
+            grants=self._callers.logins.grants,
         )
         self._transactions.add(tx)
         return tx
@@ -369,6 +402,7 @@ class PostgresSource:
             "writes_waiting": self._writers.waiting,
             "open_transactions": len(self._transactions),
             "tables": sorted(self.describe()),
+            "uncaptured": self._side.ask(self._attachment.uncaptured),
             "slot": self._attachment.slot,
             "slot_lag_bytes": None if slot is None else slot.lag_bytes,
             "slot_safe_bytes": None if slot is None else slot.safe_bytes,
@@ -397,4 +431,5 @@ class PostgresSource:
         self._halt()
         self._side.close()
         self._sight.close()
+        self._callers.close()
         self._pool.close()

@@ -164,6 +164,13 @@ def placed(sql: str, args: Args) -> tuple[str, list[Value]]:
     return text, [args[name] for name in places]
 
 
+def typed(link: Link, sql: str, args: Args) -> tuple[str, tuple[int, ...]]:
+    """Return the statement with its parameters written `$1`, `$2` …, and the types of the parameters."""
+    text, values = placed(sql, args)
+    with places_named(text):
+        return text, _types(link, text, values)
+
+
 def _in_order(named: dict[str, Value]) -> list[Value]:
     places = [str(place + 1) for place in range(len(named))]
     for place in places:

@@ -18,6 +18,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -87,12 +88,14 @@ class Stream:
         keeper: Keeper,
         *,
         all_tables: bool,
+        born_published: Collection[int] = (),
         folder: Path | None = None,
     ) -> None:
         """`folder` is for unfinished transactions that do not fit into memory; else the system's."""
         self._spill = partial(FileSpill, folder)
         self.server, self._slot, self._publication = server, slot, publication
         self.held, self.keeper, self._all_tables = held, keeper, all_tables
+        self._born_published = born_published
         self.error: HeadwaterError | None = None  # why there is no connection now
         self.error_since = 0.0
         self._repeats, self._is_told = Repeats(), False  # a server that comes and goes does not fill the log
@@ -191,7 +194,7 @@ class Stream:
             shapes = point.shapes
             relations = Relations(
                 shapes.tables,
-                Facts(side),
+                Facts(side, self._born_published),
                 oids=shapes.oids,
                 versions=shapes.versions,
                 displaced=shapes.displaced,

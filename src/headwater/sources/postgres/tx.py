@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError
@@ -40,6 +40,7 @@ class PostgresTx(Interactive):
         idle_seconds: float,
         statement_seconds: float = 30.0,
         finished: Callable[[PostgresTx], None] = lambda tx: None,
+        grants: Callable[[str], Sequence[str]] = lambda table: (),
     ) -> None:
         super().__init__(read_only=read_only)
         self._positions, self._finished = positions, finished
@@ -50,7 +51,7 @@ class PostgresTx(Interactive):
         except HeadwaterError:
             self._link.close()
             raise
-        self._session = PostgresSession(self._link, shapes, self._before_write)
+        self._session = PostgresSession(self._link, shapes, self._before_write, grants)
         # Guards what the clock looks at.
         self._side = threading.Condition()
         self._steps = 0  # queued or running

@@ -197,9 +197,15 @@ def _uuid(text: str) -> Value:
     return found
 
 
+LARGE = 1 << 20  # characters of JSON
+
+
 def _json_text(text: str) -> Value:
     try:
-        _json.decode(text)
+        if len(text) > LARGE:  # checked without making objects of it
+            msgspec.json.decode(text, type=msgspec.Raw)
+        else:
+            _json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return text
     return Json(text)

@@ -29,6 +29,7 @@ class PostgresCondition:
     def __init__(self, engine: Engine, where: str, odd: Collection[str]) -> None:
         self._engine = engine
         self._found = engine.examine(where)
+        self.calls = self._found.calls
         self._places = [engine.table.index[name] for name in self._found.columns]
         self._program = _program(engine, self._found, odd)
         self.pin = None if self._program is None else _pin(engine.table, self._program, odd)

@@ -15,8 +15,10 @@ from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
 from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
+from headwater.model.principal import OWNER
+from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.faults import RETRIED, state_of
-from headwater.sources.postgres.link import Connect, Link
+from headwater.sources.postgres.link import Link
 from headwater.sources.postgres.session import PostgresSession
 from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.source import Session, Written
@@ -96,42 +98,46 @@ def finish(link: Link, positions: Positions) -> int | None:
     return xid
 
 
-class _Job:
-    __slots__ = ("future", "work")
+ConnectAs = Callable[[str], Connection]  # as the login for callers in a role
 
-    def __init__(self, work: Callable[[Session], Any]) -> None:
-        self.work = work
+
+class _Job:
+    __slots__ = ("future", "role", "work")
+
+    def __init__(self, work: Callable[[Session], Any], role: str) -> None:
+        self.work, self.role = work, role
         self.future: Future[Any] = Future()
 
 
 class _Hand:
-    """The connection of one writing thread, opened when it is needed."""
+    """The connections of one writing thread, by the role of those it writes for; opened when they are needed."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: ConnectAs) -> None:
         self._connect = connect
-        self._link: Link | None = None
+        self._links: dict[str, Link] = {}
 
-    def link(self) -> Link:
+    def link(self, role: str) -> Link:
         """One that stands, as far as is known."""
-        if self._link is not None and not self._link.is_alive:
-            self.close()
-        if self._link is None:
-            self._link = Link(self._connect)
-        return self._link
+        found = self._links.get(role)
+        if found is not None and not found.is_alive:
+            found.close()
+            found = None
+        if found is None:
+            found = self._links[role] = Link(lambda: self._connect(role))
+        return found
 
     def clean(self) -> None:
         """Let nothing stay for the next caller."""
-        try:
-            if self._link is not None:
-                self._link.clean()
-        except HeadwaterError:
-            self.close()
+        for role, link in list(self._links.items()):
+            try:
+                link.clean()
+            except HeadwaterError:
+                self._links.pop(role).close()
 
     def close(self) -> None:
-        """Release it."""
-        if self._link is not None:
-            self._link.close()
-        self._link = None
+        """Release them."""
+        while self._links:
+            self._links.popitem()[1].close()
 
 
 class Writers:
@@ -139,15 +145,18 @@ class Writers:
 
     def __init__(
         self,
-        connect: Connect,
+        connect: ConnectAs,
         shapes: Shapes,
         positions: Positions,
         *,
         statement_seconds: float = 30.0,
         threads: int = THREADS,
         committed: Callable[[], None] = lambda: None,
+        grants: Callable[[str], Sequence[str]] = lambda table: (),
+        publish: Callable[[Link], None] = lambda link: None,
     ) -> None:
-        self._connect, self._shapes, self._positions = connect, shapes, positions
+        self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
+        self._publish = publish
         self._seconds, self._committed = statement_seconds, committed
         # Guards _queue, _settling and _closing. Never held while work runs.
         self._ready = threading.Condition()
@@ -162,9 +171,9 @@ class Writers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Callable[[Session], T]) -> Future[Written[T]]:
-        """Queue `work`; the future is done when it is durable and in the log."""
-        job = _Job(work)
+    def submit(self, work: Callable[[Session], T], role: str = OWNER) -> Future[Written[T]]:
+        """Queue `work` of a caller in this role; the future is done when it is durable and in the log."""
+        job = _Job(work, role)
         with self._ready:
             if self._closing:
                 raise Busy("the database is closing")
@@ -219,8 +228,8 @@ class Writers:
 
     def _attempts(self, hand: _Hand, job: _Job) -> tuple[Any, int | None]:
         for attempt in range(TRIES):
-            link = hand.link()
-            session = PostgresSession(link, self._shapes)
+            link = hand.link(job.role)
+            session = PostgresSession(link, self._shapes, grants=self._grants, publish=self._publish)
             begun = False
             try:
                 link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -30,6 +32,38 @@ _UNIQUE = {
 }
 
 
+HEAP = 768 << 20  # bytes for values: one of 64 MiB is captured with its old and new image, and copied on the way
+HEAP_PER_CONNECTION = 4 << 20  # bytes for pages and prepared statements
+
+
+class Heap:
+    """Limits the memory that SQLite takes in this process, whatever a statement computes. Thread-safe.
+
+    Past the limit an allocation fails: the statement ends with an error, the process goes on.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards _connections
+        self._connections: weakref.WeakSet[apsw.Connection] = weakref.WeakSet()
+
+    def add(self, connection: apsw.Connection) -> None:
+        """Raise the limit for one more connection."""
+        with self._lock:
+            self._connections.add(connection)
+            apsw.hard_heap_limit(HEAP + HEAP_PER_CONNECTION * len(self._connections))
+
+
+def _count_memory() -> Heap:
+    """Let SQLite count its memory, which it must to limit it; possible before its first use only."""
+    apsw.shutdown()
+    apsw.config(apsw.SQLITE_CONFIG_MEMSTATUS, True)
+    apsw.initialize()
+    return Heap()
+
+
+_HEAP = _count_memory()
+
+
 def ident(name: str) -> str:
     """The one way a name gets into SQL text."""
     if "\0" in name:
@@ -47,6 +81,7 @@ def open_file(path: str, *, vfs: str | None = None, read_only: bool = False) -> 
         connection.config(apsw.SQLITE_DBCONFIG_DQS_DML, 0)
         connection.config(apsw.SQLITE_DBCONFIG_DQS_DDL, 0)
         connection.pragma("synchronous", "FULL")
+    _HEAP.add(connection)
     return connection
 
 
@@ -55,14 +90,17 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
     text = f"{what}: {error}" if what else str(error)
     extended = getattr(error, "extendedresult", 0)
     match error:
-        case apsw.ConstraintError() if extended in _UNIQUE:
-            return DuplicateKey(text)
         case apsw.ConstraintError():
-            return InvalidRequest(text, hint="The statement breaks a constraint of the table; nothing was kept.")
+            hint = "The statement breaks a constraint of the table; nothing was kept."
+            refused = DuplicateKey(text) if extended in _UNIQUE else InvalidRequest(text, hint=hint)
+            refused.names_tables = True
+            return refused
         case apsw.BusyError() | apsw.LockedError():
             return Busy(text)
         case apsw.FullError():
             return StorageFull(text)
+        case apsw.IOError() if extended == apsw.SQLITE_IOERR_SHMSIZE:
+            return StorageFull(f"{text}: no space left for the file {what}-shm" if what else text)
         case apsw.IOError() | apsw.CantOpenError() | apsw.PermissionsError():
             return Unavailable(text, hint="Check the disk and the permissions of the database file.")
         case apsw.NotADBError() | apsw.CorruptError():
@@ -80,6 +118,8 @@ def to_error(error: apsw.Error, what: str = "") -> HeadwaterError:
             return found
         case apsw.SQLError() | apsw.MismatchError() | apsw.TooBigError() | apsw.BindingsError() | apsw.RangeError():
             return InvalidRequest(text, hint=CHECK)
+        case apsw.NoMemError():
+            return Busy(text, hint="SQLite has no memory left for it. Try again in a moment.")
         case apsw.AbortError() | apsw.InterruptError():
             return InvalidRequest(text, hint="The statement was stopped before it ended; nothing was kept.")
         case _:

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+
+import apsw
+
 from headwater.config import SqliteConfig
+from headwater.errors import Busy, HeadwaterError
 from headwater.sources.sqlite.connection import immediate, sqlite_errors
 from headwater.sources.sqlite.install import is_installed, meta, uninstall
-from headwater.sources.sqlite.lock import FileLock
+from headwater.sources.sqlite.lock import FileLock, InodeLock
 from headwater.sources.sqlite.opening import open_database
+
+BUSY_MS = 5_000
+
+
+def _leave_wal(db: apsw.Connection, path: str, mode: str) -> None:
+    db.set_busy_handler(None)  # who has the file open will not close it at once
+    try:
+        changed = str(db.pragma("journal_mode", mode))
+    except apsw.BusyError:
+        changed = "wal"
+    finally:
+        db.set_busy_timeout(BUSY_MS)
+    if changed != mode:
+        raise Busy(
+            f"{path} is open in another program, so its journal mode cannot be changed back to {mode!r}",
+            hint="Nothing was changed. Close the file there, then detach again.",
+        )
 
 
 def detach(path: str, *, config: SqliteConfig) -> None:
     """Remove every trace of Headwater from the file at `path`; no server may be attached."""
-    lock = FileLock(path)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(FileLock(path).release)
+        undo.callback(InodeLock(path).release)
         file = open_database(path, vfs=None, config=config)
-        own = file.connect()
-        with sqlite_errors(path):
-            with own.guard.own() as db:
+        undo.callback(file.close)
+        with file.connect().guard.own() as db:
+            with sqlite_errors(path):
                 before = meta(db, "journal_mode_before") if is_installed(db) else ""
-            with own.guard.own() as db, immediate(db):
-                uninstall(db)
-            if before and before != "wal":
-                own.guard.run(f"PRAGMA journal_mode = {before}")
-        file.close()
-    finally:
-        lock.release()
+            if before and before != "wal":  # first: while others have the file open it fails, and nothing is changed
+                _leave_wal(db, path, before)
+            try:
+                with sqlite_errors(path), immediate(db):
+                    uninstall(db)
+            except HeadwaterError:
+                if before and before != "wal":
+                    with contextlib.suppress(apsw.Error):
+                        db.pragma("journal_mode", "wal")  # as it was
+                raise

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
 import apsw
 
+from headwater.model.answer_limits import AnswerRows, Reservation
+from headwater.model.answer_limits import weight as weigh
+
 Run = Callable[[str, Any], apsw.Cursor]
 SLICE = 16  # rows read before one of them is weighed
+PIECE = 1 << 20  # bytes of text decoded without a pause
 
 
 def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]]:
@@ -17,7 +22,7 @@ def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]
     try:
         return run(sql, bindings).fetchall()
     except UnicodeDecodeError:
-        return [_join(row) for row in run(_as_blobs(sql, width), bindings)]
+        return [join(row) for row in run(as_blobs(sql, width), bindings)]
 
 
 def fetch_about(run: Run, sql: str, bindings: Any, width: int, *, weight: int) -> list[tuple[Any, ...]]:
@@ -25,7 +30,7 @@ def fetch_about(run: Run, sql: str, bindings: Any, width: int, *, weight: int) -
     try:
         return _sliced(run(sql, bindings), tuple, weight)
     except UnicodeDecodeError:
-        return _sliced(run(_as_blobs(sql, width), bindings), _join, weight)
+        return _sliced(run(as_blobs(sql, width), bindings), join, weight)
 
 
 def _sliced(cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], weight: int) -> list[tuple[Any, ...]]:
@@ -37,14 +42,10 @@ def _sliced(cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], weight:
             if not some:
                 break
             found += some
-            heavy += len(some) * _weight(some[-1])
+            heavy += len(some) * weigh(some[-1])
     finally:
         cursor.close()  # an unfinished statement would keep its read transaction
     return found
-
-
-def _weight(row: tuple[Any, ...]) -> int:
-    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
 
 
 def fetch_upto(
@@ -54,37 +55,82 @@ def fetch_upto(
     try:
         return take(run(sql, bindings), tuple, rows, weight)
     except UnicodeDecodeError:
-        return take(run(_as_blobs(sql, width), bindings), _join, rows, weight)
+        return take(run(as_blobs(sql, width), bindings), join, rows, weight)
 
 
 def take(
-    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, weight: int, *, to_end: bool = False
+    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, weight: int
 ) -> tuple[list[tuple[Any, ...]], bool]:
-    """The first rows of `cursor`; whether there are others. `to_end`: it is run to its end all the same."""
+    """The first rows of `cursor`; whether there are others."""
     found: list[tuple[Any, ...]] = []
-    heavy, more = 0, False
+    heavy = 0
     try:
         for row in cursor:
-            if more or len(found) >= rows or heavy > weight:
+            if len(found) >= rows or heavy > weight:
+                return found, True
+            found.append(make(row))
+            heavy += weigh(row)
+    finally:
+        cursor.close()  # an unfinished statement would keep its read transaction
+    return found, False
+
+
+def collect(
+    cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], rows: int, *, to_end: bool = False
+) -> tuple[AnswerRows, bool]:
+    """Return the first `rows` rows of an answer, and whether there are more.
+
+    With `to_end` the statement runs to its end all the same. Raises AnswerTooLarge, Busy.
+    """
+    found: list[tuple[Any, ...]] = []
+    reservation, cells, more = Reservation(), 0, False
+    try:
+        for row in cursor:
+            if len(found) >= rows:
                 more = True
                 if not to_end:
                     break
                 continue
+            cells += len(row)
+            reservation.add(weigh(row), cells)
             found.append(make(row))
-            heavy += _weight(row)
+    except BaseException:  # it may keep this frame for a while
+        found.clear()
+        reservation.release()
+        raise
     finally:
         cursor.close()  # an unfinished statement would keep its read transaction
-    return found, more
+    return AnswerRows.of(found, reservation), more
 
 
-def _as_blobs(sql: str, width: int) -> str:
+def as_blobs(sql: str, width: int, *, most: int | None = None) -> str:
+    """Return `sql` with two columns for each of its own: whether it is text, and the value with text as a blob.
+
+    With `most` a row with more bytes fails as too big before any of it is read: LIMIT keeps SQLite from computing the
+    columns anew for the result.
+    """
     names = [f"q{place}" for place in range(width)]
     cells = ", ".join(
         f"typeof({n}) = 'text', CASE typeof({n}) WHEN 'text' THEN CAST({n} AS BLOB) ELSE {n} END" for n in names
     )
-    return f"WITH q({', '.join(names)}) AS ({sql}) SELECT {cells} FROM q"
+    if most is None:
+        return f"WITH q({', '.join(names)}) AS ({sql}\n) SELECT {cells} FROM q"
+    size = " + ".join(f"coalesce(octet_length({n}), 0)" for n in names)
+    fits = f"CASE WHEN {size} > {most} THEN zeroblob(2147483647) ELSE 1 END"
+    return f"WITH q({', '.join(names)}) AS (SELECT * FROM ({sql}\n) LIMIT -1) SELECT {cells} FROM q WHERE {fits}"
 
 
-def _join(row: tuple[Any, ...]) -> tuple[Any, ...]:
+def join(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a row of `as_blobs`; bytes that are not UTF-8 become surrogates."""
     pairs = zip(row[::2], row[1::2], strict=True)
-    return tuple(value.decode("utf-8", "surrogateescape") if text else value for text, value in pairs)
+    return tuple(_decoded(value) if text else value for text, value in pairs)
+
+
+def _decoded(value: bytes) -> str:
+    """Decode in pieces, so that other threads run in between."""
+    if len(value) <= PIECE:
+        return value.decode("utf-8", "surrogateescape")
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    with memoryview(value) as view:
+        pieces = [decoder.decode(view[start : start + PIECE]) for start in range(0, len(value), PIECE)]
+    return "".join([*pieces, decoder.decode(b"", True)])

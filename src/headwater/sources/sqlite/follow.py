@@ -31,7 +31,7 @@ class Own(msgspec.Struct, frozen=True):
 
     upto: int
     first: int
-    ms: int
+    us: int  # when, in microseconds since 1970
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class Follower:
                 return
             self._boundary = page.rows[-1]
             changes, broken = settle(self._decoder.page(page.rows, page.replaced, aside))
-            yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000_000)
+            yield from grouping.parts(changes, page.own, head, time.time_ns() // 1_000)
             after = page.rows[-1][0]
             if broken := broken | self._decoder.doubtful(page.replaced):
                 self._demand(broken)
@@ -147,12 +147,12 @@ class Follower:
             self._compare(rows.pop(0))
         rows = rows[:limit]
         last = rows[-1][0] if rows else after
-        own = self._db.execute(
-            f"SELECT upto, first, ms FROM {TXN} WHERE upto > ? AND first <= ? ORDER BY upto", (after, last)
+        recorded = self._db.execute(
+            f"SELECT upto, first, 1000 * ms + coalesce(us, 0) FROM {TXN} WHERE upto > ? AND first <= ? ORDER BY upto",
+            (after, last),
         ).fetchall()
-        return Page(
-            rows, self._replaced(after, last), [Own(*map(int, map(str, row))) for row in own], top, nonce, version
-        )
+        own = [Own(*map(int, map(str, row))) for row in recorded]
+        return Page(rows, self._replaced(after, last), own, top, nonce, version)
 
     def _replaced(self, after: int, last: int) -> list[Replaced]:
         width = self._cells // 2
@@ -231,7 +231,7 @@ class Grouping:
         self._saw_foreign = saw_foreign
         self._open: tuple[int, int, int] | None = None  # one cut by a page: its first offset, changes so far, its time
 
-    def parts(self, changes: list[Numbered], own: list[Own], head: int, now_ms: int) -> Iterator[Transaction]:
+    def parts(self, changes: list[Numbered], own: list[Own], head: int, now_us: int) -> Iterator[Transaction]:
         """The transactions, or parts of them, that `changes` make up."""
         place = 0
         records = list(own)
@@ -246,19 +246,20 @@ class Grouping:
             stop = place
             while stop < len(changes) and changes[stop][0] <= end:
                 stop += 1
-            yield self._part(changes[place:stop], end, mine.ms if mine else now_ms)
+            yield self._part(changes[place:stop], end, mine.us if mine else now_us)
             place = stop
 
-    def _part(self, changes: list[Numbered], end: int, ms: int) -> Transaction:
-        first, start, ms = self._open or (changes[0][0], 0, ms)
+    def _part(self, changes: list[Numbered], end: int, us: int) -> Transaction:
+        first, start, us = self._open or (changes[0][0], 0, us)
         last = changes[-1][0] == end
-        self._open = None if last else (first, start + len(changes), ms)
+        self._open = None if last else (first, start + len(changes), us)
         return Transaction(
             id=str(first),
             changes=tuple(change for _, change in changes),
             first=changes[0][0],
-            commit_ts_ms=ms,
+            commit_ts_ms=us // 1000,
             start=start,
             last=last,
             position=str(changes[-1][0]),
+            commit_us_rest=us % 1000,
         )

@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import apsw
 import msgspec
@@ -122,13 +122,13 @@ class Guard:
             self._ours = before
 
     @contextlib.contextmanager
-    def limited(self, seconds: float | None = None) -> Iterator[None]:
-        """Inside runs a caller's statement: stopped if it runs too long or makes a value that is too large."""
+    def limited(self, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
+        """Limit a caller's statement inside: its seconds, and the bytes of a value, which the yielded function sets."""
         seconds = self._seconds if seconds is None else seconds
         self._deadline = time.monotonic() + seconds
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
         try:
-            yield
+            yield self._limit_length
         except apsw.InterruptError:
             if time.monotonic() < self._deadline:
                 raise
@@ -139,6 +139,9 @@ class Guard:
         finally:
             self._deadline = math.inf
             self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+
+    def _limit_length(self, most: int) -> None:
+        self._db.limit(apsw.SQLITE_LIMIT_LENGTH, min(most, MAX_LENGTH))
 
     def examine(self, sql: str) -> Statement:
         """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""

@@ -26,6 +26,7 @@ from headwater.sources.sqlite.triggers import (
     MAX_COLUMNS,
     META,
     TABLES,
+    TXN,
     create_cell_tables,
     create_tables,
     create_triggers,
@@ -90,6 +91,12 @@ def check_format(db: apsw.Connection) -> None:
             f"the capture tables have format {found!r}; this version knows {FORMAT!r}",
             hint="Use the Headwater version that made them, or `headwater source detach` with it first.",
         )
+
+
+def add_columns(db: apsw.Connection) -> None:
+    """Add what tables of an older version lack; that version still reads and writes them."""
+    if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'us'", (TXN,))):
+        db.execute(f"ALTER TABLE {TXN} ADD COLUMN us INTEGER")
 
 
 def meta(db: apsw.Connection, name: str) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import threading
+from typing import ClassVar
 
-from headwater.errors import SourceMismatch, SourceUnfit
+from headwater.errors import SourceMismatch, SourceUnfit, Unavailable
 
 SUFFIX = "-headwater"
 
@@ -18,12 +21,13 @@ class FileLock:
         while not self._try(what or path, hint or "Stop that one first, or send your requests to it."):
             continue
         os.ftruncate(self._fd, 0)
-        os.write(self._fd, str(os.getpid()).encode())
+        with contextlib.suppress(OSError):  # a full disk: whoever comes second is not told the number
+            os.write(self._fd, str(os.getpid()).encode())
 
     def _try(self, what: str, hint: str) -> bool:
         """Take the lock; False if the file was removed by a holder that let go meanwhile."""
         try:
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise SourceUnfit(
                 f"{what}: {error.strerror}", hint="Check that the folder exists and is writable."
@@ -54,3 +58,50 @@ class FileLock:
         if self.is_held:
             os.unlink(self._path)
         os.close(self._fd)
+
+
+class InodeLock:
+    """Takes the file itself, by device and inode: a hard link is another name of the same file. Creates a missing one.
+
+    To be taken before this process opens the file with SQLite, and released after it has closed it: closing a file
+    drops all locks that the process has on it, SQLite's too.
+    """
+
+    _lock = threading.Lock()  # guards _held
+    _held: ClassVar[set[tuple[int, int]]] = set()  # by this process
+
+    def __init__(self, path: str) -> None:
+        try:
+            with self._lock:
+                self._take(path)
+        except OSError as error:
+            hint = "Check that the folder exists, and that this user may read and write the file."
+            raise Unavailable(f"{path} cannot be opened: {error.strerror}", hint=hint) from None
+
+    def _take(self, path: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(path)
+            if (found.st_dev, found.st_ino) in self._held:
+                raise _linked(path)
+        self._fd = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._fd)
+            raise _linked(path) from None
+        found = os.fstat(self._fd)
+        self._inode = found.st_dev, found.st_ino
+        self._held.add(self._inode)
+
+    def release(self) -> None:
+        """Let go."""
+        with self._lock:
+            self._held.discard(self._inode)
+            os.close(self._fd)
+
+
+def _linked(path: str) -> SourceMismatch:
+    return SourceMismatch(
+        f"{path} is a hard link of a file that a Headwater serves under another name",
+        hint="Serve it once, under one name.",
+    )

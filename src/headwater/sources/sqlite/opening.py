@@ -37,9 +37,10 @@ class Connected(msgspec.Struct, frozen=True):
 class File:
     """A fit database file; remembers the connections it gave out."""
 
-    def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode_before: str) -> None:
+    def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode: str, is_new: bool) -> None:
         self._path, self._vfs, self._config = path, vfs, config
-        self.journal_mode_before = journal_mode_before
+        self._journal_mode = journal_mode
+        self.journal_mode_before = "" if is_new else journal_mode
         self._lock = threading.Lock()  # guards _connections
         self._connections: list[apsw.Connection] | None = []  # None once closed
         self.inode = os.stat(path).st_ino  # another file may come to lie at the path
@@ -71,6 +72,20 @@ class File:
             return os.stat(self._path).st_ino == self.inode
         except FileNotFoundError:
             return False
+
+    def enter_wal(self) -> None:
+        """Turn the file into WAL mode if it is in another. Until then nothing of the file has changed."""
+        if self._journal_mode == "wal":
+            return
+        db = open_file(self._path, vfs=self._vfs)
+        try:
+            with sqlite_errors(self._path):
+                self._journal_mode = str(db.pragma("journal_mode", "wal"))
+        finally:
+            db.close()
+        if self._journal_mode != "wal":
+            hint = "WAL needs a local disk and no open transaction."
+            raise SourceUnfit(f"{self._path} cannot use WAL", hint=hint)
 
     def disconnect(self, db: apsw.Connection) -> None:
         """Close one of them."""
@@ -113,14 +128,11 @@ def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
                 raise SourceUnfit(
                     f"{path} stores text as {encoding}", hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO)."
                 )
-            if mode != "wal":
-                if not fresh and not config.wal:
-                    raise SourceUnfit(
-                        f"{path} has journal mode {mode!r}; capture needs WAL",
-                        hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
-                    )
-                if str(db.pragma("journal_mode", "wal")) != "wal":
-                    raise SourceUnfit(f"{path} cannot use WAL", hint="WAL needs a local disk and no open transaction.")
+            if mode != "wal" and not fresh and not config.wal:
+                raise SourceUnfit(
+                    f"{path} has journal mode {mode!r}; capture needs WAL",
+                    hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
+                )
     finally:
         db.close()
-    return File(path, vfs=vfs, config=config, journal_mode_before="" if fresh else mode)
+    return File(path, vfs=vfs, config=config, journal_mode=mode, is_new=fresh)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import apsw
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.errors import AnswerTooLarge, HeadwaterError, InvalidRequest
+from headwater.model.answer_limits import FEWER, MAX_ROWS, MEMORY, AnswerRows
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
@@ -16,15 +18,15 @@ from headwater.sources.creating import check_numbered, exists
 from headwater.sources.source import Result
 from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
-from headwater.sources.sqlite.fetch import fetch, take
-from headwater.sources.sqlite.guard import Guard, Statement
+from headwater.sources.sqlite.fetch import as_blobs, collect, fetch, join
+from headwater.sources.sqlite.guard import MAX_LENGTH, Guard, Statement
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.values import FROM_STORED, to_stored
 
+SPARE = 1 << 10  # bytes of a value past the limit of an answer, so that the limit is what is named
 Args = Sequence[Value] | dict[str, Value]
-MAX_ROWS = 100_000  # of one statement's answer; past it the answer says `truncated`
-MAX_WEIGHT = 64 << 20  # bytes of one statement's answer, the same
+SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that keeps no other thread waiting
 
 
 class SqliteSession:
@@ -199,26 +201,36 @@ def run_statement(
     before = db.total_changes()
     db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
     try:
-        with sqlite_errors(), guard.limited(seconds):
-            cursor = db.execute(sql, _bindings(args))
-            rows, more = take(
-                cursor, tuple, MAX_ROWS if most is None else most, MAX_WEIGHT, to_end=not statement.read_only
-            )
+        with sqlite_errors(), guard.limited(seconds) as within, _memory_errors():
+            limit = MAX_ROWS if most is None else most
+            rows, more = _fetch(db, sql, _bindings(args), statement, limit, within, _reader(catalog, statement))
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing", hint="Send it in `args`.") from None
-    except MemoryError:
-        raise InvalidRequest("the answer does not fit in memory", hint="Ask for fewer or smaller values.") from None
     changed = db.total_changes() != before
-    readers = [FROM_STORED.get(catalog.kind(column)) for column in statement.columns]
-    if any(readers):
-        rows = [tuple(r(v) if r else v for r, v in zip(readers, row, strict=True)) for row in rows]
     return Result(
         columns=tuple(column.name for column in statement.columns),
-        rows=tuple(rows),
+        rows=rows,
         affected=db.changes() if changed else 0,
         last_insert_id=db.last_insert_rowid(),
         truncated=more,
     )
+
+
+@contextlib.contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except (MemoryError, apsw.NoMemError):
+        hint = "Compute smaller values in one statement; if other large statements are running, try again."
+        raise AnswerTooLarge("SQLite ran out of memory in this statement", hint=hint) from None
+
+
+def _reader(catalog: Catalog, statement: Statement) -> Callable[[Any], Row]:
+    """Return the function that turns a stored row into values."""
+    readers = [FROM_STORED.get(catalog.kind(column)) for column in statement.columns]
+    if not any(readers):
+        return tuple
+    return lambda row: tuple([read(value) if read else value for read, value in zip(readers, row, strict=True)])
 
 
 def _refuse(names: set[str]) -> None:
@@ -227,6 +239,35 @@ def _refuse(names: set[str]) -> None:
             f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
             hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
         )
+
+
+def _fetch(
+    db: apsw.Connection,
+    sql: str,
+    bindings: Any,
+    statement: Statement,
+    limit: int,
+    within: Callable[[int], None],
+    read: Callable[[Any], Row],
+) -> tuple[AnswerRows, bool]:
+    """Return the rows of a statement, and whether there are more; text that is not UTF-8 gets surrogates.
+
+    A statement that only reads runs with a limit for small rows first. If a value is larger, or is not UTF-8, it runs
+    again with its text as blobs: those are copied, not decoded, while other threads wait.
+    """
+    width, most = len(statement.columns), MEMORY.max_bytes
+    if not statement.read_only:  # it cannot run twice
+        return collect(db.execute(sql, bindings), read, limit, to_end=True)
+    within(SMALL_ROW // max(width, 1))
+    with contextlib.suppress(UnicodeDecodeError, apsw.TooBigError):
+        return collect(db.execute(sql, bindings), read, limit)
+    within(most + SPARE)
+    blobs = as_blobs(sql.rstrip().rstrip(";"), width, most=most)
+    try:
+        return collect(db.execute(blobs, bindings), lambda row: read(join(row)), limit)
+    except apsw.TooBigError:
+        made = f"the statement makes a value or a row of more than {min(most, MAX_LENGTH)} bytes"
+        raise AnswerTooLarge(made, hint=FEWER) from None
 
 
 def _check_count(statement: Statement, args: Args) -> None:

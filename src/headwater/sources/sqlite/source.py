@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import threading
@@ -18,9 +19,11 @@ from headwater.model.dependency import Analysis
 from headwater.model.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import key_is
+from headwater.model.principal import OWNER
 from headwater.model.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Look, Notes, Read, Sample, Work, Written
+from headwater.sources.creating import rows_only
+from headwater.sources.source import Args, Chunk, Look, Notes, Read, Sample, Work, Written
 from headwater.sources.sqlite.analysis.analyse import Analyses
 from headwater.sources.sqlite.chunk import read_chunk
 from headwater.sources.sqlite.connection import immediate, sqlite_errors
@@ -28,6 +31,7 @@ from headwater.sources.sqlite.continuity import Facts, compare, judge
 from headwater.sources.sqlite.follow import PAGE, Follower
 from headwater.sources.sqlite.glance import Glance
 from headwater.sources.sqlite.install import (
+    add_columns,
     capturable,
     check_format,
     demand_resnapshot,
@@ -37,7 +41,7 @@ from headwater.sources.sqlite.install import (
     newest,
     reconcile,
 )
-from headwater.sources.sqlite.lock import FileLock
+from headwater.sources.sqlite.lock import FileLock, InodeLock
 from headwater.sources.sqlite.opening import Connected, open_database
 from headwater.sources.sqlite.order import order
 from headwater.sources.sqlite.pool import Pool
@@ -52,6 +56,7 @@ from headwater.sources.sqlite.witness import Witness
 from headwater.sources.sqlite.writer import Ledger, Writer
 
 T = TypeVar("T")
+MODE = "journal_mode_before"  # a note, until the file itself has it
 READERS = 8  # read connections: more only wait for each other on two cores
 
 
@@ -75,7 +80,15 @@ class SqliteSource:
 
     def _open(self) -> None:
         self._vouched = -1
-        self._file = open_database(self.path, vfs=self._vfs, config=self._config)
+        with contextlib.ExitStack() as undo:
+            self._inode = InodeLock(self.path)
+            undo.callback(self._inode.release)
+            self._file = open_database(self.path, vfs=self._vfs, config=self._config)
+            undo.callback(self._file.close)
+            self._connect()
+            undo.pop_all()
+
+    def _connect(self) -> None:
         self.inode = self._file.inode
         self._waker = Waker(os.path.realpath(self.path) + "-wal")
         writing = self._file.connect()
@@ -140,6 +153,9 @@ class SqliteSource:
             return self._another(reason)
         reason = self._witness.doubt()
         if not reason:
+            self._file.enter_wal()
+            with self._own_lock, sqlite_errors(self.path):
+                add_columns(self._own)
             oldest = self._follower.oldest()
             reason = compare(self._follower.rows(oldest - 1, latest), read(max(oldest - 1 - PAGE, 0)), latest)
             self._trimmer.start(facts.file_nonce, oldest - 1)
@@ -167,9 +183,10 @@ class SqliteSource:
         self._open()
 
     def _install(self, generation: str, seq: int) -> int:
+        mode = self._enter_wal()
         nonce = secrets.token_hex(8)
         self._notes.set_notes(nonce=nonce, pending_nonce="", path=os.path.realpath(self.path))
-        told = {"generation": generation, "nonce": nonce, "journal_mode_before": self._file.journal_mode_before}
+        told = {"generation": generation, "nonce": nonce, "journal_mode_before": mode}
 
         def work(_: object) -> int:
             with self._guard.own() as db, sqlite_errors(self.path), immediate(db):
@@ -178,10 +195,20 @@ class SqliteSource:
                 return begun
 
         begun = self._writer.submit(work, alone=True).result().value
+        self._notes.set_notes(**{MODE: ""})
         self._trimmer.start(nonce, begun)
         self._witness.begin()
         self._doubted = ""
         return begun
+
+    def _enter_wal(self) -> str:
+        """Turn the file into WAL mode; return the mode it had, also if a start that was killed changed it."""
+        mode = self._file.journal_mode_before
+        if mode == "wal":
+            return self._notes.note(MODE) or mode
+        self._notes.set_notes(**{MODE: mode})
+        self._file.enter_wal()
+        return mode
 
     # --- following -------------------------------------------------------------------------------------------
 
@@ -258,7 +285,18 @@ class SqliteSource:
 
     # --- reading and writing ---------------------------------------------------------------------------------
 
-    def read(self, sql: str, args: Sequence[Value] | dict[str, Value] = ()) -> Read:
+    def release(self, reason: str) -> None:
+        """Do nothing: changes stay in the file, in our tables, until a log has them."""
+
+    def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
+        """Raise Forbidden for DDL from anyone but an owner; the authorizer restricts everything else."""
+        if statement and role != OWNER:
+            with self._pool.read() as reader:
+                reader.catalog.look()
+                if reader.guard.examine(statement).schema:
+                    raise rows_only()
+
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
         """Run one read-only statement."""
         with self._pool.read() as reader:
             reader.catalog.look()
@@ -288,7 +326,7 @@ class SqliteSource:
         with self._pool.read() as reader:
             return self._analyses.answer(reader, analysis, args, guards=guards)
 
-    def is_read_only(self, sql: str) -> bool:
+    def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
         with self._pool.read() as reader:
             reader.catalog.look()
@@ -326,11 +364,11 @@ class SqliteSource:
         """`values` as `columns` would hold them."""
         return self._predicates.stored(table, columns, values)
 
-    def write(self, work: Work[T]) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""
         return self._writer.submit(work)
 
-    def begin(self, *, read_only: bool = False) -> SqliteTx:
+    def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
         """Open an interactive transaction."""
         own = self._file.connect()
         with sqlite_errors(self.path):
@@ -397,3 +435,4 @@ class SqliteSource:
         self._pool.close()
         self._waker.close()
         self._file.close()
+        self._inode.release()

@@ -56,7 +56,7 @@ def create_tables(width: int) -> list[str]:
         *CELL_INDEXES,
         f"CREATE TABLE {LAYOUT}(id INTEGER PRIMARY KEY, name TEXT, version INTEGER, active INTEGER, shape TEXT, "
         "places TEXT)",
-        f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER)",
+        f"CREATE TABLE {TXN}(upto INTEGER PRIMARY KEY, first INTEGER, ms INTEGER, us INTEGER)",  # us: beyond ms
         f"CREATE TABLE {META}(name TEXT PRIMARY KEY, value) WITHOUT ROWID",
         # VACUUM renumbers rowids of tables like this one: row 2 becomes row 1, and we notice.
         f"CREATE TABLE {CANARY}(x)",

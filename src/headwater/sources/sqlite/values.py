@@ -98,6 +98,7 @@ def _u64(value: Stored) -> Value:
 # Only the spelling that `to_stored` writes: anything else would come back changed.
 _PLAIN_DECIMAL = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?\Z|NaN\Z|-?Infinity\Z", re.ASCII)
 MAX_DIGITS = 10_000
+LARGE = 1 << 20  # characters of JSON
 
 
 def _dec(value: Stored) -> Value:
@@ -109,7 +110,10 @@ def _json(value: Stored) -> Value:
     if not isinstance(value, str):
         return value
     try:
-        msgspec.json.decode(value)
+        if len(value) > LARGE:  # checked without making objects of it
+            msgspec.json.decode(value, type=msgspec.Raw)
+        else:
+            msgspec.json.decode(value)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return value
     return Json(value)

@@ -29,6 +29,7 @@ class SqliteCondition:
         self.pin = None if self._program is None else _pin(engine.table, self._program)
         whole = self._program is not None and self._program.check is not None and self._program.is_whole
         self.is_cheap: bool = whole
+        self.calls: tuple[str, ...] = ()
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:
         """Whether it is true for each of `rows`."""

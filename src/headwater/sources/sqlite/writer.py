@@ -28,7 +28,7 @@ MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough t
 GATHER_SECONDS = 0.0003  # at most this long, and only when the last commit had company
 MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
 
-_RECORD = f"INSERT INTO {TXN}(upto, first, ms) VALUES (?, ?, ?)"
+_RECORD = f"INSERT INTO {TXN}(upto, first, ms, us) VALUES (?, ?, ?, ?)"
 _TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"
 _NEWEST = f"SELECT seq, t FROM {CAPTURE} ORDER BY seq DESC LIMIT 1"
 
@@ -69,7 +69,7 @@ class Ledger:
         upto, t = self._newest()
         if upto < first:
             return Written(value, self.head)
-        self._guard.run(_RECORD, (upto, first, time.time_ns() // 1_000_000))
+        self._guard.run(_RECORD, (upto, first, *divmod(time.time_ns() // 1_000, 1_000)))
         self.head = upto
         touched = [(t, upto)] if upto == first else self._touched(first)
         return Written(value, upto, self._by_name(touched))

@@ -9,8 +9,12 @@ from collections import OrderedDict
 import msgspec
 
 from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
+from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.dependency import Analysis
 from headwater.model.literal import Value
+from headwater.model.principal import OWNER
+from headwater.sources.postgres.analysis.calls import calls_of_failed, volatile_calls
+from headwater.sources.postgres.analysis.calls import refuse as refuse_calls
 from headwater.sources.postgres.analysis.catalogued import (
     beyond,
     known_to,
@@ -27,9 +31,8 @@ from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge, ro
 from headwater.sources.postgres.analysis.parameters import Marked, bound_args, marked, may_say_now
 from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
-from headwater.sources.postgres.link import Limit, Link, Pool
+from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.reading import Place, Places
-from headwater.sources.postgres.session import MAX_ROWS, MAX_WEIGHT
 from headwater.sources.postgres.shapes import OURS
 from headwater.sources.postgres.statements import check_allowed, check_ours, places_named
 from headwater.sources.source import Read
@@ -54,6 +57,14 @@ class _Known(msgspec.Struct, frozen=True):
     relations: frozenset[int] | None  # all that it may touch; None where it may be anything
 
 
+_Key = tuple[str, tuple[str, ...]]
+
+
+def _key(analysis: Analysis) -> _Key:
+    """Return what tells statements apart: texts with other names for their parameters are one text in PostgreSQL."""
+    return analysis.sql, analysis.parameters
+
+
 class Analyses:
     """One per source; from any thread."""
 
@@ -61,7 +72,7 @@ class Analyses:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
         self._lock = threading.Lock()  # guards what follows
-        self._known: OrderedDict[str, _Known] = OrderedDict()  # by statement
+        self._known: OrderedDict[_Key, _Known] = OrderedDict()
 
     # --- understanding -----------------------------------------------------------------------------------------
 
@@ -70,16 +81,19 @@ class Analyses:
         if check_allowed(sql) not in _READS:
             raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
         with places_named(sql):
-            return self._understand(marked(sql)).analysis
+            found = self._understand(marked(sql)).analysis
+        refuse_calls(found.calls, OWNER)
+        return found
 
     def _understand(self, statement: Marked) -> _Known:
         """What it means, in a state of the schema that still was there afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
             if self._number() == found.state.number:
+                key = _key(found.analysis)
                 with self._lock:
-                    self._known[found.analysis.sql] = found
-                    self._known.move_to_end(found.analysis.sql)
+                    self._known[key] = found
+                    self._known.move_to_end(key)
                     if len(self._known) > MAX_KNOWN:
                         self._known.popitem(last=False)
                 return found
@@ -98,7 +112,7 @@ class Analyses:
             if analysis.is_cacheable:  # what else it touches is of no account
                 touched = frozenset(each.oid for each in read_relations(facts))
         except (Unreadable, Forbidden, RecursionError) as error:
-            analysis = _unknown(statement, columns, error)
+            analysis = _unknown(statement, columns, error, calls_of_failed(link))
         digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
         analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
         return _Known(state, types, analysis, touched)
@@ -119,6 +133,7 @@ class Analyses:
             tables=tuple(sorted({each.called for each in relations if each.kind not in "vp"})),
             objects=tuple(sorted({each.called for each in relations})),
             beyond=beyond(link, facts),
+            calls=volatile_calls(link, facts.query),
             dependencies=dependencies(facts, conditions, is_total=is_total),
             epoch=epoch_of(link, facts),
             volatile=tuple(sorted(volatile)),
@@ -132,7 +147,7 @@ class Analyses:
 
     def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
         """See Source."""
-        known = self._known.get(analysis.sql)
+        known = self._known.get(_key(analysis))
         for _ in range(TRIES):
             if known is None:
                 known = self._meaning(analysis)
@@ -179,9 +194,9 @@ def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, s
     state = state_in(link)
     if (state.number, state.session) != (known.state.number, known.state.session):
         return None
-    answer = link.run(known.analysis.sql, bound, known.types, limit=Limit(MAX_ROWS, MAX_WEIGHT), to_end=False)
+    answer = link.run(known.analysis.sql, bound, known.types, max_rows=MAX_ROWS, to_end=False)
     # One that was cut short has ended the transaction, and nobody knows what it would have touched: it has no tag.
-    read = Read(answer.columns, tuple(answer.values()), 0, answer.truncated, settled=not answer.truncated)
+    read = Read(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
     if not answer.truncated:
         touched = link.again(_LOCKED).values()
         if any(is_ours for _, is_ours in touched):
@@ -224,7 +239,7 @@ def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[st
     return types, columns
 
 
-def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception) -> Analysis:
+def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception, calls: tuple[str, ...]) -> Analysis:
     """What can be said of a statement that was not understood: nothing of it may be kept."""
     if isinstance(error, Forbidden):
         reason = (
@@ -239,6 +254,7 @@ def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception) -> A
         tables=(),
         objects=(),
         beyond=(reason,),
+        calls=calls,
         dependencies=(),
         epoch="unknown",
         volatile=(reason,),

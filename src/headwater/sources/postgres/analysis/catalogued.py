@@ -18,6 +18,7 @@ from headwater.sources.postgres.analysis.order import Known
 from headwater.sources.postgres.analysis.places import Operator
 from headwater.sources.postgres.analysis.reading import WHOLE_ROW
 from headwater.sources.postgres.link import Link
+from headwater.sources.postgres.relations import table_name
 from headwater.sources.postgres.unlocked import published_sql
 
 _EXTENSION = """coalesce((SELECT x.extname FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid
@@ -63,6 +64,11 @@ _PARTLY = """
 SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
 WHERE p.pubname = $1 AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
 """
+_ROW_TYPES = """
+SELECT n.nspname, c.relname FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
+JOIN pg_class c ON c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c' JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE t.oid = ANY ($1::oid[])
+"""
 _KINDS = {"m": "a materialised view", "f": "a foreign table", "S": "a sequence", "t": "a TOAST table", "c": "a type"}
 
 
@@ -88,6 +94,8 @@ def beyond(link: Link, facts: Facts) -> tuple[str, ...]:
     functions read.
     """
     found = {f"{each.schema}.{each.name}" for each in read_relations(facts) if each.oid < FIRST_OWN}
+    # A row type shows that its relation exists, and which columns it has.
+    found.update(table_name(*row) for row in link.run(_ROW_TYPES, [oids(facts.used.types)]).values())
     found.update(outside(_functions(link, facts)))
     found.update(_types(link, facts))
     return tuple(sorted(found))

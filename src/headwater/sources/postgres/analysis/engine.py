@@ -86,10 +86,10 @@ def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
 
     InvalidRequest for what does more than reading, Forbidden for a role that may not have temporary objects.
     """
-    body, text, is_little = _body(link, sql, types)
-    used, trees, relations = Used(), [text], dict[int, Relation]()
+    body = body_of(link, sql, types)
+    used, trees, relations = Used(), [body.text], dict[int, Relation]()
     views: list[Node] = []
-    query = _single(body)
+    query = _single(body.items)
     try:
         Reader(used).query(query)
         read: set[int] = set()
@@ -110,10 +110,29 @@ def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
     below: dict[int, list[int]] = {}
     for root, oid in link.run(_CHILDREN, [oids(used.heirs)]).values():
         below.setdefault(root, []).append(oid)
-    return Facts(query, tuple(views), tuple(trees), used, relations, below, is_little)
+    return Facts(query, tuple(views), tuple(trees), used, relations, below, body.is_little)
 
 
-def _body(link: Link, sql: str, types: Sequence[int]) -> tuple[list[Item], str, bool]:
+class Body(msgspec.Struct, frozen=True):
+    """A statement as PostgreSQL understood it."""
+
+    items: list[Item]
+    text: str
+    is_little: bool  # see Facts
+
+
+def body_of(link: Link, sql: str = "", types: Sequence[int] = ()) -> Body:
+    """The statement's own tree; without one that of the last statement. Unreadable where there is none."""
+    if sql:
+        _make_function(link, sql, types)
+    ((text, one),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
+    found = parse(text or "<>")
+    if not isinstance(found, list):
+        raise Unreadable("no statement")
+    return Body(found, str(text), "[ 1 0 0 0" in str(one))
+
+
+def _make_function(link: Link, sql: str, types: Sequence[int]) -> None:
     named = [str(name) for (name,) in link.run(_TYPES, [array_text([str(oid) for oid in types])]).texts()]
     # The default is a number that is known: it tells how PostgreSQL writes the bytes of one.
     arguments = ", ".join([*named, "integer DEFAULT 1"])
@@ -123,11 +142,6 @@ def _body(link: Link, sql: str, types: Sequence[int]) -> tuple[list[Item], str, 
         if state_of(error) == CANCELED:
             raise
         raise Unreadable(error.message) from None
-    ((text, one),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
-    found = parse(text or "<>")
-    if not isinstance(found, list):
-        raise Unreadable("no statement")
-    return found, str(text), "[ 1 0 0 0" in str(one)
 
 
 def _single(body: list[Item]) -> Node:

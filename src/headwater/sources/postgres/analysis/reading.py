@@ -25,8 +25,8 @@ TYPE_FIELDS = (
     *("casetype", "coalescetype", "minmaxtype", "array_typeid", "row_typeid", "refrestype"),
 )
 _TYPE_LISTS = ("colTypes", "coltypes", "ctecoltypes", "funccoltypes", "aggargtypes")
-_FUNCTIONS = ("funcid", "opfuncid", "aggfnoid", "winfnoid", "elemfuncid", "startInRangeFunc", "endInRangeFunc")
-_OPERATORS = ("opno", "eqop", "sortop", "cycle_mark_neop")
+FUNCTION_FIELDS = ("funcid", "opfuncid", "aggfnoid", "winfnoid", "elemfuncid", "startInRangeFunc", "endInRangeFunc")
+OPERATOR_FIELDS = ("opno", "eqop", "sortop", "cycle_mark_neop")
 _COLLATIONS = ("varcollid", "constcollid", "paramcollid", "inputcollid", "funccollid", "opcollid", "collOid")
 _TRUTHS = frozenset({"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "ROWCOMPAREEXPR", "DISTINCTEXPR"})
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION, VALUES, CTE, _, RESULT, GROUP = range(10)
@@ -138,8 +138,8 @@ class Reader:
         for name in _TYPE_LISTS:
             if isinstance(fields.get(name), list):
                 used.types.update(node.numbers(name))
-        used.functions.update(int(fields[name]) for name in _FUNCTIONS if name in fields)
-        used.operators.update(int(fields[name]) for name in _OPERATORS if name in fields)
+        used.functions.update(int(fields[name]) for name in FUNCTION_FIELDS if name in fields)
+        used.operators.update(int(fields[name]) for name in OPERATOR_FIELDS if name in fields)
         used.collations.update(int(fields[name]) for name in _COLLATIONS if name in fields)
         if node.tag in ("ROWCOMPAREEXPR", "ROWCOMPARE"):
             used.operators.update(node.numbers("opnos"))

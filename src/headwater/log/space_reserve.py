@@ -1,0 +1,67 @@
+"""Keep some disk space in reserve: a server that starts on a full disk needs a little before it can read."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+RESERVE_BYTES = 4 << 20
+PLENTY = 8 * RESERVE_BYTES  # free, so that the reserve takes nothing that others would miss
+_FULL = 64 << 10  # bytes: with less than that free, a disk is full
+
+
+class SpaceReserve:
+    """A file of nothing in the data folder, given up while the server starts and taken again afterwards."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "reserve"
+        self._released = 0  # bytes that were given up
+
+    @property
+    def is_storage_full(self) -> bool:
+        """Whether the disk has no space for writes."""
+        return self._free < _FULL
+
+    def release(self) -> None:
+        """Give the space up."""
+        self._released = self._size
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+
+    def take(self) -> bool:
+        """Reserve the space where there is plenty, else again what was released; return whether the reserve is whole.
+
+        A reserve that cannot be had is none: it never raises.
+        """
+        wanted = RESERVE_BYTES if self._free >= PLENTY else min(self._released, self._free)
+        with contextlib.suppress(OSError):
+            if wanted > self._size:
+                self._allocate(wanted)
+            self._released = 0
+        return self._size >= RESERVE_BYTES
+
+    def _allocate(self, size: int) -> None:
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(fd, 0, size)
+            else:  # macOS has none
+                os.write(fd, bytes(size))
+        finally:
+            os.close(fd)
+
+    @property
+    def _free(self) -> int:
+        try:
+            return shutil.disk_usage(self._path.parent).free
+        except OSError:  # the folder was removed: that is told by what is read and written there
+            return PLENTY
+
+    @property
+    def _size(self) -> int:
+        try:
+            return self._path.stat().st_size
+        except FileNotFoundError:
+            return 0

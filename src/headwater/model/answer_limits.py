@@ -1,0 +1,127 @@
+"""Limits on answers: rows and bytes of one answer, and the memory of all answers that are being made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from headwater.errors import AnswerTooLarge, Busy
+from headwater.model.literal import Embedding, Json
+from headwater.model.table import Row
+
+MAX_ROWS = 100_000  # of one answer; past it the answer says `truncated`
+MAX_BYTES = 64 << 20  # of the values of one answer, and of its encoded form
+MAX_MEMORY = 512 << 20  # of all answers together
+LEAST = 16  # bytes that every value counts as
+CELL = 48  # bytes of memory that a value takes besides its own text
+UNCOUNTED = 1 << 20  # bytes of memory: smaller answers take none of the shared memory
+FEWER = "Select fewer rows or columns, read the rows page by page, or raise queries.answer_bytes."
+
+
+class AnswerMemory:
+    """Counts the memory of all answers that are being made in this process. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.max_bytes, self.max_memory = MAX_BYTES, MAX_MEMORY
+        # Guards _used. It may be taken again inside: the collector can free an answer at any moment.
+        self._lock = threading.RLock()
+        self._used = 0
+
+    @property
+    def used(self) -> int:
+        """Return the bytes in use."""
+        return self._used
+
+    def configure(self, *, max_bytes: int = MAX_BYTES, max_memory: int = MAX_MEMORY) -> None:
+        """Set the limits of one answer and of all of them."""
+        self.max_bytes, self.max_memory = max_bytes, max(max_memory, max_bytes)
+
+    def reserve(self, count: int) -> None:
+        """Take `count` bytes. Raises Busy where other answers have them."""
+        with self._lock:
+            used = self._used
+            fits = used + count <= self.max_memory
+            if fits:
+                self._used = used + count
+        if not fits:
+            raise Busy(
+                f"the answers being made have {used >> 20} MiB already",
+                hint="Try again in a moment, or ask for less at a time.",
+            )
+
+    def release(self, count: int) -> None:
+        """Give `count` bytes back."""
+        with self._lock:
+            self._used -= count
+
+
+MEMORY = AnswerMemory()  # one process has one memory
+
+
+class Reservation:
+    """The memory of one answer. It is released with the object, or by `release`."""
+
+    __slots__ = ("_taken", "bytes")
+
+    def __init__(self) -> None:
+        self.bytes = 0  # of the values
+        self._taken = 0
+
+    def add(self, bytes: int, cells: int) -> None:
+        """Count values that came. Raises AnswerTooLarge, Busy."""
+        self.bytes += bytes
+        if self.bytes > MEMORY.max_bytes:
+            raise too_large()
+        self.take(self.bytes + CELL * cells)
+
+    def take(self, memory: int) -> None:
+        """Hold `memory` bytes in all, whatever was held before. Raises Busy."""
+        if memory > UNCOUNTED and memory - self._taken >= UNCOUNTED:
+            MEMORY.reserve(memory - self._taken)
+            self._taken = memory
+
+    def release(self) -> None:
+        """Give the memory back."""
+        taken, self._taken = self._taken, 0
+        if taken:
+            MEMORY.release(taken)
+
+    def __del__(self) -> None:
+        self.release()
+
+
+class AnswerRows(tuple[Row, ...]):
+    """Rows of an answer, with the memory they take."""
+
+    reservation: Reservation
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], reservation: Reservation) -> AnswerRows:
+        """Return `rows` as rows that hold `reservation`."""
+        made = cls(rows)
+        made.reservation = reservation
+        return made
+
+
+def bytes_of(rows: tuple[Row, ...]) -> int:
+    """Return how many bytes the values of `rows` have, where that was counted."""
+    return rows.reservation.bytes if isinstance(rows, AnswerRows) else 0
+
+
+def weight(row: Iterable[Any]) -> int:
+    """Return the bytes of the values of one row; small values count as `LEAST`."""
+    return sum([max(_size(value), LEAST) for value in row])
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, Json):
+        return len(value.text)
+    return 8 * len(value.values) if isinstance(value, Embedding) else LEAST
+
+
+def too_large(most: int | None = None) -> AnswerTooLarge:
+    """Return the error for an answer of more than `most` bytes, by default the limit of one answer."""
+    return AnswerTooLarge(f"the answer has more than {most or MEMORY.max_bytes} bytes", hint=FEWER)

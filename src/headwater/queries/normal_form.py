@@ -1,0 +1,58 @@
+"""The normal form of SQL text: equal for texts that differ in white space and comments only.
+
+It is safe for SQLite and PostgreSQL alike: quoted names, strings and brackets stay as they are, and white space is only
+ever removed next to brackets and commas, or set around comparisons, where both databases read the same tokens.
+"""
+
+from __future__ import annotations
+
+import re
+
+BLANKS = " \t\n\f\r"  # what both databases take for white space
+
+_TOKEN = re.compile(
+    r"""
+    (?P<blank>[ \t\n\f\r]+ | --[^\n]* | /\*(?:(?!/\*|\*/).)*\*/)   # a nested comment is none of these
+  | (?P<quoted>'(?:[^']|'')*' | "(?:[^"]|"")*" | `(?:[^`]|``)*`)
+  | (?P<word>[\w$:?.]+)
+  | (?P<close>[(),])
+  | (?P<operator>[-+*/<>=~!@\#%^&|`?]+)
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# What the databases read differently, or in ways that one pass over tokens does not see: brackets (a name in SQLite, a
+# subscript in PostgreSQL), dollar quotes, backslashes in strings, and strings that continue on the next line.
+_UNSAFE = re.compile(r"\[|\$(?!\d)|\\|'\s*\n\s*'")
+_COMPARISONS = frozenset({"=", "<", ">", "<=", ">=", "<>", "!=", "=="})
+
+
+def normal_form(sql: str) -> str:
+    """Return the text without comments, with the same white space between the same tokens."""
+    if _UNSAFE.search(sql):
+        return sql.strip(BLANKS).rstrip(BLANKS + ";")
+    found: list[str] = []
+    has_gap = False  # white space or a comment precedes the token
+    for match in _TOKEN.finditer(sql):
+        token = match[0]
+        if match["blank"]:
+            has_gap = True
+            continue
+        if match["operator"] and ("--" in token or "/*" in token):  # a comment that is nested or not closed
+            return sql.strip(BLANKS).rstrip(BLANKS + ";")
+        if found and _is_spaced(found[-1], token, has_gap):
+            found.append(" ")
+        found.append(token)
+        has_gap = False
+    return "".join(found).rstrip(BLANKS + ";")
+
+
+def _is_spaced(before: str, token: str, has_gap: bool) -> bool:
+    """Return whether the normal form has a space between two tokens."""
+    if before == "(" or token in ("(", ")", ","):
+        return False
+    if before == "," or before in _COMPARISONS:
+        return True
+    if token in _COMPARISONS:
+        return has_gap or before[-1] not in ":?$"  # := is one token
+    return has_gap

@@ -1,0 +1,85 @@
+"""Connections for SQL that callers send, and the checks before it runs."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+
+from headwater.model.principal import OWNER
+from headwater.sources.creating import rows_only
+from headwater.sources.postgres.analysis.calls import FOR_NOBODY, check_calls
+from headwater.sources.postgres.link import Link, Pool
+from headwater.sources.postgres.logins import Logins
+from headwater.sources.postgres.statements import Args, check_allowed, typed
+from headwater.sources.postgres.values import own_type
+
+MAX_CHECKED = 10_000  # allowed statements to remember
+_OF_ROWS = frozenset({"select", "values", "table", "with", "insert", "update", "delete", "merge"})
+_SIGNALS = re.compile("|".join(sorted(FOR_NOBODY)), re.IGNORECASE)
+
+_Key = tuple[str, str, tuple[tuple[str, int], ...]]
+
+
+class Callers:
+    """Connection pools of one source by caller role. Thread-safe."""
+
+    def __init__(self, logins: Logins, own: Pool, *, seconds: float) -> None:
+        self.logins, self._seconds = logins, seconds
+        made = {role: Pool(logins.server(role).connect) for role in logins.roles}
+        self._pools = {OWNER: own, **made}
+        self._own = own
+        self._lock = threading.Lock()  # guards _checked
+        self._checked: OrderedDict[_Key, None] = OrderedDict()
+
+    def pool(self, role: str) -> Pool:
+        """Return the pool that runs SQL of callers in `role`."""
+        return self._pools.get(role, self._own)
+
+    def check(self, role: str, sql: str, args: Args) -> None:
+        """See Source.check_sql."""
+        self.logins.check_sql(role)
+        if not sql:
+            return
+        if check_allowed(sql) not in _OF_ROWS:
+            if role != OWNER:
+                raise rows_only()
+            return
+        # Owners are trusted: the check only keeps them from signalling other sessions by mistake, so a text that
+        # names none of those functions needs no parse.
+        if role != OWNER or _SIGNALS.search(sql):
+            self._check_calls(role, sql, args)
+
+    def _check_calls(self, role: str, sql: str, args: Args) -> None:
+        named = sorted(args.items()) if isinstance(args, dict) else [("", value) for value in args]
+        key = role, sql, tuple((name, own_type(value)) for name, value in named)
+        with self._lock:
+            if key in self._checked:
+                self._checked.move_to_end(key)
+                return
+
+        def check(link: Link) -> None:
+            text, types = typed(link, sql, args)
+            check_calls(link, text, types, role)
+
+        self.pool(role).probe(check, self._seconds)
+        with self._lock:
+            self._checked[key] = None
+            if len(self._checked) > MAX_CHECKED:
+                self._checked.popitem(last=False)
+
+    def forget(self) -> None:
+        """Check every statement again: the schema changed, and with it what functions may do."""
+        with self._lock:
+            self._checked.clear()
+
+    def renew(self) -> None:
+        """Reconnect, and check every statement again."""
+        self.forget()
+        for role in self.logins.roles:
+            self._pools[role].renew()
+
+    def close(self) -> None:
+        """Close the connections of callers."""
+        for role in self.logins.roles:
+            self._pools[role].close()

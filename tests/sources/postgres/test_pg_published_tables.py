@@ -1,0 +1,205 @@
+"""Which tables are published by default: those that everybody may go on writing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from tests.sources.postgres.pg_server import PATIENCE
+from tests.sources.postgres.pg_source import PgRig
+
+from headwater.config import PostgresConfig
+from headwater.errors import SourceUnfit
+from headwater.model.change import Change, Op
+from headwater.model.table import Column, Table
+from headwater.sources.postgres import publication
+from headwater.sources.postgres.inspection import inspect
+from headwater.sources.source import Session
+
+TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int)"
+KEYLESS = "CREATE TABLE visits(a int, b text)"
+pytestmark = pytest.mark.usefixtures("watchful")
+Start = Callable[..., PgRig]
+
+
+@pytest.fixture
+def start(rig: Start) -> Start:
+    """Start a source with the default settings: no table is named, and not all are published."""
+    return lambda *statements, **settings: rig(*statements, **{"publish_all": False, **settings})
+
+
+def told(own: PgRig, ends: Callable[[list[Change]], bool] = bool) -> list[Change]:
+    """Follow until `ends` says that it is enough; return all changes."""
+    found: list[Change] = []
+    end = time.monotonic() + PATIENCE
+    while not ends(found):
+        assert time.monotonic() < end, found
+        found += [change for part in own.pull() for change in part.changes]
+        own.acknowledge()
+    return found
+
+
+def asks_for_snapshot(changes: list[Change]) -> bool:
+    return any(change.resnapshot for change in changes)
+
+
+def test_table_without_key_is_left_out_and_can_be_updated(start: Start) -> None:
+    own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
+    own.run("UPDATE visits SET b = 'b'", "INSERT INTO t VALUES (1, 1)", "DELETE FROM visits")
+    assert [change.table.name for change in told(own)] == ["t"]
+    assert sorted(own.source.describe()) == ["t"]
+    status = own.source.status()
+    assert status["tables"] == ["t"]
+    assert status["uncaptured"] == {"visits": "it has neither a primary key nor another replica identity"}
+
+
+def test_table_without_key_is_named_at_the_start(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        start(TABLE, KEYLESS)
+    (line,) = [each.getMessage() for each in caplog.records if "visits" in each.getMessage()]
+    assert "it is not captured" in line and 'ALTER TABLE "public"."visits" REPLICA IDENTITY FULL;' in line
+
+
+def test_table_that_gets_an_identity_joins_and_asks_for_a_snapshot(start: Start) -> None:
+    own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
+    own.run("ALTER TABLE visits REPLICA IDENTITY FULL")
+    (joined,) = told(own, asks_for_snapshot)
+    assert joined.table.name == "visits"
+    own.run("UPDATE visits SET b = 'c'")
+    (change,) = told(own)
+    assert (change.op, change.before, change.after) == (Op.UPDATE, (1, "a"), (1, "c"))
+
+
+def test_table_that_another_program_creates_joins_and_asks_for_a_snapshot(start: Start) -> None:
+    own = start(TABLE)
+    own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+    (joined,) = told(own, asks_for_snapshot)
+    assert joined.table.name == "late"
+    own.run("INSERT INTO late VALUES (2)")
+    assert [change.after for change in told(own)] == [(2,)]
+
+
+def test_table_created_while_we_were_away_joins_at_the_start(start: Start) -> None:
+    own = start(TABLE)
+    own.source.close()
+    own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+    own.open()
+    (joined,) = told(own, asks_for_snapshot)
+    assert joined.table.name == "late"
+
+
+@pytest.mark.parametrize("how", ["statement", "method"])
+def test_table_created_through_headwater_is_captured_from_its_first_row(start: Start, how: str) -> None:
+    own = start(TABLE)
+
+    def work(session: Session) -> None:
+        if how == "statement":
+            session.execute("CREATE TABLE made(k int PRIMARY KEY)")
+        else:
+            session.create_table(Table("made", (Column("k", "i64", nullable=False),), key=("k",)))
+        session.execute("INSERT INTO made VALUES (1), (2)")
+
+    own.source.write(work).result(PATIENCE)
+    changes = told(own, lambda found: sum(change.op is Op.INSERT for change in found) == 2)
+    assert [(change.op, change.resnapshot) for change in changes] == [
+        (Op.SCHEMA_CHANGE, False),
+        (Op.INSERT, False),
+        (Op.INSERT, False),
+    ]
+
+
+def test_old_table_published_by_a_statement_through_headwater_asks_for_a_snapshot(start: Start) -> None:
+    own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
+    own.source.write(lambda s: s.execute("ALTER TABLE visits ADD PRIMARY KEY (a)")).result(PATIENCE)
+    assert asks_for_snapshot(told(own, asks_for_snapshot))
+
+
+@pytest.mark.parametrize("by", ["headwater", "another program"])
+def test_table_filled_before_it_is_published_asks_for_a_snapshot(start: Start, by: str) -> None:
+    own = start(TABLE)
+    if by == "headwater":
+        text = "DO $$BEGIN CREATE TABLE made(k int PRIMARY KEY); INSERT INTO made VALUES (1); END$$"
+        own.source.write(lambda s: s.execute(text)).result(PATIENCE)
+    else:
+        with own.db.transaction():
+            own.run("CREATE TABLE made(k int PRIMARY KEY)", "INSERT INTO made VALUES (1)")
+            own.run(f"ALTER PUBLICATION {own.slot} ADD TABLE made")
+    assert asks_for_snapshot(told(own, asks_for_snapshot))
+
+
+def test_table_that_cannot_be_published_keeps_none_of_the_others_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = start(TABLE)
+    real = publication.run_as_owner
+
+    def refuse(connection: object, statement: str) -> None:
+        if '"late_a"' in statement:
+            raise SourceUnfit("must be owner of table late_a", hint="…")
+        real(connection, statement)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(publication, "run_as_owner", refuse)
+    own.run("CREATE TABLE late_a(k int PRIMARY KEY)", "CREATE TABLE late_b(k int PRIMARY KEY)")
+    (joined,) = told(own, asks_for_snapshot)
+    assert joined.table.name == "late_b"
+
+
+def test_publication_for_all_tables_goes_on_with_a_warning(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    own = start(TABLE, KEYLESS, publish_all=True)
+    own.source.close()
+    own.config = PostgresConfig(heartbeat_seconds=0.05)
+    with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
+        own.open()  # which asserts that the history goes on
+    assert any("is FOR ALL TABLES" in each.getMessage() for each in caplog.records)
+    own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
+    created, inserted = told(own, lambda found: len(found) == 2)
+    assert (created.op, created.resnapshot, inserted.after) == (Op.SCHEMA_CHANGE, False, (1,))
+
+
+def test_listed_publication_is_refused_where_all_are_asked_for(start: Start) -> None:
+    own = start(TABLE)
+    own.source.close()
+    own.config = PostgresConfig(heartbeat_seconds=0.05, publish_all=True)
+    with pytest.raises(SourceUnfit, match="is not of all tables"):
+        own.open()
+
+
+def test_partitioned_table_is_published_with_its_partitions(start: Start) -> None:
+    own = start(
+        "CREATE TABLE p(k int PRIMARY KEY) PARTITION BY RANGE (k)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE q(k int) PARTITION BY RANGE (k)",
+        "CREATE TABLE q1 PARTITION OF q FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE q2 PARTITION OF q FOR VALUES FROM (10) TO (20)",
+        "ALTER TABLE q2 ADD PRIMARY KEY (k)",
+    )
+    assert sorted(own.source.describe()) == ["p1", "q2"]
+    own.run("INSERT INTO p VALUES (1)", "INSERT INTO q VALUES (1), (11)", "UPDATE q SET k = k + 1")
+    assert {(change.table.name, change.after) for change in told(own, lambda found: len(found) >= 3)} == {
+        ("p1", (1,)),
+        ("q2", (11,)),
+        ("q2", (12,)),
+    }
+    own.run("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)", "INSERT INTO p VALUES (12)")
+    assert ("p2", (12,)) in [(change.table.name, change.after) for change in told(own, lambda found: len(found) >= 2)]
+
+
+def test_role_that_is_no_superuser_publishes_what_it_owns(start: Start) -> None:
+    role = f"owner_{os.getpid()}"  # it goes with the server
+    own = start(
+        f"DO $$BEGIN CREATE ROLE {role} LOGIN REPLICATION; EXCEPTION WHEN duplicate_object THEN NULL; END$$",
+        TABLE,
+        "CREATE TABLE foreign_one(k int PRIMARY KEY)",
+        f"ALTER TABLE t OWNER TO {role}",
+        f"DO $$BEGIN EXECUTE format('GRANT CREATE ON DATABASE %I TO {role}', current_database()); END$$",
+        user=role,
+    )
+    assert sorted(own.source.describe()) == ["t"]
+    assert own.source.status()["uncaptured"] == {"foreign_one": "it belongs to another role"}
+    found = inspect(own.name, own.url, own.config).findings
+    assert any("foreign_one belongs to a role" in each.problem and not each.fatal for each in found)
+    own.run("INSERT INTO t VALUES (1, 1)")
+    assert [change.table.name for change in told(own)] == ["t"]
