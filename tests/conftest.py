@@ -1,5 +1,6 @@
 """Fixtures and plugins for all rooms."""
 
+import functools
 import os
 import signal
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from httpx._transports import default as transports
 from hypothesis import settings
 from tests.sources.foreign import Foreign
 from tests.sources.rig import Rig
 from tests.suite.examples import PROFILE
+from tests.suite.waiting import lengthen_limits
 
 pytest_plugins = ("tests.suite.seeds", "tests.suite.slices", "tests.suite.timings")
 
@@ -23,7 +26,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Run in the background of a shell: what we start would not hear Ctrl-C either.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Load the system's authorities once: every client of httpx would do so, which takes longer than most tests.
+setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))  # noqa: B010
+
 settings.load_profile(PROFILE)
+lengthen_limits()
 
 
 # Rooms and files that start whole servers, processes and browsers: left out of `make check`.

@@ -138,9 +138,12 @@ class StreamReader(Reader):
             self.note(ROWS)
             if self.place:
                 headers["Last-Event-ID"] = f"s:{self.place}"
-        elif self.last is None or (self.acked is not None and self.has_shown and self.chance(0.15)):
+        elif self.last is None:
             assert self.acked is not None
             self.note(BEGIN, self.acked)
+        elif self.acked is not None and self.goes_back_to(self.acked):
+            self.last = self.acked  # an ack of what was seen before would make the stream skip it
+            self.note(BEGIN, self.last)
         else:
             self.note(BEGIN, max(self.last, self.acked or 0))
             if self.random.random() < 0.5:
@@ -148,6 +151,10 @@ class StreamReader(Reader):
             else:
                 query["from_offset"] = str(self.last)
         return headers, query
+
+    def goes_back_to(self, acked: int) -> bool:
+        """Return whether to say nothing of where it was, and so to go on behind the newest ack."""
+        return self.has_shown and acked >= (self.base or 0) and self.chance(0.15)
 
     def connect(self) -> HttpStream | WebSocket:
         headers, query = self.where()

@@ -83,7 +83,7 @@ heartbeat_seconds = 0.5
         self.server.start()
 
     def writers(self) -> list[Run]:
-        may_write, history = self.recorder.may_write, self.history
+        may_write, history = self.may_write, self.history
         dice = {name: random.Random(f"{self.seed}-{name}") for name in ("f0", "f1", "f2", "c0", "c1")}
         foreign = [
             PgWriter(connect, history, dice[f"f{n}"], f"f{n}", may_write, ddl=n == 0)

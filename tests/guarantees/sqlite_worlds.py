@@ -94,6 +94,15 @@ class SqliteWorld(World):
         self.foreigner.end()
         self.foreigner.tell(self.history)
 
+    def happen(self, event: str) -> None:
+        """One of them; the other process is held back like the writers here."""
+        is_held = self.is_short and event != "kill the foreigner"
+        if is_held:
+            self.foreigner.end()
+        super().happen(event)
+        if is_held:
+            self.foreigner.begin()
+
     def do_kill_the_foreigner(self) -> None:
         self.foreigner.end(killed=True)
         self.foreigner.begin()
@@ -133,7 +142,7 @@ trim_seconds = 0.2
                 self.history,
                 self.dice(f"writer-{n}"),
                 f"w{n}",
-                self.recorder.may_write,
+                self.may_write,
                 ddl=n == 0,
             ).run
             for n in range(3)

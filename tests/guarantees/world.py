@@ -62,6 +62,8 @@ class World:
         self.bases: list[Base] = []
         self.is_one_history = True  # False once an older state came back
         self.may_lose = False  # readers may be told that their place is lost
+        self._is_over = threading.Event()  # the newest event
+        self._is_over.set()
 
     # --- what a database is ----------------------------------------------------------------------------------------
 
@@ -120,7 +122,23 @@ class World:
 
     def happen(self, event: str) -> None:
         """One of them."""
-        getattr(self, "do_" + event.replace(" ", "_"))()
+        if self.is_short:
+            self._is_over.clear()
+        try:
+            getattr(self, "do_" + event.replace(" ", "_"))()
+        finally:
+            self._is_over.set()
+
+    @property
+    def is_short(self) -> bool:
+        """Return whether the log forgets."""
+        return self.retention == str(self.short)
+
+    def may_write(self) -> None:
+        """Hold a writer back until the recorder can read what it writes: a short log may forget at once what was
+        written while the server was down."""
+        self._is_over.wait()
+        self.recorder.may_write()
 
     def do_calm(self) -> None:
         time.sleep(1)

@@ -7,13 +7,34 @@ a machine that is busy with something else.
 import time
 from collections.abc import Callable
 
+from headwater.feeds import confirming, heads, subscriptions
+from headwater.queries import looks
+from headwater.ranges import looking
+from headwater.serve import bulk, pulls
+from headwater.serve.grpc import changefeed
+from headwater.sources.postgres import barriers
+
 PATIENCE = 120.0  # seconds: nothing takes this long unless it is broken
 KEY_LIFETIME = 5  # seconds: long enough to open a stream with a key on a busy machine, short enough to wait for
+CATCH_UP_SECONDS = 5.0  # that a server in this process waits for its log
+
+# What a server does when these run out is the subject of tests of their own, which set them; all others would fail when
+# the machine is busy for that long.
+LIMITS = [(module, "CATCH_UP_SECONDS") for module in (bulk, changefeed, heads, looking, looks, pulls, subscriptions)]
+LIMITS += [(confirming, "WAIT_SECONDS"), (barriers, "SECONDS")]
+
+
+def lengthen_limits() -> None:
+    """Let servers in this process wait longer for what they would otherwise answer without."""
+    for module, name in LIMITS:
+        assert getattr(module, name) <= CATCH_UP_SECONDS
+        setattr(module, name, CATCH_UP_SECONDS)
 
 
 def wait_until(holds: Callable[[], object], what: str = "the condition") -> None:
     """Ask again and again until `holds` is true; fail after PATIENCE."""
-    deadline = time.monotonic() + PATIENCE
+    deadline, pause = time.monotonic() + PATIENCE, 0.002
     while not holds():
         assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE:.0f} s"
-        time.sleep(0.005)
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)  # asking may cost more than what is waited for

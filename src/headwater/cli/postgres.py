@@ -66,12 +66,16 @@ def print_attached(args: argparse.Namespace, name: str, found: dict[str, Any]) -
 
 
 def print_setup(args: argparse.Namespace, name: str, url: str) -> int:
-    """Print the SQL that creates the logins for callers, and the settings that use them. Nothing is changed."""
+    """Print the SQL that creates the logins for callers, and the settings that use them; with `--ddl-statements` also
+    the SQL of the trigger. Nothing is changed."""
     print(f"-- Logins for SQL that callers send to Headwater. Run as an owner of the tables, in {name!r}:")
     for line in _room("inspection").setup_sql(name, url, args.reader, args.writer):
         print(line)
     print(f"-- Then set both passwords (psql: \\password {args.reader}), and in the settings of Headwater:")
     print(f'-- [postgres]\n-- reader = "{args.reader}"\n-- writer = "{args.writer}"')
+    if args.ddl_statements:
+        print("-- DDL statements as they were run, for everybody who reads a table that they alter. As a superuser:")
+        print(_room("ddl_trigger").INSTALL)
     return OK
 
 
@@ -92,6 +96,9 @@ def detach(args: argparse.Namespace, name: str, url: str) -> int:
     if dropped.left:
         print(f"note: the slot is gone, and the server keeps no log for it; {LEFT}", file=sys.stderr)
         print(f"hint: As the owner of the publication or a superuser run: {dropped.left}", file=sys.stderr)
+    if dropped.left_trigger:
+        print("note: the trigger that shows DDL statements is left, because the role does not own it", file=sys.stderr)
+        print(f"hint: As a superuser run: {' '.join(dropped.left_trigger.split())}", file=sys.stderr)
     return OK
 
 

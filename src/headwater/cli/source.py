@@ -41,6 +41,11 @@ def add(commands: Any) -> None:
     add_config_flags(setup)
     setup.add_argument("--reader", default="headwater_reader", metavar="ROLE", help="login for queries and filters")
     setup.add_argument("--writer", default="headwater_writer", metavar="ROLE", help="login for editors' statements")
+    setup.add_argument(
+        "--ddl-statements",
+        action="store_true",
+        help="also print the event trigger that shows DDL statements as they were run",
+    )
     setup.set_defaults(run=_setup)
     detach = group.add_parser("detach", help="remove every trace of Headwater from a database", allow_abbrev=False)
     detach.add_argument("database", nargs=1, metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL")

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
+NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody, and takes no time to load authorities
+
 
 class AsyncClient:
     """One server. See Client: methods, retries and errors are the same. Tasks of one loop may share it."""
@@ -59,7 +61,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(
             base_url=self._asking.server.url,
             headers={"accept-encoding": "identity"} | ({} if token is None else {"authorization": f"Bearer {token}"}),
-            verify=tls or (trusting() if self._asking.server.scheme == "https" else ssl.create_default_context()),
+            verify=tls or (trusting() if self._asking.server.scheme == "https" else NO_TLS),
             trust_env=False,  # neither a proxy nor a netrc of the environment gets the credential
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
         )

@@ -39,7 +39,7 @@ SCHEMA_CHANGED = "schema_changed"
 TRUNCATED = "truncated"
 
 
-_ALTER = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bRENAME\s+TO\b)", re.IGNORECASE | re.DOTALL)
+_ALTER = re.compile(r"\s*ALTER\s+TABLE\b(?!.*\bRENAME\s+TO\b)|--[^\n]*\Z", re.IGNORECASE | re.DOTALL)
 
 
 class Lease(NamedTuple):

@@ -32,7 +32,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, psy
     url, own = f"postgresql://postgres@/{name}?host={postgres.folder}", f"headwater_{name}"
     live = Live(tmp_path_factory.mktemp("queries"), url=url, postgres={"slot": own, "publication": own})
     other = postgres.connect(name)
-    yield live, other
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("headwater.sources.postgres.source.LOOK_SECONDS", 0.05)  # every test makes a table
+        yield live, other
     live.stop()
     other.close()
     with Address(name, url).connect() as admin:

@@ -20,7 +20,7 @@ import msgspec
 
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Change, Op, Transaction
-from headwater.sources.postgres import rows
+from headwater.sources.postgres import ddl_trigger, rows
 from headwater.sources.postgres.ahead import NO_FRAME, Ahead, Spill
 from headwater.sources.postgres.frames import DATA_HEAD, BadMessage, lsn_text, unix_us
 from headwater.sources.postgres.pgoutput import (
@@ -299,7 +299,7 @@ class Assembly:
 
     def _message(self, message: bytes) -> Iterable[Item]:
         found = _expect(Message, message, in_stream=self._stream is not None)
-        if found.prefix not in (PREFIX, SHAPES):
+        if found.prefix not in (PREFIX, SHAPES, ddl_trigger.PREFIX):
             return ()
         if self._stream is not None and found.transactional:
             self._stream.spill.append(message)
@@ -311,6 +311,8 @@ class Assembly:
             raise BadMessage("a transactional message outside of any transaction")
         if found.prefix == SHAPES:
             return self._announced(found.content)
+        if found.prefix == ddl_trigger.PREFIX:
+            return self._stated(found.content)
         self._barriers.append(barrier)
         return ()
 
@@ -322,6 +324,11 @@ class Assembly:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             return []  # anybody may write a message
         return [part for change in self._relations.announce(told) for part in self._append(change)]
+
+    def _stated(self, content: bytes) -> list[Item]:
+        told = None if self._skip else ddl_trigger.read_statement(content)
+        changes = [] if told is None else self._relations.show_statement(told)
+        return [part for change in changes for part in self._append(change)]
 
     def _origin(self, message: bytes) -> Iterable[Item]:
         return ()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+import psycopg
+
 from headwater.config import PostgresConfig
-from headwater.sources.postgres.connection import Server
+from headwater.sources.postgres import ddl_trigger
+from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.slot import Dropped, drop, slot_name
 
 
@@ -11,4 +15,17 @@ def detach(name: str, url: str, *, config: PostgresConfig) -> Dropped:
     """Remove every trace that the role may; what became of them. No server may be attached."""
     server = Server(name, url)
     with server.connect() as connection, server.errors():
-        return drop(connection, slot_name(config.publication, name), slot_name(config.slot, name))
+        dropped = drop(connection, slot_name(config.publication, name), slot_name(config.slot, name))
+        return msgspec.structs.replace(dropped, left_trigger=_drop_trigger(connection))
+
+
+def _drop_trigger(connection: Connection) -> str:
+    """Remove the trigger that tells DDL statements; return the SQL that does if the role may not, else ""."""
+    if connection.execute(ddl_trigger.IS_INSTALLED).fetchone() is None:
+        return ""
+    try:
+        with connection.transaction():
+            connection.execute(ddl_trigger.REMOVE.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return ddl_trigger.REMOVE
+    return ""

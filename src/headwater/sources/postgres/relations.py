@@ -25,6 +25,7 @@ import msgspec
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.ddl_text import ddl_text
+from headwater.sources.postgres.ddl_trigger import Statement
 from headwater.sources.postgres.facts import Catalogue, ColumnFact, TableFact
 from headwater.sources.postgres.frames import BadMessage
 from headwater.sources.postgres.pgoutput import Relation, Type
@@ -246,6 +247,11 @@ class Relations:
                 ddl = f"-- {' '.join(why.split())}"
                 changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=ddl, resnapshot=name in unseen))
         return changes
+
+    def show_statement(self, found: Statement) -> list[Change]:
+        """Return a comment in the history of the table that a statement altered or dropped, if the table is known."""
+        table = self.tables.get(table_name(found.schema, found.table))
+        return [] if table is None else [Change(Op.SCHEMA_CHANGE, table, ddl=found.comment)]
 
     def truncate(self, oid: int, xid: int) -> Table:
         """Transaction `xid` emptied a table, which is ready; its shape."""

@@ -233,10 +233,14 @@ def _is_all_visible(connection: Connection) -> bool:
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """What became of our traces. `left` is the SQL that drops the publication, where the role may not; else ""."""
+    """What became of our traces. `left` is the SQL that drops the publication, where the role may not; else "".
+
+    `left_trigger` is the same for the trigger that shows DDL statements.
+    """
 
     changed: bool  # something was there, and is gone
     left: str = ""
+    left_trigger: str = ""
 
 
 def drop(connection: Connection, publication: str, slot: str) -> Dropped:
