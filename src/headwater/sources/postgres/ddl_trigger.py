@@ -12,8 +12,8 @@ PREFIX = "headwater.ddl"  # of the trigger's logical messages
 MOST_CHARACTERS = 2_000  # of one statement
 
 # An error inside the function would stop the statement of another program: it runs with the rights of its owner, so
-# that nothing in it is refused. A handler of exceptions would not do: the server sends what was written inside one behind
-# the rows that follow.
+# that nothing in it is refused. A handler of exceptions would not do: the server sends what was written inside one
+# behind the rows that follow.
 INSTALL = f"""\
 CREATE OR REPLACE FUNCTION public._headwater_ddl() RETURNS event_trigger
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $headwater$
