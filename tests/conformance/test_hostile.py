@@ -7,8 +7,11 @@ from collections.abc import Callable
 
 import pytest
 from tests.conformance.live import Live
+from tests.suite.waiting import PATIENCE
 
+from headwater.errors import HeadwaterError
 from headwater.feeds import batch
+from headwater.feeds.group import Group
 
 
 def fill(server: Live, table: str, count: int) -> None:
@@ -125,3 +128,27 @@ def test_a_checkpoint_comes_also_to_a_reader_whose_predicate_takes_long(
     while checkpoint["offset"] < change["offset"]:
         checkpoint = stream.next("checkpoint").data
     assert checkpoint["offset"] >= change["offset"]
+
+
+def test_predicate_that_hangs_holds_up_nobody(server: Live, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = server.subscribe(table, where="status LIKE 'x%' AND id <> 17", include={"after": True})
+    quick = server.subscribe(table, where="status LIKE 'x%'")
+    streams = [server.stream("sse", slow), server.stream("sse", quick)]
+    released, hung, decide = threading.Event(), threading.Event(), batch.Batch.decide
+
+    def hang(self: batch.Batch, group: Group, places: list[int]) -> batch.Found | HeadwaterError:
+        if "17" in str(group.view.options.where) and not released.is_set():
+            hung.set()
+            released.wait(PATIENCE)
+        return decide(self, group, places)
+
+    monkeypatch.setattr(batch.Batch, "decide", hang)
+    try:
+        server.sql(f"INSERT INTO {table} VALUES(1, 'xy', 1)")
+        assert streams[1].changes(1)[0].data["pk"] == [1]
+        assert hung.is_set()
+        server.sql(f"INSERT INTO {table} VALUES(2, 'xz', 1)")
+        assert streams[1].changes(1)[0].data["pk"] == [2]
+    finally:
+        released.set()
+    assert [frame.data["pk"] for frame in streams[0].changes(2)] == [[1], [2]]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, LogDamaged, NotFound
+from headwater.model.principal import EDITOR, OWNER, VIEWER
 from headwater.queries.instances import instance_key, named_args
 from headwater.queries.prepared import MAX_TEXT, PreparedQueries, query_id
 from headwater.queries.queries import unkept
@@ -42,6 +43,54 @@ def test_there_is_an_end_to_how_many_and_how_long(tmp_path: Path) -> None:
         kept.add("main", "SELECT 2")
     with pytest.raises(InvalidRequest, match="characters"):
         kept.add("main", "SELECT 1" + " " * MAX_TEXT)
+    kept.close()
+
+
+def test_callers_of_one_database_leave_room_to_others(tmp_path: Path) -> None:
+    kept = opened(tmp_path, most=8)
+    for number in range(2):
+        kept.add("main", f"SELECT {number}", role=VIEWER)
+    with pytest.raises(LimitExceeded, match="for this role"):
+        kept.add("main", "SELECT 9", role=EDITOR)
+    for db in ("a", "b"):
+        for number in range(2):
+            kept.add(db, f"SELECT {number}", role=VIEWER)
+    with pytest.raises(LimitExceeded):
+        kept.add("c", "SELECT 9", role=VIEWER)
+    kept.add("main", "SELECT 9", role=OWNER)
+    kept.drop_database("a")
+    kept.close()
+    again = opened(tmp_path, most=8)
+    again.add("c", "SELECT 9", role=VIEWER)
+    with pytest.raises(LimitExceeded):
+        again.add("main", "SELECT 10", role=VIEWER)
+    again.close()
+
+
+def test_bytes_of_all_queries_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.queries.prepared.MOST_BYTES", 20_000)
+    kept = opened(tmp_path)
+    for number in range(4):
+        kept.add("main", f"SELECT {number} {'-' * 1000}", role=VIEWER)
+    with pytest.raises(LimitExceeded):
+        kept.add("main", f"SELECT 5 {'-' * 1000}", role=VIEWER)
+    kept.add("main", f"SELECT 5 {'-' * 1000}", role=OWNER)
+    kept.close()
+
+
+@pytest.mark.parametrize("name", ["", " ", "x" * 201, "a\nb", "\x1b[2J"])
+def test_name_that_is_no_label_is_refused(tmp_path: Path, name: str) -> None:
+    kept = opened(tmp_path)
+    with pytest.raises(InvalidRequest, match="name"):
+        kept.add("main", "SELECT 1", name=name)
+    assert kept.count == 0
+    kept.close()
+
+
+def test_lower_role_does_not_rename(tmp_path: Path) -> None:
+    kept = opened(tmp_path)
+    kept.add("main", "SELECT 1", name="report", role=OWNER)
+    assert kept.add("main", "SELECT 1", name="mine", role=VIEWER).name == "report"
     kept.close()
 
 

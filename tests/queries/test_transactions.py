@@ -11,7 +11,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound, TxExpired
 from headwater.model.predicate import eq
-from headwater.model.principal import ANONYMOUS, Principal
+from headwater.model.principal import ANONYMOUS, EDITOR, VIEWER, Principal
 from headwater.queries.pending import Pending
 from headwater.queries.rows import Place, Rows
 from headwater.queries.statement import Statement
@@ -237,3 +237,23 @@ def test_the_two_names_of_a_transaction_must_agree() -> None:
     for tx, tx_id in ((None, None), ("a", "b")):
         with pytest.raises(InvalidRequest):
             one_tx(tx, tx_id)
+
+
+def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> None:
+    transactions = Transactions(files, most=8)
+    viewer, other = Principal("v", VIEWER), Principal("w", EDITOR)
+    mine = [transactions.begin(viewer, read_only=True).tx for _ in range(2)]
+    with pytest.raises(Busy, match="your transactions"):
+        transactions.begin(viewer, read_only=True)
+    with pytest.raises(Busy):
+        transactions.begin(Principal("v", VIEWER, until=5), read_only=True)
+    held = [transactions.begin(other, read_only=True).tx for _ in range(2)]
+    with pytest.raises(Busy, match="on this database"):
+        transactions.begin(Principal("x", VIEWER), read_only=True)
+    owned = [transactions.begin(ANONYMOUS, read_only=True).tx for _ in range(4)]
+    with pytest.raises(Busy, match="8 transactions"):
+        transactions.begin(ANONYMOUS, read_only=True)
+    for who, open in ((viewer, mine), (other, held), (ANONYMOUS, owned)):
+        for tx in open:
+            transactions.rollback(who, tx).result(PATIENCE)
+    transactions.rollback(viewer, transactions.begin(viewer, read_only=True).tx).result(PATIENCE)

@@ -13,6 +13,7 @@ from open_databases import Whole
 from serving import Client, NoDatabases, serving
 from tests.suite.waiting import PATIENCE
 
+from headwater.config import Secret
 from headwater.serve.connection import BoundedHttp
 from headwater.serve.crowd import RESERVE
 
@@ -298,3 +299,14 @@ def test_an_answer_that_is_read_slowly_comes_whole(tmp_path: Path) -> None:
                 size += len(piece)
                 time.sleep(0.02)  # the slowness that is tested
             assert size > 3_000_000
+
+
+def test_trailer_behind_a_body_is_no_header() -> None:
+    body = b'{"id": 1, "method": "system.ping"}'
+    head = b"POST /api/v1/rpc HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+    chunk = b"\r\n%x\r\n%s\r\n0\r\n" % (len(body), body)
+    credential = b"authorization: Bearer s3cret-token\r\n"
+    with serving(NoDatabases(), token=Secret("s3cret-token")) as client:
+        assert asked(client, head + credential + chunk + b"\r\n")[0] == 200
+        assert asked(client, head + chunk + credential + b"\r\n")[0] == 401

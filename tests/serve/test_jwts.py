@@ -80,6 +80,8 @@ REFUSED = [  # claims, what the caller is told, and what the server's log says
     ({"capabilities": "Admin"}, "trusts", "`capabilities` have none of"),
     ({"exp": "so0n"}, "trusts", "no number"),
     ({"exp": float("inf")}, "trusts", "no number"),
+    ({"exp": 1e300}, "trusts", "`exp` is no time"),
+    ({"exp": 10**30}, "trusts", "`exp` is no time"),
     ({"exp": str(LATER)}, "trusts", "`exp` is no number"),
     ({"exp": True}, "expired", "expired"),
     ({"nbf": "0"}, "trusts", "`nbf` is no number"),

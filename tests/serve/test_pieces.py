@@ -153,3 +153,8 @@ def test_body_is_sent_piece_by_piece() -> None:
 def test_another_type_is_still_refused() -> None:
     with pytest.raises(TypeError):
         encode_with({"a": object()})
+
+
+def test_equal_names_of_columns_get_numbers() -> None:
+    assert query_answers._unique(("a", "a", "a_2", "b", "a")) == ["a", "a_2", "a_2_2", "b", "a_3"]
+    assert len({*query_answers._unique(("a",) * 30_000)}) == 30_000  # at once: each is looked up, not searched for

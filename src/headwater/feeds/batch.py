@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 
 from headwater.errors import HeadwaterError
@@ -12,7 +14,8 @@ from headwater.log.parts import estimated_bytes
 from headwater.model.change import Change, Op, Transaction
 
 SLICE = 64  # changes asked of a costly filter between two looks at the clock
-PATIENCE_SECONDS = 0.05  # what one costly filter may take of a batch that all wait for
+PATIENCE_SECONDS = 0.05  # of a core, that one costly filter may take of a batch that all wait for
+LONGEST_SECONDS = 0.5  # by the clock: a filter that a database server applies takes no time of ours
 
 Found = list[tuple[int, Op]]  # places in the batch, and the op each is delivered as
 Decided = Found | HeadwaterError | None  # None: it took too long
@@ -47,19 +50,16 @@ class Batch:
             return error
         return [(place, op) for place, op in zip(places, ops, strict=True) if op is not None]
 
-    def decide_all(self, costly: list[tuple[Group, list[int]]]) -> dict[Group, Decided]:
-        """In a thread: the same for groups whose filter takes a while, but none for longer than its share."""
-        return {group: self._decide_slowly(group, places) for group, places in costly}
-
-    def _decide_slowly(self, group: Group, places: list[int]) -> Decided:
+    def decide_slowly(self, group: Group, places: list[int]) -> Decided:
+        """In a thread: the same for a group whose filter takes a while; None if it takes more than its share."""
         until = time.thread_time() + PATIENCE_SECONDS
         found: Found = []
         for low in range(0, len(places), SLICE):
-            if time.thread_time() > until:
-                return None
             some = self.decide(group, places[low : low + SLICE])
             if isinstance(some, HeadwaterError):
                 return some
+            if time.thread_time() > until:
+                return None
             found += some
         return found
 
@@ -75,6 +75,43 @@ class Batch:
             data = group.view.encoder.change(part, offset, change, op)
             frame = self._framed[key] = group.frame(offset, op.word, data)
         return offset, frame
+
+
+class Costly:
+    """Groups whose filter takes a while, decided one after the other in a thread. From any thread."""
+
+    def __init__(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> None:
+        self._batch, self._groups = batch, groups
+        self._lock = threading.Lock()  # guards what follows
+        self._decided: dict[Group, Decided] = {}
+        self._began = math.inf  # when the filter that is at work began
+        self._is_over = False
+
+    def run(self) -> None:
+        """Decide for every group, unless told to stop."""
+        for group, places in self._groups:
+            with self._lock:
+                if self._is_over:
+                    return
+                self._began = time.monotonic()
+            found = self._batch.decide_slowly(group, places)
+            with self._lock:
+                self._decided.setdefault(group, found)
+                self._began = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the filter that is at work has taken too long."""
+        return time.monotonic() - self._began > LONGEST_SECONDS
+
+    def stop(self) -> tuple[dict[Group, Decided], list[tuple[Group, list[int]]]]:
+        """Return what was decided, None for the filter that is at work, and the groups that are left."""
+        with self._lock:
+            self._is_over = True
+            left = [each for each in self._groups if each[0] not in self._decided]
+            if left and self._began < math.inf:
+                self._decided[left.pop(0)[0]] = None
+            return dict(self._decided), left
 
 
 def bounded(parts: list[Transaction], most: int) -> list[Transaction]:

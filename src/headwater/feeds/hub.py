@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.feeds.batch import Batch, Decided, Found, bounded
+from headwater.feeds.batch import LONGEST_SECONDS, Batch, Costly, Decided, Found, bounded
 from headwater.feeds.filters import Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.invalidation import Invalidations, invalidations
@@ -276,8 +276,7 @@ class Hub:
                 decided[group] = batch.decide(group, places)
             else:
                 costly.append((group, places))
-        if costly:
-            decided |= await self._run(batch.decide_all, costly)
+        decided |= await self._decide_costly(batch, costly)
         steady = await self._steady(parts[-1].upto)
         if self.upto != before:
             return  # all left and others came meanwhile, or continuity broke
@@ -296,6 +295,21 @@ class Hub:
         for group, frames in {} if self._questions is None else self._questions.frames(batch, passing, steady).items():
             self._hand(group, frames)
         self._wake_waiting()
+
+    async def _decide_costly(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> dict[Group, Decided]:
+        """Decide in a thread. A filter that takes too long is left to itself there, and the others go on in another."""
+        decided: dict[Group, Decided] = {}
+        while groups:
+            costly = Costly(batch, groups)
+            work = asyncio.ensure_future(self._run(costly.run))
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be left to ask
+            while not work.done() and not costly.is_late:
+                await asyncio.wait({work}, timeout=LONGEST_SECONDS / 2)
+            if work.done():
+                work.result()
+            found, groups = costly.stop()
+            decided |= found
+        return decided
 
     async def _steady(self, upto: int) -> Steady:
         """Whose answers are known to be what they were; only who has guards has to be asked, and may take a while."""

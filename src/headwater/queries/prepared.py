@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import threading
+from collections import Counter
 from pathlib import Path
 
 import apsw
@@ -12,9 +13,14 @@ import msgspec
 
 from headwater.errors import InvalidRequest, LimitExceeded, NotFound
 from headwater.log.own_file import OwnFile
-from headwater.model.principal import RANK
+from headwater.model.principal import OWNER, RANK, is_label
 
 MAX_TEXT = 100_000  # characters
+MAX_NAME = 200  # characters
+MAX_FORM = 1 << 20  # bytes of the JSON form
+MOST_BYTES = 256 << 20  # of all queries together: they are in memory
+SHARE = 0.75  # of all places and bytes, that viewers and editors may fill together
+SHARE_OF_DATABASE = 0.25  # the same of one database: its callers leave room to those of others
 _SCHEMA = """
 CREATE TABLE prepared (
   id TEXT PRIMARY KEY,
@@ -45,6 +51,16 @@ class Prepared(msgspec.Struct, frozen=True):
     name: str | None = None
     role: str = ""  # highest role that prepared it; "" if it was not recorded
 
+    @property
+    def is_owners(self) -> bool:
+        """Return whether an owner prepared it, or nobody knows who."""
+        return RANK.get(self.role, RANK[OWNER]) >= RANK[OWNER]
+
+    @property
+    def size(self) -> int:
+        """Return about how many bytes it takes."""
+        return 200 + len(self.sql) + len(self.form or b"") + len(self.name or "")
+
 
 def query_id(db: str, sql: str) -> str:
     """The id of a query: the same for the same text on the same database, wherever and whenever."""
@@ -61,6 +77,10 @@ class PreparedQueries:
         self._file = connection
         found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
         self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
+        self._held = Counter[str]()  # what callers below owners take: places and bytes, in all and by database
+        self._bytes = 0
+        for each in self._known.values():
+            self._count(each)
 
     @classmethod
     def open(cls, path: Path, *, most: int, vfs: str | None = None) -> PreparedQueries:
@@ -72,29 +92,57 @@ class PreparedQueries:
         """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
         if len(sql) > MAX_TEXT:
             raise InvalidRequest(f"a query has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
+        if name is not None and not (is_label(name) and len(name) <= MAX_NAME):
+            raise InvalidRequest(f"`name` is a text of 1 to {MAX_NAME} printable characters")
+        if len(form or b"") > MAX_FORM:
+            raise InvalidRequest(f"a query has at most {MAX_FORM} bytes", hint="Bind long values as arguments.")
         made = Prepared(query_id(db, sql), db, sql, form, name, role)
         with self._lock:
             if (known := self._known.get(made.id)) is not None:
                 return self._renew(known, known.name if name is None else name, role)
-            if len(self._known) >= self._most:
-                raise LimitExceeded(
-                    f"{self._most} queries are prepared, and no more are kept",
-                    hint="Bind what differs as arguments, or raise queries.max_prepared.",
-                )
+            self._check_room(made)
             with FILE.errors(self._path):
                 row = (made.id, made.db, made.sql, made.form, made.name, made.role)
                 self._file.execute("INSERT INTO prepared VALUES (?, ?, ?, ?, ?, ?)", row)
             self._known[made.id] = made
+            self._count(made)
             return made
 
+    def _check_room(self, made: Prepared) -> None:
+        """Raise LimitExceeded if there is no room for one more. The lock is held."""
+        taken = [(len(self._known), self._bytes, 1.0)]
+        if not made.is_owners:
+            taken += [
+                (self._held["places"], self._held["bytes"], SHARE),
+                (self._held[f"places of {made.db}"], self._held[f"bytes of {made.db}"], SHARE_OF_DATABASE),
+            ]
+        for places, size, share in taken:
+            if places >= max(self._most * share, 1) or size + made.size > MOST_BYTES * share:
+                raise LimitExceeded(
+                    f"{places} queries are prepared, and no more are kept" + (" for this role" if share < 1 else ""),
+                    hint="Bind what differs as arguments, or raise queries.max_prepared.",
+                )
+
+    def _count(self, each: Prepared, sign: int = 1) -> None:
+        """Count a query that was added, or with -1 one that is gone."""
+        self._bytes += sign * each.size
+        if not each.is_owners:
+            self._held["places"] += sign
+            self._held["bytes"] += sign * each.size
+            self._held[f"places of {each.db}"] += sign
+            self._held[f"bytes of {each.db}"] += sign * each.size
+
     def _renew(self, known: Prepared, name: str | None, role: str) -> Prepared:
-        """The lock is held."""
-        role = max(role, known.role, key=lambda each: RANK.get(each, 0))
+        """Keep the highest role, and the name that it gave. The lock is held."""
+        if RANK.get(role, 0) < RANK.get(known.role, 0):
+            return known
         if (name, role) == (known.name, known.role):
             return known
         with FILE.errors(self._path):
             self._file.execute("UPDATE prepared SET name = ?, role = ? WHERE id = ?", (name, role, known.id))
         renewed = self._known[known.id] = msgspec.structs.replace(known, name=name, role=role)
+        self._count(known, -1)
+        self._count(renewed)
         return renewed
 
     def get(self, id: str) -> Prepared:
@@ -108,7 +156,9 @@ class PreparedQueries:
         """Forget the queries of a database that is no more."""
         with self._lock, FILE.errors(self._path):
             self._file.execute("DELETE FROM prepared WHERE db = ?", (db,))
-            self._known = {id: found for id, found in self._known.items() if found.db != db}
+            for each in [each for each in self._known.values() if each.db == db]:
+                del self._known[each.id]
+                self._count(each, -1)
 
     @property
     def count(self) -> int:

@@ -22,6 +22,8 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 MAX_OPEN = 64  # over all principals: each may hold a connection or the writer
+SHARE_OF_CALLER = 4  # who is no owner holds at most a fourth of them,
+SHARE_OF_DATABASE = 2  # and all of those on one database together a half
 MAX_IDLE_SECONDS = 60.0  # a transaction nobody used for so long is rolled back when room is needed
 MAX_EXPIRED = 1_000  # how many that ended by themselves are remembered, to say so rather than `not_found`
 
@@ -69,7 +71,7 @@ class Transactions:
         self._clock = clock
         self._lock = threading.Lock()  # guards all below
         self._open: dict[str, _Open] = {}
-        self._beginning = 0  # places taken by transactions that are being opened
+        self._beginning: list[tuple[Principal, str]] = []  # for whom, and on which database, one is being opened
         self._expired: dict[str, _Expired] = {}  # the oldest first
 
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
@@ -78,14 +80,14 @@ class Transactions:
         principal.glimpse(name)
         source = self._databases.get(name)
         self._roll_back(self._is_forgotten)
-        self._reserve()
+        self._reserve(principal, name)
         try:
             tx = source.begin(read_only=read_only, role=principal.role)
             with self._lock:
                 self._open[tx.id] = _Open(tx, name, principal, self._clock())
         finally:
             with self._lock:
-                self._beginning -= 1
+                self._beginning.remove((principal, name))
         return Begun(tx.id, name, read_only)
 
     def commit(self, principal: Principal, tx: str) -> Pending[Finished]:
@@ -212,14 +214,23 @@ class Transactions:
 
     def _is_forgotten(self, held: _Open) -> bool:
         """Ended by itself, or, when room is needed, not used for long."""
-        full = len(self._open) + self._beginning >= self._most
+        full = len(self._open) + len(self._beginning) >= self._most
         return held.tx.is_over or (full and held.used < self._clock() - MAX_IDLE_SECONDS)
 
-    def _reserve(self) -> None:
+    def _reserve(self, principal: Principal, db: str) -> None:
         with self._lock:
-            if len(self._open) + self._beginning >= self._most:
+            taken = [*self._beginning, *((held.owner, held.db) for held in self._open.values())]
+            if len(taken) >= self._most:
                 raise Busy(f"{self._most} transactions are open already")
-            self._beginning += 1
+            if principal.role != OWNER:
+                callers = [(each.name, on) for each, on in taken if each.role != OWNER]
+                mine = sum(name == principal.name for name, _ in callers)
+                here = sum(on == db for _, on in callers)
+                if mine >= max(self._most // SHARE_OF_CALLER, 1):
+                    raise Busy(f"{mine} of your transactions are open already", hint="End them first.")
+                if here >= max(self._most // SHARE_OF_DATABASE, 1):
+                    raise Busy(f"{here} transactions are open on this database already")
+            self._beginning.append((principal, db))
 
 
 def one_tx(tx: str | None, tx_id: str | None) -> str:

@@ -182,9 +182,10 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As inherited."""
+        """As inherited, but for trailers behind a chunked body: what they say comes too late to count."""
         self._count(len(name) + len(value))
-        super().on_header(name, value)
+        if self._in_head:
+            super().on_header(name, value)
 
     def _count(self, size: int) -> None:
         self._head += size

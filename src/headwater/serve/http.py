@@ -138,8 +138,11 @@ class Application:
             raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
         try:
             return await self._serve_to(principal, scope, receive, send, route, values)
-        except NotFound as error:
+        except HeadwaterError as error:
             raise told(error, principal, self._api.databases) from None
+        except Refusal as refusal:
+            refusal.error = told(refusal.error, principal, self._api.databases)
+            raise
 
     async def _serve_to(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send, route: Route, values: dict[str, str]

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 REMEMBERED = 1024  # tokens that were checked: a client sends the same one with every request
 LEEWAY = 30  # seconds that two clocks may differ
 EXPIRED = "the token has expired"
+MAX_TIME = 1e12  # seconds: no date that anybody means is later
 _BAD = "the token is not one that this server trusts"
 _CAPABILITIES = (("admin", OWNER), ("write", EDITOR), ("read", VIEWER))  # what SochDB's tokens say, the most first
 _REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (  # the narrowest first
@@ -126,6 +127,8 @@ def _principal(claims: dict[str, Any]) -> Principal:
     for claim in ("exp", "nbf", "iat"):
         if claim in claims and type(claims[claim]) not in (int, float):
             raise Misfit(f"its `{claim}` is no number")
+        if claim in claims and not abs(claims[claim]) <= MAX_TIME:  # NaN too
+            raise Misfit(f"its `{claim}` is no time")
     return Principal(
         name[:200],
         _role(claims),

@@ -160,7 +160,7 @@ def _pepper(folder: Path) -> bytes:
         found = path.read_bytes()
     except FileNotFoundError:
         found = secrets.token_bytes(32)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, found)
     if len(found) < 32:
         raise ConfigError("the file `pepper` is damaged", hint="Restore it from a backup, or make new keys.")

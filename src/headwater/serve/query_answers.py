@@ -106,14 +106,16 @@ def _kind(read: Read, place: int) -> str:
 
 def _unique(names: tuple[str, ...]) -> list[str]:
     """Arrow's columns are found by name: the second `a` is called `a_2`."""
-    found: list[str] = []
+    found: dict[str, None] = {}
+    numbers: dict[str, int] = {}  # the last that a name got
     for name in names:
-        number, made = 1, name
+        made, number = name, numbers.get(name, 1)
         while made in found:
             number += 1
             made = f"{name}_{number}"
-        found.append(made)
-    return found
+        numbers[name] = number
+        found[made] = None
+    return list(found)
 
 
 def about(answer: Answer) -> dict[str, Any]:

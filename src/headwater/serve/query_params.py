@@ -11,6 +11,7 @@ from headwater.model.literal import Value, from_json
 from headwater.serve.params import Params
 
 CANNOT = "Leave it out."
+MAX_ARGS = 32_766  # SQLite's own limit; converting more would hold up the loop
 
 
 class Text(Params):
@@ -89,6 +90,8 @@ class Patch(Text):
 
 def values_of(args: list[Any] | dict[str, Any], field: str = "args") -> list[Value] | dict[str, Value]:
     """Arguments as values: Lits or plain JSON. `field` is where the request has them."""
+    if len(args) > MAX_ARGS:
+        raise InvalidRequest(f"`{field}` has {len(args)} values; at most {MAX_ARGS} can be bound")
     if isinstance(args, dict):
         return {name: _value(body, f"{field}.{name}") for name, body in args.items()}
     return [_value(body, f"{field}[{place}]") for place, body in enumerate(args)]

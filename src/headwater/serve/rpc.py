@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 VERSION = "1.0"
 SQL_ID = "sql.exec.http"
+LARGE = 64 << 10  # bytes of parameters: converting them would hold up the loop
 _EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "params": {}}.'
 _SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
 
@@ -137,11 +138,14 @@ class Rpc:
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
             with self._limits.stay(who, db, client):
                 return await self._run(who, method, found)
-        return await self._run(who, method, found)
+        with memoryview(request.params) as view:
+            return await self._run(who, method, found, is_large=view.nbytes > LARGE)
 
-    async def _run(self, who: Principal, method: Method, found: params.Params) -> Any:
+    async def _run(self, who: Principal, method: Method, found: params.Params, *, is_large: bool = False) -> Any:
         if method.blocking:
             result = await self._bridge.call(self._block, who, method, found)
+        elif is_large:
+            result = await self._bridge.call(method.call, self._api, who, found)
         else:
             result = method.call(self._api, who, found)
         if isinstance(result, Pending):

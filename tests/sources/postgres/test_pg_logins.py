@@ -389,6 +389,8 @@ def test_constraint_error_does_not_name_hidden_table(site: Site, scoped: httpx.C
     where = {"op": "eq", "a": {"col": "id"}, "b": {"lit": {"t": "i64", "v": 1}}}
     answer = site.call("scoped", "data.delete", table={"table": "orders"}, where=where)
     assert not answer["ok"] and "constraint" in answer["error"]["message"] and "hidden" not in str(answer)
+    page = scoped.delete("/api/v1/t/main/orders/1")
+    assert page.status_code in (400, 409) and "constraint" in page.text and "hidden" not in page.text, page.text
 
 
 # --- without logins --------------------------------------------------------------------------------------
