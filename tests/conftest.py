@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,8 +27,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Run in the background of a shell: what we start would not hear Ctrl-C either.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Load the system's authorities once: every client of httpx would do so, which takes longer than most tests.
-setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))  # noqa: B010
+
+def once(create: Callable[..., ssl.SSLContext]) -> Callable[..., ssl.SSLContext]:
+    """Load the system's authorities once: every client of httpx would do so, which takes longer than most tests."""
+    made = functools.cache(lambda trusted, *args, **more: create(*args, **more))
+    return lambda *args, **more: made(os.environ.get("SSL_CERT_FILE"), *args, **more)
+
+
+setattr(transports, "create_ssl_context", once(transports.create_ssl_context))  # noqa: B010
 
 settings.load_profile(PROFILE)
 lengthen_limits()
