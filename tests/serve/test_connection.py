@@ -310,3 +310,9 @@ def test_trailer_behind_a_body_is_no_header() -> None:
     with serving(NoDatabases(), token=Secret("s3cret-token")) as client:
         assert asked(client, head + credential + chunk + b"\r\n")[0] == 200
         assert asked(client, head + chunk + credential + b"\r\n")[0] == 401
+
+
+def test_what_is_no_http_fills_no_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        assert asked(client, b"\x16\x03\x01 hello\r\n\r\n")[0] == 400
+    assert len([each for each in caplog.records if "Invalid HTTP request" in each.message]) <= 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
+from headwater.model.repeats import Repeats, counted
 from headwater.serve.body import Refusal
 from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.crowd import HEALTH, Crowd
@@ -20,6 +23,23 @@ from headwater.serve.shields import shielded
 CROWDED_SECONDS = 2  # that a connection too many has to ask for its health
 
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+
+
+class Seldom(logging.LoggerAdapter[logging.Logger]):
+    """Repeats a warning at most once a minute: everybody who connects can send what is no HTTP."""
+
+    repeats = Repeats()
+
+    @property
+    def level(self) -> int:
+        """As the logger's."""
+        return self.logger.level
+
+    def warning(self, msg: object, *args: object, **named: Any) -> None:
+        """As inherited, with the number of those that were left out."""
+        left_out = self.repeats.again(str(msg), time.monotonic())
+        if left_out is not None:
+            super().warning(counted(str(msg), left_out), *args, **named)
 
 
 class BoundedHttp(Patience, HttpToolsProtocol):
@@ -35,6 +55,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         self, *args: Any, crowd: Crowd | None = None, handshake_done: Callable[[], None] | None = None, **named: Any
     ) -> None:
         super().__init__(*args, **named)
+        self.logger = Seldom(self.logger)  # type: ignore[assignment]
         self._crowd, self._handshake_done = crowd, handshake_done
         self._crowded: LimitExceeded | None = None  # why there is no place for it
         self._upgraded = False  # the connection is a WebSocket now, and not ours
