@@ -3,8 +3,8 @@
     python -m pytest --collect-only -q -o addopts= > before.txt      (and the same later: after.txt)
     python -m tests.suite.compare_ids before.txt after.txt
 
-With `-m "not soak"` in both, tests that moved from `make test` to `make soak` are missing too. Exit status 1 if an id of
-`before` is missing in `after`.
+With `-m "not soak"` in both, tests that moved from `make test` to `make soak` are missing too. Exit status 1 if an id
+of `before` is missing in `after`.
 """
 
 import sys
