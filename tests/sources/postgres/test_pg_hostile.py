@@ -113,12 +113,12 @@ def test_a_role_whose_sessions_end_early_is_followed_without_a_break(
     rig: Callable[..., PgRig], role: Callable[..., str]
 ) -> None:
     short = "idle_session_timeout = '200ms'", "idle_in_transaction_session_timeout = '200ms'"
-    own = rig("CREATE TABLE t(k int PRIMARY KEY)", user=role(*short, "wal_sender_timeout = '5s'"))
-    for key in range(4):
+    own = rig("CREATE TABLE t(k int PRIMARY KEY)", user=role(*short, "wal_sender_timeout = '2s'"))
+    for key in range(6):
         time.sleep(0.4)  # what ends is what idles: there is nothing to wait for
         own.run(f"INSERT INTO t VALUES ({key})", f"CREATE TABLE t{key}(k int)", f"INSERT INTO t{key} VALUES (1)")
     own.pull()
-    assert [row[0] for row in own.fold().values()] == [0, 1, 2, 3]
+    assert [row[0] for row in own.fold().values()] == [0, 1, 2, 3, 4, 5]
     assert own.source._stream is not None and own.source._stream.sessions == 1
 
 
