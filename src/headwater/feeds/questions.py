@@ -5,13 +5,13 @@ Queries stand beside feeds, not below: `headwater.queries.subscribed` fulfils th
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from headwater.model.change import Change
-from headwater.model.principal import Principal
+from headwater.model.principal import Depends, Principal
 
 Args = list[Any] | dict[str, Any]  # Lits, by place or by name
 
@@ -62,6 +62,11 @@ class Question(Protocol):
     @property
     def beyond(self) -> tuple[str, ...]:
         """What else it may read of what is stored."""
+        ...
+
+    @property
+    def dependencies(self) -> Sequence[Depends]:
+        """Tables whose changes are told to its subscribers."""
         ...
 
     @property

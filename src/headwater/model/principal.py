@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -30,6 +30,15 @@ class Scope(msgspec.Struct, frozen=True, order=True):
         return ",".join(f"{self.db}.{table}" for table in self.tables) or self.db
 
 
+class Depends(Protocol):
+    """A table whose changes change an answer."""
+
+    @property
+    def table(self) -> str:
+        """Its name."""
+        ...
+
+
 class Reads(Protocol):
     """What is known of a statement that reads."""
 
@@ -41,6 +50,11 @@ class Reads(Protocol):
     @property
     def beyond(self) -> tuple[str, ...]:
         """What else it may read of what is stored."""
+        ...
+
+    @property
+    def dependencies(self) -> Sequence[Depends]:
+        """Tables whose changes are told to subscribers of its answer."""
         ...
 
 
@@ -94,7 +108,9 @@ class Principal(msgspec.Struct, frozen=True):
         The statement is not told which: a view may read tables whose names are nobody's business.
         """
         held = self.tables(db)
-        if held is not None and not held.issuperset((*reads.tables, *reads.beyond)):
+        if held is None:
+            return
+        if not held.issuperset((*reads.tables, *reads.beyond, *(found.table for found in reads.dependencies))):
             raise self.unread(db)
 
     @contextmanager

@@ -15,7 +15,7 @@ from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Param, Te
 from headwater.model.dependency_words import of_condition
 from headwater.model.literal import Value, from_lit
 from headwater.model.pack import encode_row
-from headwater.model.principal import ADMIN, Principal
+from headwater.model.principal import ADMIN, Depends, Principal
 from headwater.queries.answering import Answering
 from headwater.queries.etag import opaque
 from headwater.queries.instances import Instance
@@ -53,6 +53,7 @@ class Asked:
         self._answering = answering
         self.query_id, self.db = instance.prepared.id, instance.prepared.db
         self.tables, self.beyond = instance.analysis.tables, instance.analysis.beyond
+        self.dependencies = instance.analysis.dependencies
         self.prefix = instance.prefix(FORMATS[0])
         self._conditions: dict[int, str] = {}
 
@@ -121,6 +122,7 @@ class Lost:
 
     tables: tuple[str, ...] = ()
     beyond: tuple[str, ...] = ("what is gone ()",)  # any change of the schema is told of
+    dependencies: tuple[Depends, ...] = ()
     is_guarded = False
 
     def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
@@ -162,7 +164,7 @@ class Volatile(Lost):
     def __init__(self, instance: Instance, key: Hashable, url: str, head: int) -> None:
         super().__init__(instance.prepared, key, url, head)
         analysis = instance.analysis
-        self.tables, self.beyond = analysis.tables, analysis.beyond
+        self.tables, self.beyond, self.dependencies = analysis.tables, analysis.beyond, analysis.dependencies
         self.wanted = (ANY,) if analysis.unseen else analysis.tables
         self.prefix = "none" + instance.prefix(FORMATS[0])[4:]  # of no answer: those have no tags
         told = "any change" if analysis.unseen else "every change of its tables"

@@ -125,3 +125,19 @@ def test_prepare_is_cheap(shop: SqliteSource) -> None:
     for _ in range(20):
         shop.analyse(sql)
     assert (time.process_time() - start) / 20 < 0.02  # about 2 ms
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT (0 AND EXISTS (SELECT 1 FROM c WHERE name >= '5'))",
+        "SELECT id FROM o WHERE 0 AND EXISTS (SELECT 1 FROM c WHERE name >= '5')",
+        "SELECT id FROM o WHERE (SELECT max(name) FROM c) IN ()",
+        "SELECT id FROM o WHERE 0 AND EXISTS (SELECT 1 FROM bigger)",
+        "WITH x AS (SELECT name FROM c) SELECT id FROM o",
+    ],
+)
+def test_table_that_the_engine_does_not_read_is_no_dependency(shop: SqliteSource, sql: str) -> None:
+    found = shop.analyse(sql)
+    assert "c" not in found.tables
+    assert {dependency.table for dependency in found.dependencies} <= set(found.tables)

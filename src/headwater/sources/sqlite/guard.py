@@ -9,12 +9,16 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import apsw
 import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
+from headwater.sources.sqlite.slow_functions import CAP, PATTERN, TOO_COMPLEX, LinearFunctions, Tier, capped, tiers_of
+
+T = TypeVar("T")
 
 _DENIED = {
     apsw.SQLITE_TRANSACTION,
@@ -45,9 +49,23 @@ _HARMLESS = {apsw.SQLITE_ANALYZE, apsw.SQLITE_REINDEX}  # without a name they me
 _READ_PRAGMAS = {"data_version", "page_size"}  # what FTS5, FTS4 and R-Tree ask for inside a caller's statement
 OUR_TRIGGER = re.compile(OURS + r"\d+_[a-z_]+")
 _NOTHING_MORE = re.compile(r"(?>\s|;|--[^\n]*|/\*.*?(?:\*/|\Z))*+", re.DOTALL)
+_FIRST_WORD = re.compile(r"\ufeff?" + _NOTHING_MORE.pattern + r"([A-Za-z]+)", re.DOTALL)
 MAX_LENGTH = 129 << 20  # of a value or row a caller's statement touches: old and new of 64 MiB fit a capture row
-_STEPS = 50_000  # virtual machine steps between two looks at the clock: about a millisecond
-_BAD_FUNCTIONS = {"load_extension"}
+# SQLite with statistics of samples (sqlite_stat4) calls functions of constants while it prepares a statement.
+_PREPARE_LENGTH = 2 << 10
+_TOO_LONG = (apsw.TooBigError, apsw.NoMemError)  # the second one for a constant that is too long to be prepared
+# Virtual machine steps between two checks of the clock, by the length of values: a step may be a function of a value.
+# Every check waits for the interpreter's lock, so there are few of them where values are short.
+_STEPS = {1 << 20: 20_000, 8 << 20: 1_000, MAX_LENGTH: 100}
+_MOST_STEPS = max(_STEPS.values())
+_WRITE_STEPS = 5_000  # of a statement that writes: it runs once, for values of any length
+# Of everything in pragma_function_list these reach outside the database: load_extension runs code from a file,
+# fts3_tokenizer reads and writes a function pointer (its argument need only be bound), sqlite_log writes to the
+# process's error log, and geopoly_debug switches a flag of the whole process. The other functions compute.
+BAD_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "sqlite_log", "geopoly_debug"})
+# Of everything in pragma_module_list only this one calls a tokenizer by its pointer without a table of its own.
+_BAD_MODULES = frozenset({"fts3tokenize"})
+_ROW_STATEMENTS = frozenset({"SELECT", "VALUES", "WITH", "INSERT", "REPLACE", "UPDATE", "DELETE"})
 
 # Our own statements carry this mark, so that their cached forms can never be reached by a caller's text.
 _MARK = f"/*{secrets.token_hex(8)}*/"
@@ -84,9 +102,11 @@ class Statement(msgspec.Struct, frozen=True):
 
     read_only: bool
     schema: bool  # changes the schema
+    rows: bool  # a SELECT, INSERT, UPDATE or DELETE: what may be sent without the role owner
     alters: str | None = None  # the table of an ALTER TABLE
     columns: tuple[Answer, ...] = ()
     parameters: tuple[str | None, ...] = ()  # by place; their names with the mark, None for a bare ?
+    functions: frozenset[str] = frozenset()  # that it calls, itself or by views and triggers that are not ours
 
 
 class Guard:
@@ -96,11 +116,18 @@ class Guard:
         self._db = db
         self._seconds = seconds
         self._deadline = math.inf
-        db.set_progress_handler(lambda: time.monotonic() > self._deadline, _STEPS)
+        self._cap = MAX_LENGTH  # of a value, by the tier in which a statement runs
+        self._most_steps = _MOST_STEPS  # the same
+        self._steps = 0
+        self._set_steps(_MOST_STEPS)
+        db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+        self._linear: LinearFunctions | None = None  # once a statement met a value too long for the built-in ones
+        self._called: set[str] = set()  # functions the current statement calls
         self._ours = False
         self._dropping: str | None = None  # the table the statement drops: our triggers go with it
         self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes the current statement makes
         self._known: dict[str, Statement] = {}
+        harden(db)
         self._noted: list[Access] | None = None  # what a statement that is being looked at asks for
         db.authorizer = self._authorize
 
@@ -139,9 +166,113 @@ class Guard:
         finally:
             self._deadline = math.inf
             self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+            self._set_steps(_MOST_STEPS)
 
     def _limit_length(self, most: int) -> None:
-        self._db.limit(apsw.SQLITE_LIMIT_LENGTH, min(most, MAX_LENGTH))
+        most = min(most, self._cap)
+        self._db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
+        self._set_steps(min(self._most_steps, next(steps for length, steps in _STEPS.items() if most <= length)))
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the connection calls linear functions in Python: they stay, for SQLite cannot take them back."""
+        return self._linear is not None
+
+    def in_tiers(self, statement: Statement, run: Callable[[bool], T]) -> T:
+        """Call `run` inside `limited`, with limits that keep every function call of `statement` short.
+
+        `run` is called again with wider limits if a value was too long; its argument is whether these are the widest.
+        """
+        tiers = tiers_of(statement.functions)
+        if not tiers:
+            if not statement.read_only:
+                self._set_steps(_WRITE_STEPS)
+            return run(True)
+        if statement.schema:  # its own steps read the whole schema
+            tiers = (msgspec.structs.replace(tiers[-1], length=None),)
+        for tier in tiers[:-1]:
+            if self.is_linear and not tier.linear:
+                continue
+            try:
+                with self._undone(statement), self._at(tier):
+                    return run(False)
+            except _TOO_LONG:
+                continue
+            except apsw.SQLError as error:
+                if str(error) != TOO_COMPLEX or tier.pattern >= PATTERN:
+                    raise
+        with self._undone(statement), self._at(tiers[-1]):
+            try:
+                return run(tiers[-1].length is None)
+            except apsw.TooBigError:
+                if tiers[-1].length is None:
+                    raise
+                raise InvalidRequest(
+                    f"a statement that calls {capped(statement.functions)}() takes values of at most {CAP} bytes",
+                    hint="Read and write longer values by a statement without it.",
+                ) from None
+
+    @contextlib.contextmanager
+    def _at(self, tier: Tier) -> Iterator[None]:
+        if tier.linear:
+            self._use_linear()
+        self._cap = MAX_LENGTH if tier.length is None else tier.length
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, self._cap)
+        self._db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, tier.pattern)
+        self._most_steps = tier.steps
+        self._set_steps(tier.steps)
+        try:
+            yield
+        finally:
+            self._cap, self._most_steps = MAX_LENGTH, _MOST_STEPS
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+            self._db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+            self._set_steps(_MOST_STEPS)
+
+    @contextlib.contextmanager
+    def _undone(self, statement: Statement) -> Iterator[None]:
+        """Undo what a statement wrote before it failed: SQLite does so only for the errors it foresees."""
+        if statement.read_only:
+            yield
+            return
+        self.run("SAVEPOINT tier")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self.run("ROLLBACK TO tier")
+                self.run("RELEASE tier")
+            raise
+        if self._db.in_transaction:
+            self.run("RELEASE tier")
+
+    def _use_linear(self) -> None:
+        if self._linear is None:
+            self._linear = LinearFunctions(self._db, self._check_time)
+
+    def _set_steps(self, steps: int) -> None:
+        if steps != self._steps:
+            self._steps = steps
+            self._db.set_progress_handler(self._is_late, steps)
+
+    def _is_late(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def _check_time(self) -> None:
+        if self._is_late():
+            raise apsw.InterruptError("interrupted")
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[Callable[[], object]]:
+        """Limit the preparation of a caller's statement; the yielded function ends the limit of its values."""
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH if self.is_linear else _PREPARE_LENGTH)
+        until = self._deadline
+        self._deadline = min(until, time.monotonic() + self._seconds)
+        try:
+            yield lambda: self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+        finally:
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+            self._deadline = until
 
     def examine(self, sql: str) -> Statement:
         """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""
@@ -182,9 +313,10 @@ class Guard:
 
         cursor.exec_trace = trace
         self.forget_statement()
+        self._called = set()
         try:
             with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
-                cursor.execute(sql, ANY_BINDINGS, can_cache=False)
+                self._prepared(lambda: cursor.execute(sql, ANY_BINDINGS, can_cache=False))
         finally:
             cursor.close()
         if not seen:
@@ -193,13 +325,28 @@ class Guard:
         if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
-        return Statement(read_only, bool(self._seen), alters, columns, parameters)
+        functions = frozenset(self._called)
+        return Statement(read_only, bool(self._seen), _is_of_rows(sql), alters, columns, parameters, functions)
+
+    def _prepared(self, prepare: Callable[[], object]) -> None:
+        """Prepare a statement, once more with linear functions if it holds a long value."""
+        try:
+            with self.preparing():
+                prepare()
+        except _TOO_LONG:
+            if self.is_linear:
+                raise
+            self._use_linear()
+            with self.preparing():
+                prepare()
 
     def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
         if self._noted is not None:
             self._noted.append(Access(op, a, b, by))
         if self._ours or (by and OUR_TRIGGER.fullmatch(by)):
             return apsw.SQLITE_OK
+        if op == apsw.SQLITE_FUNCTION and b is not None:
+            self._called.add(b.lower())
         if op in _SCHEMA:
             self._seen.append((op, a, b))
         if op == apsw.SQLITE_DROP_TABLE:
@@ -212,9 +359,29 @@ class Guard:
 def _allows(op: int, a: str | None, b: str | None) -> bool:
     if op in _HARMLESS or (op == apsw.SQLITE_PRAGMA and a in _READ_PRAGMAS and b is None):
         return True
-    if op in _DENIED or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in _BAD_FUNCTIONS):
+    if op in _DENIED or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in BAD_FUNCTIONS):
+        return False
+    if op == apsw.SQLITE_CREATE_VTABLE and (b or "").lower() in _BAD_MODULES:
         return False
     return not any((name or "").lower().startswith(OURS) for name in (a, b))
+
+
+def harden(db: apsw.Connection) -> None:
+    """Remove from a connection what no caller's SQL may use, whatever an authorizer is asked.
+
+    TRUSTED_SCHEMA stays on: without it, views of applications that call snippet(), bm25() or median() would fail, and
+    the functions that could do harm from a view are denied by the authorizer, in views too.
+    """
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # shadow tables and the schema are written by SQLite alone
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, 0)
+    modules = [str(name) for (name,) in db.execute("SELECT name FROM pragma_module_list")]
+    db.drop_modules([name for name in modules if name not in _BAD_MODULES])
+
+
+def _is_of_rows(sql: str) -> bool:
+    """Return whether the first word of a statement that SQLite has accepted is one that reads or writes rows."""
+    word = _FIRST_WORD.match(sql)
+    return word is not None and word[1].upper() in _ROW_STATEMENTS
 
 
 def _refuse_trigger_names(sql: str) -> None:

@@ -13,8 +13,13 @@ from headwater.sources.sqlite.opening import Connected
 class Pool:
     """At most `size` connections, opened when needed."""
 
-    def __init__(self, open_reader: Callable[[], Connected], size: int) -> None:
-        self._open = open_reader
+    def __init__(
+        self,
+        open_reader: Callable[[], Connected],
+        size: int,
+        close_reader: Callable[[Connected], None] = lambda reader: reader.db.close(),
+    ) -> None:
+        self._open, self._close = open_reader, close_reader
         self._places = threading.Semaphore(size)
         # Guards _idle.
         self._lock = threading.Lock()
@@ -34,8 +39,14 @@ class Pool:
                         if reader.db.in_transaction:
                             reader.guard.run("COMMIT")
             finally:
-                with self._lock:
-                    self._idle.append(reader)
+                self._give_back(reader)
+
+    def _give_back(self, reader: Connected) -> None:
+        if reader.guard.is_linear:  # its functions are slower for short values
+            self._close(reader)
+            return
+        with self._lock:
+            self._idle.append(reader)
 
     def _take(self) -> Connected:
         with self._lock:

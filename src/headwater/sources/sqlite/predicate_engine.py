@@ -18,17 +18,21 @@ from headwater.model.literal import is_broken_text
 from headwater.model.table import Column, Key, Row, Table
 from headwater.sources.sqlite.affinity import affinity, declaration, doubt, may_be_strict_any
 from headwater.sources.sqlite.connection import OURS, ident, to_error
+from headwater.sources.sqlite.guard import BAD_FUNCTIONS, harden
 from headwater.sources.sqlite.order import as_stored, column_of
+from headwater.sources.sqlite.slow_functions import PATTERN, LinearFunctions, Tier, capped, tiers_of
 from headwater.sources.sqlite.values import FROM_STORED, Stored, to_stored
 
 BATCH = 1_000  # rows judged at a time
 SECONDS = 1.0  # of processor time for one batch; a busy machine does not use it up
 MAX_VALUE = 1 << 18  # bytes of a value that a predicate makes; beside what the row itself holds
+MAX_CAPPED = 1 << 16  # the same for functions of which there is no linear form: one call takes less than a second
+MAX_TEXTS = 1_000  # predicates of which the functions are remembered
 _STEPS = 100  # virtual machine steps between two looks at the clock: a step may be a slow function
 _LIMITS = {
     apsw.SQLITE_LIMIT_ATTACHED: 0,
     apsw.SQLITE_LIMIT_EXPR_DEPTH: 200,
-    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 500,
+    apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: PATTERN,
 }
 _MAX_LENGTH = 1_000_000_000  # SQLite's own
 # SQLite calls these deterministic, but 'now' may stand in the data.
@@ -47,8 +51,10 @@ class Engine:
             self._place += "_"
         self._name = ident(table.name)
         self._doubts = {column.name: why for column in table.columns if (why := doubt(table, column))}
-        self._lock = threading.Lock()  # guards _db and _stop_at
+        self._lock = threading.Lock()  # guards what follows
         self._stop_at = math.inf
+        self._called: dict[str, frozenset[str]] = {}  # predicate to the functions it calls
+        self._linear: LinearFunctions | None = None  # once a value was too long for the built-in ones
         with _our_errors():
             self._db = self._open()
 
@@ -61,7 +67,7 @@ class Engine:
         columns = [f"{ident(self._place)} INTEGER PRIMARY KEY", *map(declaration, self.table.columns)]
         db.execute(f"CREATE TABLE {self._name} ({', '.join(columns)})")
         db.execute(f"CREATE TABLE {_AFFINITY} (text TEXT, number NUMERIC)")
-        db.set_progress_handler(lambda: time.thread_time() > self._stop_at, _STEPS)
+        harden(db)
         return db
 
     # --- the text --------------------------------------------------------------------------------------------
@@ -98,6 +104,7 @@ class Engine:
                 read.add(b)
             if op == apsw.SQLITE_FUNCTION and b:
                 called.add(b.lower())
+                return apsw.SQLITE_DENY if b.lower() in BAD_FUNCTIONS else apsw.SQLITE_OK
             return apsw.SQLITE_OK
 
         self._db.authorizer = note
@@ -188,25 +195,54 @@ class Engine:
 
     def _judge(self, where: str, columns: Sequence[str], rows: list[tuple[Stored, ...]]) -> list[int]:
         sql = f"SELECT {ident(self._place)} FROM {self._name} WHERE (\n{where}\n)"
-        with self._cleared(self._name):
-            self._fill(columns, rows)
-            try:
-                return self._bounded(sql, MAX_VALUE)
-            except apsw.TooBigError:
-                # What the row holds may be larger, and SQLite has one limit for both.
-                largest = max((len(cell) for row in rows for cell in row if isinstance(cell, str | bytes)), default=0)
-                if 8 * largest <= MAX_VALUE:
-                    raise
-                return self._bounded(sql, 8 * largest)
+        called = self._functions(where)
+        tiers = tiers_of(called)
+        try:
+            with self._cleared(self._name):
+                self._fill(columns, rows)
+                self._stop_at = time.thread_time() + self._seconds
+                if tiers:
+                    with contextlib.suppress(apsw.TooBigError):
+                        return self._bounded(sql, tiers[1].length or MAX_VALUE, tiers[1])
+                last = tiers[-1] if tiers else None
+                if capped(called):
+                    return self._bounded(sql, MAX_CAPPED, last)
+                try:
+                    return self._bounded(sql, MAX_VALUE, last)
+                except apsw.TooBigError:
+                    # What the row holds may be larger, and SQLite has one limit for both.
+                    sizes = (len(cell) for row in rows for cell in row if isinstance(cell, str | bytes))
+                    largest = max(sizes, default=0)
+                    if 8 * largest <= MAX_VALUE:
+                        raise
+                    return self._bounded(sql, 8 * largest, last)
+        finally:
+            self._stop_at = math.inf
 
-    def _bounded(self, sql: str, most: int) -> list[int]:
-        self._stop_at = time.thread_time() + self._seconds
+    def _functions(self, where: str) -> frozenset[str]:
+        found = self._called.get(where)
+        if found is None:
+            if len(self._called) >= MAX_TEXTS:
+                self._called.clear()
+            found = self._called[where] = frozenset(self._accesses(where)[1])
+        return found
+
+    def _bounded(self, sql: str, most: int, tier: Tier | None) -> list[int]:
+        if tier is not None and tier.linear and self._linear is None:
+            self._linear = LinearFunctions(self._db, self._check_time)
         self._db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
+        self._db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN if tier is None else tier.pattern)
+        steps = _STEPS if tier is None else min(tier.steps, _STEPS)
+        self._db.set_progress_handler(lambda: time.thread_time() > self._stop_at, steps)
         try:
             return [place for (place,) in self._db.execute(sql)]
         finally:
-            self._stop_at = math.inf
+            self._db.set_progress_handler(None)
             self._db.limit(apsw.SQLITE_LIMIT_LENGTH, _MAX_LENGTH)
+
+    def _check_time(self) -> None:
+        if time.thread_time() > self._stop_at:
+            raise apsw.InterruptError("interrupted")
 
     def stored(self, columns: Sequence[str], values: Key) -> Key:
         """`values` as an INSERT into `columns` would read back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
@@ -21,11 +21,13 @@ from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_e
 from headwater.sources.sqlite.fetch import as_blobs, collect, fetch, join
 from headwater.sources.sqlite.guard import MAX_LENGTH, Guard, Statement
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
-from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
+from headwater.sources.sqlite.sql import Renderer, calls_function, column_list, create_table, order_by
 from headwater.sources.sqlite.values import FROM_STORED, to_stored
 
+T = TypeVar("T")
 SPARE = 1 << 10  # bytes of a value past the limit of an answer, so that the limit is what is named
 Args = Sequence[Value] | dict[str, Value]
+SHORT_ROW = 1 << 20  # bytes
 SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that keeps no other thread waiting
 
 
@@ -62,8 +64,10 @@ class SqliteSession:
         )
         if limit is not None:
             sql += f" LIMIT {int(limit)}"
+        width = len(shape.table.columns)
         with sqlite_errors():
-            return self._catalog.decode(shape, fetch(self._run, sql, text.bindings, len(shape.table.columns)))
+            rows = self._limited(where, sql, lambda: fetch(self._run, sql, text.bindings, width))
+            return self._catalog.decode(shape, rows)
 
     def insert(
         self, table: str, rows: Sequence[dict[str, Value]], *, returning: bool = True
@@ -87,14 +91,15 @@ class SqliteSession:
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
         assign = ", ".join(f"{text.column(name)} = {text.bind(value)}" for name, value in values.items())
-        return self._change(f"UPDATE {ident(table)} SET {assign}{text.limited(shape.rowid, where, limit)}", text)
+        sql = f"UPDATE {ident(table)} SET {assign}{text.limited(shape.rowid, where, limit)}"
+        return self._change(sql, text, where)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
         """Delete matching rows."""
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
-        return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text)
+        return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text, where)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
         """One statement, data or schema."""
@@ -145,10 +150,20 @@ class SqliteSession:
     def _run(self, sql: str, bindings: Any) -> apsw.Cursor:
         return self._db.execute(sql, bindings)
 
-    def _change(self, sql: str, text: Renderer) -> Result:
-        with sqlite_errors():
+    def _change(self, sql: str, text: Renderer, where: Expr | None) -> Result:
+        def change() -> Result:
             self._run(sql, text.bindings)
             return Result(affected=self._db.changes())
+
+        with sqlite_errors():
+            return self._limited(where, sql, change)
+
+    def _limited(self, where: Expr | None, sql: str, run: Callable[[], T]) -> T:
+        """Run a row statement; if its condition calls functions, within the limits of a caller's statement."""
+        if where is None or not calls_function(where):
+            return run()
+        with self._guard.limited():
+            return self._guard.in_tiers(self._guard.examine(sql), lambda _: run())
 
     def _remember_kind(self, table: str, column: str, kind: str) -> None:
         with self._guard.own() as db:
@@ -203,7 +218,10 @@ def run_statement(
     try:
         with sqlite_errors(), guard.limited(seconds) as within, _memory_errors():
             limit = MAX_ROWS if most is None else most
-            rows, more = _fetch(db, sql, _bindings(args), statement, limit, within, _reader(catalog, statement))
+            bound, read = _bindings(args), _reader(catalog, statement)
+            rows, more = guard.in_tiers(
+                statement, lambda last: _fetch(db, sql, bound, statement, limit, within, read, is_last=last)
+            )
     except KeyError as error:
         raise InvalidRequest(f"argument {error.args[0]!r} is missing", hint="Send it in `args`.") from None
     changed = db.total_changes() != before
@@ -249,23 +267,37 @@ def _fetch(
     limit: int,
     within: Callable[[int], None],
     read: Callable[[Any], Row],
+    *,
+    is_last: bool,
 ) -> tuple[AnswerRows, bool]:
     """Return the rows of a statement, and whether there are more; text that is not UTF-8 gets surrogates.
 
-    A statement that only reads runs with a limit for small rows first. If a value is larger, or is not UTF-8, it runs
-    again with its text as blobs: those are copied, not decoded, while other threads wait.
+    A statement that only reads runs with limits for small rows first. If a value is larger, or is not UTF-8, it runs
+    again with its text as blobs: those are copied, not decoded, while other threads wait. Unless `is_last`, a value
+    that is too large raises TooBigError: the statement runs again with wider limits.
     """
     width, most = len(statement.columns), MEMORY.max_bytes
     if not statement.read_only:  # it cannot run twice
         return collect(db.execute(sql, bindings), read, limit, to_end=True)
-    within(SMALL_ROW // max(width, 1))
-    with contextlib.suppress(UnicodeDecodeError, apsw.TooBigError):
-        return collect(db.execute(sql, bindings), read, limit)
+    small = SMALL_ROW // max(width, 1)
+    # Short values first: for those the clock is looked at less often, and its look keeps other threads waiting.
+    sizes = sorted({min(SHORT_ROW, small), small}) if is_last else [min(SHORT_ROW, small)]
+    for place, size in enumerate(sizes):
+        within(size)
+        try:
+            return collect(db.execute(sql, bindings), read, limit)
+        except UnicodeDecodeError:
+            break
+        except apsw.TooBigError:
+            if not is_last and place == len(sizes) - 1:
+                raise
     within(most + SPARE)
     blobs = as_blobs(sql.rstrip().rstrip(";"), width, most=most)
     try:
         return collect(db.execute(blobs, bindings), lambda row: read(join(row)), limit)
     except apsw.TooBigError:
+        if not is_last:
+            raise
         made = f"the statement makes a value or a row of more than {min(most, MAX_LENGTH)} bytes"
         raise AnswerTooLarge(made, hint=FEWER) from None
 

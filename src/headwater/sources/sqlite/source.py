@@ -95,7 +95,8 @@ class SqliteSource:
         session = self._session(writing)
         self._guard = writing.guard
         self._writer = Writer(writing.db, writing.guard, writing.catalog, session, self._committed, self._lost)
-        self._pool = Pool(self._file.connect, READERS)
+        file = self._file
+        self._pool = Pool(file.connect, READERS, lambda reader: file.disconnect(reader.db))
         self._own = self._file.connect_bare()
         self._own_lock = threading.Lock()  # guards _own
         self._glance = Glance(self._file, self._analyses)
@@ -289,11 +290,15 @@ class SqliteSource:
         """Do nothing: changes stay in the file, in our tables, until a log has them."""
 
     def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
-        """Raise Forbidden for DDL from anyone but an owner; the authorizer restricts everything else."""
+        """Raise Forbidden unless an owner asks, or it is a SELECT, INSERT, UPDATE or DELETE.
+
+        The authorizer restricts everything else.
+        """
         if statement and role != OWNER:
             with self._pool.read() as reader:
                 reader.catalog.look()
-                if reader.guard.examine(statement).schema:
+                found = reader.guard.examine(statement)
+                if found.schema or not found.rows:
                     raise rows_only()
 
     def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:

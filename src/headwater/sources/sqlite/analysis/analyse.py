@@ -154,6 +154,8 @@ def _understood(reader: Connected, sql: str) -> Analysis:
 
 def _narrowed(whole: Analysis, closer: Closer, facts: Facts, volatile: tuple[str, ...]) -> Analysis:
     seen = {dependency.table for dependency in closer.dependencies}
+    if not seen.issubset(facts.tables):
+        raise Unsupported("it names a table or a view that SQLite does not read")
     unseen = tuple(Dependency(name) for name in facts.tables if name not in seen)
     return msgspec.structs.replace(
         whole,

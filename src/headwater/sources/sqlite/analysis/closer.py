@@ -34,7 +34,13 @@ class Closer(msgspec.Struct, frozen=True):
 def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
     """Read `sql`; Unsupported, or another error, where that cannot be done or the engine disagrees."""
     query = parse(sql)
-    names = Names(reader.catalog.tables(), view_texts(reader))
+    # Only what the engine reads has a meaning here: SQLite drops `0 AND EXISTS (…)` before it resolves names, so that
+    # no scope was checked for a table in it, and what is said of a hidden table must be what is said of a missing one.
+    views = set(facts.views)
+    names = Names(
+        {name: table for name, table in reader.catalog.tables().items() if name in facts.tables},
+        {name: text for name, text in view_texts(reader).items() if name in views},
+    )
     names.query(query)
     verify(reader, query, names, facts)
     ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})

@@ -98,8 +98,15 @@ def _facts(reader: Connected, statement: Statement, accesses: list[Access], prog
 
 def program_of(reader: Connected, sql: str) -> Program:
     """What SQLite would run for `sql`, without the comments and the steps that only name things."""
-    with reader.guard.own() as db, sqlite_errors():
-        found = db.cursor().execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
+    with reader.guard.own() as db, sqlite_errors(), reader.guard.preparing() as prepared:
+        cursor = db.cursor()
+
+        def trace(*_: object) -> bool:
+            prepared()  # the program shows the statement's own values, which may be long
+            return True
+
+        cursor.exec_trace = trace
+        found = cursor.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
         return [(row[1], *row[2:5], None if row[1] == "Explain" else row[5], row[6]) for row in found]
 
 

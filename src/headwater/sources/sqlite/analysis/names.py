@@ -150,7 +150,7 @@ class Names:
             self.read.add((table.name, ""))
             return
         if folded(name) not in self._definitions:
-            raise Unsupported(f"{name!r} is neither a table nor a view")
+            raise Unsupported("it names a table or a view that SQLite does not read")
         view = self.views.get(folded(name))
         if view is None:
             if len(self.views) >= _MAX_VIEWS:
