@@ -92,10 +92,9 @@ def _check_reads(principal: Principal, db: str, source: Source, sql: str, args: 
     """Forbidden for what writes, what is no SELECT, and what reads anything else, in the same words."""
     with principal.understanding(db):
         source.check_sql(principal.role, sql, args)
-        if not source.is_read_only(sql, args, role=principal.role):
+        principal.check_reads(db, source.analyse(sql))
+        if not source.is_read_only(sql, args, role=principal.role):  # last: it may compute constants
             raise principal.unread(db)
-        found = source.analyse(sql)
-    principal.check_reads(db, found)
 
 
 def check_format(name: str | None) -> bool:

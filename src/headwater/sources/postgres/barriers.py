@@ -15,10 +15,11 @@ from typing import TypeVar
 import msgspec
 import psycopg
 
-from headwater.errors import HeadwaterError, SourceError
+from headwater.errors import HeadwaterError, SourceError, SourceUnfit
 from headwater.sources.postgres.assembly import PREFIX
 from headwater.sources.postgres.catalogue import schema_number
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.faults import away
 from headwater.sources.postgres.visibility import Snapshot, snapshot_now
 
 SECONDS = 1.0  # longest one waits for its mark
@@ -49,7 +50,7 @@ class Side:
             for again in (True, False):
                 fresh = self._connection is None or self._connection.closed
                 if self._connection is None or fresh:
-                    self._connection = self._server.connect(**self._settings)
+                    self._connection = self._connected()
                 try:
                     return work(self._connection)
                 except psycopg.Error:
@@ -60,6 +61,14 @@ class Side:
                     if fresh or not again:
                         raise
             raise AssertionError
+
+    def _connected(self) -> Connection:
+        try:
+            return self._server.connect(**self._settings)
+        except SourceUnfit:
+            raise
+        except SourceError as error:
+            raise away(error) from error
 
     def close(self) -> None:
         """End the session."""

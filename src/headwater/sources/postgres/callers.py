@@ -11,7 +11,7 @@ from headwater.sources.creating import rows_only
 from headwater.sources.postgres.analysis.calls import FOR_NOBODY, check_calls
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.logins import Logins
-from headwater.sources.postgres.statements import Args, check_allowed, typed
+from headwater.sources.postgres.statements import Args, check_allowed, check_length, typed
 from headwater.sources.postgres.values import own_type
 
 MAX_CHECKED = 10_000  # allowed statements to remember
@@ -26,7 +26,7 @@ class Callers:
 
     def __init__(self, logins: Logins, own: Pool, *, seconds: float) -> None:
         self.logins, self._seconds = logins, seconds
-        made = {role: Pool(logins.server(role).connect) for role in logins.roles}
+        made = {role: Pool(logins.server(role).connect, abandoned=own.abandoned) for role in logins.roles}
         self._pools = {OWNER: own, **made}
         self._own = own
         self._lock = threading.Lock()  # guards _checked
@@ -41,6 +41,8 @@ class Callers:
         self.logins.check_sql(role)
         if not sql:
             return
+        if role != OWNER:
+            check_length(sql)
         if check_allowed(sql) not in _OF_ROWS:
             if role != OWNER:
                 raise rows_only()

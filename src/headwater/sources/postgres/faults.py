@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
+import threading
+import time
+
 from psycopg import pq
 
 from headwater.errors import (
@@ -16,12 +21,19 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
+from headwater.model.repeats import Repeats, counted
 
 UNIQUE, EXCLUDED = "23505", "23P01"
 SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
 READ_ONLY, DENIED = "25006", "42501"
+MAX_TEXT = 1_000  # characters of one of PostgreSQL's texts in an error of ours
 RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
 
+# How libpq begins a message: callers need not know the address.
+_ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')
+_saying = threading.Lock()  # guards _repeats
+_repeats = Repeats()
+logger = logging.getLogger("headwater.postgres")
 _CONSTRAINT = "The statement breaks a constraint of the table; nothing was kept."
 _GRANT = "Grant the server's role what it needs in PostgreSQL; past row security that is ALTER ROLE … BYPASSRLS."
 _CHECK = "Check the statement and its arguments."
@@ -86,18 +98,34 @@ def from_result(result: pq.abc.PGresult) -> HeadwaterError:
         )
     )
     if not state:
-        return gone(result.error_message.decode("utf-8", "replace"))
+        return gone(_cut(result.error_message))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
     found.names_tables = state[:2] != "22"  # data that does not fit is about the caller's own values
     return found
 
 
+def timed_out() -> HeadwaterError:
+    """Return the error for a statement past its time limit, whether or not PostgreSQL has ended it."""
+    found = fault(CANCELED, "canceling statement due to statement timeout")
+    found.__dict__["sqlstate"] = CANCELED
+    return found
+
+
+def away(error: Exception) -> HeadwaterError:
+    """Log why no connection can be made, and return the error for callers: it does not tell them the address."""
+    text = " ".join(str(error).split())
+    with _saying:
+        left_out = _repeats.again(text, time.monotonic())
+    if left_out is not None:
+        logger.warning("%s", counted(text, left_out))
+    return SourceError("PostgreSQL cannot be reached", hint="Try again in a moment. Operators: the log says why.")
+
+
 def gone(text: str) -> HeadwaterError:
     """The connection is lost."""
-    return SourceError(
-        f"the connection to PostgreSQL was lost: {' '.join(text.split())}", hint="It is opened again; try once more."
-    )
+    text = _ADDRESS.sub("the connection failed", " ".join(text.split()))
+    return SourceError(f"the connection to PostgreSQL was lost: {text}", hint="It is opened again; try once more.")
 
 
 def state_of(error: BaseException) -> str:
@@ -107,4 +135,12 @@ def state_of(error: BaseException) -> str:
 
 def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
     found = result.error_field(field)
-    return "" if found is None else found.decode("utf-8", "replace")
+    return "" if found is None else _cut(found)
+
+
+def _cut(text: bytes) -> str:
+    """Return the text for an error: a statement can make one of any size."""
+    if len(text) > MAX_TEXT * 4:
+        text = text[: MAX_TEXT * 4]
+    found = text.decode("utf-8", "replace")
+    return found if len(found) <= MAX_TEXT else found[: MAX_TEXT - 1] + "…"

@@ -9,10 +9,14 @@ from __future__ import annotations
 import array
 import contextlib
 import fcntl
+import logging
+import os
 import select
+import socket
 import termios
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,20 +25,27 @@ from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
-from headwater.sources.postgres.faults import CANCELED, from_result, gone, state_of
+from headwater.sources.postgres.abandoned import RUNNING, Abandoned
+from headwater.sources.postgres.faults import CANCELED, away, from_result, gone, state_of, timed_out
 from headwater.sources.postgres.types import SETTINGS
-from headwater.sources.postgres.values import Bound, cell_reader
+from headwater.sources.postgres.values import Bound, array_text, cell_reader
 
 Connect = Callable[[], "psycopg.Connection[Any]"]
 T = TypeVar("T")
 WAIT_SECONDS = 30.0  # for a link, while others use them all
 SPARE = 8 << 20  # bytes that may be received past the limit of an answer: names, types, rows not yet counted
 LEAST_READ = 8 << 10  # bytes that libpq has room for whenever it reads
+LARGE_READ = 64 << 10  # bytes to be read at once that are no short answer: libpq makes room for a large message
+WORDS = 1 << 20  # bytes that the answer to a caller's text may have where the answer is not the caller's rows
+GRACE_SECONDS = 5.0  # past the time limit of a statement, for PostgreSQL to end it
 CHUNK = 256  # rows of an answer taken from the socket at a time
 CAN_CHUNK = pq.version() >= 170000  # else an answer comes whole
 _FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
 _COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
-_SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in SETTINGS.items())
+# Nobody reads notices, and a function can send any number of them.
+_SETTINGS = {**SETTINGS, "client_min_messages": "error"}
+_SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in _SETTINGS.items())
+logger = logging.getLogger("headwater.postgres")
 
 Cells = tuple[bytes | None, ...]
 
@@ -67,11 +78,16 @@ class Answer(msgspec.Struct, frozen=True):
 class Link:
     """One connection, used by one thread at a time; `cancel` may be called by others."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, abandoned: Abandoned | None = None) -> None:
         try:
             self._connection = connect()
-        except psycopg.Error as error:
-            raise gone(str(error)) from error
+        except (psycopg.Error, SourceError) as error:
+            raise away(error) from error
+        self._abandoned = Abandoned() if abandoned is None else abandoned
+        self._ending = threading.Lock()  # held while the socket is closed or cut
+        self._seconds: float | None = None  # for each statement of the transaction
+        self._until: float | None = None  # when the statement that runs must have ended
+        self._unfinished = 0  # bytes received of a result that is not complete
         self._pg = self._connection.pgconn
         self.version = self._pg.server_version
         self.is_tainted = False  # a caller's statement may have left something in the session: it is not used again
@@ -102,8 +118,11 @@ class Link:
         *,
         max_rows: int | None = None,
         to_end: bool = True,
+        max_bytes: int | None = None,
     ) -> Answer:
         """Run one statement; rows beyond `max_rows` are let go. Raises our errors.
+
+        With `max_bytes` an answer of more bytes, an error's text included, closes the connection: InvalidRequest.
 
         With `max_rows` it is a caller's: its answer counts against the memory of answers, and AnswerTooLarge closes the
         connection. Unless `to_end` it is stopped at the limit, which leaves the transaction failed: the caller undoes
@@ -112,7 +131,7 @@ class Link:
         with self._broken_is_ours():
             self._pg.send_query_params(_encoded(sql), params, types)
             if max_rows is None:
-                return self._collect(None, True)
+                return self._collect(None, True, max_bytes)
             if CAN_CHUNK:
                 self._pg.set_chunked_rows_mode(CHUNK)
             else:
@@ -123,7 +142,11 @@ class Link:
         """Stop a statement whose answer is too large; close the connection, for the rest of it is on its way."""
         self.is_tainted = True
         self.cancel()
-        self._pg.finish()
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._ending:
+            self._pg.finish()
 
     def parts(self, sql: str, rows: int) -> Iterator[pq.abc.PGresult]:
         """Run a statement of our own without parameters; its answer as libpq has it, `rows` at a time as they come. All
@@ -161,9 +184,9 @@ class Link:
         """The same, and the names of the columns of its answer."""
         with self._broken_is_ours():
             self._pg.send_prepare(b"", _encoded(sql), types)
-            self._collect(None, True)
+            self._collect(None, True, WORDS)
             self._pg.send_describe_prepared(b"")
-            (found,) = self._results()
+            (found,) = self._results(max_bytes=WORDS)
             _check(found)
             names = tuple((found.fname(place) or b"").decode() for place in range(found.nfields))
             return tuple(found.param_type(place) for place in range(found.nparams)), names
@@ -175,7 +198,7 @@ class Link:
             for result in list(self._results()):  # to the end: only then is it known whether the connection stands
                 _check(result)
 
-    def _collect(self, max_rows: int | None, to_end: bool) -> Answer:
+    def _collect(self, max_rows: int | None, to_end: bool, max_bytes: int | None = None) -> Answer:
         columns: tuple[str, ...] = ()
         oids: tuple[int, ...] = ()
         rows: list[Cells] = []
@@ -183,12 +206,18 @@ class Link:
         fault: HeadwaterError | None = None
         reservation = None if max_rows is None else Reservation()
         try:
-            for result in self._results(reservation):
+            for result in self._results(reservation, max_bytes):
                 if result.status in _FAILED:
                     fault = fault or from_result(result)
+                    if (
+                        max(self._unfinished, len(result.error_message)) > WORDS
+                    ):  # libpq would keep buffers of that size for this connection
+                        self.is_tainted = True
+                        self._finish()
+                        break
                     continue
                 if result.status in _COPIES:
-                    self._pg.finish()
+                    self._finish()
                     raise InvalidRequest(
                         "COPY to or from the client is not served", hint="Use INSERT, or the pull API."
                     )
@@ -222,22 +251,37 @@ class Link:
         command = tag.rpartition(" ")[0] if tag[-1:].isdigit() else tag
         return Answer(columns, oids, rows, affected, command, more, reservation)
 
-    def _results(self, reservation: Reservation | None = None) -> Iterator[pq.abc.PGresult]:
+    def _results(
+        self, reservation: Reservation | None = None, max_bytes: int | None = None
+    ) -> Iterator[pq.abc.PGresult]:
         """Yield the results of what was sent; with `reservation`, of a caller's statement.
 
-        libpq keeps a row until all of it has come, so the bytes of unfinished rows are counted here as they come.
+        libpq keeps a row, or an error, until all of it has come, so the bytes are counted here as they come.
         """
+        self._until = None if self._seconds is None else time.monotonic() + self._seconds + GRACE_SECONDS
+        is_counted = reservation is not None or max_bytes is not None
+        received = 0
         self._flush()
         while True:
-            unfinished = 0
+            self._unfinished = 0
             while self._pg.is_busy():
                 self._wait(select.POLLIN)
-                before = 0 if reservation is None else _readable(self._pg.socket)
+                before = _readable(self._pg.socket) if is_counted else 0
                 self._pg.consume_input()
-                if reservation is not None:
+                if is_counted:
                     # At least so much was read: more may have come in between.
-                    unfinished += max(before - _readable(self._pg.socket), min(before, LEAST_READ))
-                    self._count(reservation, unfinished)
+                    least = before // 2 if max_bytes is not None and before >= LARGE_READ else min(before, LEAST_READ)
+                    came = max(before - _readable(self._pg.socket), least)
+                    self._unfinished += came
+                    received += came
+                if reservation is not None:
+                    self._count(reservation, self._unfinished)
+                if max_bytes is not None and received > max_bytes:
+                    self._give_up()
+                    raise InvalidRequest(
+                        f"PostgreSQL answers the text with more than {max_bytes} bytes",
+                        hint="Write a shorter one, without constants that are computed to large values.",
+                    )
             result = self._pg.get_result()
             if result is None:
                 return
@@ -261,7 +305,18 @@ class Link:
     def _wait(self, what: int) -> None:
         poll = select.poll()
         poll.register(self._pg.socket, what)
-        poll.poll()
+        if self._until is None:
+            poll.poll()
+        elif not poll.poll(max(self._until - time.monotonic(), GRACE_SECONDS) * 1000):
+            self._abandon()
+            raise timed_out()
+
+    def _abandon(self) -> None:
+        """Close the connection though PostgreSQL still runs the statement."""
+        logger.warning("a statement was past its time limit and PostgreSQL did not end it: its connection is closed")
+        self.is_tainted = True
+        self._abandoned.add(self._pg.backend_pid)
+        self._finish()
 
     @contextlib.contextmanager
     def _broken_is_ours(self) -> Iterator[None]:
@@ -279,10 +334,17 @@ class Link:
         limit = "" if seconds is None else f"; SET LOCAL statement_timeout = {max(round(seconds * 1000), 1)}"
         lock = f"; SET LOCAL lock_timeout = {round(lock_seconds * 1000)}" if lock_seconds else ""
         mode = "READ ONLY" if read_only else "READ WRITE"
+        self._seconds = seconds
         self.script(f"BEGIN ISOLATION LEVEL REPEATABLE READ {mode}{_SET}{limit}{lock}")
+        if seconds is not None and self._abandoned.is_full:
+            self._abandoned.check(self._running)
+
+    def _running(self, processes: Collection[int]) -> dict[int, str | None]:
+        return dict(self.run(RUNNING, [array_text([str(process) for process in processes])]).values())
 
     def commit(self) -> bool:
         """End it; whether it was kept. A transaction that failed before is rolled back by COMMIT."""
+        self._seconds = None  # PostgreSQL has no time limit for it either: nobody would know whether it was kept
         return self.run("COMMIT").tag == "COMMIT"
 
     def rollback(self) -> None:
@@ -312,16 +374,24 @@ class Link:
         with contextlib.suppress(psycopg.Error):
             self._connection.cancel_safe(timeout=patience)
 
+    def sever(self) -> None:
+        """Cut the connection, from another thread: whoever waits for PostgreSQL's answer gets an error at once."""
+        with self._ending, contextlib.suppress(psycopg.Error, OSError):
+            process = self._pg.backend_pid
+            with socket.socket(fileno=os.dup(self._pg.socket)) as cut:
+                cut.shutdown(socket.SHUT_RDWR)
+            self._abandoned.add(process)
+
     def close(self) -> None:
         """Release it."""
-        with contextlib.suppress(psycopg.Error):
+        with self._ending, contextlib.suppress(psycopg.Error):
             self._connection.close()
 
 
-def _readable(socket: int) -> int:
+def _readable(descriptor: int) -> int:
     """Return how many bytes of a socket can be read at once."""
     found = array.array("i", [0])
-    fcntl.ioctl(socket, termios.FIONREAD, found)
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
     return found[0]
 
 
@@ -348,8 +418,9 @@ def _check(result: pq.abc.PGresult) -> None:
 class Pool:
     """Links for short work, at most `most` at a time. From any thread; work must not ask for another link."""
 
-    def __init__(self, connect: Connect, most: int = 8) -> None:
+    def __init__(self, connect: Connect, most: int = 8, abandoned: Abandoned | None = None) -> None:
         self._connect = connect
+        self.abandoned = Abandoned() if abandoned is None else abandoned
         self._places = threading.BoundedSemaphore(most)
         self._most = most
         self._lock = threading.Lock()  # guards what follows
@@ -403,7 +474,7 @@ class Pool:
             epoch = self._epoch
             if self._idle:
                 return self._idle.pop(), True, epoch
-        return Link(self._connect), False, epoch
+        return Link(self._connect, self.abandoned), False, epoch
 
     def _give_back(self, link: Link, epoch: int) -> None:
         with contextlib.suppress(HeadwaterError):

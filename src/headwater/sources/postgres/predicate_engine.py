@@ -1,8 +1,9 @@
 """PostgreSQL itself as the judge of predicates: of their text, once, and of rows in batches.
 
-The text becomes the predicate of an index on a temporary table that is rolled back: so PostgreSQL says that it looks at
-one row only, by IMMUTABLE functions, which columns it reads, and how it understands it. That reading, not the caller's
-text, is what judges rows, on a connection that only reads.
+The text becomes a constraint of a temporary table that is rolled back: so PostgreSQL says that it looks at one row
+only, which columns and functions it uses, and how it understands it, and computes nothing. That reading, not the
+caller's text, is what judges rows, on a connection that only reads. It must use IMMUTABLE functions alone: PostgreSQL
+checks that where it becomes the predicate of an index, which computes constants, so only after the other checks.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported, SourceError
+from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest, NotSupported, SourceError
 from headwater.model.table import Row, Table
+from headwater.sources.postgres.analysis.calls import has_mutable_calls
+from headwater.sources.postgres.analysis.engine import MAX_TREE
 from headwater.sources.postgres.analysis.functions import TRUSTED
+from headwater.sources.postgres.analysis.nodes import Unreadable, parse
 from headwater.sources.postgres.faults import CANCELED, fault, state_of
-from headwater.sources.postgres.link import Link, Pool
+from headwater.sources.postgres.link import WORDS, Link, Pool
 from headwater.sources.postgres.relations import split_name
 from headwater.sources.postgres.shapes import ident
 from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
-from headwater.sources.postgres.values import array_text, to_text
+from headwater.sources.postgres.values import Bound, array_text, to_text
 
 BATCH = 1_000  # rows judged at a time
 SECONDS = 2.0  # for one batch
@@ -35,32 +39,34 @@ WITH RECURSIVE up(name, oid, base) AS (
   UNION ALL SELECT name, base, (SELECT typbasetype FROM pg_type WHERE oid = up.base) FROM up WHERE base <> 0)
 SELECT name, format_type(oid, -1), oid FROM up WHERE base = 0
 """
-_READ = "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indexrelid = '_headwater_probe'::regclass"
-_COLUMNS = """
-SELECT DISTINCT a.attname FROM pg_depend d JOIN pg_attribute a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
-WHERE d.objid = '_headwater_probe'::regclass AND d.refobjid = $1::regclass
+_PROBE = """
+FROM pg_constraint c WHERE c.conname = '_headwater_probe' AND c.conrelid = $1::regclass"""
+_READ = f"SELECT pg_get_expr(c.conbin, c.conrelid) {_PROBE}"
+_COLUMNS = f"""
+SELECT a.attname FROM pg_attribute a WHERE a.attrelid = $1::regclass AND a.attnum = ANY (
+  ARRAY(SELECT unnest(c.conkey) {_PROBE}))
 """
+_TREE = f"SELECT CASE WHEN length(c.conbin::text) <= {MAX_TREE} THEN c.conbin::text END {_PROBE}"
 _COLLATIONS = """
 SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
 WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
 ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
 """
 # Row types of other relations, and arrays of them: a cast to one shows that the relation exists, and its columns.
-_ROW_TYPES = """
+_USES = f"d.classid = 'pg_constraint'::regclass AND d.objid = (SELECT c.oid {_PROBE})"
+_ROW_TYPES = f"""
 SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid LEFT JOIN pg_type e ON e.oid = t.typelem
-WHERE d.classid = 'pg_class'::regclass AND d.objid = '_headwater_probe'::regclass
-  AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0))
+WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0))
   AND (t.typrelid <> 0 OR e.typrelid <> 0)
   AND EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c') LIMIT 1
 """
-_OWN_CALLS = """
+_OWN_CALLS = f"""
 SELECT coalesce(p.proname, o.oprname)::text FROM pg_depend d
 LEFT JOIN pg_proc p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
 LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
-WHERE d.classid = 'pg_class'::regclass AND d.objid = '_headwater_probe'::regclass
-  AND coalesce(p.oid, o.oid) >= 16384 AND NOT EXISTS (
+WHERE {_USES} AND coalesce(p.oid, o.oid) >= 16384 AND NOT EXISTS (
     SELECT FROM pg_depend e JOIN pg_extension x ON x.oid = e.refobjid
-    WHERE e.classid = d.refclassid AND e.objid = d.refobjid AND e.deptype = 'e' AND x.extname = ANY ($1::text[]))
+    WHERE e.classid = d.refclassid AND e.objid = d.refobjid AND e.deptype = 'e' AND x.extname = ANY ($2::text[]))
 ORDER BY 1
 """
 NAME = 19  # the type of the catalogue's names
@@ -70,7 +76,12 @@ _CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNO
 
 # The same refusal for a relation that exists and for one that does not: a filter must not show which ones exist.
 _NO_SUCH_RELATION = frozenset({"42P01", "3F000", "42704"})
-_RELATIONS = re.compile(r"\b(select|table|with|values|reg[a-z]+)\b", re.IGNORECASE)
+# No subquery is without one of these words. Its errors would tell of the tables and columns that it names.
+_SUBQUERY = re.compile(r"\b(select|table|with|values)\b", re.IGNORECASE)
+# How errors begin that come before any name is looked up, and those on other.column without a subquery.
+_GRAMMAR = ("syntax error", "one statement")
+_OTHER_TABLE = ("missing FROM-clause", "invalid reference to FROM-clause")
+_NO_SUCH_COLUMN = re.compile(r'column ("[^"]*"|\S+) does not exist')
 _CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?reg[a-z]+", re.IGNORECASE)
 _TEXTS = re.compile(r"'(?:[^']|'')*'")
 
@@ -79,6 +90,12 @@ def _one_row_only() -> NotSupported:
     return NotSupported(
         "a predicate looks at one row: it has no subqueries and names no other relation",
         hint="Filter by this row alone.",
+    )
+
+
+def _not_immutable() -> NotSupported:
+    return NotSupported(
+        "a function in the predicate depends on more than its arguments", hint="Compare with a constant."
     )
 
 
@@ -125,7 +142,7 @@ class Engine:
 
         def look(link: Link) -> Examined:
             self._make_table(link)
-            # Without brackets first: `1) OR (1` is no expression.
+            # Without brackets first: `1) OR (1` is no expression. It is parsed, and not planned.
             if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
                 raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
             return self._understood(link, where)
@@ -134,8 +151,6 @@ class Engine:
             found = self._pool.probe(look, self._seconds)
         except HeadwaterError as error:
             raise self._refusal(error, where) from None
-        if _CATALOG_NAMES.search(_TEXTS.sub("''", found.text)):
-            raise _one_row_only()
         for clock in _CLOCKS.finditer(where):
             if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
                 raise NotSupported(
@@ -148,7 +163,7 @@ class Engine:
 
         def look(link: Link) -> list[str]:
             self._make_table(link)
-            return [self._understood(link, text).text for text in texts]
+            return [self._stored(link, text).text for text in texts]
 
         try:
             return self._pool.probe(look, self._seconds)
@@ -171,34 +186,56 @@ class Engine:
         found = _BYTES.get(name) or self._collations.get(name)
         return "" if found is None else f" COLLATE {found}"
 
-    def _understood(self, link: Link, where: str) -> Examined:
-        link.run(f"CREATE INDEX _headwater_probe ON {self._name} ((1)) WHERE (\n{where}\n)")
-        ((text,),) = link.run(_READ).texts()
-        names = {name for (name,) in link.run(_COLUMNS, [f"pg_temp.{self._name}".encode()]).texts()}
-        others = link.run(_ROW_TYPES, [f"pg_temp.{self._name}".encode()]).rows
-        calls = tuple(str(name) for (name,) in link.run(_OWN_CALLS, [array_text(sorted(TRUSTED))]).texts())
-        link.run("DROP INDEX _headwater_probe")
-        if others:
+    def _stored(self, link: Link, where: str) -> Examined:
+        """Return how PostgreSQL reads the predicate, without computing any part of it."""
+        name = [f"pg_temp.{self._name}".encode()]
+        link.run(
+            f"ALTER TABLE pg_temp.{self._name} ADD CONSTRAINT _headwater_probe CHECK (\n{where}\n) NOT VALID",
+            max_bytes=WORDS,
+        )
+        ((text,),) = link.run(_READ, name, max_bytes=WORDS).values()
+        names = {str(column) for (column,) in link.run(_COLUMNS, name).texts()}
+        others = link.run(_ROW_TYPES, name).rows
+        calls = tuple(str(call) for (call,) in link.run(_OWN_CALLS, [*name, array_text(sorted(TRUSTED))]).texts())
+        if others or _CATALOG_NAMES.search(_TEXTS.sub("''", text)):
             raise _one_row_only()
-        if text is None:  # it was found to be always true
-            return Examined("true", ())
+        if calls:
+            self._check_immutable(link, name)
+        link.run(f"ALTER TABLE pg_temp.{self._name} DROP CONSTRAINT _headwater_probe")
         if ".*" in text:
             names = {*self.table.names}
-        return Examined(text, tuple(name for name in self.table.names if name in names), calls)
+        return Examined(text, tuple(each for each in self.table.names if each in names), calls)
+
+    def _check_immutable(self, link: Link, name: Sequence[Bound]) -> None:
+        """Refuse a predicate with functions of users that are not IMMUTABLE, without calling any of them."""
+        ((tree,),) = link.run(_TREE, name).texts()
+        try:
+            is_mutable = tree is None or has_mutable_calls(link, parse(tree))
+        except (Unreadable, RecursionError):
+            is_mutable = True
+        if is_mutable:
+            raise _not_immutable()
+
+    def _understood(self, link: Link, where: str) -> Examined:
+        found = self._stored(link, where)
+        if not found.calls:
+            # PostgreSQL computes constants here: a function of users could read any table, and its errors would tell.
+            link.run(f"CREATE INDEX ON pg_temp.{self._name} ((1)) WHERE (\n{where}\n)", max_bytes=WORDS)
+        return found
 
     def _refusal(self, error: HeadwaterError, where: str) -> HeadwaterError:
         names = ", ".join(self.table.names)
         text, state = error.message, state_of(error)
         if isinstance(error, SourceError | NotSupported) and state not in _PLAIN_REFUSALS:
             return error
-        if (state == "0A000" and "subquer" in text) or (
-            state in _NO_SUCH_RELATION and (state == "42704" or _RELATIONS.search(where))
-        ):
+        is_named = state in _NO_SUCH_RELATION and not text.startswith(_OTHER_TABLE)
+        has_subquery = state not in ("", CANCELED) and not text.startswith(_GRAMMAR) and _SUBQUERY.search(where)
+        if is_named or has_subquery:
+            return _one_row_only()
+        if state == "42703" and not _NO_SUCH_COLUMN.fullmatch(text):  # a column of another type, which there is then
             return _one_row_only()
         if state == "42P17" or "IMMUTABLE" in text:
-            return NotSupported(
-                "a function in the predicate depends on more than its arguments", hint="Compare with a constant."
-            )
+            return _not_immutable()
         if state == "42803" or state == "42P20" or state == "0A000":
             return NotSupported(f"a predicate looks at one row: {text}", hint="Filter by this row alone.")
         if state == "42703":
@@ -238,7 +275,8 @@ class Engine:
         sql = f"SELECT {_PLACE} FROM ({inner}) AS {self._name} WHERE {found.text}"
         answers = [False] * len(rows)
         try:
-            for (place,) in self._pool.read(lambda link: link.run(sql, params).values(), self._seconds):
+            answer = self._pool.read(lambda link: link.run(sql, params, max_bytes=WORDS), self._seconds)
+            for (place,) in answer.values():
                 answers[place - 1] = True  # PostgreSQL numbers from one
         except HeadwaterError as error:
             raise _failure(error) from None
@@ -272,6 +310,8 @@ def _failure(error: HeadwaterError) -> HeadwaterError:
             f"the predicate fails on a row: {error.message}",
             hint="Let it hold for every row there may be, such as b <> 0 AND a / nullif(b, 0) > 1.",
         )
+    if isinstance(error, Busy | InvalidRequest):
+        return error
     return error if state else fault("08006", error.message)
 
 

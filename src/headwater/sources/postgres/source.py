@@ -94,6 +94,7 @@ class PostgresSource:
             self._shapes,
             self._positions,
             statement_seconds=seconds,
+            abandoned=self._pool.abandoned,
             grants=logins.grants,
             publish=self._attachment.publish,
         )
@@ -383,6 +384,7 @@ class PostgresSource:
             idle_seconds=self._config.tx_idle_seconds,
             statement_seconds=self._config.statement_seconds,
             finished=self._transactions.discard,
+            abandoned=self._pool.abandoned,
             grants=self._callers.logins.grants,
         )
         self._transactions.add(tx)

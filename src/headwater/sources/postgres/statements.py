@@ -11,13 +11,14 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.literal import Value
 from headwater.sources.postgres.faults import state_of
-from headwater.sources.postgres.link import Link
+from headwater.sources.postgres.link import WORDS, Link
 from headwater.sources.postgres.shapes import OURS
 from headwater.sources.postgres.types import TEXT
 from headwater.sources.postgres.values import Bound, array_text, own_type, to_bound
 
 Args = Sequence[Value] | dict[str, Value]
 
+MAX_TEXT = 100_000  # characters of a query, and of a statement by others than owners
 _BLANK = re.compile(r"\s+|--[^\n]*|\(", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]+", re.ASCII)
 _SEVERAL = "Send BEGIN and COMMIT as tx.begin and tx.commit; nothing of one statement may stay for the next."
@@ -46,18 +47,20 @@ _SLOTS = re.compile(
     re.IGNORECASE,
 )
 _FLOATS = {1021: "real[]", 1022: "double precision[]"}
-_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?\*/", re.DOTALL)
+# These run over callers' texts: what is not closed reaches to the end, so that no text takes more than linear time.
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _UNTOLD = frozenset({"42P18", "42725"})  # the type of a parameter cannot be told, or an operator is ambiguous
 _MISREAD = frozenset({"42601", "42883"})  # no such syntax, or operator
 _VOLATILE = """
 SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
 WHERE p.provolatile = 'v' AND n.nspname <> 'pg_catalog' AND p.proname = ANY($1::text[]) LIMIT 1
 """
-_CALLED = re.compile(r'"((?:[^"]|"")+)"\s*\(|([\w$]+)\s*\(')
+_CALLED = re.compile(r"(?<![\w$])([\w$]++)\s*+\(")
+_CALLED_QUOTED = re.compile(r'"((?:[^"]|"")*+)"(\s*+\()?')
 
 
 _NAMED = re.compile(
-    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?\*/|\$(?P<tag>[A-Za-z_]*)\$.*?\$(?P=tag)\$|::|:(?P<name>[A-Za-z_]\w*)""",
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]*)\$.*?(?:\$(?P=tag)\$|\Z)|::|:(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL,
 )
 
@@ -94,6 +97,12 @@ def _comment_end(sql: str, at: int) -> int:
         if not depth:
             return at + mark.end()
     return len(sql)
+
+
+def check_length(sql: str) -> None:
+    """Raise InvalidRequest for a text that is too long to be analysed."""
+    if len(sql) > MAX_TEXT:
+        raise InvalidRequest(f"a statement has at most {MAX_TEXT} characters", hint="Bind long values as arguments.")
 
 
 def check_allowed(sql: str) -> str:
@@ -205,11 +214,12 @@ def _reads(link: Link, first: str, sql: str, types: Sequence[int]) -> bool:
     bare = _QUOTED.sub(" ", sql)
     if first not in _READS or _WRITERS.search(bare) or re.search(r"\binto\b", bare, re.IGNORECASE):
         return False
-    plan = link.run(f"EXPLAIN {sql}", [None] * len(types), types).texts()
+    plan = link.run(f"EXPLAIN {sql}", [None] * len(types), types, max_bytes=WORDS).texts()
     text = "\n".join(str(line) for (line,) in plan)
     if re.search(r"^\s*(->\s+)?(Insert|Update|Delete|Merge|LockRows)\b", text, re.MULTILINE):
         return False
-    names = {(found[1] or found[2]).replace('""', '"') for found in _CALLED.finditer(sql)}
+    names = {found[1] for found in _CALLED.finditer(sql)}
+    names |= {found[1].replace('""', '"') for found in _CALLED_QUOTED.finditer(sql) if found[2]}
     folded = sorted(names | {name.lower() for name in names})
     return not (folded and link.run(_VOLATILE, [array_text(folded)]).rows)
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError
 from headwater.sources.interactive import Interactive
+from headwater.sources.postgres.abandoned import Abandoned
 from headwater.sources.postgres.faults import SERIALIZATION, state_of
 from headwater.sources.postgres.link import Connect, Link
 from headwater.sources.postgres.session import PostgresSession
@@ -23,6 +24,7 @@ from headwater.sources.postgres.writing import LOCK_SECONDS, Positions, finish, 
 from headwater.sources.source import Work, Written
 
 T = TypeVar("T")
+CANCEL_SECONDS = 2.0  # for PostgreSQL to end a statement that was cancelled
 READ_SECONDS = 30.0  # a snapshot older than this keeps PostgreSQL from cleaning up
 
 
@@ -40,12 +42,14 @@ class PostgresTx(Interactive):
         idle_seconds: float,
         statement_seconds: float = 30.0,
         finished: Callable[[PostgresTx], None] = lambda tx: None,
+        abandoned: Abandoned | None = None,
         grants: Callable[[str], Sequence[str]] = lambda table: (),
     ) -> None:
         super().__init__(read_only=read_only)
         self._positions, self._finished = positions, finished
         self._seconds, self._idle_seconds = seconds, idle_seconds
-        self._link = Link(connect)
+        self._interrupted_at = math.inf  # when it was first asked to end
+        self._link = Link(connect, abandoned)
         try:
             self._link.begin(read_only=read_only, seconds=statement_seconds, lock_seconds=LOCK_SECONDS)
         except HeadwaterError:
@@ -125,7 +129,11 @@ class PostgresTx(Interactive):
             self._expire()
 
     def _interrupt(self) -> None:
-        self._link.cancel()
+        self._interrupted_at = min(self._interrupted_at, time.monotonic())
+        if time.monotonic() > self._interrupted_at + CANCEL_SECONDS:
+            self._link.sever()  # PostgreSQL does not interrupt every function
+        else:
+            self._link.cancel()
 
     def _end(self, state: str) -> None:
         self._state = state

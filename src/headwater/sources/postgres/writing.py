@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.principal import OWNER
+from headwater.sources.postgres.abandoned import Abandoned
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.faults import RETRIED, state_of
 from headwater.sources.postgres.link import Link
@@ -112,8 +113,8 @@ class _Job:
 class _Hand:
     """The connections of one writing thread, by the role of those it writes for; opened when they are needed."""
 
-    def __init__(self, connect: ConnectAs) -> None:
-        self._connect = connect
+    def __init__(self, connect: ConnectAs, abandoned: Abandoned | None) -> None:
+        self._connect, self._abandoned = connect, abandoned
         self._links: dict[str, Link] = {}
 
     def link(self, role: str) -> Link:
@@ -123,7 +124,7 @@ class _Hand:
             found.close()
             found = None
         if found is None:
-            found = self._links[role] = Link(lambda: self._connect(role))
+            found = self._links[role] = Link(lambda: self._connect(role), self._abandoned)
         return found
 
     def clean(self) -> None:
@@ -150,13 +151,14 @@ class Writers:
         positions: Positions,
         *,
         statement_seconds: float = 30.0,
+        abandoned: Abandoned | None = None,
         threads: int = THREADS,
         committed: Callable[[], None] = lambda: None,
         grants: Callable[[str], Sequence[str]] = lambda table: (),
         publish: Callable[[Link], None] = lambda link: None,
     ) -> None:
         self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
-        self._publish = publish
+        self._publish, self._abandoned = publish, Abandoned() if abandoned is None else abandoned
         self._seconds, self._committed = statement_seconds, committed
         # Guards _queue, _settling and _closing. Never held while work runs.
         self._ready = threading.Condition()
@@ -199,7 +201,7 @@ class Writers:
     # --- the threads that write --------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        hand = _Hand(self._connect)
+        hand = _Hand(self._connect, self._abandoned)
         while (job := self._take()) is not None:
             done: tuple[_Job, Any, int | None] | None = None
             try:

@@ -23,7 +23,7 @@ from headwater.sources.postgres.analysis.catalogued import (
     unseen,
     volatility,
 )
-from headwater.sources.postgres.analysis.engine import LOOK, Facts, facts_of
+from headwater.sources.postgres.analysis.engine import LOOK, Body, Facts, body_of, facts_of
 from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
 from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
 from headwater.sources.postgres.analysis.nodes import Unreadable
@@ -33,8 +33,9 @@ from headwater.sources.postgres.analysis.places import Conditions
 from headwater.sources.postgres.faults import state_of
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.reading import Place, Places
+from headwater.sources.postgres.relations import table_name
 from headwater.sources.postgres.shapes import OURS
-from headwater.sources.postgres.statements import check_allowed, check_ours, places_named
+from headwater.sources.postgres.statements import check_allowed, check_length, check_ours, places_named
 from headwater.sources.source import Read
 
 MAX_KNOWN = 10_000  # statements whose meaning is remembered
@@ -42,7 +43,7 @@ TRIES = 5  # at a schema that is being changed all the time
 _NO_TYPE = "42P18"
 _READS = frozenset({"select", "values", "table", "with"})
 _LOCKED = f"""
-SELECT DISTINCT l.relation, starts_with(c.relname, '{OURS}') OR starts_with(n.nspname, '{OURS}')
+SELECT DISTINCT l.relation, n.nspname, c.relname, starts_with(c.relname, '{OURS}') OR starts_with(n.nspname, '{OURS}')
 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 AND c.relkind NOT IN ('i', 'I', 't')
 """
@@ -78,6 +79,7 @@ class Analyses:
 
     def analyse(self, sql: str) -> Analysis:
         """See Source."""
+        check_length(sql)
         if check_allowed(sql) not in _READS:
             raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
         with places_named(sql):
@@ -106,13 +108,15 @@ class Analyses:
         state = state_in(link)
         types, columns = _described(link, statement)
         touched: frozenset[int] | None = None
+        body: Body | None = None
         try:
-            statement, facts, known = _ordered(link, statement, types)
+            body = body_of(link, statement.sql, types)
+            statement, facts, known = _ordered(link, statement, types, body)
             analysis = self._analysed(link, statement, columns, facts, known)
-            if analysis.is_cacheable:  # what else it touches is of no account
+            if analysis.is_cacheable or not (analysis.beyond or _is_secured(facts)):
                 touched = frozenset(each.oid for each in read_relations(facts))
         except (Unreadable, Forbidden, RecursionError) as error:
-            analysis = _unknown(statement, columns, error, calls_of_failed(link))
+            analysis = _unknown(statement, columns, error, calls_of_failed(link, body))
         digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
         analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
         return _Known(state, types, analysis, touched)
@@ -132,7 +136,7 @@ class Analyses:
             columns=columns,
             tables=tuple(sorted({each.called for each in relations if each.kind not in "vp"})),
             objects=tuple(sorted({each.called for each in relations})),
-            beyond=beyond(link, facts),
+            beyond=tuple(sorted({*beyond(link, facts), *_locked_besides(link, facts)})),
             calls=volatile_calls(link, facts.query),
             dependencies=dependencies(facts, conditions, is_total=is_total),
             epoch=epoch_of(link, facts),
@@ -199,16 +203,32 @@ def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, s
     read = Read(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
     if not answer.truncated:
         touched = link.again(_LOCKED).values()
-        if any(is_ours for _, is_ours in touched):
+        if any(is_ours for *_, is_ours in touched):
             check_ours(link)
-        if known.relations is not None and {oid for oid, _ in touched} - known.relations:
+        if known.relations is not None and {oid for oid, *_ in touched} - known.relations:
             return None
     return read, state.snapshot
 
 
-def _ordered(link: Link, statement: Marked, types: tuple[int, ...]) -> tuple[Marked, Facts, Known]:
+def _locked_besides(link: Link, facts: Facts) -> set[str]:
+    """Return the relations that PostgreSQL locked when it parsed the statement, and that its tree does not show.
+
+    A second barrier for scoped callers, before anything runs: a reader that passes over a part of the tree is noticed.
+    """
+    if _is_secured(facts):  # policies may read other tables
+        return set()
+    read = {each.oid for each in read_relations(facts)}
+    locked = link.again(_LOCKED).values()
+    return {table_name(schema, name) for oid, schema, name, _ in locked if oid not in read}
+
+
+def _is_secured(facts: Facts) -> bool:
+    return any(each.is_secured for each in read_relations(facts))
+
+
+def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) -> tuple[Marked, Facts, Known]:
     """The statement, its order made total where PostgreSQL takes that for the same question; and what it says of it."""
-    facts = facts_of(link, statement.sql, types)
+    facts = facts_of(link, body)
     known = known_to(link, facts, operators(link, facts))
     if judge([facts.query], known).doubts == (NO_ORDER,):
         columns = {oid: each.columns for oid, each in facts.relations.items()}
@@ -216,7 +236,7 @@ def _ordered(link: Link, statement: Marked, types: tuple[int, ...]) -> tuple[Mar
         if text is not None:
             link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{LOOK}")
             try:
-                again = facts_of(link, text, types)
+                again = facts_of(link, body_of(link, text, types))
                 if is_same_question(facts, again) and not judge([again.query], known).doubts:
                     return msgspec.structs.replace(statement, sql=text), again, known
             except (Unreadable, HeadwaterError):

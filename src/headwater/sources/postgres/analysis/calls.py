@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 
 from headwater.errors import Forbidden, HeadwaterError
 from headwater.model.principal import EDITOR, OWNER
-from headwater.sources.postgres.analysis.engine import body_of, oids
+from headwater.sources.postgres.analysis.engine import Body, body_of, oids
 from headwater.sources.postgres.analysis.functions import FIRST_OWN, TRUSTED
 from headwater.sources.postgres.analysis.nodes import Item, Unreadable, below
-from headwater.sources.postgres.analysis.reading import FUNCTION_FIELDS, OPERATOR_FIELDS
+from headwater.sources.postgres.analysis.reading import FUNCTION_FIELDS, OPERATOR_FIELDS, Reader, Used
 from headwater.sources.postgres.link import Link
 from headwater.sources.postgres.values import array_text
 
@@ -28,10 +28,16 @@ WHERE (p.provolatile = 'v' OR p.provolatile = 's' AND x.extname IS NOT NULL)
   AND (p.oid = ANY ($1::oid[]) OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY ($2::oid[])))
 ORDER BY 1
 """
+_MUTABLE = """
+SELECT 1 FROM pg_proc p WHERE p.provolatile <> 'i' AND (p.oid = ANY ($1::oid[])
+  OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY ($2::oid[]))
+  OR p.oid IN (SELECT unnest(ARRAY[typinput, typoutput]) FROM pg_type WHERE oid = ANY ($3::oid[]))) LIMIT 1
+"""
 # Built-in volatile functions without access to the server's files, settings, other sessions or dynamic SQL.
 _FOR_EDITORS = frozenset(
     (
-        *("nextval", "currval", "lastval", "random", "random_normal", "setseed", "gen_random_uuid", "uuidv4", "uuidv7"),
+        # Without setseed() and lastval(): sessions are shared, and the next caller of one would see the difference.
+        *("nextval", "currval", "random", "random_normal", "gen_random_uuid", "uuidv4", "uuidv7"),
         *("clock_timestamp", "timeofday", "pg_sleep", "pg_sleep_for", "pg_sleep_until", "pg_notify"),
         *("pg_advisory_xact_lock", "pg_advisory_xact_lock_shared"),
         *("pg_try_advisory_xact_lock", "pg_try_advisory_xact_lock_shared"),
@@ -60,6 +66,15 @@ def volatile_calls(link: Link, tree: Item) -> tuple[str, ...]:
             operators.update(node.numbers("opnos"))
     params = [oids(functions), oids(operators), array_text(sorted(TRUSTED))]
     return tuple(str(name) for (name,) in link.run(_VOLATILE, params).values())
+
+
+def has_mutable_calls(link: Link, tree: Item) -> bool:
+    """Return whether an expression over a row calls functions that are not IMMUTABLE, or may do so."""
+    used = Used()
+    Reader(used).expression(tree)
+    types = {oid for conversion in used.conversions for oid in conversion}
+    found = link.run(_MUTABLE, [oids(used.functions), oids(used.operators), oids(types)]).rows
+    return bool(found or used.reasons)
 
 
 def check_targets(tree: Item) -> None:
@@ -104,9 +119,9 @@ def refuse(calls: Iterable[str], role: str) -> None:
             raise Forbidden(f"{name}() needs the role owner", hint="Ask for another role.", role=OWNER)
 
 
-def calls_of_failed(link: Link) -> tuple[str, ...]:
+def calls_of_failed(link: Link, body: Body | None) -> tuple[str, ...]:
     """Return the volatile functions of a statement whose tree was read, but not understood."""
     try:
-        return volatile_calls(link, body_of(link).items)
+        return (NOT_UNDERSTOOD,) if body is None else volatile_calls(link, body.items)
     except (Unreadable, HeadwaterError, RecursionError):
         return (NOT_UNDERSTOOD,)

@@ -69,6 +69,23 @@ SELECT n.nspname, c.relname FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.type
 JOIN pg_class c ON c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c' JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE t.oid = ANY ($1::oid[])
 """
+# Types of users that no column of the relations has: enums and domains tell of the tables that use them.
+_FOREIGN_TYPES = """
+WITH RECURSIVE own (oid) AS (
+  SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = ANY ($2::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+  UNION SELECT inner_.oid FROM own o JOIN pg_type t ON t.oid = o.oid LEFT JOIN pg_range r ON r.rngtypid = t.oid
+  CROSS JOIN LATERAL (
+    VALUES (t.typelem), (t.typarray), (t.typbasetype), (r.rngsubtype)
+    UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
+      AND NOT a.attisdropped) inner_ (oid)
+  WHERE inner_.oid <> 0
+)
+SELECT t.typname FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem
+WHERE t.oid = ANY ($1::oid[]) AND t.oid >= 16384 AND t.oid NOT IN (SELECT oid FROM own)
+  AND NOT EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c')
+  AND NOT EXISTS (SELECT FROM pg_depend d WHERE d.classid = 'pg_type'::regclass AND d.deptype = 'e'
+    AND d.objid IN (t.oid, t.typelem))
+"""
 _KINDS = {"m": "a materialised view", "f": "a foreign table", "S": "a sequence", "t": "a TOAST table", "c": "a type"}
 
 
@@ -96,6 +113,9 @@ def beyond(link: Link, facts: Facts) -> tuple[str, ...]:
     found = {f"{each.schema}.{each.name}" for each in read_relations(facts) if each.oid < FIRST_OWN}
     # A row type shows that its relation exists, and which columns it has.
     found.update(table_name(*row) for row in link.run(_ROW_TYPES, [oids(facts.used.types)]).values())
+    relations = oids([each.oid for each in read_relations(facts)])
+    foreign = link.run(_FOREIGN_TYPES, [oids(facts.used.types), relations]).values()
+    found.update(f"type {name}" for (name,) in foreign)
     found.update(outside(_functions(link, facts)))
     found.update(_types(link, facts))
     return tuple(sorted(found))

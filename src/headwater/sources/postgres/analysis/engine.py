@@ -13,15 +13,20 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.sources.postgres.analysis.nodes import Item, Node, Unreadable, parse
 from headwater.sources.postgres.analysis.reading import Reader, Used, Writes
 from headwater.sources.postgres.faults import CANCELED, state_of
-from headwater.sources.postgres.link import Link
+from headwater.sources.postgres.link import WORDS, Link
 from headwater.sources.postgres.relations import table_name
 from headwater.sources.postgres.values import Bound, array_text
 
 LOOK = "headwater_look"
 MAX_VIEWS = 1_000
+MAX_TREE = 500_000  # characters of a statement's tree: reading them takes Python's lock for about 0.1 seconds
+MAX_TREES = 2_000_000  # the same with the trees of its views
 
 _TYPES = "SELECT format_type(t.oid, NULL) FROM unnest($1::oid[]) WITH ORDINALITY t(oid, place) ORDER BY place"
-_BODY = "SELECT p.prosqlbody::text, p.proargdefaults::text FROM pg_proc p WHERE p.oid = $1::regproc"
+_BODY = f"""
+SELECT CASE WHEN length(b.tree) <= {MAX_TREE} THEN b.tree END, p.proargdefaults::text, length(b.tree)
+FROM pg_proc p CROSS JOIN LATERAL (SELECT p.prosqlbody::text OFFSET 0) b (tree) WHERE p.oid = $1::regproc
+"""
 _RELATIONS = """
 WITH RECURSIVE every (oid) AS (
   SELECT unnest($1::oid[])
@@ -81,12 +86,11 @@ def oids(found: Collection[int]) -> Bound:
     return array_text([str(oid) for oid in sorted(found)])
 
 
-def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
-    """Ask the engine; the transaction must be undone. Unreadable where its word is not understood.
+def facts_of(link: Link, body: Body) -> Facts:
+    """Return what a statement uses, views followed. Unreadable where its tree is not understood.
 
-    InvalidRequest for what does more than reading, Forbidden for a role that may not have temporary objects.
+    InvalidRequest for what does more than reading.
     """
-    body = body_of(link, sql, types)
     used, trees, relations = Used(), [body.text], dict[int, Relation]()
     views: list[Node] = []
     query = _single(body.items)
@@ -98,7 +102,8 @@ def facts_of(link: Link, sql: str, types: Sequence[int]) -> Facts:
             for each in _described(link, new, used.heirs):
                 relations[each.oid] = each
                 if each.kind == "v" and each.oid in new:
-                    if each.rule is None or len(trees) > MAX_VIEWS:
+                    is_large = len(trees) > MAX_VIEWS or sum(map(len, trees)) + len(each.rule or "") > MAX_TREES
+                    if each.rule is None or is_large:
                         raise Unreadable(f"the view {each.called}")
                     trees.append(each.rule)
                     views.append(_single([parse(each.rule)]))
@@ -121,11 +126,19 @@ class Body(msgspec.Struct, frozen=True):
     is_little: bool  # see Facts
 
 
-def body_of(link: Link, sql: str = "", types: Sequence[int] = ()) -> Body:
-    """The statement's own tree; without one that of the last statement. Unreadable where there is none."""
-    if sql:
-        _make_function(link, sql, types)
-    ((text, one),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
+def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
+    """Return the tree that PostgreSQL makes of a statement; the transaction must be undone.
+
+    Unreadable where there is none, InvalidRequest where it is too large to be read, Forbidden for a role that may not
+    have temporary objects.
+    """
+    _make_function(link, sql, types)
+    ((text, one, length),) = link.run(_BODY, [f"pg_temp.{LOOK}".encode()]).texts()
+    if int(length or 0) > MAX_TREE:
+        raise InvalidRequest(
+            f"the statement is too large: its parse tree has {length} characters, at most {MAX_TREE} are read",
+            hint="Bind a long list as one array argument, such as id = ANY ($1), or send several statements.",
+        )
     found = parse(text or "<>")
     if not isinstance(found, list):
         raise Unreadable("no statement")
@@ -137,9 +150,12 @@ def _make_function(link: Link, sql: str, types: Sequence[int]) -> None:
     # The default is a number that is known: it tells how PostgreSQL writes the bytes of one.
     arguments = ", ".join([*named, "integer DEFAULT 1"])
     try:
-        link.run(f"CREATE FUNCTION pg_temp.{LOOK}({arguments}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END")
+        link.run(
+            f"CREATE FUNCTION pg_temp.{LOOK}({arguments}) RETURNS void LANGUAGE sql BEGIN ATOMIC {sql}\n; END",
+            max_bytes=WORDS,
+        )
     except (InvalidRequest, NotSupported) as error:
-        if state_of(error) == CANCELED:
+        if state_of(error) in ("", CANCELED):  # of PostgreSQL's own errors all but the time limit
             raise
         raise Unreadable(error.message) from None
 

@@ -14,6 +14,9 @@ import msgspec
 
 _TOKEN = re.compile(r"[(){}]|(?:\\.|[^\s(){}\\])+", re.DOTALL)
 _GUARDED = re.compile(r"\\(.)", re.DOTALL)
+_MARKS = frozenset({"", "(", ")", "{", "}"})
+_NO_ITEM = frozenset({"", ")", "}"})
+_PLAIN: dict[str, None] = {"<>": None}
 MAX_DEPTH = 400
 
 Item = Any  # a Node, a list of items, a word, or None
@@ -61,47 +64,72 @@ class Node(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Item:
-    """The tree that is written in `text`."""
-    tokens = _TOKEN.findall(text)
-    found, at = _item(tokens, 0, 0)
-    if at != len(tokens):
+    """Return the tree that is written in `text`."""
+    tokens = iter(_TOKEN.findall(text))
+    found = _item(next(tokens, ""), tokens, 0)
+    if next(tokens, None) is not None:
         raise Unreadable("something stands behind the tree")
     return found
 
 
-def _item(tokens: list[str], at: int, depth: int) -> tuple[Item, int]:
-    if at >= len(tokens) or depth > MAX_DEPTH:
-        raise Unreadable("the tree has no end")
-    token = tokens[at]
+def _item(token: str, tokens: Iterator[str], depth: int) -> Item:
+    """Return the item that begins with `token`."""
     if token == "{":
-        return _node(tokens, at + 1, depth + 1)
+        return _node(tokens, depth + 1)
     if token == "(":
-        made: list[Item] = []
-        at += 1
-        while tokens[at : at + 1] != [")"]:
-            item, at = _item(tokens, at, depth + 1)
-            made.append(item)
-        return made, at + 1
-    if token in ")}":
-        raise Unreadable("a bracket too many")
-    return None if token == "<>" else _GUARDED.sub(r"\1", token), at + 1
+        return _list(tokens, depth + 1)
+    if token in _NO_ITEM:
+        raise Unreadable("a bracket too many" if token else "the tree has no end")
+    return _word(token)
 
 
-def _node(tokens: list[str], at: int, depth: int) -> tuple[Node, int]:
-    if at >= len(tokens) or tokens[at] in "(){}":
-        raise Unreadable("a node without a tag")
-    tag, at = tokens[at], at + 1
+def _word(token: str) -> str | None:
+    if token == "<>":
+        return None
+    return _GUARDED.sub(r"\1", token) if "\\" in token else token
+
+
+def _list(tokens: Iterator[str], depth: int) -> list[Item]:
+    if depth > MAX_DEPTH:
+        raise Unreadable("the tree has no end")
+    made: list[Item] = []
+    for token in tokens:
+        if token == ")":
+            return made
+        made.append(_item(token, tokens, depth))
+    raise Unreadable("the tree has no end")
+
+
+def _node(tokens: Iterator[str], depth: int) -> Node:
+    tag = next(tokens, "")
+    if depth > MAX_DEPTH or tag in _MARKS:
+        raise Unreadable("a node without a tag" if depth <= MAX_DEPTH else "the tree has no end")
     fields: dict[str, Item] = {}
-    while tokens[at : at + 1] != ["}"]:
-        if at >= len(tokens) or tokens[at][0] != ":":
+    name = ""
+    for token in tokens:
+        if token == "}":
+            return Node(tag, fields)
+        if token == "[" and name:  # behind the length of a constant
+            fields[name] = _bytes(tokens)
+            continue
+        if token[0] != ":":
             raise Unreadable(f"{tag} is not written in fields")
-        name, at = tokens[at][1:], at + 1
-        value, at = _item(tokens, at, depth)
-        if tokens[at : at + 1] == ["["]:
-            end = tokens.index("]", at)
-            value, at = bytes(int(byte) & 255 for byte in tokens[at + 1 : end]), end + 1
-        fields[name] = value
-    return Node(tag, fields), at + 1
+        name = token[1:]
+        value = next(tokens, "")
+        fields[name] = _item(value, tokens, depth) if value in _MARKS or "\\" in value else _PLAIN.get(value, value)
+    raise Unreadable("the tree has no end")
+
+
+def _bytes(tokens: Iterator[str]) -> bytes:
+    made = bytearray()
+    for token in tokens:
+        if token == "]":
+            return bytes(made)
+        try:
+            made.append(int(token) & 255)
+        except ValueError:
+            raise Unreadable("a constant that is not written in bytes") from None
+    raise Unreadable("the tree has no end")
 
 
 def below(item: Item) -> Iterator[Node]:

@@ -1,13 +1,15 @@
 """What a parse tree reads: relations with their columns, functions, types, collations. Pure.
 
-Only nodes that are known are read: a tree with any other is Unreadable.
+Only nodes that are known are read, and every field of them: a tree with any other is Unreadable. Scoped callers rely
+on that: they may run a statement if it reads nothing but their tables.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from headwater.sources.postgres.analysis.nodes import Item, Node, Unreadable
+from headwater.sources.postgres.analysis.functions import FIRST_OWN
+from headwater.sources.postgres.analysis.nodes import Item, Node, Unreadable, below
 from headwater.sources.postgres.analysis.parameters import is_moment
 
 # Older servers call some of them by a shorter name.
@@ -16,7 +18,7 @@ ALIAS FROMEXPR JOINEXPR RANGETBLREF RANGETBLFUNCTION TARGETENTRY CONST PARAM OPE
 SCALARARRAYOPEXPR BOOLEXPR SUBLINK NULLTEST BOOLEANTEST CASEEXPR CASEWHEN CASE WHEN CASETESTEXPR COALESCEEXPR COALESCE
 MINMAXEXPR MINMAX ARRAYEXPR ARRAY ROWEXPR ROW ROWCOMPAREEXPR ROWCOMPARE RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR
 CONVERTROWTYPEEXPR COLLATEEXPR COLLATE FIELDSELECT SUBSCRIPTINGREF COERCETODOMAIN AGGREF WINDOWFUNC WINDOWCLAUSE
-GROUPINGFUNC GROUPINGSET SORTGROUPCLAUSE COMMONTABLEEXPR SETOPERATIONSTMT
+GROUPINGFUNC GROUPINGSET SORTGROUPCLAUSE COMMONTABLEEXPR SETOPERATIONSTMT TABLESAMPLECLAUSE
 """
 _PLAIN = frozenset(_TAGS.split())
 # Where a node says of which type it is.
@@ -31,6 +33,18 @@ _COLLATIONS = ("varcollid", "constcollid", "paramcollid", "inputcollid", "funcco
 _TRUTHS = frozenset({"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "ROWCOMPAREEXPR", "DISTINCTEXPR"})
 RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION, VALUES, CTE, _, RESULT, GROUP = range(10)
 WHOLE_ROW = 0
+_NOW = "the time, or the user, of now may be another one each time"
+# The kinds of range-table entries that are read. XMLTABLE and JSON_TABLE are not among them.
+_KINDS = frozenset({RELATION, SUBQUERY, JOIN, FUNCTION, VALUES, CTE, RESULT, GROUP})
+# Fields that `Reader` does not walk: entries are walked one by one, permissions hold no expressions.
+_UNWALKED = frozenset({"rtable", "rteperminfos"})
+# The columns of a join are walked where they are used. Nothing else can be in them.
+_OF_JOINS = frozenset(
+    (
+        *("VAR", "CONST", "RELABELTYPE", "FUNCEXPR", "COALESCEEXPR", "COALESCE", "COERCEVIAIO", "COERCETODOMAIN"),
+        *("ARRAYCOERCEEXPR", "CASETESTEXPR"),
+    )
+)
 
 
 class Writes(Exception):
@@ -70,8 +84,18 @@ class Reader:
         for entry in query.items("rtable"):
             self._entry(entry, scope)
         for name, value in query.fields.items():
-            if name not in ("rtable", "rteperminfos"):
+            if name not in _UNWALKED:
                 self.item(value, scope)
+
+    def expression(self, tree: Item) -> None:
+        """Read an expression over the columns of one row. Unreadable if it has subqueries."""
+        for node in below(tree):
+            if node.tag == "VAR" or (node.tag in _PLAIN and node.tag != "SUBLINK"):
+                self._noted(node)
+            elif node.tag == "SQLVALUEFUNCTION":
+                self._used.reasons.add(_NOW)
+            else:
+                raise Unreadable(node.tag)
 
     def item(self, item: Item, scope: tuple[Node, ...]) -> None:
         """Anything inside a query."""
@@ -89,32 +113,38 @@ class Reader:
                 for value in item.fields.values():
                     self.item(value, scope)
             elif item.tag == "SQLVALUEFUNCTION":
-                self._used.reasons.add("the time, or the user, of now may be another one each time")
+                self._used.reasons.add(_NOW)
+                for value in item.fields.values():
+                    self.item(value, scope)
             else:
                 raise Unreadable(item.tag)
 
     def _entry(self, entry: Node, scope: tuple[Node, ...]) -> None:
+        """Read one range-table entry: every field of it, whatever its kind, so that no expression is passed over."""
         kind = entry.number("rtekind")
-        if kind == RELATION:
-            oid = entry.number("relid")
-            if oid == self._own:
-                return
-            self._used.columns.setdefault(oid, set())
-            self._used.counts[oid] = self._used.counts.get(oid, 0) + 1
-            if entry.is_true("inh"):
-                self._used.heirs.add(oid)
-            if entry["tablesample"] is not None:
-                self._used.reasons.add("TABLESAMPLE may take other rows each time")
-        elif kind == SUBQUERY:
-            self.query(entry["subquery"], scope)
-        elif kind == FUNCTION:
-            self.item(entry["functions"], scope)
-        elif kind == VALUES:
-            self.item(entry["values_lists"], scope)
-        elif kind == GROUP:
-            self.item(entry["groupexprs"], scope)
-        elif kind not in (JOIN, CTE, RESULT):
+        if kind not in _KINDS:
             raise Unreadable(f"table of kind {kind}")
+        if kind == RELATION and entry.number("relid") != self._own:
+            self._relation(entry)
+        for name, value in entry.fields.items():
+            if name == "joinaliasvars" and kind == JOIN:
+                for node in below(value):
+                    if node.tag not in _OF_JOINS:
+                        raise Unreadable(f"{node.tag} as a column of a join")
+            else:
+                self.item(value, scope)
+
+    def _relation(self, entry: Node) -> None:
+        oid = entry.number("relid")
+        self._used.columns.setdefault(oid, set())
+        self._used.counts[oid] = self._used.counts.get(oid, 0) + 1
+        if entry.is_true("inh"):
+            self._used.heirs.add(oid)
+        sample = entry["tablesample"]
+        if sample is not None:
+            self._used.reasons.add("TABLESAMPLE may take other rows each time")
+            if sample.number("tsmhandler") >= FIRST_OWN:
+                self._used.functions.add(sample.number("tsmhandler"))
 
     def _variable(self, var: Node, scope: tuple[Node, ...]) -> None:
         above = var.number("varlevelsup")

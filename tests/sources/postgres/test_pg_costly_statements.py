@@ -1,0 +1,204 @@
+"""Costly statements of callers: those that PostgreSQL does not end in time, and those with large errors or trees."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.sources.postgres.pg_rig import Rig
+from tests.sources.postgres.pg_server import Server
+from tests.sources.postgres.pg_source import shared_server
+from tests.sources.postgres.test_pg_logins import Site
+from tests.suite.waiting import PATIENCE, wait_until
+
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, TxExpired
+from headwater.sources.postgres import link as links
+from headwater.sources.postgres import tx as transactions
+from headwater.sources.postgres.abandoned import Abandoned
+from headwater.sources.postgres.analysis.engine import MAX_TREE
+from headwater.sources.postgres.analysis.parameters import marked
+from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.faults import CANCELED, state_of
+from headwater.sources.postgres.link import WORDS, Link, Pool
+from headwater.sources.postgres.statements import _CALLED, _CALLED_QUOTED, MAX_TEXT, check_allowed, placed
+
+READER, WRITER = f"costly_reader_{os.getpid()}", f"costly_writer_{os.getpid()}"
+DEAF = "SELECT strpos(repeat('a', 240000), 'b' || repeat('a', 120000))"  # about ten seconds, without interrupts
+LARGE = "repeat('x', 50000000)::int"
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL gets little time beyond its own limits."""
+    monkeypatch.setattr(links, "GRACE_SECONDS", 0.5)
+    monkeypatch.setattr(transactions, "CANCEL_SECONDS", 0.3)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """With logins for callers."""
+    folder = tmp_path_factory.mktemp("costly")
+    made = Site(shared_server(), f"costly_{os.getpid()}", folder, reader=READER, writer=WRITER)
+    yield made
+    made.db.execute(f"DROP OWNED BY {READER}, {WRITER}".encode())
+    made.close()
+    with shared_server().connect() as admin:
+        admin.execute(f"DROP ROLE {READER}, {WRITER}".encode())
+
+
+# --- statements that PostgreSQL does not end ----------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("hasty")
+def test_statement_without_interrupts_is_abandoned_at_its_limit(pg: Server) -> None:
+    pool = Pool(pg.connect, 1, Abandoned(1))
+    began = time.monotonic()
+    with pytest.raises(InvalidRequest) as found:
+        pool.read(lambda link: link.run(DEAF, max_rows=1), 0.5)
+    assert state_of(found.value) == CANCELED and time.monotonic() - began < 4
+    with pytest.raises(Busy, match="1 statements"):
+        pool.read(lambda link: link.run("SELECT 1"), 0.5)
+    assert pool.read(lambda link: link.run("SELECT 1")).rows == [(b"1",)], "our own reads go on"
+    began = time.monotonic()
+    pool.close()
+    assert time.monotonic() - began < 1
+
+
+@pytest.mark.usefixtures("hasty")
+def test_statement_is_accepted_once_abandoned_ones_have_ended(pg: Server) -> None:
+    pool = Pool(pg.connect, 1, Abandoned(1))
+    with pytest.raises(InvalidRequest):
+        pool.read(lambda link: link.run(DEAF, max_rows=1), 0.5)
+
+    def is_accepted() -> bool:
+        try:
+            return bool(pool.read(lambda link: link.run("SELECT 1"), 5).rows)
+        except Busy:
+            return False
+
+    wait_until(is_accepted, "the abandoned statement to end")
+    assert len(pool.abandoned) == 0
+    pool.close()
+
+
+def test_statement_that_can_be_interrupted_is_ended_by_postgres(pg: Server) -> None:
+    pool = Pool(pg.connect, 1)
+    with pytest.raises(InvalidRequest) as found:
+        pool.read(lambda link: link.run("SELECT pg_sleep(60)", max_rows=1), 0.3)
+    assert state_of(found.value) == CANCELED and len(pool.abandoned) == 0
+    pool.close()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_transaction_with_statement_without_interrupts_ends_at_once(pg_rig: Callable[..., Rig]) -> None:
+    rig = pg_rig("CREATE TABLE t (id int PRIMARY KEY)")
+    tx = rig.begin()
+    running = tx.run(lambda session: session.execute(f"INSERT INTO t {DEAF}"))
+    time.sleep(0.5)
+    began = time.monotonic()
+    tx.abandon()
+    assert time.monotonic() - began < 5
+    with pytest.raises((TxExpired, SourceError)):
+        running.result(PATIENCE)
+    runs = "SELECT count(*) FROM pg_stat_activity WHERE query ~ '^INSERT INTO t SELECT strpos'"
+    wait_until(lambda: rig.stream.db.execute(runs).fetchone() == (0,), "the end of the statement")
+
+
+# --- large errors -------------------------------------------------------------------------------------------
+
+
+def test_error_text_beyond_limit_closes_the_connection(pg: Server) -> None:
+    link = Link(pg.connect)
+    link.begin()
+    with pytest.raises(InvalidRequest) as found:
+        link.run(f"SELECT {LARGE}", max_bytes=WORDS)
+    assert not link.is_alive and len(found.value.message) <= 1_100
+
+
+@pytest.mark.parametrize("size", [500, 100_000, 5_000_000])
+def test_error_text_of_callers_statement_is_cut(pg: Server, size: int) -> None:
+    link = Link(pg.connect)
+    link.begin()
+    with pytest.raises(HeadwaterError) as found:
+        link.run(f"SELECT repeat('x', {size})::int", max_rows=1)
+    assert len(found.value.message) <= 1_100 and state_of(found.value) == "22P02"
+    assert link.is_alive == (size < WORDS)
+    link.close()
+
+
+def test_notices_are_not_received(pg: Server) -> None:
+    link = Link(pg.connect)
+    seen: list[Any] = []
+    link._connection.add_notice_handler(seen.append)
+    link.begin()
+    link.run("DO $$BEGIN RAISE NOTICE '%', repeat('x', 100000); RAISE WARNING 'x'; END$$")
+    link.close()
+    assert seen == []
+
+
+def test_large_error_is_not_sent_to_callers(site: Site) -> None:
+    where = f"{LARGE} = id"
+    asked: list[tuple[str, str, dict[str, Any]]] = [
+        ("viewer", "cdc.subscribe_table", {"table": "orders", "where": where}),
+        ("viewer", "cdc.backtest", {"table": "orders", "where": "(note || repeat('x', 50000000 + id))::int = 1"}),
+        ("viewer", "query.select", {"sql": f"SELECT {LARGE}"}),
+        (
+            "viewer",
+            "query.select",
+            {"sql": "SELECT (note || repeat('x', 50000000 + id))::int FROM orders"},
+        ),
+        ("editor", "sql.exec", {"sql": f"SELECT {LARGE}"}),
+        ("editor", "sql.exec", {"sql": "SELECT repeat('x', 50000000) = note FROM orders"}),
+    ]
+    for role, method, params in asked:
+        answer = site.call(role, method, **params)
+        assert len(str(answer)) < 5_000, (role, method)
+    changes = site.callers["viewer"].get("/api/v1/changes/main/orders", params={"where": where})
+    assert changes.status_code >= 400 and len(changes.text) < 5_000
+
+
+# --- large statements ---------------------------------------------------------------------------------------
+
+
+def test_statement_with_large_tree_is_refused(site: Site) -> None:
+    sql = f"SELECT id FROM orders WHERE id IN ({','.join(['1'] * 33_000)})"
+    for role, method in (("viewer", "query.select"), ("viewer", "query.prepare"), ("editor", "sql.exec")):
+        began = time.process_time()
+        answer = site.call(role, method, sql=sql)
+        assert answer["error"]["code"] == "invalid_request" and str(MAX_TREE) in answer["error"]["message"], answer
+        assert time.process_time() - began < 2, "CPU time of this process, which is the server's too"
+
+
+def test_long_statement_is_refused_unless_from_owner(site: Site) -> None:
+    sql = f"SELECT 1 --{'x' * MAX_TEXT}"
+    assert site.refused("editor", "sql.exec", sql=sql) == "invalid_request"
+    assert site.refused("viewer", "query.select", sql=sql) == "invalid_request"
+    assert site.call("owner", "sql.exec", sql=sql)["ok"]
+
+
+@pytest.mark.parametrize("text", ["x", '"', "'", "/*", "$a$b", "$", "(", '"a" ', "lo_", "/**/", " "])
+def test_text_of_one_repeated_sign_is_scanned_in_linear_time(text: str) -> None:
+    sql = "SELECT " + text * (MAX_TEXT // len(text) - 10)
+    began = time.process_time()
+    for look in (check_allowed, marked, lambda sql: placed(sql, {"a": 1})):
+        with contextlib.suppress(HeadwaterError):
+            look(sql)
+    assert not _CALLED.findall(sql) or "(" in text
+    _CALLED_QUOTED.findall(sql)
+    assert time.process_time() - began < 2
+
+
+# --- PostgreSQL away ----------------------------------------------------------------------------------------
+
+
+def test_error_for_callers_without_postgres_does_not_show_its_address(
+    caplog: pytest.LogCaptureFixture, pg: Server
+) -> None:
+    address = Address("main", f"postgresql://postgres@/postgres?host={pg.folder}/nowhere")
+    with pytest.raises(SourceError) as found:
+        Pool(address.connect).read(lambda link: link.run("SELECT 1"))
+    assert "nowhere" not in str(found.value.message) + found.value.hint and "nowhere" in caplog.text
