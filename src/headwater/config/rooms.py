@@ -28,6 +28,7 @@ from headwater.config.kinds import (
     text,
     unknown,
 )
+from headwater.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ def _databases(value: Any) -> tuple[DatabaseConfig, ...]:
 def _database(name: str, found: Any) -> DatabaseConfig:
     """`name = "file"`, or a table with `url` and limits of its own; without `url` it lives in the data directory."""
     if not isinstance(found, Mapping):
-        return DatabaseConfig(name, text(found))
+        return DatabaseConfig(name, _url(name, found))
     limits = {each.name: each.metadata["kind"] for each in fields(LogConfig) if each.name.startswith("retention_")}
     quotas = {each.name: each.metadata["kind"] for each in fields(QuotasConfig)}
     known = limits | quotas
@@ -230,9 +231,17 @@ def _database(name: str, found: Any) -> DatabaseConfig:
         if key not in known:
             raise unknown(f"setting of database {name}", key, ["url", *known])
         own[key] = known[key].check(value)
-    url = text(found["url"]) if "url" in found else ""
+    url = _url(name, found["url"]) if "url" in found else ""
     mine = [tuple((key, value) for key, value in own.items() if key in group) for group in (limits, quotas)]
     return DatabaseConfig(name, url, *mine)
+
+
+def _url(name: str, found: Any) -> str:
+    """Return the address; refuse one that would be taken for a file, whose name errors repeat, password and all."""
+    url = text(found)
+    if re.match(r"postgres(ql)?:(?!//)", url, re.IGNORECASE):
+        raise ConfigError(f"the address of database {name} does not begin with postgresql://", hint="Add the slashes.")
+    return url
 
 
 DATABASES = Kind(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.cli.commands import run
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
@@ -158,3 +159,19 @@ def test_nothing_is_read_from_a_standby(pair: tuple[Server, Standby], monkeypatc
             pool.read(ask)
         assert not made[0].is_alive, "it is not used again"
     pool.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p@S3cretPw@host/x",
+        "postgresql:/u:S3cretPw@host/x",
+        "postgres:u:S3cretPw@host/x",
+        "POSTGRESQL:S3cretPw",
+    ],
+)
+@pytest.mark.parametrize("command", ["serve", "doctor", "source list"])
+def test_mistyped_address_is_refused_without_its_password(tmp_path: Path, url: str, command: str) -> None:
+    found = run(*command.split(), f"shop={url}", "--data", str(tmp_path / "data"))
+    assert found.returncode != 0 and "S3cretPw" not in found.stdout + found.stderr
+    assert "address" in found.stdout + found.stderr

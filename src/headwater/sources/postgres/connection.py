@@ -38,10 +38,12 @@ class Server:
         try:
             given = conninfo.conninfo_to_dict(url)
         except psycopg.Error:
+            given = {"host": "@"}
+        if "@" in str(given.get("host", "")):  # a piece of a password that is not escaped
             raise ConfigError(  # the parser's own words would repeat pieces of the URL
                 f"{name!r}: its address cannot be understood",
                 hint="Write postgresql://USER@HOST:PORT/DATABASE, with % escapes where a part has special characters.",
-            ) from None
+            )
         given.setdefault("application_name", "headwater")
         given.setdefault("connect_timeout", CONNECT_SECONDS)
         given.setdefault("keepalives_idle", 30)

@@ -113,13 +113,14 @@ def timed_out() -> HeadwaterError:
 
 
 def away(error: Exception) -> HeadwaterError:
-    """Log why no connection can be made, and return the error for callers: it does not tell them the address."""
+    """Log why no connection can be made, and return the error for callers, without the address."""
     text = " ".join(str(error).split())
     with _saying:
         left_out = _repeats.again(text, time.monotonic())
     if left_out is not None:
         logger.warning("%s", counted(text, left_out))
-    return SourceError("PostgreSQL cannot be reached", hint="Try again in a moment. Operators: the log says why.")
+    reason = _ADDRESS.sub("the connection failed", text)[:MAX_TEXT]
+    return SourceError(reason, hint="Try again in a moment. Operators: the log has the address.")
 
 
 def gone(text: str) -> HeadwaterError:
