@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import threading
 import time
@@ -17,6 +19,8 @@ from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.guard import Guard
 from headwater.sources.sqlite.triggers import CAPTURE
+
+logger = logging.getLogger("headwater.sqlite")
 
 BUSY_SECONDS = 5.0
 _BUSY_STEP = 0.0005  # short and even: a foreign writer in a loop leaves only short gaps
@@ -92,14 +96,30 @@ class File:
         with self._lock:
             if self._connections and db in self._connections:
                 self._connections.remove(db)
-        db.close()
+        close_when_idle(db)
 
     def close(self) -> None:
         """Close every connection given out."""
         with self._lock:
             for db in self._connections or ():
-                db.close()
+                close_when_idle(db)
             self._connections = None
+
+
+def close_when_idle(db: apsw.Connection) -> None:
+    """End what another thread still runs on the connection, and close it."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            db.close()
+            return
+        except apsw.ThreadingViolationError:
+            if time.monotonic() > until:
+                logger.warning("a statement does not end: its connection is left open")
+                return
+            with contextlib.suppress(apsw.ConnectionClosedError):
+                db.interrupt()
+            time.sleep(0.005)
 
 
 def _patience() -> Callable[[int], bool]:
