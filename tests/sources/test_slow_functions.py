@@ -98,6 +98,15 @@ def test_linear_functions_of_texts_of_several_pieces_equal_the_built_in(
         _compare(both, f"{name}(?, ?)", "a" * (2 * PIECE), chars)
 
 
+@given(st.text("aé", max_size=30), st.text("aé", min_size=1, max_size=4), st.text("ab", max_size=3))
+def test_replace_in_pieces_equals_the_built_in(
+    both: tuple[apsw.Connection, apsw.Connection], text: str, old: str, new: str
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("headwater.sources.sqlite.slow_functions.PIECE", 3)
+        _compare(both, "replace(?, ?, ?)", text, old, new)
+
+
 @given(st.none() | st.text("0aF- x", max_size=8) | VALUES, st.none() | st.text("-x ", max_size=3) | VALUES)
 def test_linear_unhex_equals_the_built_in(both: tuple[apsw.Connection, apsw.Connection], x: Any, y: Any) -> None:
     _compare(both, "unhex(?, ?)", x, y)

@@ -66,7 +66,7 @@ class Question(Protocol):
 
     @property
     def dependencies(self) -> Sequence[Depends]:
-        """Tables whose changes are told to its subscribers."""
+        """Return the tables whose changes its subscribers hear of."""
         ...
 
     @property

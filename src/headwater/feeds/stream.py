@@ -54,7 +54,7 @@ class Stream:
         self._began = cursor
         self.delivered = -1  # the newest offset handed out
         self._target: int | None = seat.reach if cursor < seat.reach else None  # reaching it is catching up
-        self._state: str | None = None  # the backpressure that was told; None before the first look
+        self._state: str | None = None  # the last backpressure sent to the client; None before the first look
         self._acked = seat.acked(cursor)  # as of the last look
         self._peaks: list[Pressure] = []  # backpressure that an ack ended since
         self._alarm = 0  # the log reaching this offset changes the state

@@ -56,7 +56,7 @@ class SpaceReserve:
     def _free(self) -> int:
         try:
             return shutil.disk_usage(self._path.parent).free
-        except OSError:  # the folder was removed: that is told by what is read and written there
+        except OSError:  # the folder was removed: reads and writes there report that
             return PLENTY
 
     @property

@@ -54,7 +54,7 @@ class Reads(Protocol):
 
     @property
     def dependencies(self) -> Sequence[Depends]:
-        """Tables whose changes are told to subscribers of its answer."""
+        """Return the tables whose changes its subscribers hear of."""
         ...
 
 

@@ -14,7 +14,7 @@ from tests.sources.rig import MemoryNotes
 
 from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, SourceMismatch
-from headwater.model.change import Op, Transaction
+from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.slot import drop
@@ -106,6 +106,16 @@ class PgRig:
             found += new
             self.source.wait(0.01)
         assert self.latest == head
+        return found
+
+    def changes_until(self, ends: Callable[[list[Change]], bool] = bool) -> list[Change]:
+        """Follow and acknowledge until `ends` says that it is enough; return all changes."""
+        found: list[Change] = []
+        end = time.monotonic() + PATIENCE
+        while not ends(found):
+            assert time.monotonic() < end, found
+            found += [change for part in self.pull() for change in part.changes]
+            self.acknowledge()
         return found
 
     def until(self, ask: Callable[[], Any]) -> Any:

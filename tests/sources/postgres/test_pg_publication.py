@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.config import PostgresConfig
@@ -93,17 +92,6 @@ def test_a_publication_that_leaves_out_kinds_of_changes_is_mended_at_the_start(r
 # --- tables that are made later ------------------------------------------------------------------------------
 
 
-def told(own: PgRig, ends: Callable[[list[Change]], bool]) -> list[Change]:
-    """All that is told, until `ends` says that it is enough."""
-    found: list[Change] = []
-    end = time.monotonic() + PATIENCE
-    while not ends(found):
-        assert time.monotonic() < end, found
-        found += [change for part in own.pull() for change in part.changes]
-        own.acknowledge()
-    return found
-
-
 def is_anew(found: list[Change]) -> bool:
     return any(change.resnapshot for change in found)
 
@@ -111,26 +99,26 @@ def is_anew(found: list[Change]) -> bool:
 def test_a_table_that_is_dropped_and_made_anew_is_captured_again(rig: Start) -> None:
     own = rig(TABLE, "INSERT INTO t VALUES (1, 1, 1)", tables=("t",))
     own.run("DROP TABLE t", "CREATE TABLE t(k int PRIMARY KEY, c text)", "INSERT INTO t VALUES (5, 'unseen')")
-    drop, anew = told(own, is_anew)
+    drop, anew = own.changes_until(is_anew)
     assert drop.ddl == "DROP TABLE t" and anew.op is Op.SCHEMA_CHANGE  # though no row of it was sent
     assert anew.table.names == ("k", "c") and anew.table.version > drop.table.version
     own.run("INSERT INTO t VALUES (6, 'seen')")
-    (change,) = told(own, bool)
+    (change,) = own.changes_until(bool)
     assert (change.op, change.after) == (Op.INSERT, (6, "seen"))
     assert own.source.chunk("t", after=None, span=None, limit=9).rows == ((5, "unseen"), (6, "seen"))
     own.open()  # the publication is as we left it
     own.run("DELETE FROM t WHERE k = 6")
-    assert [change.op for change in told(own, bool)] == [Op.DELETE]
+    assert [change.op for change in own.changes_until(bool)] == [Op.DELETE]
 
 
 def test_a_table_that_is_made_after_the_start_is_captured(rig: Start) -> None:
     own = rig(TABLE, tables=("t", "s.late"))
     assert sorted(own.source.describe()) == ["t"]
     own.run("CREATE SCHEMA s", "CREATE TABLE s.late(k int PRIMARY KEY)", "CREATE TABLE other(k int PRIMARY KEY)")
-    (anew,) = told(own, is_anew)
+    (anew,) = own.changes_until(is_anew)
     assert anew.table.name == "s.late"
     own.run("INSERT INTO s.late VALUES (1)", "INSERT INTO other VALUES (1)")
-    assert [(change.table.name, change.after) for change in told(own, bool)] == [("s.late", (1,))]
+    assert [(change.table.name, change.after) for change in own.changes_until(bool)] == [("s.late", (1,))]
     assert sorted(own.source.describe()) == ["s.late", "t"]
 
 
@@ -139,7 +127,7 @@ def test_a_table_that_joined_while_we_were_away_is_told(rig: Start) -> None:
     own.source.close()
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
     own.open()
-    (anew,) = told(own, is_anew)
+    (anew,) = own.changes_until(is_anew)
     assert anew.table.name == "late"
 
 
@@ -172,7 +160,7 @@ def test_a_table_that_cannot_be_published_is_told_once(
         f"{own.name}: a new table is not published: must be owner of table late; As a superuser run: …"
     ]
     own.run("INSERT INTO t VALUES (1, 1, 1)")
-    assert len(told(own, bool)) == 1
+    assert len(own.changes_until(bool)) == 1
 
 
 def test_the_last_table_that_goes_out_of_the_settings_leaves_the_publication(rig: Start) -> None:

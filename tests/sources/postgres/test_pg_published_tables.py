@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable
 
 import pytest
@@ -31,17 +30,6 @@ def start(rig: Start) -> Start:
     return lambda *statements, **settings: rig(*statements, **{"publish_all": False, **settings})
 
 
-def told(own: PgRig, ends: Callable[[list[Change]], bool] = bool) -> list[Change]:
-    """Follow until `ends` says that it is enough; return all changes."""
-    found: list[Change] = []
-    end = time.monotonic() + PATIENCE
-    while not ends(found):
-        assert time.monotonic() < end, found
-        found += [change for part in own.pull() for change in part.changes]
-        own.acknowledge()
-    return found
-
-
 def asks_for_snapshot(changes: list[Change]) -> bool:
     return any(change.resnapshot for change in changes)
 
@@ -49,7 +37,7 @@ def asks_for_snapshot(changes: list[Change]) -> bool:
 def test_table_without_key_is_left_out_and_can_be_updated(start: Start) -> None:
     own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
     own.run("UPDATE visits SET b = 'b'", "INSERT INTO t VALUES (1, 1)", "DELETE FROM visits")
-    assert [change.table.name for change in told(own)] == ["t"]
+    assert [change.table.name for change in own.changes_until()] == ["t"]
     assert sorted(own.source.describe()) == ["t"]
     status = own.source.status()
     assert status["tables"] == ["t"]
@@ -66,20 +54,20 @@ def test_table_without_key_is_named_at_the_start(start: Start, caplog: pytest.Lo
 def test_table_that_gets_an_identity_joins_and_asks_for_a_snapshot(start: Start) -> None:
     own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
     own.run("ALTER TABLE visits REPLICA IDENTITY FULL")
-    (joined,) = told(own, asks_for_snapshot)
+    (joined,) = own.changes_until(asks_for_snapshot)
     assert joined.table.name == "visits"
     own.run("UPDATE visits SET b = 'c'")
-    (change,) = told(own)
+    (change,) = own.changes_until()
     assert (change.op, change.before, change.after) == (Op.UPDATE, (1, "a"), (1, "c"))
 
 
 def test_table_that_another_program_creates_joins_and_asks_for_a_snapshot(start: Start) -> None:
     own = start(TABLE)
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
-    (joined,) = told(own, asks_for_snapshot)
+    (joined,) = own.changes_until(asks_for_snapshot)
     assert joined.table.name == "late"
     own.run("INSERT INTO late VALUES (2)")
-    assert [change.after for change in told(own)] == [(2,)]
+    assert [change.after for change in own.changes_until()] == [(2,)]
 
 
 def test_table_created_while_we_were_away_joins_at_the_start(start: Start) -> None:
@@ -87,7 +75,7 @@ def test_table_created_while_we_were_away_joins_at_the_start(start: Start) -> No
     own.source.close()
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
     own.open()
-    (joined,) = told(own, asks_for_snapshot)
+    (joined,) = own.changes_until(asks_for_snapshot)
     assert joined.table.name == "late"
 
 
@@ -103,7 +91,7 @@ def test_table_created_through_headwater_is_captured_from_its_first_row(start: S
         session.execute("INSERT INTO made VALUES (1), (2)")
 
     own.source.write(work).result(PATIENCE)
-    changes = told(own, lambda found: sum(change.op is Op.INSERT for change in found) == 2)
+    changes = own.changes_until(lambda found: sum(change.op is Op.INSERT for change in found) == 2)
     assert [(change.op, change.resnapshot) for change in changes] == [
         (Op.SCHEMA_CHANGE, False),
         (Op.INSERT, False),
@@ -114,7 +102,7 @@ def test_table_created_through_headwater_is_captured_from_its_first_row(start: S
 def test_old_table_published_by_a_statement_through_headwater_asks_for_a_snapshot(start: Start) -> None:
     own = start(TABLE, KEYLESS, "INSERT INTO visits VALUES (1, 'a')")
     own.source.write(lambda s: s.execute("ALTER TABLE visits ADD PRIMARY KEY (a)")).result(PATIENCE)
-    assert asks_for_snapshot(told(own, asks_for_snapshot))
+    assert asks_for_snapshot(own.changes_until(asks_for_snapshot))
 
 
 @pytest.mark.parametrize("by", ["headwater", "another program"])
@@ -127,7 +115,7 @@ def test_table_filled_before_it_is_published_asks_for_a_snapshot(start: Start, b
         with own.db.transaction():
             own.run("CREATE TABLE made(k int PRIMARY KEY)", "INSERT INTO made VALUES (1)")
             own.run(f"ALTER PUBLICATION {own.slot} ADD TABLE made")
-    assert asks_for_snapshot(told(own, asks_for_snapshot))
+    assert asks_for_snapshot(own.changes_until(asks_for_snapshot))
 
 
 def test_table_that_cannot_be_published_keeps_none_of_the_others_out(
@@ -143,7 +131,7 @@ def test_table_that_cannot_be_published_keeps_none_of_the_others_out(
 
     monkeypatch.setattr(publication, "run_as_owner", refuse)
     own.run("CREATE TABLE late_a(k int PRIMARY KEY)", "CREATE TABLE late_b(k int PRIMARY KEY)")
-    (joined,) = told(own, asks_for_snapshot)
+    (joined,) = own.changes_until(asks_for_snapshot)
     assert joined.table.name == "late_b"
 
 
@@ -155,7 +143,7 @@ def test_publication_for_all_tables_goes_on_with_a_warning(start: Start, caplog:
         own.open()  # which asserts that the history goes on
     assert any("is FOR ALL TABLES" in each.getMessage() for each in caplog.records)
     own.run("CREATE TABLE late(k int PRIMARY KEY)", "INSERT INTO late VALUES (1)")
-    created, inserted = told(own, lambda found: len(found) == 2)
+    created, inserted = own.changes_until(lambda found: len(found) == 2)
     assert (created.op, created.resnapshot, inserted.after) == (Op.SCHEMA_CHANGE, False, (1,))
 
 
@@ -178,13 +166,15 @@ def test_partitioned_table_is_published_with_its_partitions(start: Start) -> Non
     )
     assert sorted(own.source.describe()) == ["p1", "q2"]
     own.run("INSERT INTO p VALUES (1)", "INSERT INTO q VALUES (1), (11)", "UPDATE q SET k = k + 1")
-    assert {(change.table.name, change.after) for change in told(own, lambda found: len(found) >= 3)} == {
+    assert {(change.table.name, change.after) for change in own.changes_until(lambda found: len(found) >= 3)} == {
         ("p1", (1,)),
         ("q2", (11,)),
         ("q2", (12,)),
     }
     own.run("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)", "INSERT INTO p VALUES (12)")
-    assert ("p2", (12,)) in [(change.table.name, change.after) for change in told(own, lambda found: len(found) >= 2)]
+    assert ("p2", (12,)) in [
+        (change.table.name, change.after) for change in own.changes_until(lambda found: len(found) >= 2)
+    ]
 
 
 def test_role_that_is_no_superuser_publishes_what_it_owns(start: Start) -> None:
@@ -202,4 +192,4 @@ def test_role_that_is_no_superuser_publishes_what_it_owns(start: Start) -> None:
     found = inspect(own.name, own.url, own.config).findings
     assert any("foreign_one belongs to a role" in each.problem and not each.fatal for each in found)
     own.run("INSERT INTO t VALUES (1, 1)")
-    assert [change.table.name for change in told(own)] == ["t"]
+    assert [change.table.name for change in own.changes_until()] == ["t"]

@@ -209,7 +209,7 @@ class Attachment:
         return self._side.ask(self._altered)
 
     def join(self) -> None:
-        """Publish tables that were made, or made anew, since the start."""
+        """Publish tables that were created or recreated since the start."""
         if not self._is_of_all_tables:
             self._side.ask(self._join)
 

@@ -11,6 +11,7 @@ and with a check of the clock after every few steps.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from typing import Any
 
@@ -120,10 +121,26 @@ class LinearFunctions:
             return whole.decode()
         if new is None:
             return None
-        into = self._bytes(new)
-        if len(whole) + whole.count(what) * (len(into) - len(what)) > self._db.limit(apsw.SQLITE_LIMIT_LENGTH):
-            raise apsw.TooBigError("string or blob too big")
-        return whole.replace(what, into).decode()
+        return self._replaced(whole, what, self._bytes(new))
+
+    def _replaced(self, whole: bytes, what: bytes, into: bytes) -> str:
+        """Return `whole` with `into` for every `what`, piece by piece: other threads go on between two of them."""
+        most, size, start = self._db.limit(apsw.SQLITE_LIMIT_LENGTH), 0, 0
+        decoder, made = codecs.getincrementaldecoder("utf-8")(), []
+        step = max(PIECE, 2 * len(what))
+        while start < len(whole):
+            self._check()
+            *found, tail = whole[start : start + step].split(what)
+            start += step
+            if start < len(whole):  # the next match may begin in this piece
+                kept = min(len(what) - 1, len(tail))
+                tail, start = tail[: len(tail) - kept], start - kept
+            piece = into.join([*found, tail])
+            size += len(piece)
+            if size > most:
+                raise apsw.TooBigError("string or blob too big")
+            made.append(decoder.decode(piece))
+        return "".join(made) + decoder.decode(b"", final=True)
 
     def trim(self, text: Any, chars: Any, left: bool, right: bool) -> str | None:
         """Return `text` without those of `chars` at its ends."""
