@@ -209,10 +209,8 @@ class Link:
             for result in self._results(reservation, max_bytes):
                 if result.status in _FAILED:
                     fault = fault or from_result(result)
-                    if (
-                        max(self._unfinished, len(result.error_message)) > WORDS
-                    ):  # libpq would keep buffers of that size for this connection
-                        self.is_tainted = True
+                    if max(self._unfinished, len(result.error_message)) > WORDS:
+                        self.is_tainted = True  # libpq would keep buffers of that size for this connection
                         self._finish()
                         break
                     continue
