@@ -111,7 +111,15 @@ def bytes_of(rows: tuple[Row, ...]) -> int:
 
 def weight(row: Iterable[Any]) -> int:
     """Return the bytes of the values of one row; small values count as `LEAST`."""
-    return sum([max(_size(value), LEAST) for value in row])
+    total = 0
+    for value in row:
+        kind = type(value)
+        if kind is int or kind is float or value is None:
+            total += LEAST
+        else:
+            size = len(value) if kind is str or kind is bytes else _size(value)
+            total += size if size > LEAST else LEAST
+    return total
 
 
 def _size(value: Any) -> int:

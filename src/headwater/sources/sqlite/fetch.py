@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,9 @@ from headwater.model.answer_limits import weight as weigh
 Run = Callable[[str, Any], apsw.Cursor]
 SLICE = 16  # rows read before one of them is weighed
 PIECE = 1 << 20  # bytes of text decoded without a pause
+FREED = 256  # rows freed without a pause
+TURN = 0.002  # seconds that rows are read without a pause
+PAUSE = 20e-6  # seconds, of which the system makes about 80: enough for a waiting thread to wake up
 
 
 def fetch(run: Run, sql: str, bindings: Any, width: int) -> list[tuple[Any, ...]]:
@@ -33,12 +37,28 @@ def fetch_about(run: Run, sql: str, bindings: Any, width: int, *, weight: int) -
         return _sliced(run(as_blobs(sql, width), bindings), join, weight)
 
 
+def paced(cursor: apsw.Cursor) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `cursor`, with a pause every few milliseconds in which other threads run.
+
+    Each step of SQLite releases the interpreter's lock and takes it again within microseconds. A thread that waits for
+    the lock is woken by every release, finds the lock taken again, and starts its wait afresh instead of asking for the
+    lock: without a pause it waits for hundreds of milliseconds.
+    """
+    until = time.monotonic() + TURN
+    for row in cursor:
+        yield row
+        if time.monotonic() > until:
+            time.sleep(PAUSE)
+            until = time.monotonic() + TURN
+
+
 def _sliced(cursor: apsw.Cursor, make: Callable[[Any], tuple[Any, ...]], weight: int) -> list[tuple[Any, ...]]:
     found: list[tuple[Any, ...]] = []
     heavy = 0
+    rows = paced(cursor)
     try:
         while heavy <= weight:
-            some = [make(row) for row in islice(cursor, SLICE if heavy < weight // 2 else 1)]
+            some = [make(row) for row in islice(rows, SLICE if heavy < weight // 2 else 1)]
             if not some:
                 break
             found += some
@@ -65,7 +85,7 @@ def take(
     found: list[tuple[Any, ...]] = []
     heavy = 0
     try:
-        for row in cursor:
+        for row in paced(cursor):
             if len(found) >= rows or heavy > weight:
                 return found, True
             found.append(make(row))
@@ -85,7 +105,7 @@ def collect(
     found: list[tuple[Any, ...]] = []
     reservation, cells, more = Reservation(), 0, False
     try:
-        for row in cursor:
+        for row in paced(cursor):
             if len(found) >= rows:
                 more = True
                 if not to_end:
@@ -95,7 +115,8 @@ def collect(
             reservation.add(weigh(row), cells)
             found.append(make(row))
     except BaseException:  # it may keep this frame for a while
-        found.clear()
+        while found:  # freed in pieces: millions of values at once would hold up other threads
+            del found[-FREED:]
         reservation.release()
         raise
     finally:

@@ -39,6 +39,7 @@ TOO_COMPLEX = "LIKE or GLOB pattern too complex"  # SQLite's error for a longer 
 SHORT_SET = 16  # characters for which Python's strip is faster than a loop
 MAX_SOUGHT = 1 << 20  # characters or bytes of what is sought: more would keep other threads waiting
 PIECE = 1 << 20  # characters or bytes searched without a pause for other threads
+SPLIT = 1 << 16  # bytes split at each match without a pause: every byte may become an object
 MAX_PRODUCT = 1 << 24  # of two lengths, for the built-in unhex(X, Y)
 
 
@@ -127,7 +128,7 @@ class LinearFunctions:
         """Return `whole` with `into` for every `what`, piece by piece: other threads go on between two of them."""
         most, size, start = self._db.limit(apsw.SQLITE_LIMIT_LENGTH), 0, 0
         decoder, made = codecs.getincrementaldecoder("utf-8")(), []
-        step = max(PIECE, 2 * len(what))
+        step = max(SPLIT, 2 * len(what))
         while start < len(whole):
             self._check()
             *found, tail = whole[start : start + step].split(what)
