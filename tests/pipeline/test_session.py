@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
-from headwater.errors import ConfigError
+from headwater.errors import ConfigError, PipelineError
 from headwater.pipeline import session
 from headwater.pipeline.failure import explain
 
@@ -75,19 +77,30 @@ def test_logs_of_processes_that_are_gone_are_removed(monkeypatch: pytest.MonkeyP
     gone.wait()
     for pid in (gone.pid, os.getpid()):
         (tmp_path / f"{pid}.log").touch()
+        (tmp_path / f"{pid}.home").mkdir()
+        (tmp_path / f"{pid}.home" / "jars").symlink_to(tmp_path)
     session._forget_old_logs()
-    assert [path.name for path in tmp_path.iterdir()] == [f"{os.getpid()}.log"]
+    assert {path.name for path in tmp_path.iterdir()} == {f"{os.getpid()}.log", f"{os.getpid()}.home"}
 
 
-def test_workers_run_this_python(spark: SparkSession) -> None:
+def test_folder_others_may_write_to_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    session._folder().chmod(0o777)
+    with pytest.raises(PipelineError, match="others may write there"):
+        session.log_file()
+
+
+def test_workers_run_this_python_and_its_installed_pyspark(spark: SparkSession) -> None:
     def where(batches):
         import sys
 
         import pyarrow as pa
+        import pyspark
 
-        yield from (pa.record_batch({"python": [sys.executable]}) for _ in batches)
+        yield from (pa.record_batch({"python": [sys.executable], "pyspark": [pyspark.__file__]}) for _ in batches)
 
-    assert spark.range(1).mapInArrow(where, "python string").first()["python"] == sys.executable
+    found = spark.range(1).mapInArrow(where, "python string, pyspark string").first()
+    assert tuple(found) == (sys.executable, pyspark.__file__)
 
 
 def test_a_failure_in_a_worker_is_one_clear_line_and_nothing_is_printed(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import stat
 import struct
 import sys
 import tempfile
@@ -120,6 +122,7 @@ def forget_log() -> None:
     """Remove what was written there by this process, after all went well."""
     for path in (log_file(), _log4j_file()):
         path.unlink(missing_ok=True)
+    shutil.rmtree(_home(), ignore_errors=True)
     with suppress(OSError):  # others write there too
         _folder().rmdir()
 
@@ -165,7 +168,7 @@ def _start_java(settings: Any, master: str) -> None:
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["JAVA_HOME"] = str(find_java().home)
     _forget_old_logs()
-    with log_file().open("ab") as log:
+    with log_file().open("ab") as log, _spark_home(master):
         try:
             gateway: Any = launch_gateway(  # type: ignore[no-untyped-call]
                 settings, {"stdout": log, "stderr": log}
@@ -177,6 +180,31 @@ def _start_java(settings: Any, master: str) -> None:
 
 
 # Files
+
+
+@contextmanager
+def _spark_home(master: str) -> Iterator[None]:
+    """Make Python workers on this machine import the installed pyspark instead of `pyspark.zip`.
+
+    Spark puts the archive of SPARK_HOME before everything else on the path of its workers. Python keeps no bytecode for
+    archives, so that each worker compiles pyspark again: 1.5 s of computing time instead of 0.5 for every stream that
+    starts. The folder that SPARK_HOME names here has everything of pyspark but the archive.
+    """
+    if "SPARK_HOME" in os.environ or not master.startswith("local"):
+        yield
+        return
+    import pyspark
+
+    home = _home()
+    home.mkdir(exist_ok=True)
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "python" and not (home / path.name).is_symlink():
+            (home / path.name).symlink_to(path)
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
 
 
 @contextmanager
@@ -214,7 +242,16 @@ def _escaped(text: str) -> str:
 def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"headwater-spark-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PipelineError(
+            f"{folder} belongs to another user, or others may write there", hint="Remove it, or set TMPDIR."
+        )
     return folder
+
+
+def _home() -> Path:
+    return _folder() / f"{os.getpid()}.home"
 
 
 def _log4j_file() -> Path:
@@ -231,7 +268,11 @@ def _forget_old_logs() -> None:
     """Remove what processes left that are no more."""
     for path in _folder().iterdir():
         pid = path.name.partition(".")[0]
-        if pid.isdigit() and not Path("/proc", pid).exists():
+        if not pid.isdigit() or Path("/proc", pid).exists():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink(missing_ok=True)
 
 
