@@ -97,10 +97,11 @@ def test_workers_run_this_python_and_its_installed_pyspark(spark: SparkSession) 
         import pyarrow as pa
         import pyspark
 
-        yield from (pa.record_batch({"python": [sys.executable], "pyspark": [pyspark.__file__]}) for _ in batches)
+        found = {"python": [sys.executable], "pyspark": [pyspark.__file__], "loaded": ["sqlalchemy" in sys.modules]}
+        yield from (pa.record_batch(found) for _ in batches)
 
-    found = spark.range(1).mapInArrow(where, "python string, pyspark string").first()
-    assert tuple(found) == (sys.executable, pyspark.__file__)
+    found = spark.range(1).mapInArrow(where, "python string, pyspark string, loaded boolean").first()
+    assert tuple(found) == (sys.executable, pyspark.__file__, True)
 
 
 def test_a_failure_in_a_worker_is_one_clear_line_and_nothing_is_printed(

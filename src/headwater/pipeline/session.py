@@ -37,6 +37,7 @@ _LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "1g",
+    "spark.python.daemon.module": "headwater.pipeline.worker_daemon",
 }
 # Half the start-up, but slower in the long run: the JVM then never compiles with its better compiler.
 _SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
