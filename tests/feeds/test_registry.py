@@ -236,13 +236,36 @@ def test_one_sees_ones_own_and_an_owner_sees_all(opened: Callable[..., Registry]
 
 def test_there_is_a_limit_and_closing_one_makes_room(opened: Callable[..., Registry]) -> None:
     registry = opened(most=2)
-    one, _ = registry.create(ANN, PLAIN, acked=0, name="a")
-    registry.create(ANN, PLAIN, acked=0)
+    one, _ = registry.create(OWNER, PLAIN, acked=0, name="a")
+    registry.create(OWNER, PLAIN, acked=0)
     with pytest.raises(LimitExceeded):
-        registry.create(ANN, PLAIN, acked=0)
-    assert not registry.create(ANN, PLAIN, acked=0, name="a")[1]
+        registry.create(OWNER, PLAIN, acked=0)
+    assert not registry.create(OWNER, PLAIN, acked=0, name="a")[1]
+    registry.remove(one.id)
+    assert registry.create(OWNER, PLAIN, acked=0)[1]
+
+
+def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callable[..., Registry]) -> None:
+    registry = opened(most=5)
+    one, _ = registry.create(ANN, PLAIN, acked=0, name="a")
+    registry.create(ANN, Options(db="other"), acked=0)
+    for restart in (False, True):
+        registry = opened(most=5) if restart else registry
+        with pytest.raises(LimitExceeded, match="'ann' has 2 subscriptions, the share of one caller") as caught:
+            registry.create(ANN, PLAIN, acked=0)
+        assert "feeds.max_subscriptions" in caught.value.hint
+        assert not registry.create(ANN, PLAIN, acked=0, name="a")[1]
+    assert registry.create(BOB, PLAIN, acked=0)[1]
     registry.remove(one.id)
     assert registry.create(ANN, PLAIN, acked=0)[1]
+    for _ in range(2):
+        assert registry.create(OWNER, PLAIN, acked=0)[1]
+    with pytest.raises(LimitExceeded, match="there are 5 subscriptions"):
+        registry.create(OWNER, PLAIN, acked=0)
+
+
+def test_share_of_a_single_subscription_is_one(opened: Callable[..., Registry]) -> None:
+    assert opened(most=1).create(ANN, PLAIN, acked=0)[1]
 
 
 # --- being quiet -----------------------------------------------------------------------------------------

@@ -93,6 +93,30 @@ def test_ranges_that_split_and_merge_in_mid_snapshot_and_mid_log_skip_no_key(lak
     assert [(row.range_id, row.epoch) for row in progress] == [(each["id"], each["epoch"]) for each in ranges(server)]
 
 
+@pytest.mark.parametrize("split", [True, False], ids=["ranges of an owner", "no ranges yet"])
+def test_pipeline_with_the_key_of_a_viewer_reads_ranges_of_another_size(
+    spark: SparkSession, tmp_path: Path, split: bool
+) -> None:
+    server = Live(tmp_path / "data", serve={"auth": True, "token": "of-the-owner"})
+    try:
+        server.sql(T)
+        fill(server, 100)
+        made = len(server.ok("pull.ranges", table="t", target_bytes=1000)["ranges"]) if split else 1
+        key = server.ok("security.token.create", name="lake", role="viewer")["token"]
+        (tmp_path / "token").write_text(key)
+        lake, watcher = Lake(spark, server, tmp_path), Watching()
+        spec = lake.spec(pipeline='token_file = "token"')
+        lake.carry(spec, watcher)
+        assert watcher.reasons == ["first"] and sum(watcher.loads) == 100
+        assert len(lake.progress()) == len(ranges(server)) == made and (made > 1) is split
+        server.sql("UPDATE t SET v = 'late' WHERE id % 7 = 0")
+        lake.carry(spec)
+        assert {row["id"] for row in lake.rows() if row["v"] == "late"} == {n for n in range(1, 101) if n % 7 == 0}
+        assert lake.verify(spec).is_good
+    finally:
+        server.stop()
+
+
 def test_a_run_that_is_cut_off_anywhere_is_taken_up_where_the_sink_stands(
     lake: Lake, server: Live, tmp_path: Path
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.capture.capturing import Running, running
 from tests.suite.waiting import PATIENCE
@@ -14,9 +15,12 @@ from tests.suite.waiting import PATIENCE
 from headwater.app import App
 from headwater.config import Config, FeedsConfig, LogConfig, PullConfig
 from headwater.errors import (
+    Conflict,
+    Forbidden,
     InvalidRequest,
     LimitExceeded,
     NotFound,
+    NotOwner,
     NotSupported,
     OffsetExpired,
     StaleEpoch,
@@ -25,8 +29,8 @@ from headwater.errors import (
 from headwater.log.log import Retention
 from headwater.model.clock import wall_ms
 from headwater.model.key import Span, encode_key
-from headwater.model.principal import ANONYMOUS
-from headwater.ranges import ranges as room
+from headwater.model.principal import ANONYMOUS, Principal, Scope
+from headwater.ranges import leases
 from headwater.ranges.leases import hold_again
 from headwater.ranges.looking import Described
 from headwater.ranges.range import Range
@@ -35,6 +39,7 @@ from headwater.ranges.store import Store
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM n WHERE i < {})"
 MANY = NUMBERS.format(1, 3000) + " INSERT INTO t SELECT i, zeroblob(100) FROM n"
+ANN, BOB, ROOT = Principal("ann", "viewer"), Principal("bob", "editor"), Principal("root", "owner")
 TARGET = 50_000  # bytes; the 3,000 rows weigh about 330,000
 
 
@@ -62,8 +67,8 @@ class One:
     def catch_up(self, timeout: float) -> bool:
         return self.made.capture.catch_up(timeout)
 
-    def listed(self, table: str = "t", target: int | None = None) -> list[Range]:
-        found = self.ranges.listed(ANONYMOUS, None, table, target)
+    def listed(self, table: str = "t", target: int | None = None, who: Principal = ANONYMOUS) -> list[Range]:
+        found = self.ranges.listed(who, None, table, target)
         assert found.generation == self.log.generation
         edges = [(one.span.start, one.span.end) for one in found.ranges]
         assert edges[0][0] == b"" and edges[-1][1] is None
@@ -131,6 +136,51 @@ def test_the_last_target_that_was_asked_for_is_kept(one: One) -> None:
     assert len(large) == 1 and one.listed() == large
     small = one.listed(target=50_000)
     assert len(small) == 7 and one.listed() == small
+
+
+def test_target_of_a_viewer_leaves_existing_ranges_as_they_are(one: One) -> None:
+    one.made.run(MANY)
+    found = one.listed()
+    for who in (ANN, BOB):
+        for target in (1, 10**6, 10**12):
+            assert one.listed(target=target, who=who) == found
+    assert [one.find(each) for each in found] == [each.span for each in found]
+    assert len(one.listed(target=10**6, who=ROOT)) == 1
+    assert len(one.listed(who=ANN)) == 1
+
+
+def test_target_of_a_viewer_splits_a_table_without_ranges_within_bounds(one: One) -> None:
+    one.made.run(MANY)
+    one.made.run("CREATE TABLE u AS SELECT * FROM t")
+    assert len(one.listed(target=200_000, who=ANN)) == 2
+    assert len(one.listed("u", target=1, who=ANN)) == 7, "not below what is configured"
+    assert one.open(target=5 << 20).listed(ANN, None, "t", 1).ranges == one.listed()
+
+
+@pytest.mark.parametrize(
+    ("configured", "asked", "kept"),
+    [(64 << 20, 1, 1 << 20), (64 << 20, 3 << 20, 3 << 20), (64 << 20, 2**62, 1 << 30), (2 << 30, 2**62, 2 << 30)],
+)
+def test_target_of_a_viewer_is_kept_within_bounds(one: One, configured: int, asked: int, kept: int) -> None:
+    one.open(target=configured).listed(ANN, None, "t", asked)
+    cut = one.store.cut("main", "t")
+    assert cut is not None and cut.target == kept
+
+
+def test_table_split_again_for_a_viewer_keeps_its_target(one: One) -> None:
+    one.made.run(MANY)
+    one.listed(target=400_000)
+    one.made.run("ALTER TABLE t ADD COLUMN w")
+    one.made.caught_up()
+    one.listed(target=50_000, who=ANN)
+    cut = one.store.cut("main", "t")
+    assert cut is not None and (cut.target, cut.version) == (400_000, one.source.describe()["t"].version)
+
+
+def test_ranges_that_grow_are_split_for_a_viewer(one: One) -> None:
+    assert len(one.listed(who=ANN)) == 1
+    one.made.run(MANY)
+    assert len(one.listed(target=10**6, who=ANN)) == 7
 
 
 def test_few_changes_are_not_looked_at_again(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,11 +350,92 @@ def test_a_subscriber_has_a_printable_name(one: One, name: str) -> None:
 
 
 def test_there_are_only_so_many_leases(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MOST_LEASES", 2)
+    monkeypatch.setattr(leases, "MOST_LEASES", 2)
     for name in ("a", "b", "a"):
         one.ranges.register(ANONYMOUS, None, "t", name)
     with pytest.raises(LimitExceeded):
         one.ranges.register(ANONYMOUS, None, "t", "c")
+
+
+def test_lease_of_another_principal_is_not_released(one: One) -> None:
+    found = one.ranges.register(ROOT, None, "t", "lake")
+    one.made.run(MANY)
+    for other in (ANN, BOB):
+        assert one.ranges.release(other, None, "t", "lake") is False
+    assert trimmed(one) <= found.version + 1
+    assert one.ranges.release(ROOT, None, "t", "lake") is True
+    assert trimmed(one) == one.log.latest
+
+
+def test_name_that_another_principal_registered_is_a_conflict(one: One) -> None:
+    (range,) = one.listed()
+    found = one.ranges.register(ANN, None, "t", "lake")
+    one.made.run(MANY)
+    for more in ({}, {"range": range.id, "epoch": range.epoch}):
+        with pytest.raises(Conflict, match="'lake' is registered on 't'") as caught:
+            one.ranges.register(BOB, None, "t", "lake", **more)
+        assert "another name" in caught.value.hint
+    assert trimmed(one) <= found.version + 1
+    assert one.ranges.register(ANN, None, "t", "lake", keep=found.version).version > found.version
+    one.now += 60_000
+    one.ranges.register(BOB, None, "t", "lake")
+    assert [each.owner for each in one.store.leases("main")] == ["bob"], "the lease of ann has ended"
+
+
+def test_owner_replaces_and_releases_the_lease_of_a_viewer(one: One) -> None:
+    one.ranges.register(ANN, None, "t", "lake")
+    one.ranges.register(BOB, None, "t", "sea")
+    found = one.ranges.register(ROOT, None, "t", "lake")
+    one.made.run(MANY)
+    assert one.ranges.release(ANN, None, "t", "lake") is False, "it is the owner's now"
+    assert one.ranges.release(ROOT, None, "t", "sea") is True
+    assert trimmed(one) <= found.version + 1
+    held = Principal("shop", "owner", scopes=(Scope("main", ("u",)),))
+    with pytest.raises(Forbidden):
+        one.ranges.release(held, None, "t", "lake")
+    assert [each.owner for each in one.store.leases("main")] == ["root"]
+
+
+def test_lease_without_an_owner_is_replaced_and_released_by_anybody(one: One) -> None:
+    for name in ("lake", "sea"):
+        one.ranges.register(ROOT, None, "t", name)
+    for pull in one.store.leases("main"):  # as an earlier Headwater stored them
+        one.store.put_lease(msgspec.structs.replace(pull, owner=""), now_ms=one.now)
+    assert one.ranges.release(ANN, None, "t", "sea") is True
+    one.ranges.register(BOB, None, "t", "lake")
+    assert [each.owner for each in one.store.leases("main")] == ["bob"]
+    assert one.ranges.release(ANN, None, "t", "lake") is False
+
+
+def test_lease_is_renewed_only_by_its_principal_or_an_owner(one: One) -> None:
+    (range,) = one.listed()
+    one.ranges.register(ANN, None, "t", "lake")
+    entered = one.ranges.enter(ANN, range.id, range.epoch)
+    one.now += 40_000
+    (before,) = one.store.leases("main")
+    with pytest.raises(NotOwner):
+        one.ranges.keep_up(BOB, entered, "lake")
+    assert one.store.leases("main") == [before]
+    for who in (ANN, ROOT):
+        one.ranges.keep_up(who, entered, "lake")
+        (after,) = one.store.leases("main")
+        assert (after.owner, after.until_ms) == ("ann", one.now + 60_000)
+        one.now += 40_000
+
+
+def test_principal_other_than_an_owner_has_a_share_of_the_leases(one: One, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "MOST_LEASES_PER_PRINCIPAL", 2)
+    for name in ("a", "b", "a"):
+        one.ranges.register(ANN, None, "t", name)
+    before = one.store.leases("main")
+    with pytest.raises(LimitExceeded, match="'ann' has registered 2 .* the share of one caller") as caught:
+        one.ranges.register(ANN, None, "t", "c")
+    assert "pull.release" in caught.value.hint and one.store.leases("main") == before
+    one.ranges.register(BOB, None, "t", "c")
+    for name in "def":
+        one.ranges.register(ROOT, None, "t", name)
+    one.ranges.release(ANN, None, "t", "a")
+    one.ranges.register(ANN, None, "t", "g")
 
 
 @pytest.mark.parametrize(
@@ -336,8 +467,8 @@ def test_a_lease_that_ran_out_or_is_of_another_history_is_not_held_again(one: On
     one.ranges.register(ANONYMOUS, None, "t", "lake")
     (pull,) = one.store.leases("main")
     one.log.release(pull.name)
-    one.store.put_lease(type(pull)("main", "late", "t", 0, pull.generation, pull.kept, until_ms=1), now_ms=0, most=9)
-    one.store.put_lease(type(pull)("main", "old", "t", 0, "gone", pull.kept, pull.until_ms), now_ms=0, most=9)
+    one.store.put_lease(type(pull)("main", "late", "t", 0, pull.generation, pull.kept, until_ms=1), now_ms=0)
+    one.store.put_lease(type(pull)("main", "old", "t", 0, "gone", pull.kept, pull.until_ms), now_ms=0)
     hold_again(one.store, "main", one.log, max_bytes=1 << 30)
     held = {each.subscriber: one.log.held(each.name) for each in one.store.leases("main")}
     assert held == {"lake": True, "late": False, "old": False}

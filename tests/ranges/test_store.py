@@ -14,7 +14,7 @@ from headwater.errors import LogDamaged, Unavailable
 from headwater.model.key import Span
 from headwater.ranges.range import Range
 from headwater.ranges.spans import Merge, Split, applied, spans_of
-from headwater.ranges.store import Cut, Pull, Store
+from headwater.ranges.store import Cut, Others, Pull, Store
 
 CUT = Cut("g", 1, 100, 0)
 
@@ -137,16 +137,17 @@ def test_random_splits_and_merges_against_a_model(steps: list[tuple[bool, int, b
 # --- leases ------------------------------------------------------------------------------------------------------
 
 
-def pull(subscriber: str = "s", table: str = "t", range: int = 0, kept: int = 5, until: int = 100) -> Pull:
-    return Pull("main", subscriber, table, range, "g", kept, until)
+def pull(
+    subscriber: str = "s", table: str = "t", range: int = 0, kept: int = 5, until: int = 100, owner: str = ""
+) -> Pull:
+    return Pull("main", subscriber, table, range, "g", kept, until, owner)
 
 
 def test_a_lease_replaces_the_one_of_its_name_and_old_ones_go(store: Store) -> None:
-    assert store.put_lease(pull(kept=5), now_ms=1, most=3)
-    assert store.put_lease(pull(kept=9), now_ms=1, most=1)
-    assert not store.put_lease(pull("other"), now_ms=1, most=1)
+    store.put_lease(pull(kept=5), now_ms=1)
+    store.put_lease(pull(kept=9), now_ms=1)
     assert store.leases("main") == [pull(kept=9)] and store.leases("b") == []
-    assert store.put_lease(pull("other", until=900), now_ms=100, most=1)
+    store.put_lease(pull("other", until=900), now_ms=100)
     assert store.leases("main") == [pull("other", until=900)]
 
 
@@ -154,11 +155,27 @@ def test_a_subscriber_gives_up_all_leases_on_a_table_and_no_others(store: Store)
     mine = [pull(range=0), pull(range=7)]
     others = [pull("z"), pull(table="u")]
     for one in (*mine, *others):
-        store.put_lease(one, now_ms=0, most=9)
+        store.put_lease(one, now_ms=0)
     assert sorted(store.drop_leases("main", "t", "s"), key=lambda one: one.range) == mine
     assert store.drop_leases("main", "t", "s") == []
     assert {one.name for one in store.leases("main")} == {one.name for one in others}
     assert len({one.name for one in (*mine, *others)}) == 4
+
+
+def test_leases_next_to_a_new_one_are_counted_without_the_replaced_and_the_ended(store: Store) -> None:
+    for each in (pull(owner="ann"), pull(range=7, owner="bob"), pull("z", owner="ann"), pull("y", until=5)):
+        store.put_lease(each, now_ms=0)
+    assert store.others(pull(owner="ann"), now_ms=5) == Others(2, 1, frozenset({"ann", "bob"}))
+    assert store.others(pull("y", owner="ann"), now_ms=5) == Others(3, 2, frozenset())
+
+
+def test_drop_with_an_owner_leaves_the_leases_of_others(store: Store) -> None:
+    mine, nobodys, theirs = pull(range=1, owner="ann"), pull(range=2), pull(range=3, owner="bob")
+    for each in (mine, nobodys, theirs):
+        store.put_lease(each, now_ms=0)
+    assert sorted(store.drop_leases("main", "t", "s", "ann"), key=lambda each: each.range) == [mine, nobodys]
+    assert store.leases("main") == [theirs]
+    assert store.drop_leases("main", "t", "s") == [theirs]
 
 
 # --- files -------------------------------------------------------------------------------------------------------
@@ -177,6 +194,19 @@ def test_a_file_that_is_not_ours_is_left_untouched(tmp_path: Path) -> None:
     assert (tmp_path / "ranges.db").read_bytes() == before
     with pytest.raises(Unavailable, match="opened"):
         Store.open(tmp_path / "missing" / "ranges.db")
+
+
+def test_lease_in_a_file_of_the_first_format_has_no_owner(tmp_path: Path) -> None:
+    Store.open(tmp_path / "ranges.db").close()
+    file = apsw.Connection(str(tmp_path / "ranges.db"))
+    file.execute("ALTER TABLE lease DROP COLUMN owner")
+    file.execute("INSERT INTO lease VALUES ('main', 's', 't', 0, 'g', 5, 100)")
+    file.pragma("user_version", 1)
+    file.close()
+    for _ in range(2):
+        store = Store.open(tmp_path / "ranges.db")
+        assert store.leases("main") == [pull(owner="")]
+        store.close()
 
 
 def test_a_file_of_a_newer_format_is_refused(tmp_path: Path) -> None:

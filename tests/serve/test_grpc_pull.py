@@ -13,7 +13,7 @@ from open_databases import Whole
 from serving import Client, serving
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import LogConfig, PullConfig
+from headwater.config import LogConfig, PullConfig, Secret
 from headwater.model.key import encode_key
 from headwater.serve.grpc.messages import message, pool
 
@@ -52,15 +52,15 @@ NUMBERS = {  # the seed's own: name -> number and type
 class Puller:
     """Calls of one subscriber."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, metadata: tuple[tuple[str, str], ...] = ()) -> None:
+        self.client, self.metadata = client, metadata
         self.channel = grpc.insecure_channel(client.server.grpc_address)
 
     def call(self, method: str, **fields: Any) -> Any:
         described = pool().FindServiceByName("headwater.v1.PullService").FindMethodByName(method)
         asked, answer = (message(each.full_name) for each in (described.input_type, described.output_type))
         call = self.channel.unary_unary(f"/headwater.v1.PullService/{method}", response_deserializer=answer.FromString)
-        return call(asked(**fields).SerializeToString(), timeout=PATIENCE)
+        return call(asked(**fields).SerializeToString(), timeout=PATIENCE, metadata=self.metadata)
 
     def ranges(self, **more: Any) -> list[Any]:
         return list(self.call("ListRanges", table="t", **more).ranges)
@@ -249,6 +249,23 @@ def test_a_log_that_forgot_says_so(puller: Puller, files: Whole) -> None:
     puller.register(one)
     assert puller.rows(one, version).error.snapshot_expired.reason == "wal_horizon_exceeded"
     assert puller.log(one, latest + 5).error.horizon_exceeded.reason == "log_generation_changed"
+
+
+def test_lease_of_another_caller_is_not_owned(files: Whole, tmp_path: Path) -> None:
+    with serving(files, token=Secret("t"), folder=tmp_path) as client:
+        client.http.headers["authorization"] = "Bearer t"
+        ann, bob = (
+            Puller(client, (("x-api-key", client.ok("security.token.create", name=name, role="viewer")["token"]),))
+            for name in ("ann", "bob")
+        )
+        (one,) = ann.ranges()
+        version = ann.register(one)
+        error = bob.call("CdcRegister", **bob.of(one)).error
+        assert (error.server_error.code, error.server_error.retryable) == ("conflict", False)
+        assert bob.rows(one, version).error.not_owner.subscriber_name == "me"
+        assert ann.rows(one, version).end and bob.register(one, "another") == version
+        for each in (ann, bob):
+            each.channel.close()
 
 
 def test_a_table_that_was_altered_goes_on_at_the_last_key_as_of_another_version(puller: Puller, files: Whole) -> None:

@@ -1,5 +1,6 @@
 """pull.* on the wire: the shapes a pipeline reads, and hostile parameters that are refused."""
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 from open_databases import Files, Whole
 from serving import Client, serving
 
-from headwater.config import LogConfig
+from headwater.config import LogConfig, Secret
 from headwater.model.key import encode_key
 from headwater.model.table import Table
 
@@ -105,6 +106,47 @@ def test_a_pull_is_registered_and_released(client: Client, files: Whole) -> None
     }
     assert client.ok("pull.release", table="t", subscriber="lake") == {"ok": True, "changed": True}
     assert client.ok("pull.release", table="t", subscriber="lake") == {"ok": True, "changed": False}
+
+
+@pytest.fixture
+def keys(files: Whole, tmp_path: Path) -> Iterator[tuple[Client, dict[str, str]]]:
+    """A server with a credential, as its owner sees it, and the keys of two viewers by name."""
+    with serving(files, token=Secret("t"), folder=tmp_path) as made:
+        made.http.headers["authorization"] = "Bearer t"
+        yield made, {n: made.ok("security.token.create", name=n, role="viewer")["token"] for n in ("ann", "bob")}
+
+
+@contextlib.contextmanager
+def asking(client: Client, token: str) -> Iterator[Client]:
+    """The client with another credential."""
+    held = client.http.headers["authorization"]
+    client.http.headers["authorization"] = f"Bearer {token}"
+    yield client
+    client.http.headers["authorization"] = held
+
+
+def test_lease_of_an_owner_is_unknown_to_a_viewer(keys: tuple[Client, dict[str, str]]) -> None:
+    client, tokens = keys
+    client.ok("pull.register", table="t", subscriber="lake")
+    with asking(client, tokens["ann"]):
+        assert client.ok("pull.release", table="t", subscriber="lake") == {"ok": True, "changed": False}
+        assert client.error("pull.register", table="t", subscriber="lake")["code"] == "conflict"
+        client.ok("pull.register", table="t", subscriber="sea")
+    with asking(client, tokens["bob"]):
+        assert client.ok("pull.release", table="t", subscriber="sea") == {"ok": True, "changed": False}
+    for name in ("lake", "sea"):
+        assert client.ok("pull.release", table="t", subscriber=name) == {"ok": True, "changed": True}
+
+
+def test_target_of_a_viewer_makes_no_range_of_others_stale(keys: tuple[Client, dict[str, str]]) -> None:
+    client, tokens = keys
+    found = client.ok("pull.ranges", table="t", target_bytes=60_000)
+    with asking(client, tokens["ann"]):
+        assert client.ok("pull.ranges", table="t", target_bytes=1) == found
+        assert client.ok("pull.ranges", table="t", target_bytes=10**9) == found
+        assert len(client.ok("pull.ranges", table="loose", target_bytes=1)["ranges"]) == 1
+    first = found["ranges"][0]
+    client.ok("pull.register", table="t", subscriber="s", range=first["id"], epoch=first["epoch"])
 
 
 HOSTILE: list[tuple[str, dict[str, Any], str]] = [

@@ -20,6 +20,7 @@ from headwater.model.clock import wall_ms
 from headwater.model.principal import OWNER, Principal
 
 MOST = 100_000  # subscriptions
+SHARE = 0.5  # of all places, that one principal may fill unless it is an owner
 Quota = Callable[[str], int | None]  # how many a database may have; None: as many as there is room for
 
 
@@ -130,6 +131,7 @@ class Registry:
         """A new subscription and True, or the one that has this name already and False.
 
         Conflict when that one is another's, or was made with other options; images count if they were named.
+        LimitExceeded when there is no room, or when a caller other than an owner has its share.
         """
 
         def work(connection: apsw.Connection) -> Apply[tuple[Subscription, bool]]:
@@ -140,6 +142,7 @@ class Registry:
                 return lambda: (self._all[id], False)
             if storage.count(connection) >= self._most:
                 raise LimitExceeded(f"there are {self._most} subscriptions, and no more are granted")
+            self._check_share(connection, principal)
             quota = self._quota(options.db)
             if quota is not None and storage.count(connection, options.db) >= quota:
                 raise LimitExceeded(
@@ -160,6 +163,15 @@ class Registry:
             return lambda: (self._remember(made), True)
 
         return self._commits.run(work)
+
+    def _check_share(self, connection: apsw.Connection, principal: Principal) -> None:
+        """Raise LimitExceeded if a caller other than an owner has its share of the places."""
+        share = max(int(self._most * SHARE), 1)
+        if principal.role != OWNER and storage.count_of(connection, principal.name) >= share:
+            raise LimitExceeded(
+                f"{principal.name!r} has {share} subscriptions, the share of one caller, and no more are granted",
+                hint="Close some that you no longer use, or raise feeds.max_subscriptions.",
+            )
 
     def remove(self, id: str) -> None:
         """Forget a subscription that was closed. Its id is never given to another."""

@@ -59,6 +59,8 @@ CREATE TABLE IF NOT EXISTS stand (
   PRIMARY KEY (db, instance)
 ) STRICT, WITHOUT ROWID;
 """
+# Files of an earlier Headwater do not have it either.
+_BY_OWNER = "CREATE INDEX IF NOT EXISTS subscription_owner ON subscription (owner)"
 _ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
 _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
 
@@ -89,6 +91,7 @@ def keep_stands(connection: apsw.Connection, kept: Sequence[Stand], gone: Sequen
 def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
     """Every subscription in the file, oldest first."""
     with connection:
+        connection.execute(_BY_OWNER)
         for id, name, owner, options, created_ms, acked, quiet, paused, snapshot in connection.execute(_ROWS):
             try:
                 yield Subscription(
@@ -125,6 +128,11 @@ def next_id(connection: apsw.Connection) -> str:
 def count(connection: apsw.Connection, db: str | None = None) -> int:
     """How many subscriptions there are, of one database or of all."""
     return int(connection.execute("SELECT count(*) FROM subscription WHERE ?1 IS NULL OR db = ?1", (db,)).get)
+
+
+def count_of(connection: apsw.Connection, owner: str) -> int:
+    """Return how many subscriptions a principal has, of all databases."""
+    return int(connection.execute("SELECT count(*) FROM subscription WHERE owner = ?", (owner,)).get)
 
 
 def ids_of(connection: apsw.Connection, db: str) -> list[str]:

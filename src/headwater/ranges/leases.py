@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from headwater.errors import InvalidRequest, OffsetExpired, Unavailable
+from headwater.errors import Conflict, InvalidRequest, LimitExceeded, OffsetExpired, Unavailable
 from headwater.log.live import LiveLog
+from headwater.model.principal import OWNER, Principal
 from headwater.ranges.database import Database
-from headwater.ranges.store import Store
+from headwater.ranges.store import Others, Pull, Store
 
 REGISTER_SECONDS = 10.0  # longest a registration waits for what was committed before it, which it must have
 ATTEMPTS = 5  # against those who change the same at the same time
+MOST_LEASES = 10_000
+MOST_LEASES_PER_PRINCIPAL = 1_000  # of one that is not an owner: nobody takes the places of all others
 
 
 def hold_again(store: Store, db: str, log: LiveLog, *, max_bytes: int) -> None:
@@ -31,6 +34,27 @@ def durable_now(database: Database) -> tuple[str, int]:
         if generation == log.generation:
             return generation, version
     raise Unavailable("the log begins anew at this moment", hint="Try again.")
+
+
+def may_change(who: Principal, owner: str) -> bool:
+    """Return whether `who` may renew, replace and release a lease that `owner` registered."""
+    return who.role == OWNER or owner in ("", who.name)
+
+
+def check_lease(who: Principal, pull: Pull, others: Others) -> None:
+    """Raise Conflict if another principal uses the name of a new lease, LimitExceeded if there is no room for it."""
+    if not all(may_change(who, owner) for owner in others.holders):
+        raise Conflict(
+            f"the subscriber {pull.subscriber!r} is registered on {pull.table!r} by another caller",
+            hint="Choose another name, or let that caller or an owner release it.",
+        )
+    if others.total >= MOST_LEASES:
+        raise LimitExceeded(f"{MOST_LEASES} tables and ranges are registered", hint="Release some.")
+    if who.role != OWNER and others.of_owner >= MOST_LEASES_PER_PRINCIPAL:
+        raise LimitExceeded(
+            f"{who.name!r} has registered {others.of_owner} tables and ranges, the share of one caller",
+            hint="Release some with pull.release, or register a whole table instead of its ranges.",
+        )
 
 
 def check_subscriber(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ import msgspec
 from headwater.config import FeedsConfig, PullConfig
 from headwater.errors import (
     InvalidRequest,
-    LimitExceeded,
     NotFound,
     NotOwner,
     OffsetExpired,
@@ -23,10 +23,10 @@ from headwater.log.live import LiveLog
 from headwater.model.clock import wall_ms
 from headwater.model.database import real_name
 from headwater.model.key import Span, decode_key
-from headwater.model.principal import Principal
+from headwater.model.principal import OWNER, Principal
 from headwater.model.table import Table
 from headwater.ranges.database import Database, Databases, told_apart
-from headwater.ranges.leases import check_subscriber, durable_now
+from headwater.ranges.leases import check_lease, check_subscriber, durable_now, may_change
 from headwater.ranges.looking import Described, Step, find_change, find_end, look, look_again
 from headwater.ranges.range import Range
 from headwater.ranges.spans import Merge, Split, applied, bounds, cut, measured, pieces, resized, sample_size, within
@@ -35,7 +35,7 @@ from headwater.ranges.waiting import Waiting
 from headwater.sources.source import Sample
 
 ATTEMPTS = 5  # against those who change the same at the same time
-MOST_LEASES = 10_000
+SMALLEST_TARGET, LARGEST_TARGET = 1 << 20, 1 << 30  # bytes of a range that callers other than owners may choose
 GROWTH = 10  # measured again when a tenth of what a range holds on average may have changed
 
 
@@ -81,6 +81,8 @@ class Ranges:
         self._databases, self._store, self._config, self._leases = databases, store, config, leases
         self._now_ms = now_ms
         self._waiting = Waiting()
+        # By database: a lease is checked, held in the log and stored in one step, and so is its release.
+        self._leasing: dict[str, threading.Lock] = {}
 
     def drain(self) -> None:
         """In the loop: answer everybody who waits; the server goes away."""
@@ -89,10 +91,18 @@ class Ranges:
     # --- cutting ---------------------------------------------------------------------------------------------
 
     def listed(self, who: Principal, db: str | None, table: str, target_bytes: int | None = None) -> Listed:
-        """The ranges of `table`, cut at the first call, and again as they grow and shrink."""
+        """Return the ranges of `table`, split at the first call, and again as they grow and shrink.
+
+        An owner's `target_bytes` is for every call from then on, another caller's only for a table never split before:
+        ranges that others read must not become stale because a viewer asks for another size.
+        """
         place = self._place(who, db, table)
-        held = self._ensure(place, target_bytes)
-        target = target_bytes or held.target
+        if who.role == OWNER:
+            held = self._ensure(place, target_bytes)
+            target = target_bytes or held.target
+        else:
+            held = self._ensure(place, first_target=self._bounded(target_bytes))
+            target = held.target
         ranges = self._ranges(place)
         if target != held.target or _is_due(held, ranges, place.database.source.head()):
             self._resize(place, ranges, target)
@@ -151,13 +161,23 @@ class Ranges:
     def _ranges(self, place: _Place) -> list[Range]:
         return self._store.ranges(place.db, place.table.name)
 
-    def _ensure(self, place: _Place, target: int | None = None) -> Cut:
-        """What the table is cut for; it is cut anew if that is not what it is."""
+    def _bounded(self, target: int | None) -> int | None:
+        """Return a target that a caller other than an owner may choose; the configured one is always allowed."""
+        if target is None:
+            return None
+        configured = self._config.target_bytes
+        return min(max(target, min(SMALLEST_TARGET, configured)), max(LARGEST_TARGET, configured))
+
+    def _ensure(self, place: _Place, target: int | None = None, *, first_target: int | None = None) -> Cut:
+        """Return the generation, version and target of the ranges; split the table if there are none for it as it is.
+
+        `target` replaces that of earlier ranges, `first_target` is used if there were none.
+        """
         generation, name = place.database.log.generation, place.table.name
         held = self._store.cut(place.db, name)
         if held is not None and held.fits(generation, place.table.version):
             return held
-        target = target or (held.target if held is not None else self._config.target_bytes)
+        target = target or (held.target if held is not None else first_target or self._config.target_bytes)
         head = place.database.source.head()
         sample = self._sample(place, 1)
         if sample_size(count := pieces(sample.bytes, target)) > sample_size(1):
@@ -214,7 +234,8 @@ class Ranges:
     ) -> Registered:
         """An offset at which everything committed before this call is durable; the log after it is kept.
 
-        With `keep` the log after that earlier offset is kept. OffsetExpired when it is gone.
+        With `keep` the log after that earlier offset is kept. OffsetExpired when it is gone, Conflict when another
+        principal has registered this subscriber on the table.
         """
         check_subscriber(subscriber)
         if (range is None) != (epoch is None):
@@ -226,43 +247,57 @@ class Ranges:
         kept = version if keep is None else keep
         if kept > version:
             raise InvalidRequest(f"`keep` lies beyond the newest offset, {version}")
-        pull = Pull(place.db, subscriber, table, range or 0, generation, kept, self._until())
-        self._hold(place.database.log, pull)
+        pull = Pull(place.db, subscriber, table, range or 0, generation, kept, self._until(), who.name)
+        with self._lease_lock(place.db):
+            check_lease(who, pull, self._store.others(pull, now_ms=self._now_ms()))
+            self._hold(place.database.log, pull)
         return Registered(generation, version, self._leases.lease_seconds)
 
     def release(self, who: Principal, db: str | None, table: str, subscriber: str) -> bool:
-        """Give up every lease of `subscriber` on `table`; whether there was one."""
+        """Give up every lease of `subscriber` on `table`; return whether there was one.
+
+        Leases that another principal registered are none, except to an owner.
+        """
         check_subscriber(subscriber)
         name = real_name(db)
         who.check(name, [table])
         log = self._databases.database(name).log
-        dropped = self._store.drop_leases(name, table, subscriber)
-        for pull in dropped:
-            log.release(pull.name)
+        with self._lease_lock(name):
+            dropped = self._store.drop_leases(name, table, subscriber, None if who.role == OWNER else who.name)
+            for pull in dropped:
+                log.release(pull.name)
         return bool(dropped)
 
     def _hold(self, log: LiveLog, pull: Pull) -> None:
         """In the log first: a lease that cannot be had replaces none."""
         log.hold(pull.name, pull.kept, until_ms=pull.until_ms, max_bytes=self._leases.lease_bytes)
-        if not self._store.put_lease(pull, now_ms=self._now_ms(), most=MOST_LEASES):
-            log.release(pull.name)
-            raise LimitExceeded(f"{MOST_LEASES} tables and ranges are registered", hint="Release some.")
+        self._store.put_lease(pull, now_ms=self._now_ms())
 
-    def keep_up(self, entered: Entered, subscriber: str) -> None:
-        """A registered subscriber reads on: its leases last as long as it does. NotOwner if it has none."""
+    def keep_up(self, who: Principal, entered: Entered, subscriber: str) -> None:
+        """Renew the leases of a subscriber that reads on. NotOwner if it has none that `who` may renew."""
         now, db, log = self._now_ms(), entered.db, entered.database.log
         mine = [
             pull
             for pull in self._store.leases(db)
             if (pull.subscriber, pull.table, pull.generation) == (subscriber, entered.table.name, log.generation)
+            and may_change(who, pull.owner)
         ]
         if not any(pull.until_ms > now for pull in mine):
             hint = "CdcRegister registers it; the version it tells holds as long as rows are pulled."
             raise NotOwner(f"{subscriber!r} is not registered on {entered.table.name!r}, or no longer", hint=hint)
         for pull in mine:
             if now < pull.until_ms < now + self._leases.lease_seconds * 500:  # half of it is over
-                with suppress(OffsetExpired):  # who needs what is gone is told when it asks for it
-                    self._hold(log, msgspec.structs.replace(pull, until_ms=self._until()))
+                self._renew(log, pull)
+
+    def _renew(self, log: LiveLog, pull: Pull) -> None:
+        with self._lease_lock(pull.db):
+            if pull not in self._store.leases(pull.db):
+                return  # released, or replaced by an owner, since it was looked up
+            with suppress(OffsetExpired):  # a reader of what is gone gets this error when it asks for it
+                self._hold(log, msgspec.structs.replace(pull, until_ms=self._until()))
+
+    def _lease_lock(self, db: str) -> threading.Lock:
+        return self._leasing.setdefault(db, threading.Lock())
 
     def _until(self) -> int:
         return self._now_ms() + int(self._leases.lease_seconds * 1000)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -50,15 +50,17 @@ CREATE TABLE lease (
   generation TEXT NOT NULL,
   kept INTEGER NOT NULL,
   until_ms INTEGER NOT NULL,
+  owner TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (db, subscriber, tab, range)
 ) STRICT, WITHOUT ROWID;
 """
 FILE = OwnFile(
     "ranges",
     application_id=0x48575247,  # "HWRG"
-    format=1,
+    format=2,
     schema=_SCHEMA,
     aside="Move the file aside and start again: tables are cut anew, and pipelines register anew.",
+    upgrades={1: "ALTER TABLE lease ADD COLUMN owner TEXT NOT NULL DEFAULT ''"},
 )
 _RANGE = "id, epoch, start, end, rows, bytes"
 _LIVE = f"SELECT {_RANGE} FROM range WHERE db = ? AND tab = ? AND live ORDER BY start"
@@ -87,11 +89,20 @@ class Pull(msgspec.Struct, frozen=True):
     generation: str
     kept: int
     until_ms: int
+    owner: str = ""  # the principal that registered it; none: of an earlier Headwater, and everybody's
 
     @property
     def name(self) -> str:
         """What the log calls it."""
         return f"pull:{self.subscriber}\0{self.table}\0{self.range}"
+
+
+class Others(NamedTuple):
+    """Live leases next to a new one: how many there will be besides it, and the principals that use its name."""
+
+    total: int
+    of_owner: int  # of the principal that registers the new one
+    holders: frozenset[str]  # owners of leases of the same subscriber on the same table; "" is one of them
 
 
 class Store:
@@ -183,18 +194,24 @@ class Store:
 
     # --- leases ----------------------------------------------------------------------------------------------
 
-    def put_lease(self, pull: Pull, *, now_ms: int, most: int) -> bool:
-        """Keep a lease, in place of the one of the same name; False if there are `most` of others."""
+    def put_lease(self, pull: Pull, *, now_ms: int) -> None:
+        """Keep a lease, in place of the one of the same name; forget those that ended."""
         with self._step() as file:
             file.execute("DELETE FROM lease WHERE until_ms <= ?", (now_ms,))
-            file.execute(
-                "DELETE FROM lease WHERE db = ? AND subscriber = ? AND tab = ? AND range = ?",
-                (pull.db, pull.subscriber, pull.table, pull.range),
-            )
-            if int(str(file.execute("SELECT count(*) FROM lease").get)) >= most:
-                return False
-            file.execute("INSERT INTO lease VALUES (?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
-            return True
+            file.execute("INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
+
+    def others(self, pull: Pull, *, now_ms: int) -> Others:
+        """Return what a new lease has to be checked against."""
+        count = (
+            "SELECT count(*), count(*) FILTER (WHERE owner = ?) FROM lease"
+            " WHERE until_ms > ? AND (db, subscriber, tab, range) <> (?, ?, ?, ?)"
+        )
+        holders = "SELECT DISTINCT owner FROM lease WHERE until_ms > ? AND (db, subscriber, tab) = (?, ?, ?)"
+        name = (pull.db, pull.subscriber, pull.table)
+        with self._step() as file:
+            row: Any = file.execute(count, (pull.owner, now_ms, *name, pull.range)).fetchone()
+            found: list[Any] = file.execute(holders, (now_ms, *name)).fetchall()
+        return Others(row[0], row[1], frozenset(owner for (owner,) in found))
 
     def leases(self, db: str) -> list[Pull]:
         """Those of one database."""
@@ -202,11 +219,14 @@ class Store:
             rows: list[Any] = file.execute("SELECT * FROM lease WHERE db = ?", (db,)).fetchall()
             return [Pull(*row) for row in rows]
 
-    def drop_leases(self, db: str, table: str, subscriber: str) -> list[Pull]:
-        """Forget those of one subscriber on one table, and say which they were."""
+    def drop_leases(self, db: str, table: str, subscriber: str, owner: str | None = None) -> list[Pull]:
+        """Forget those of one subscriber on one table, and return them; with `owner`, not those of other principals."""
         with self._step() as file:
-            sql = "DELETE FROM lease WHERE db = ? AND tab = ? AND subscriber = ? RETURNING *"
-            rows: list[Any] = file.execute(sql, (db, table, subscriber)).fetchall()
+            sql = (
+                "DELETE FROM lease WHERE db = ? AND tab = ? AND subscriber = ?"
+                " AND (?4 IS NULL OR owner IN ('', ?4)) RETURNING *"
+            )
+            rows: list[Any] = file.execute(sql, (db, table, subscriber, owner)).fetchall()
             return [Pull(*row) for row in rows]
 
     def drop_database(self, db: str) -> None:

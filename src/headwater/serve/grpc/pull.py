@@ -100,7 +100,7 @@ class PullService:
     def _rows(self, who: Principal, asked: Any, limits: Limits) -> Any:
         one = self._enter(who, asked)
         span = _behind(_part(one.range, asked), asked.last_key, one.range)
-        self._api.pulling().keep_up(one, asked.subscriber_name)
+        self._api.pulling().keep_up(who, one, asked.subscriber_name)
         version = _number(asked.current_snapshot_version, "current_snapshot_version")
         if span is None:
             found = Rows(one.table, [], True)
