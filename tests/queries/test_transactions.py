@@ -11,7 +11,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound, TxExpired
 from headwater.model.predicate import eq
-from headwater.model.principal import ANONYMOUS, EDITOR, VIEWER, Principal
+from headwater.model.principal import ANONYMOUS, EDITOR, VIEWER, Principal, Scope
 from headwater.queries.pending import Pending
 from headwater.queries.rows import Place, Rows
 from headwater.queries.statement import Statement
@@ -257,3 +257,19 @@ def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> Non
         for tx in open:
             transactions.rollback(who, tx).result(PATIENCE)
     transactions.rollback(viewer, transactions.begin(viewer, read_only=True).tx).result(PATIENCE)
+
+
+def test_causality_of_a_scoped_caller_names_only_tables_in_its_scopes(files: Files, transactions: Transactions) -> None:
+    files.run("CREATE TABLE hidden (id INTEGER PRIMARY KEY, user REFERENCES users ON DELETE CASCADE)")
+    files.run("CREATE TRIGGER copy AFTER INSERT ON users BEGIN INSERT INTO hidden VALUES (new.id, new.id); END")
+    rows, scoped = Rows(files, transactions), Principal("ed", EDITOR, (Scope("main", ("users",)),))
+    inserted = rows.insert(scoped, USERS, [{"email": "a"}]).result(PATIENCE).causality
+    tx = transactions.begin(scoped).tx
+    rows.insert(scoped, USERS, [{"email": "b"}], tx=tx).result(PATIENCE)
+    committed = transactions.commit(scoped, tx).result(PATIENCE).causality
+    for found in (inserted, committed):
+        assert found is not None
+        assert [dep.table for dep in found.deps] == ["main.users"]
+    whole = rows.insert(ANONYMOUS, USERS, [{"email": "c"}]).result(PATIENCE).causality
+    assert whole is not None
+    assert {dep.table for dep in whole.deps} == {"main.users", "main.hidden"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -95,7 +95,7 @@ class Transactions:
         held = self._take(principal, tx)
 
         def finish(written: Written[None]) -> Finished:
-            return Finished(tx, "committed", token(held.db, written.tables))
+            return Finished(tx, "committed", _visible_token(principal, held.db, written.tables))
 
         return Pending(held.tx.commit(), finish)
 
@@ -126,8 +126,8 @@ class Transactions:
         name = real_name(db)
         principal.glimpse(name)
         role = OWNER if as_owner else principal.role
-        written = self._databases.get(name).write(lambda session: work(name, session), role=role)
-        return Pending(written, lambda done: finish(done.value, token(name, done.tables)))
+        written = self._databases.get(name).write(lambda session: work(name, session), role=role, caller=principal.name)
+        return Pending(written, lambda done: finish(done.value, _visible_token(principal, name, done.tables)))
 
     def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:
         """Read in the open transaction `tx`."""
@@ -231,6 +231,14 @@ class Transactions:
                 if here >= max(self._most // SHARE_OF_DATABASE, 1):
                     raise Busy(f"{here} transactions are open on this database already")
             self._beginning.append((principal, db))
+
+
+def _visible_token(principal: Principal, db: str, tables: Mapping[str, int]) -> Token:
+    """Return the causality token of a write, without the tables outside the scopes of its caller.
+
+    Triggers and foreign keys write to those too, and the token would contain their names.
+    """
+    return token(db, {table: tables[table] for table in principal.seen(db, tables)})
 
 
 def one_tx(tx: str | None, tx_id: str | None) -> str:

@@ -197,7 +197,7 @@ class MemorySource:
         """See Source."""
         raise NotSupported("a source in memory runs no SQL")
 
-    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """See Source. Tests call `commit`."""
         raise NotSupported("a source in memory is written by its script")
 

@@ -398,9 +398,9 @@ class Source(Protocol):
         """
         ...
 
-    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """Run `work` of a caller in this role in a transaction of its own; done when durable. Many are committed
-        together."""
+        together, and callers take turns."""
         ...
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> Tx:

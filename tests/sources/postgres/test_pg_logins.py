@@ -393,6 +393,71 @@ def test_constraint_error_does_not_name_hidden_table(site: Site, scoped: httpx.C
     assert page.status_code in (400, 409) and "constraint" in page.text and "hidden" not in page.text, page.text
 
 
+# Read with its names replaced, this text asks a CTE; as it stands, it asks the table "비밀".
+SHIFTED = (
+    "WITH U&\"$1:bc00\" UESCAPE ':' AS (SELECT 'x'::text AS word) SELECT (ARRAY[1,2])[:be44], s.word, name'a\\' , '\"' "
+    "FROM (SELECT id::int AS be44 FROM orders WHERE id = 1) p, U&\":be44:bc00\" UESCAPE ':' AS s"
+)
+
+
+def test_statement_of_scoped_caller_runs_as_it_was_analysed(site: Site, scoped: httpx.Client) -> None:
+    site.db.execute('CREATE TABLE IF NOT EXISTS "비밀" (word text PRIMARY KEY)')
+    site.db.execute("""INSERT INTO "비밀" VALUES ('canary') ON CONFLICT DO NOTHING""")
+    site.callers["scoped"] = scoped
+    for args in ([], {}, {"be44": {"t": "i64", "v": 1}}):
+        assert "canary" not in str(site.call("scoped", "sql.exec", sql=SHIFTED, args=args))
+
+
+def test_statement_of_scoped_owner_reads_the_tables_that_were_checked(site: Site) -> None:
+    site.db.execute("CREATE SCHEMA IF NOT EXISTS postgres")  # first on the path of the source's own role
+    site.db.execute("CREATE TABLE IF NOT EXISTS postgres.orders AS SELECT 1 AS id, 'canary' AS note")
+    made = site.live.ok("security.token.create", name="scoped owner", role="owner", scopes=["main.orders"])
+    try:
+        with httpx.Client(base_url=site.live.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
+            site.callers["scoped owner"] = client
+            assert "canary" not in str(site.call("scoped owner", "sql.exec", sql="SELECT id, note FROM orders"))
+    finally:
+        site.db.execute("DROP SCHEMA postgres CASCADE")
+
+
+def test_function_that_names_relations_is_refused_to_scoped_caller(site: Site, scoped: httpx.Client) -> None:
+    site.callers["scoped"] = scoped
+    (oid,) = site.db.execute("SELECT 'secret'::regclass::oid::int").fetchone()
+    for method in ("query.select", "sql.exec"):
+        sql = f"SELECT satisfies_hash_partition({oid}::oid, 2, 0, id) FROM orders"
+        assert site.refused("scoped", method, sql=sql) == "forbidden"
+    for method in ("cdc.subscribe_table", "cdc.backtest"):
+        answer = site.call("scoped", method, table="orders", where=f"satisfies_hash_partition({oid}::oid, 2, 0, 1)")
+        assert not answer["ok"] and "secret" not in str(answer)
+
+
+@pytest.mark.parametrize("label", ["happy", "sad"])
+def test_filter_on_type_of_other_tables_is_refused(site: Site, scoped: httpx.Client, label: str) -> None:
+    site.db.execute("CREATE SCHEMA IF NOT EXISTS unseen")
+    site.db.execute(
+        "DO $$ BEGIN CREATE TYPE unseen.mood AS ENUM ('happy'); EXCEPTION WHEN duplicate_object THEN END $$"
+    )
+    site.callers["scoped"] = scoped
+    answers = [
+        site.call("scoped", "cdc.backtest", table="orders", where=f"'{label}'::unseen.{name} IS NULL")
+        for name in ("mood", "missing")
+    ]
+    assert not answers[0]["ok"] and answers[0] == answers[1]
+
+
+def test_catalogue_is_not_written_by_way_of_a_view(site: Site) -> None:
+    site.db.execute("CREATE OR REPLACE VIEW roles_view AS SELECT rolname, rolsuper FROM pg_authid")
+    site.db.execute("CREATE OR REPLACE VIEW roles_again AS SELECT * FROM roles_view")
+    site.db.execute("CREATE OR REPLACE VIEW orders_view AS SELECT id, note FROM orders")
+    site.db.execute(f"GRANT SELECT, UPDATE ON roles_view, roles_again, orders_view TO {WRITER}".encode())
+    for view in ("roles_view", "roles_again"):
+        sql = f"UPDATE {view} SET rolsuper = true WHERE rolname = '{WRITER}'"
+        assert site.refused("editor", "sql.exec", sql=sql) == "forbidden"
+    assert site.db.execute("SELECT rolsuper FROM pg_roles WHERE rolname = %s", [WRITER]).fetchone() == (False,)
+    site.rows("editor", "UPDATE orders_view SET note = 'by view' WHERE id = 1")
+    site.db.execute("DROP VIEW roles_view, roles_again, orders_view CASCADE")
+
+
 # --- without logins --------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 from tests.sources.postgres.pg_rig import Rig
+from tests.sources.postgres.pg_server import PATIENCE
 
 from headwater.errors import (
     AnswerTooLarge,
@@ -366,6 +367,21 @@ def test_what_lost_against_others_is_run_again(pg_rig: Attach) -> None:
         except Busy as error:
             assert error.retryable
     assert r.run("SELECT x FROM n").rows == ((kept,),) and kept >= 1
+
+
+def test_caller_with_long_writes_leaves_a_thread_to_others(pg_rig: Attach) -> None:
+    r = pg_rig(T, threads=3)
+    release = threading.Event()
+
+    def hold(s: Session) -> None:
+        assert release.wait(PATIENCE)
+
+    held = [r.writers.submit(hold, caller="x") for _ in range(10)]
+    r.writers.submit(lambda s: s.insert("t", [{"id": 1}]), caller="y").result(PATIENCE)
+    assert not any(each.done() for each in held), "y was answered while x held all it may have"
+    release.set()
+    for each in held:
+        each.result(PATIENCE)
 
 
 def test_a_row_that_came_meanwhile_is_seen_by_the_second_attempt(pg_rig: Attach) -> None:

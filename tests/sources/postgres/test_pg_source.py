@@ -17,8 +17,17 @@ import pytest
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import GENERATION, PgRig
 
-from headwater.errors import Busy, HeadwaterError, NotSupported, SourceMismatch, SourceUnfit, Unavailable
+from headwater.errors import (
+    Busy,
+    HeadwaterError,
+    InvalidRequest,
+    NotSupported,
+    SourceMismatch,
+    SourceUnfit,
+    Unavailable,
+)
 from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.link import Link
 from headwater.sources.postgres.slot import Identity, Known, Slot, drop_slot, judge
 from headwater.sources.postgres.source import PostgresSource
 
@@ -544,3 +553,26 @@ def _is_between(log: Any, states: Any, offset: int, rows: Any) -> bool:
             for change in part.changes:
                 later[change.after[0]].add(change.after)
     return all(row in later[key] for key, row in rows.items())
+
+
+def test_planning_that_takes_too_long_is_stopped(rig: Callable[..., PgRig]) -> None:
+    r = rig(statement_seconds=0.2)
+    slow = r"SELECT 1 WHERE repeat('a', 2001) ~ '^(a+)(a+)(a+)(a+)\1\2\3\4$'"  # PostgreSQL computes it to plan it
+    with pytest.raises(InvalidRequest, match="timeout"):
+        r.source.is_read_only(slow)
+
+
+def test_statement_whose_connection_ended_is_not_sent_again(rig: Callable[..., PgRig]) -> None:
+    r = rig()
+    r.source.read("SELECT 1")  # a connection is idle now
+    sent = []
+
+    def work(link: Link) -> None:
+        sent.append(link.run("SELECT pg_backend_pid()").values()[0][0])
+        with r.server.connect() as admin:
+            admin.execute("SELECT pg_terminate_backend(%s, 20000)", [sent[-1]])
+        link.run("SELECT 1")
+
+    with pytest.raises(HeadwaterError):
+        r.source._pool.read(work)
+    assert len(sent) == 1

@@ -30,6 +30,8 @@ MAX_TEXT = 1_000  # characters of one of PostgreSQL's texts in an error of ours
 RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
 
 # How libpq begins a message: callers need not know the address.
+# Errors without names of others: about the caller's own values, the server's resources, limits, an operator's orders.
+_NAMELESS = frozenset({"22", "53", "54", "57"})
 _ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')
 _saying = threading.Lock()  # guards _repeats
 _repeats = Repeats()
@@ -101,7 +103,7 @@ def from_result(result: pq.abc.PGresult) -> HeadwaterError:
         return gone(_cut(result.error_message))
     found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
     found.__dict__["sqlstate"] = state
-    found.names_tables = state[:2] != "22"  # data that does not fit is about the caller's own values
+    found.names_tables = state[:2] not in _NAMELESS
     return found
 
 

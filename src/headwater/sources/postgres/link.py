@@ -428,38 +428,29 @@ class Pool:
 
     def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
         """`work` inside a read-only transaction with one snapshot."""
-
-        def run(link: Link) -> T:
-            link.begin(read_only=True, seconds=seconds)
-            value = work(link)
-            link.rollback()  # nothing to keep, and never refused
-            return value
-
-        return self._run(run)
+        return self._run(work, read_only=True, seconds=seconds)
 
     def probe(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
         """`work` inside a transaction of which nothing is kept."""
+        return self._run(work, read_only=False, seconds=seconds)
 
-        def run(link: Link) -> T:
-            link.begin(seconds=seconds)
-            value = work(link)
-            link.rollback()
-            return value
-
-        return self._run(run)
-
-    def _run(self, work: Callable[[Link], T]) -> T:
-        """Once more where an idle connection turned out to be dead."""
+    def _run(self, work: Callable[[Link], T], *, read_only: bool, seconds: float | None) -> T:
+        """Run `work` in a transaction; on another connection where an idle one turns out to be dead before it."""
         if not self._places.acquire(timeout=WAIT_SECONDS):
             raise Busy(f"{self._most} reads of PostgreSQL are under way already")
         try:
             while True:
                 link, was_idle, epoch = self._take()
                 try:
-                    return work(link)
-                except HeadwaterError:
-                    if link.is_alive or link.is_tainted or not was_idle:
-                        raise
+                    try:
+                        link.begin(read_only=read_only, seconds=seconds)
+                    except HeadwaterError:
+                        if link.is_alive or link.is_tainted or not was_idle:
+                            raise
+                        continue
+                    value = work(link)  # never twice: a statement that ended its connection may do so again
+                    link.rollback()  # nothing to keep, and never refused
+                    return value
                 finally:
                     self._give_back(link, epoch)
         finally:

@@ -19,7 +19,7 @@ from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest, No
 from headwater.model.table import Row, Table
 from headwater.sources.postgres.analysis.calls import has_mutable_calls
 from headwater.sources.postgres.analysis.engine import MAX_TREE
-from headwater.sources.postgres.analysis.functions import TRUSTED
+from headwater.sources.postgres.analysis.functions import CATALOG_READERS, TRUSTED
 from headwater.sources.postgres.analysis.nodes import Unreadable, parse
 from headwater.sources.postgres.faults import CANCELED, fault, state_of
 from headwater.sources.postgres.link import WORDS, Link, Pool
@@ -60,6 +60,15 @@ WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.
   AND (t.typrelid <> 0 OR e.typrelid <> 0)
   AND EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c') LIMIT 1
 """
+# Types of users that no column of the table has: an enum or a domain tells of the tables that use it.
+_FOREIGN_TYPES = f"""
+SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid
+WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND t.oid >= 16384 AND t.typrelid <> $1::regclass
+  AND NOT EXISTS (SELECT FROM unnest($2::text[]) name JOIN pg_type own ON own.oid = to_regtype(name)
+    WHERE t.oid IN (own.oid, own.typelem, own.typarray, own.typbasetype))
+  AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_type'::regclass AND e.deptype = 'e'
+    AND e.objid IN (t.oid, t.typelem)) LIMIT 1
+"""
 _OWN_CALLS = f"""
 SELECT coalesce(p.proname, o.oprname)::text FROM pg_depend d
 LEFT JOIN pg_proc p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
@@ -83,7 +92,10 @@ _GRAMMAR = ("syntax error", "one statement")
 _OTHER_TABLE = ("missing FROM-clause", "invalid reference to FROM-clause")
 _NO_SUCH_COLUMN = re.compile(r'column ("[^"]*"|\S+) does not exist')
 _CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?reg[a-z]+", re.IGNORECASE)
+_CATALOG_CALLS = re.compile(rf"\b({'|'.join(sorted(CATALOG_READERS))})\(")
 _TEXTS = re.compile(r"'(?:[^']|'')*'")
+# Errors that name the type of a constant.
+_BAD_CONSTANT = re.compile(r"(?:invalid input value for enum|value for domain|domain) (\S+?)[ :]")
 
 
 def _one_row_only() -> NotSupported:
@@ -120,9 +132,11 @@ class Engine:
 
     def _named_types(self, link: Link) -> dict[str, tuple[str, int]]:
         """How the types are called in SQL, below all domains and without limits; those that are still there."""
-        declared = sorted({column.declared for column in self.table.columns})
-        found = link.run(_TYPES, [array_text(declared)]).values()
+        found = link.run(_TYPES, [array_text(self._declared())]).values()
         return {name: (text, oid) for name, text, oid in found if text is not None and text != "-"}
+
+    def _declared(self) -> list[str]:
+        return sorted({column.declared for column in self.table.columns})
 
     def _named_collations(self, link: Link) -> dict[str, str]:
         """How collations are called in SQL; what is not among them is the database's own."""
@@ -197,7 +211,10 @@ class Engine:
         names = {str(column) for (column,) in link.run(_COLUMNS, name).texts()}
         others = link.run(_ROW_TYPES, name).rows
         calls = tuple(str(call) for (call,) in link.run(_OWN_CALLS, [*name, array_text(sorted(TRUSTED))]).texts())
-        if others or _CATALOG_NAMES.search(_TEXTS.sub("''", text)):
+        bare = _TEXTS.sub("''", text)
+        if others or _CATALOG_NAMES.search(bare) or _CATALOG_CALLS.search(bare):
+            raise _one_row_only()
+        if link.run(_FOREIGN_TYPES, [*name, array_text(self._declared())]).rows:
             raise _one_row_only()
         if calls:
             self._check_immutable(link, name)
@@ -233,6 +250,9 @@ class Engine:
         if is_named or has_subquery:
             return _one_row_only()
         if state == "42703" and not _NO_SUCH_COLUMN.fullmatch(text):  # a column of another type, which there is then
+            return _one_row_only()
+        bad = _BAD_CONSTANT.match(text)
+        if bad and bad[1] not in self._declared():
             return _one_row_only()
         if state == "42P17" or "IMMUTABLE" in text:
             return _not_immutable()

@@ -343,7 +343,9 @@ class PostgresSource:
 
     def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
         """Whether the engine itself says that `sql` writes nothing."""
-        return self._callers.pool(role).read(lambda link: is_read_only(link, sql, args))
+        # It computes constants of the statement, which may take long.
+        seconds = self._config.statement_seconds
+        return self._callers.pool(role).read(lambda link: is_read_only(link, sql, args), seconds)
 
     def get(self, table: str, key: Key) -> tuple[Table, Row | None, int]:
         """One row by its key."""
@@ -369,9 +371,9 @@ class PostgresSource:
         """`values` as `columns` would hold them."""
         return self._columns.stored(table, columns, values)
 
-    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""
-        return self._writers.submit(work, role)
+        return self._writers.submit(work, role, caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> PostgresTx:
         """Open an interactive transaction."""

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.principal import OWNER
+from headwater.sources.fair_queue import FairQueue
 from headwater.sources.postgres.abandoned import Abandoned
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.faults import RETRIED, state_of
@@ -25,7 +26,7 @@ from headwater.sources.postgres.shapes import Shapes
 from headwater.sources.source import Session, Written
 
 T = TypeVar("T")
-THREADS = 4
+THREADS = 5  # one of them is left to other callers
 TRIES = 5  # of work that lost against others
 MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
 LOCK_SECONDS = 5.0  # a write waits so long for the locks of others, then it is told `busy`
@@ -103,10 +104,10 @@ ConnectAs = Callable[[str], Connection]  # as the login for callers in a role
 
 
 class _Job:
-    __slots__ = ("future", "role", "work")
+    __slots__ = ("caller", "future", "role", "work")
 
-    def __init__(self, work: Callable[[Session], Any], role: str) -> None:
-        self.work, self.role = work, role
+    def __init__(self, work: Callable[[Session], Any], role: str, caller: str) -> None:
+        self.work, self.role, self.caller = work, role, caller
         self.future: Future[Any] = Future()
 
 
@@ -162,7 +163,7 @@ class Writers:
         self._seconds, self._committed = statement_seconds, committed
         # Guards _queue, _settling and _closing. Never held while work runs.
         self._ready = threading.Condition()
-        self._queue: deque[_Job] = deque()
+        self._queue: FairQueue[_Job] = FairQueue(max(threads - 1, 1))
         self._settling: deque[tuple[_Job, Any, int | None]] = deque()
         self._closing = False
         self._working = 0
@@ -173,15 +174,15 @@ class Writers:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, work: Callable[[Session], T], role: str = OWNER) -> Future[Written[T]]:
+    def submit(self, work: Callable[[Session], T], role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """Queue `work` of a caller in this role; the future is done when it is durable and in the log."""
-        job = _Job(work, role)
+        job = _Job(work, role, caller)
         with self._ready:
             if self._closing:
                 raise Busy("the database is closing")
             if len(self._queue) >= MAX_QUEUE:
                 raise Busy(f"{MAX_QUEUE} writes are waiting already")
-            self._queue.append(job)
+            self._queue.put(caller, job)
             self._ready.notify_all()
         return job.future
 
@@ -212,6 +213,7 @@ class Writers:
                 if done is not None:
                     self._settling.append(done)
                 self._working -= 1
+                self._queue.done(job.caller)
                 self._ready.notify_all()
             hand.clean()
         hand.close()
@@ -219,14 +221,16 @@ class Writers:
     def _take(self) -> _Job | None:
         with self._ready:
             while True:
-                while not self._queue and not self._closing:
+                job = self._queue.take()
+                if job is None:
+                    if self._closing and not self._queue:
+                        return None
                     self._ready.wait()
-                if not self._queue:
-                    return None
-                job = self._queue.popleft()
-                if job.future.set_running_or_notify_cancel():
+                elif job.future.set_running_or_notify_cancel():
                     self._working += 1
                     return job
+                else:
+                    self._queue.done(job.caller)
 
     def _attempts(self, hand: _Hand, job: _Job) -> tuple[Any, int | None]:
         for attempt in range(TRIES):

@@ -369,7 +369,7 @@ class SqliteSource:
         """`values` as `columns` would hold them."""
         return self._predicates.stored(table, columns, values)
 
-    def write(self, work: Work[T], *, role: str = OWNER) -> Future[Written[T]]:
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""
         return self._writer.submit(work)
 

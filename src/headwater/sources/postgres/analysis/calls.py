@@ -6,6 +6,7 @@ Functions inside views and other functions are not checked: the owner of the dat
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from headwater.errors import Forbidden, HeadwaterError
@@ -33,6 +34,8 @@ SELECT 1 FROM pg_proc p WHERE p.provolatile <> 'i' AND (p.oid = ANY ($1::oid[])
   OR p.oid IN (SELECT oprcode FROM pg_operator WHERE oid = ANY ($2::oid[]))
   OR p.oid IN (SELECT unnest(ARRAY[typinput, typoutput]) FROM pg_type WHERE oid = ANY ($3::oid[]))) LIMIT 1
 """
+_RULES = "SELECT ev_action::text FROM pg_rewrite WHERE ev_class = ANY ($1::oid[])"
+_RELATION = re.compile(r":relid (\d+)")
 # Built-in volatile functions without access to the server's files, settings, other sessions or dynamic SQL.
 _FOR_EDITORS = frozenset(
     (
@@ -77,15 +80,23 @@ def has_mutable_calls(link: Link, tree: Item) -> bool:
     return bool(found or used.reasons)
 
 
-def check_targets(tree: Item) -> None:
-    """Raise Forbidden if the statement writes to a system catalogue: `UPDATE pg_settings` is SET by another name."""
-    for node in below(tree):
-        if node.tag == "QUERY" and node.number("resultRelation"):
-            target = node.items("rtable")[node.number("resultRelation") - 1]
-            if target.number("relid") < FIRST_OWN:
-                raise Forbidden(
-                    "system catalogues cannot be written through Headwater", hint="Use PostgreSQL directly."
-                )
+def check_targets(link: Link, tree: Item) -> None:
+    """Raise Forbidden if the statement writes to a system catalogue, also by way of views and rules.
+
+    `UPDATE pg_settings` is SET by another name, and a view of a superuser writes with the rights of the superuser.
+    """
+    targets = {
+        node.items("rtable")[node.number("resultRelation") - 1].number("relid")
+        for node in below(tree)
+        if node.tag == "QUERY" and node.number("resultRelation")
+    }
+    seen: set[int] = set()
+    while targets:
+        if min(targets) < FIRST_OWN:
+            raise Forbidden("system catalogues cannot be written through Headwater", hint="Use PostgreSQL directly.")
+        seen |= targets
+        rules = link.run(_RULES, [oids(targets)]).texts()
+        targets = {int(oid) for (rule,) in rules for oid in _RELATION.findall(str(rule)) if int(oid)} - seen
 
 
 def check_calls(link: Link, sql: str, types: Sequence[int], role: str) -> None:
@@ -105,7 +116,7 @@ def check_calls(link: Link, sql: str, types: Sequence[int], role: str) -> None:
             role=OWNER,
         ) from None
     if role != OWNER:
-        check_targets(tree)
+        check_targets(link, tree)
     refuse(calls, role)
 
 

@@ -13,7 +13,7 @@ from headwater.sources.postgres.values import Bound, to_bound
 
 # What holds no parameter comes first. Comments nest; escapes are read where the string says so.
 _WORD = re.compile(
-    r"""[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*
+    r"""(?<![\w$\x80-\U0010ffff])[eE]'(?:[^'\\]|''|\\.)*'|'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*
     |(?<![\w$\x80-\U0010ffff])\$(?P<tag>[A-Za-z_\x80-\U0010ffff][\w\x80-\U0010ffff]*|)\$.*?(?:\$(?P=tag)\$|\Z)
     |::|(?<![\w$\x80-\U0010ffff])\$(?P<place>\d+)
     |(?<![\w\x80-\U0010ffff:]):(?P<name>[A-Za-z_]\w*)""",

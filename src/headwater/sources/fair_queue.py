@@ -1,0 +1,51 @@
+"""A queue of jobs that its callers take turns in, so that one of them cannot keep all others waiting."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import Generic, TypeVar
+
+J = TypeVar("J")
+
+
+class FairQueue(Generic[J]):
+    """Jobs by caller. A job waits behind jobs of its own caller only, and callers take turns.
+
+    At most `share` jobs of one caller run at the same time. Not thread-safe: its user holds a lock.
+    """
+
+    def __init__(self, share: int) -> None:
+        self._share = share
+        self._jobs: dict[str, deque[J]] = {}  # the caller whose turn is next comes first
+        self._running: Counter[str] = Counter()
+        self._size = 0
+
+    def __len__(self) -> int:
+        """Return how many jobs wait."""
+        return self._size
+
+    def put(self, caller: str, job: J) -> None:
+        """Append a job."""
+        self._jobs.setdefault(caller, deque()).append(job)
+        self._size += 1
+
+    def take(self) -> J | None:
+        """Return the next job that may run, or None; `done` must be called when it is over."""
+        for caller in self._jobs:
+            if self._running[caller] < self._share:
+                break
+        else:
+            return None
+        jobs = self._jobs.pop(caller)
+        job = jobs.popleft()
+        if jobs:
+            self._jobs[caller] = jobs  # from now on the last in turn
+        self._size -= 1
+        self._running[caller] += 1
+        return job
+
+    def done(self, caller: str) -> None:
+        """Count a job of `caller` as over."""
+        self._running[caller] -= 1
+        if not self._running[caller]:
+            del self._running[caller]
