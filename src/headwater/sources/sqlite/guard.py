@@ -16,7 +16,18 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
-from headwater.sources.sqlite.slow_functions import CAP, PATTERN, TOO_COMPLEX, LinearFunctions, Tier, capped, tiers_of
+from headwater.sources.sqlite.percentiles import replace_percentiles
+from headwater.sources.sqlite.slow_functions import (
+    LONG_PATTERN,
+    PATTERN,
+    SLOW,
+    TOO_COMPLEX,
+    LinearFunctions,
+    Tier,
+    capped,
+    tiers_of,
+)
+from headwater.sources.sqlite.statement_cost import Cost, cost_of, is_plain
 
 T = TypeVar("T")
 
@@ -56,7 +67,7 @@ _PREPARE_LENGTH = 2 << 10
 _TOO_LONG = (apsw.TooBigError, apsw.NoMemError)  # the second one for a constant that is too long to be prepared
 # Virtual machine steps between two checks of the clock, by the length of values: a step may be a function of a value.
 # Every check waits for the interpreter's lock, so there are few of them where values are short.
-_STEPS = {1 << 20: 20_000, 8 << 20: 1_000, MAX_LENGTH: 100}
+_STEPS = {1 << 18: 20_000, 1 << 20: 5_000, 8 << 20: 500, MAX_LENGTH: 50}
 _MOST_STEPS = max(_STEPS.values())
 _WRITE_STEPS = 5_000  # of a statement that writes: it runs once, for values of any length
 # Of everything in pragma_function_list these reach outside the database: load_extension runs code from a file,
@@ -107,6 +118,7 @@ class Statement(msgspec.Struct, frozen=True):
     columns: tuple[Answer, ...] = ()
     parameters: tuple[str | None, ...] = ()  # by place; their names with the mark, None for a bare ?
     functions: frozenset[str] = frozenset()  # that it calls, itself or by views and triggers that are not ours
+    cost: Cost = Cost()
 
 
 class Guard:
@@ -128,6 +140,7 @@ class Guard:
         self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes the current statement makes
         self._known: dict[str, Statement] = {}
         harden(db)
+        replace_percentiles(db, self.check_time)
         self._noted: list[Access] | None = None  # what a statement that is being looked at asks for
         db.authorizer = self._authorize
 
@@ -183,40 +196,43 @@ class Guard:
 
         `run` is called again with wider limits if a value was too long; its argument is whether these are the widest.
         """
-        tiers = tiers_of(statement.functions)
-        if not tiers:
+        tiers = tiers_of(statement.functions, statement.cost)
+        if not tiers and statement.cost.length >= MAX_LENGTH:
             if not statement.read_only:
                 self._set_steps(_WRITE_STEPS)
             return run(True)
+        if not tiers:
+            return self._in_last(Tier(None, _MOST_STEPS if statement.read_only else _WRITE_STEPS), statement, run)
         if statement.schema:  # its own steps read the whole schema
-            tiers = (msgspec.structs.replace(tiers[-1], length=None),)
+            tiers = (msgspec.structs.replace(tiers[-1], length=None, pattern=LONG_PATTERN),)
         for tier in tiers[:-1]:
             if self.is_linear and not tier.linear:
                 continue
             try:
-                with self._undone(statement), self._at(tier):
+                with self._undone(statement), self._at(tier, statement.cost):
                     return run(False)
             except _TOO_LONG:
                 continue
             except apsw.SQLError as error:
                 if str(error) != TOO_COMPLEX or tier.pattern >= PATTERN:
                     raise
-        with self._undone(statement), self._at(tiers[-1]):
+        with self._undone(statement):
+            return self._in_last(tiers[-1], statement, run)
+
+    def _in_last(self, tier: Tier, statement: Statement, run: Callable[[bool], T]) -> T:
+        with self._at(tier, statement.cost):
             try:
-                return run(tiers[-1].length is None)
+                return run(tier.length is None)
             except apsw.TooBigError:
-                if tiers[-1].length is None:
+                if self._cap >= MAX_LENGTH:
                     raise
-                raise InvalidRequest(
-                    f"a statement that calls {capped(statement.functions)}() takes values of at most {CAP} bytes",
-                    hint="Read and write longer values by a statement without it.",
-                ) from None
+                raise _too_long(statement, tier, self._cap) from None
 
     @contextlib.contextmanager
-    def _at(self, tier: Tier) -> Iterator[None]:
+    def _at(self, tier: Tier, cost: Cost) -> Iterator[None]:
         if tier.linear:
             self._use_linear()
-        self._cap = MAX_LENGTH if tier.length is None else tier.length
+        self._cap = min(MAX_LENGTH if tier.length is None else tier.length, cost.length)
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, self._cap)
         self._db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, tier.pattern)
         self._most_steps = tier.steps
@@ -248,7 +264,7 @@ class Guard:
 
     def _use_linear(self) -> None:
         if self._linear is None:
-            self._linear = LinearFunctions(self._db, self._check_time)
+            self._linear = LinearFunctions(self._db, self.check_time)
 
     def _set_steps(self, steps: int) -> None:
         if steps != self._steps:
@@ -258,7 +274,8 @@ class Guard:
     def _is_late(self) -> bool:
         return time.monotonic() > self._deadline
 
-    def _check_time(self) -> None:
+    def check_time(self) -> None:
+        """Raise InterruptError, which `limited` explains, once the time of the statement is up."""
         if self._is_late():
             raise apsw.InterruptError("interrupted")
 
@@ -325,8 +342,23 @@ class Guard:
         if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
             raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
         alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
-        functions = frozenset(self._called)
-        return Statement(read_only, bool(self._seen), _is_of_rows(sql), alters, columns, parameters, functions)
+        functions, is_schema, is_of_rows = frozenset(self._called), bool(self._seen), _is_of_rows(sql)
+        is_costly = is_of_rows and (bool(functions) or not is_plain(text))
+        cost = self._cost(text) if is_costly else Cost()
+        return Statement(read_only, is_schema, is_of_rows, alters, columns, parameters, functions, cost)
+
+    def _cost(self, sql: str) -> Cost:
+        """Return what the program of a statement that was prepared costs."""
+        noted, self._noted = self._noted, None
+        try:
+            with self.own() as db, sqlite_errors(), self.preparing():
+                listed = db.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
+                try:
+                    return cost_of(sql, listed, SLOW)
+                finally:
+                    listed.close()
+        finally:
+            self._noted = noted
 
     def _prepared(self, prepare: Callable[[], object]) -> None:
         """Prepare a statement, once more with linear functions if it holds a long value."""
@@ -354,6 +386,19 @@ class Guard:
         if op == apsw.SQLITE_DROP_TRIGGER and b is not None and b == self._dropping:
             return apsw.SQLITE_OK
         return apsw.SQLITE_OK if _allows(op, a, b) else apsw.SQLITE_DENY
+
+
+def _too_long(statement: Statement, tier: Tier, most: int) -> InvalidRequest:
+    name = capped(statement.functions)
+    if tier.length is not None and name is not None:
+        return InvalidRequest(
+            f"a statement that calls {name}() takes values of at most {most} bytes",
+            hint="Read and write longer values by a statement without it.",
+        )
+    return InvalidRequest(
+        f"a statement with so many function calls, arguments and operators takes values of at most {most} bytes",
+        hint="Compute less in one statement, or read the longer values by another one.",
+    )
 
 
 def _allows(op: int, a: str | None, b: str | None) -> bool:

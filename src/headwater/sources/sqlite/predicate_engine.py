@@ -20,7 +20,8 @@ from headwater.sources.sqlite.affinity import affinity, declaration, doubt, may_
 from headwater.sources.sqlite.connection import OURS, ident, to_error
 from headwater.sources.sqlite.guard import BAD_FUNCTIONS, harden
 from headwater.sources.sqlite.order import as_stored, column_of
-from headwater.sources.sqlite.slow_functions import PATTERN, LinearFunctions, Tier, capped, tiers_of
+from headwater.sources.sqlite.slow_functions import PATTERN, SLOW, LinearFunctions, Tier, capped, tiers_of
+from headwater.sources.sqlite.statement_cost import Cost, cost_of
 from headwater.sources.sqlite.values import FROM_STORED, Stored, to_stored
 
 BATCH = 1_000  # rows judged at a time
@@ -53,7 +54,7 @@ class Engine:
         self._doubts = {column.name: why for column in table.columns if (why := doubt(table, column))}
         self._lock = threading.Lock()  # guards what follows
         self._stop_at = math.inf
-        self._called: dict[str, frozenset[str]] = {}  # predicate to the functions it calls
+        self._called: dict[str, tuple[frozenset[str], Cost]] = {}  # predicate to the functions it calls and its cost
         self._linear: LinearFunctions | None = None  # once a value was too long for the built-in ones
         with _our_errors():
             self._db = self._open()
@@ -195,8 +196,8 @@ class Engine:
 
     def _judge(self, where: str, columns: Sequence[str], rows: list[tuple[Stored, ...]]) -> list[int]:
         sql = f"SELECT {ident(self._place)} FROM {self._name} WHERE (\n{where}\n)"
-        called = self._functions(where)
-        tiers = tiers_of(called)
+        called, cost = self._functions(where, sql)
+        tiers = tiers_of(called, cost)
         try:
             with self._cleared(self._name):
                 self._fill(columns, rows)
@@ -204,27 +205,30 @@ class Engine:
                 if tiers:
                     with contextlib.suppress(apsw.TooBigError):
                         return self._bounded(sql, tiers[1].length or MAX_VALUE, tiers[1])
-                last = tiers[-1] if tiers else None
                 if capped(called):
-                    return self._bounded(sql, MAX_CAPPED, last)
+                    return self._bounded(sql, min(MAX_CAPPED, tiers[-1].length or MAX_CAPPED), tiers[-1])
                 try:
-                    return self._bounded(sql, MAX_VALUE, last)
+                    most = min(MAX_VALUE, cost.length)
+                    return self._bounded(sql, most, _tier_for(tiers, most))
                 except apsw.TooBigError:
                     # What the row holds may be larger, and SQLite has one limit for both.
                     sizes = (len(cell) for row in rows for cell in row if isinstance(cell, str | bytes))
-                    largest = max(sizes, default=0)
-                    if 8 * largest <= MAX_VALUE:
+                    most = min(8 * max(sizes, default=0), cost.length)
+                    if most <= MAX_VALUE:
                         raise
-                    return self._bounded(sql, 8 * largest, last)
+                    return self._bounded(sql, most, _tier_for(tiers, most))
         finally:
             self._stop_at = math.inf
 
-    def _functions(self, where: str) -> frozenset[str]:
+    def _functions(self, where: str, sql: str) -> tuple[frozenset[str], Cost]:
         found = self._called.get(where)
         if found is None:
             if len(self._called) >= MAX_TEXTS:
                 self._called.clear()
-            found = self._called[where] = frozenset(self._accesses(where)[1])
+            called = frozenset(self._accesses(where)[1])
+            listed = self._db.execute(f"EXPLAIN {sql}")
+            found = self._called[where] = called, cost_of(sql, listed, SLOW)
+            listed.close(True)
         return found
 
     def _bounded(self, sql: str, most: int, tier: Tier | None) -> list[int]:
@@ -292,6 +296,11 @@ class Engine:
         finally:
             self._db.execute(f"DELETE FROM {name}")
             self._db.execute("COMMIT")
+
+
+def _tier_for(tiers: Sequence[Tier], most: int) -> Tier | None:
+    """Return the limits for values of `most` bytes, after those of the first two tiers failed."""
+    return next((tier for tier in tiers[2:] if tier.length is None or tier.length >= most), None)
 
 
 _EXPENSIVE = (apsw.InterruptError, apsw.TooBigError)

@@ -17,17 +17,17 @@ from headwater.model.table import Row, Table
 from headwater.sources.creating import check_numbered, exists
 from headwater.sources.source import Result
 from headwater.sources.sqlite.catalog import Catalog, intruders
-from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors, to_error
+from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
 from headwater.sources.sqlite.fetch import as_blobs, collect, fetch, join
 from headwater.sources.sqlite.guard import MAX_LENGTH, Guard, Statement
 from headwater.sources.sqlite.install import read_kinds, reconcile, remove_triggers, set_meta
-from headwater.sources.sqlite.sql import Renderer, calls_function, column_list, create_table, order_by
+from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.values import FROM_STORED, to_stored
 
 T = TypeVar("T")
 SPARE = 1 << 10  # bytes of a value past the limit of an answer, so that the limit is what is named
 Args = Sequence[Value] | dict[str, Value]
-SHORT_ROW = 1 << 20  # bytes
+SHORT_ROW = 1 << 18  # bytes
 SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that keeps no other thread waiting
 
 
@@ -66,7 +66,7 @@ class SqliteSession:
             sql += f" LIMIT {int(limit)}"
         width = len(shape.table.columns)
         with sqlite_errors():
-            rows = self._limited(where, sql, lambda: fetch(self._run, sql, text.bindings, width))
+            rows = self._limited(sql, lambda: fetch(self._run, sql, text.bindings, width))
             return self._catalog.decode(shape, rows)
 
     def insert(
@@ -76,12 +76,11 @@ class SqliteSession:
         self._before_write()
         shape = self._catalog.shape(table)
         stored: list[tuple[Any, ...]] = []
-        try:
+        with sqlite_errors(), self._guard.limited():
             for row in rows:
+                self._guard.check_time()
                 sql = self._catalog.insert_text(shape.table, tuple(row), returning)
                 stored += self._db.execute(sql, list(map(to_stored, row.values()))).fetchall()
-        except apsw.Error as error:
-            raise to_error(error) from error
         last = self._db.last_insert_rowid() if rows and shape.rowid else 0
         return Result(affected=len(rows), last_insert_id=last), self._catalog.decode(shape, stored) if stored else []
 
@@ -92,14 +91,14 @@ class SqliteSession:
         text = Renderer(shape.table)
         assign = ", ".join(f"{text.column(name)} = {text.bind(value)}" for name, value in values.items())
         sql = f"UPDATE {ident(table)} SET {assign}{text.limited(shape.rowid, where, limit)}"
-        return self._change(sql, text, where)
+        return self._change(sql, text)
 
     def delete(self, table: str, where: Expr | None, limit: int | None) -> Result:
         """Delete matching rows."""
         self._before_write()
         shape = self._catalog.shape(table)
         text = Renderer(shape.table)
-        return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text, where)
+        return self._change(f"DELETE FROM {ident(table)}{text.limited(shape.rowid, where, limit)}", text)
 
     def execute(self, sql: str, args: Args = ()) -> Result:
         """One statement, data or schema."""
@@ -150,18 +149,16 @@ class SqliteSession:
     def _run(self, sql: str, bindings: Any) -> apsw.Cursor:
         return self._db.execute(sql, bindings)
 
-    def _change(self, sql: str, text: Renderer, where: Expr | None) -> Result:
+    def _change(self, sql: str, text: Renderer) -> Result:
         def change() -> Result:
             self._run(sql, text.bindings)
             return Result(affected=self._db.changes())
 
         with sqlite_errors():
-            return self._limited(where, sql, change)
+            return self._limited(sql, change)
 
-    def _limited(self, where: Expr | None, sql: str, run: Callable[[], T]) -> T:
-        """Run a row statement; if its condition calls functions, within the limits of a caller's statement."""
-        if where is None or not calls_function(where):
-            return run()
+    def _limited(self, sql: str, run: Callable[[], T]) -> T:
+        """Run a row statement within the limits of a caller's statement."""
         with self._guard.limited():
             return self._guard.in_tiers(self._guard.examine(sql), lambda _: run())
 
@@ -280,8 +277,9 @@ def _fetch(
     if not statement.read_only:  # it cannot run twice
         return collect(db.execute(sql, bindings), read, limit, to_end=True)
     small = SMALL_ROW // max(width, 1)
+    cap = db.limit(apsw.SQLITE_LIMIT_LENGTH)
     # Short values first: for those the clock is looked at less often, and its look keeps other threads waiting.
-    sizes = sorted({min(SHORT_ROW, small), small}) if is_last else [min(SHORT_ROW, small)]
+    sizes = sorted({min(SHORT_ROW, small, cap), min(small, cap)})
     for place, size in enumerate(sizes):
         within(size)
         try:
@@ -296,7 +294,7 @@ def _fetch(
     try:
         return collect(db.execute(blobs, bindings), lambda row: read(join(row)), limit)
     except apsw.TooBigError:
-        if not is_last:
+        if not is_last or cap < most:
             raise
         made = f"the statement makes a value or a row of more than {min(most, MAX_LENGTH)} bytes"
         raise AnswerTooLarge(made, hint=FEWER) from None

@@ -7,6 +7,9 @@ a hundred times slower under load. So a statement that calls one of these functi
 length of its values under which the slowest call takes less than a millisecond, then with one for 10 ms and more checks
 of the clock. Only if it meets a longer value does it run again with linear functions in Python, which check the clock,
 and with a check of the clock after every few steps.
+
+Functions of JSON have the same tiers, by their arguments: each path is sought from the beginning of the document. The
+limits of all are lower for a statement with many calls, because one row may contain all of them without a check.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ import apsw
 import msgspec
 
 from headwater.errors import InvalidRequest
+from headwater.sources.sqlite.statement_cost import BY_ARGUMENTS, Cost, call_weight
 
-_KIB = 1 << 10
+_KIB, _MIB = 1 << 10, 1 << 20
+SHORTEST = 128  # bytes: no tier has a lower limit
 # Longest values, in bytes, for which the built-in takes 0.5 ms and 10 ms: measured with the worst operands.
 _SLOW = {
     **dict.fromkeys(("trim", "ltrim", "rtrim", "unhex"), (_KIB // 2, 2 * _KIB)),
@@ -28,13 +33,17 @@ _SLOW = {
     **dict.fromkeys(("like", "glob"), (2 * _KIB, 32 * _KIB)),
     **dict.fromkeys(("instr", "replace"), (8 * _KIB, 32 * _KIB)),
 }
+SLOW = frozenset(_SLOW)
+_PATTERNS = frozenset({"like", "glob"})
 _LINEAR = frozenset({"trim", "ltrim", "rtrim", "unhex", "instr", "replace"})
 # They return values of a subtype, or of a virtual table, which Python cannot make: above this length they are refused.
 _CAPPED = frozenset({"json_patch", "jsonb_patch", "geopoly_overlap", "geopoly_within"})
-CAP = 256 * _KIB
+CAP = 64 * _KIB
 PATTERN = 500  # bytes of a pattern of LIKE or GLOB: each may be compared with every byte of the text
 SHORT_PATTERN = 200  # the same, where the clock is rarely checked
-LONG_PATTERN = 100  # where the text is long
+LONG_PATTERN = 100  # where the text is long: at most 1 MiB
+LONGER_PATTERN, LONGEST_PATTERN = 50, 16  # for texts of at most 8 MiB, and for longer ones
+FEW_CALLS = 8  # of slow functions, in one row; with more of them the limits are lower
 TOO_COMPLEX = "LIKE or GLOB pattern too complex"  # SQLite's error for a longer one
 SHORT_SET = 16  # characters for which Python's strip is faster than a loop
 MAX_SOUGHT = 1 << 20  # characters or bytes of what is sought: more would keep other threads waiting
@@ -48,24 +57,48 @@ class Tier(msgspec.Struct, frozen=True):
 
     length: int | None  # of a value or a row; None is the connection's own limit
     steps: int  # virtual machine steps between two looks at the clock
-    pattern: int
-    linear: bool  # the linear functions replace the built-in ones
+    pattern: int = PATTERN
+    linear: bool = False  # the linear functions replace the built-in ones
 
 
-def tiers_of(functions: frozenset[str]) -> tuple[Tier, ...]:
+def tiers_of(functions: frozenset[str], cost: Cost = Cost()) -> tuple[Tier, ...]:  # noqa: B008
     """Return the limits to try one after the other for a statement that calls `functions`; none if it has no slow one.
 
     The next one is for values that are too long for the one before.
     """
-    slow = _SLOW.keys() & functions
-    if not slow:
+    slow, by_arguments = _SLOW.keys() & functions, BY_ARGUMENTS & functions
+    if not slow and not by_arguments:
         return ()
-    short, longer = (min(_SLOW[name][place] for name in slow) for place in (0, 1))
+    lengths = [_lengths(_SLOW[name], cost.slow_calls) for name in slow]
+    if by_arguments:
+        lengths.append(_json_lengths(cost.arguments))
+    short, longer, long = (min(length[place] for length in lengths) for place in range(3))
     first = (Tier(short, 20_000, SHORT_PATTERN, False), Tier(longer, 1_000, PATTERN, False))
     linear = not slow.isdisjoint(_LINEAR)
     if not slow.isdisjoint(_CAPPED):
-        return (*first, Tier(CAP, 3, LONG_PATTERN, linear))
-    return (*first, Tier(1 << 20, 100, LONG_PATTERN, linear), Tier(None, 3, LONG_PATTERN, linear))
+        return (*first, Tier(CAP // max(cost.slow_calls, 1), 3, LONG_PATTERN, linear))
+    third = Tier(long, 100, LONG_PATTERN, linear)
+    if slow.isdisjoint(_PATTERNS):
+        return (*first, third, Tier(None, 3, LONGEST_PATTERN, linear))
+    fourth = Tier(max(long, 8 * _MIB // _share(cost.slow_calls)), 20, LONGER_PATTERN, linear)
+    return (*first, third, fourth, Tier(None, 3, LONGEST_PATTERN, linear))
+
+
+def _share(calls: int) -> int:
+    return max(-(-calls // FEW_CALLS), 1)
+
+
+def _lengths(measured: tuple[int, int], calls: int) -> tuple[int, int, int]:
+    short, longer = measured
+    share = _share(calls)
+    return max(short // share, SHORTEST), max(longer // share, SHORTEST), max(_MIB // share, SHORTEST)
+
+
+def _json_lengths(arguments: int) -> tuple[int, int, int]:
+    """Return the lengths for which a call takes 0.5 ms, 10 ms and 100 ms."""
+    weight = call_weight("json_set", arguments)
+    short, longer, long = (max(nanoseconds // weight, SHORTEST) for nanoseconds in (500_000, 10_000_000, 100_000_000))
+    return short, longer, min(long, 8 * _MIB)
 
 
 def capped(functions: frozenset[str]) -> str | None:

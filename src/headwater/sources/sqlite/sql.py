@@ -125,21 +125,6 @@ class Renderer(Expressions):
         return f" WHERE {left} IN ({inner} LIMIT {int(limit)})"
 
 
-def calls_function(expr: Expr) -> bool:
-    """Return whether a condition calls a function, LIKE included."""
-    match expr:
-        case Function():
-            return True
-        case Call(op, args):
-            return op in ("like", "ilike") or any(map(calls_function, args))
-        case Cast(inner, _):
-            return calls_function(inner)
-        case Case(branches, otherwise):
-            return any(calls_function(part) for branch in (*branches, (otherwise,)) for part in branch)
-        case _:
-            return False
-
-
 def order_by(table: Table) -> str:
     """Key order."""
     return ", ".join(ident(name) for name in table.key)
