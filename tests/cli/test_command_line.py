@@ -1,5 +1,6 @@
 """The command line as a whole: help, versions, errors in words, settings shown without secrets."""
 
+import io
 import json
 import os
 import pty
@@ -14,8 +15,8 @@ from tests.suite.waiting import PATIENCE
 
 from headwater import __version__
 from headwater.cli.failure import Failure
-from headwater.cli.main import main
-from headwater.cli.output import counted, plain_table, printable, size
+from headwater.cli.main import _complain, main
+from headwater.cli.output import counted, plain_table, print_table, printable, size
 from headwater.cli.settings import name_databases
 from headwater.config import SETTINGS
 
@@ -174,6 +175,20 @@ def test_plain_tables_are_columns_of_text() -> None:
 
 def test_what_a_row_holds_cannot_drive_the_terminal() -> None:
     assert printable("a\x1b[2J\nb é") == "a\\x1b[2J\\nb é"
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_heading_with_control_characters_is_printed_escaped(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: is_terminal, raising=False)
+    print_table(["a\x1b]0;x\x07", "[red]b"], [[1, 2]], out=out)
+    assert "\\x1b]0;x\\x07" in out.getvalue() and "[red]b" in out.getvalue()
+    assert "\x07" not in out.getvalue()
+
+
+def test_error_with_control_characters_is_printed_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _complain("two\nlines\x1b[2J", "", 1) == 1
+    assert capsys.readouterr().err == "error: two\nlines\\x1b[2J\n"
 
 
 def test_counts_have_the_right_plural() -> None:

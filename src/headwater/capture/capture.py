@@ -156,8 +156,10 @@ class Capture:
             self._fail(f"{error.code}: {error.message}")
             return False
         except Exception as error:
-            logger.exception("capture of %s failed", self._source.name)
-            self._fail(f"internal: {type(error).__name__}")
+            said = f"internal: {type(error).__name__}"
+            if said != self.error:  # not at every attempt
+                logger.exception("capture of %s failed", self._source.name)
+            self._fail(said)
             return False
         self.error = None
         return True

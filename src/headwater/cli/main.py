@@ -12,7 +12,7 @@ from headwater import __version__
 from headwater.cli import debug, doctor, log, pipeline, serve, settings, source, sql, status, subscription, tail, token
 from headwater.cli.demo import command as demo
 from headwater.cli.failure import FAILED, OK, USAGE, Failure
-from headwater.cli.output import add_output, print_json
+from headwater.cli.output import add_output, print_json, printable
 from headwater.errors import ConfigError, HeadwaterError
 
 GROUPS = (serve, status, doctor, source, sql, tail, subscription, token, pipeline, log, debug, settings, demo)
@@ -90,9 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complain(message: str, hint: str, exit_code: int) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    if hint:
-        print(f"hint: {hint}", file=sys.stderr)
+    for name, text in (("error", message), ("hint", hint)):
+        if text:  # it may hold what a server said
+            print(f"{name}: " + "\n".join(map(printable, text.splitlines())), file=sys.stderr)
     return exit_code
 
 

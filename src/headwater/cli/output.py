@@ -22,6 +22,7 @@ def print_json(document: Any) -> None:
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, out: TextIO | None = None) -> None:
     """Rows under headers: drawn by rich on a terminal, plain columns elsewhere."""
     target = sys.stdout if out is None else out
+    headers = [printable(header) for header in headers]
     cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
     if target.isatty():
         _draw(headers, cells, target)
@@ -72,7 +73,7 @@ def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], target: TextIO
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
     for header in headers:
-        table.add_column(header)
+        table.add_column(Text(header))
     for row in cells:
         table.add_row(*map(Text, row))
     Console(file=target, highlight=False).print(table)
