@@ -9,17 +9,19 @@ import pytest
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy
-from headwater.feeds.turns import WHOSE, Threads, Turns
+from headwater.feeds.turns import CALLER, WHOSE, Threads, Turns
 
 
-def asking(turns: Turns, whose: str, order: list[str]) -> "asyncio.Task[None]":
+def asking(turns: Turns, database: str, order: list[str]) -> "asyncio.Task[None]":
     """A call that has its thread until the loop is handed on."""
+
+    whose = database, "caller of " + database
 
     async def one() -> None:
         if not turns.take(whose):
             await turns.wait(whose)
         try:
-            order.append(whose)
+            order.append(database)
             await asyncio.sleep(0)
         finally:
             turns.give_back(whose)
@@ -39,10 +41,36 @@ def test_who_comes_last_does_not_wait_for_all_calls_of_another() -> None:
 
 def test_a_database_never_has_every_thread() -> None:
     turns = Turns(8)
-    assert [turns.take("a") for _ in range(8)] == [True] * 6 + [False] * 2
-    assert turns.take("b") and turns.take("b") and not turns.take("c")
-    turns.give_back("a")
-    assert turns.take("c")
+    assert [turns.take(("a", str(caller))) for caller in range(8)] == [True] * 6 + [False] * 2
+    assert turns.take(("b", "x")) and turns.take(("b", "x")) and not turns.take(("c", "x"))
+    turns.give_back(("a", "0"))
+    assert turns.take(("c", "x"))
+
+
+def test_caller_never_has_every_thread_of_its_database() -> None:
+    turns = Turns(8)
+    assert [turns.take(("a", "x")) for _ in range(6)] == [True] * 5 + [False]
+    assert turns.take(("a", "y")) and not turns.take(("a", "y"))
+    turns.give_back(("a", "x"))
+    assert turns.take(("a", "y"))
+
+
+def test_caller_does_not_wait_for_all_calls_of_another() -> None:
+    async def main() -> list[str]:
+        turns, order = Turns(2), list[str]()
+
+        async def one(caller: str) -> None:
+            if not turns.take(("a", caller)):
+                await turns.wait(("a", caller))
+            order.append(caller)
+            await asyncio.sleep(0)
+            turns.give_back(("a", caller))
+
+        await asyncio.gather(*[one(caller) for caller in ["x"] * 50 + ["y"]])
+        return order
+
+    order = asyncio.run(main())
+    assert len(order) == 51 and order.index("y") <= 4
 
 
 def test_too_many_of_one_are_told_to_come_back_and_others_are_not() -> None:
@@ -51,7 +79,7 @@ def test_too_many_of_one_are_told_to_come_back_and_others_are_not() -> None:
         held = [asking(turns, "a", order) for _ in range(3)]
         await asyncio.sleep(0)
         with pytest.raises(Busy):
-            await turns.wait("a")
+            await turns.wait(("a", "x"))
         await asyncio.gather(*held, asking(turns, "b", order))
         assert sorted(order) == ["a", "a", "a", "b"]
 
@@ -76,7 +104,7 @@ def test_whoever_leaves_no_thread_is_lost(seed: int) -> None:
         return turns
 
     turns = asyncio.run(main())
-    assert [turns.take(whose) for whose in "abcd"] == [True] * 4
+    assert [turns.take((database, "x")) for database in "abcd"] == [True] * 4
 
 
 def test_threads_run_for_the_database_of_the_task() -> None:
@@ -112,13 +140,14 @@ def test_who_leaves_does_not_free_a_thread_that_still_runs() -> None:
             begun.release()
             release.wait(PATIENCE)
 
-        async def run(whose: str, call: Any, *args: Any) -> Any:
+        async def run(whose: str, call: Any, *args: Any, caller: str = "") -> Any:
             WHOSE.set(whose)
+            CALLER.set(caller)
             return await threads.run(call, *args)
 
         try:
-            for _ in range(3):
-                held = asyncio.ensure_future(run("a", hold))
+            for caller in "xyz":
+                held = asyncio.ensure_future(run("a", hold, caller=caller))
                 await asyncio.to_thread(begun.acquire)
                 held.cancel()
                 with pytest.raises(asyncio.CancelledError):

@@ -8,7 +8,7 @@ import pytest
 from serving import NoDatabases, serving
 
 from headwater.config import Secret, ServeConfig
-from headwater.errors import ConfigError, Forbidden, HeadwaterError
+from headwater.errors import ConfigError, Forbidden, HeadwaterError, Unauthorized
 from headwater.serve.auth import Access, Gate, is_loopback
 from headwater.serve.routes import ROUTES
 
@@ -234,3 +234,18 @@ def test_the_token_does_not_show_in_an_error() -> None:
     with pytest.raises(HeadwaterError) as found:
         Gate(TOKEN.encode()).admit([(b"x-api-key", b"guess")], Access.LOCKED)
     assert TOKEN not in str(found.value)
+
+
+@pytest.mark.parametrize("wrong", [1, 2, 50])
+def test_request_with_more_than_two_credentials_is_refused_unchecked(wrong: int) -> None:
+    with serving(NoDatabases(), token=Secret(TOKEN), http="127.0.0.1:0") as client:
+        guesses = [("x-api-key", f"guess-{number}") for number in range(wrong)]
+        response = client.http.get("/", headers=[*guesses, ("x-api-key", TOKEN)])
+        assert response.status_code == (200 if wrong == 1 else 401)
+    gate = Gate(TOKEN.encode())
+    metadata = [(b"x-api-key", b"guess")] * wrong + [(b"authorization", b"Bearer " + TOKEN.encode())]
+    if wrong == 1:
+        assert gate.admit_call(metadata).role == "owner"
+    else:
+        with pytest.raises(Unauthorized):
+            gate.admit_call(metadata)

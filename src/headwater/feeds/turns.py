@@ -1,10 +1,10 @@
-"""Turns: a few threads for what blocks, shared by all databases so that each gets its turn."""
+"""A few threads for calls that block, shared fairly by all databases and by the callers of each."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,37 +16,47 @@ from headwater.errors import Busy
 SPARE = 4  # one thread in so many is left to the other databases
 
 WHOSE: ContextVar[str] = ContextVar("whose", default="")  # the database for which a task works; "": for none
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # the name of the principal for whom it works
+
+Holder = tuple[str, str]  # a database, and one of its callers
+
+
+def holder() -> Holder:
+    """Return for whom this task works."""
+    return WHOSE.get(), CALLER.get()
 
 
 class Turns:
-    """Who may have one of `threads` now; at most `most` calls of one database run or wait. In one loop, which alone
-    touches it.
+    """Shares `threads` among databases and their callers; at most `most` calls of one database run or wait.
 
-    The calls of a database wait behind its own only: those of all that wait go on in turn. What already runs is not
-    stopped, so no database may have every thread.
+    The calls of a caller wait behind its own only: the callers that wait go on in turn. A call that runs is not
+    stopped, so no database may have every thread, and no caller every thread of its database. In one loop, which alone
+    touches it.
     """
 
     def __init__(self, threads: int, most: int = sys.maxsize) -> None:
         self._free, self._share, self._most = threads, threads - threads // SPARE, most
-        self._running: dict[str, int] = {}
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # whose turn is next comes first
+        self._caller_share = max(self._share - 1, 1)
+        self._running: Counter[str | Holder] = Counter()  # by database, and by caller of a database
+        self._queued: Counter[str] = Counter()  # by database
+        self._waiting: dict[Holder, deque[asyncio.Future[None]]] = {}  # whose turn is next comes first
 
-    def take(self, whose: str) -> bool:
-        """Whether there is a thread for it at once; then it has it."""
-        running = self._running.get(whose, 0)
-        if not self._free or running >= self._share:
+    def take(self, whose: Holder) -> bool:
+        """Try to acquire a thread without waiting."""
+        if not self._free or self._running[whose[0]] >= self._share or self._running[whose] >= self._caller_share:
             return False
         self._free -= 1
-        self._running[whose] = running + 1
+        self._running[whose[0]] += 1
+        self._running[whose] += 1
         return True
 
-    async def wait(self, whose: str) -> None:
-        """Until it has a thread; Busy when too many wait already."""
-        queue = self._waiting.setdefault(whose, deque())
-        if len(queue) + self._running.get(whose, 0) >= self._most:
+    async def wait(self, whose: Holder) -> None:
+        """Wait for a thread; raise Busy when too many calls of the database wait already."""
+        if self._queued[whose[0]] + self._running[whose[0]] >= self._most:
             raise Busy(f"{self._most} reads are waiting already")
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue.append(mine)
+        self._waiting.setdefault(whose, deque()).append(mine)
+        self._queued[whose[0]] += 1
         try:
             await mine
         except asyncio.CancelledError:
@@ -54,14 +64,13 @@ class Turns:
                 self.give_back(whose)
             raise
 
-    def give_back(self, whose: str) -> None:
-        """Its call is over."""
+    def give_back(self, whose: Holder) -> None:
+        """Release the thread of a call that is over."""
         self._free += 1
-        left = self._running[whose] - 1
-        if left:
-            self._running[whose] = left
-        else:
-            del self._running[whose]
+        for each in (whose[0], whose):
+            self._running[each] -= 1
+            if not self._running[each]:
+                del self._running[each]
         if self._waiting:
             self._hand_on()
 
@@ -69,16 +78,22 @@ class Turns:
         for whose in list(self._waiting):
             queue = self._waiting[whose]
             while queue and queue[0].done():  # its caller left
-                queue.popleft()
+                self._next(whose)
             if queue and self.take(whose):
-                queue.popleft().set_result(None)
+                self._next(whose).set_result(None)
                 self._waiting[whose] = self._waiting.pop(whose)  # from now on the last in turn
             if not queue:
                 del self._waiting[whose]
 
+    def _next(self, whose: Holder) -> asyncio.Future[None]:
+        self._queued[whose[0]] -= 1
+        if not self._queued[whose[0]]:
+            del self._queued[whose[0]]
+        return self._waiting[whose].popleft()
+
 
 class Threads:
-    """A pool of threads, of which each database gets its turn. Make and use it in one loop.
+    """A pool of threads, of which each database and each caller gets its turn. Make and use it in one loop.
 
     However many may wait: those who ask are streams, of which there are only so many.
     """
@@ -89,7 +104,7 @@ class Threads:
 
     async def run(self, call: Callable[..., Any], *args: Any) -> Any:
         """The value of `call(*args)`, which may block."""
-        whose = WHOSE.get()
+        whose = holder()
         if not self._turns.take(whose):
             await self._turns.wait(whose)
         loop = asyncio.get_running_loop()
@@ -107,7 +122,7 @@ class Threads:
         running.add_done_callback(over)  # of the thread: a caller who leaves does not end what it does
         return await waiter
 
-    def _over(self, whose: str, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
+    def _over(self, whose: Holder, waiter: asyncio.Future[Any], done: Future[Any]) -> None:
         self._turns.give_back(whose)
         if waiter.done():
             return  # its caller left

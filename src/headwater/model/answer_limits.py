@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from headwater.errors import AnswerTooLarge, Busy
@@ -24,9 +24,10 @@ class AnswerMemory:
 
     def __init__(self) -> None:
         self.max_bytes, self.max_memory = MAX_BYTES, MAX_MEMORY
-        # Guards _used. It may be taken again inside: the collector can free an answer at any moment.
+        # Guards _used and _unread. It may be taken again inside: the collector can free an answer at any moment.
         self._lock = threading.RLock()
         self._used = 0
+        self._unread: dict[Hashable, int] = {}  # bytes of finished answers, by caller; no entries of 0
 
     @property
     def used(self) -> int:
@@ -50,10 +51,27 @@ class AnswerMemory:
                 hint="Try again in a moment, or ask for less at a time.",
             )
 
-    def release(self, count: int) -> None:
-        """Give `count` bytes back."""
+    def charge(self, caller: Hashable, count: int) -> None:
+        """Count `count` bytes in use for `caller`. Raises Busy where its other answers have half of the memory."""
+        with self._lock:
+            mine = self._unread.get(caller, 0)
+            fits = not mine or mine + count <= self.max_memory // 2
+            if fits:
+                self._unread[caller] = mine + count
+        if not fits:
+            raise Busy(
+                f"answers of {mine >> 20} MiB wait for you to read them already",
+                hint="Read them, or ask for less at a time.",
+            )
+
+    def release(self, count: int, caller: Hashable = None) -> None:
+        """Give `count` bytes back, which were charged to `caller` unless it is None."""
         with self._lock:
             self._used -= count
+            if caller is not None:
+                left = self._unread.pop(caller, 0) - count
+                if left > 0:
+                    self._unread[caller] = left
 
 
 MEMORY = AnswerMemory()  # one process has one memory
@@ -62,11 +80,12 @@ MEMORY = AnswerMemory()  # one process has one memory
 class Reservation:
     """The memory of one answer. It is released with the object, or by `release`."""
 
-    __slots__ = ("_taken", "bytes")
+    __slots__ = ("_caller", "_taken", "bytes")
 
     def __init__(self) -> None:
         self.bytes = 0  # of the values
         self._taken = 0
+        self._caller: Hashable = None
 
     def add(self, bytes: int, cells: int) -> None:
         """Count values that came. Raises AnswerTooLarge, Busy."""
@@ -81,11 +100,17 @@ class Reservation:
             MEMORY.reserve(memory - self._taken)
             self._taken = memory
 
+    def charge(self, caller: Hashable) -> None:
+        """Count the memory for `caller`, once it grows no more. Raises Busy."""
+        if self._taken and self._caller is None:
+            MEMORY.charge(caller, self._taken)
+            self._caller = caller
+
     def release(self) -> None:
         """Give the memory back."""
         taken, self._taken = self._taken, 0
         if taken:
-            MEMORY.release(taken)
+            MEMORY.release(taken, self._caller)
 
     def __del__(self) -> None:
         self.release()

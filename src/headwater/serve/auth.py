@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 SHORTEST = 16  # characters of an admin token that others may try
+MAX_CREDENTIALS = 2  # of one request: a proxy may add its own
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@?#]+)(?::\d{1,5})?\Z")
 _ORIGIN = re.compile(r"https?://(.+)\Z")
 
@@ -110,7 +111,10 @@ class Gate:
     def _holder(self, headers: Headers) -> Principal:
         """Who holds the first credential that is good."""
         why = Unauthorized("a credential is needed, and none that holds was sent")
-        for found in _credentials(headers):
+        sent = _credentials(headers)
+        if len(sent) > MAX_CREDENTIALS:  # guesses are limited by the request
+            raise Unauthorized(f"{len(sent)} credentials were sent", hint=f"Send at most {MAX_CREDENTIALS}.")
+        for found in sent:
             try:
                 return self._who(found)
             except Unauthorized as error:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import re
+from typing import Any
 
-from headwater.errors import HeadwaterError, InvalidRequest, RequestTooLarge
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, RequestTooLarge
 from headwater.serve.call import Headers, Receive, Scope
+from headwater.serve.places import client_of
+from headwater.serve.rates import place_of
 
 JSON = b"application/json"
+MAX_RECEIVING = 256 << 20  # bytes of all bodies that are being received; half of it from one address
+UNCOUNTED = 64 << 10  # bytes: what came of a smaller body is not counted
+BODY_SECONDS = 300.0  # in which a body arrives, however steadily it comes
+LARGE = 256 << 10  # bytes: a body that is not decoded in the loop
+MAX_ELEMENTS = 500_000  # of JSON: marks between values and names, and beginnings of lists and objects
+MAX_WRITTEN = 1_000_000  # the same of a request that writes
+_HALF = re.compile(rb"\\u[dD](?:[c-fC-F]|[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F]))")
 _PAIR = 'Send both halves of the pair, or the character itself; what is no text goes as {"t":"bytes","b64":…}.'
 
 
@@ -39,47 +51,138 @@ def no_json(body: bytes, fault: Exception, hint: str) -> InvalidRequest:
     """What to say of a body of which our parser said `fault`."""
     if isinstance(fault, RecursionError):
         return InvalidRequest("the body is not JSON: nested too deeply", hint=hint)
-    if "surrogate" in str(fault) or ("truncated" in str(fault) and _is_whole(body)):
+    told = str(fault)
+    if "surrogate" in told or (("truncated" in told or "escape" in told) and _has_half(body)):
         return InvalidRequest(
             r"a text in the body holds half a character (a lone surrogate: \ud800 to \udfff)", hint=_PAIR
         )
     return InvalidRequest(f"the body is not JSON: {fault}", hint=hint)
 
 
-def _is_whole(body: bytes) -> bool:
+def _has_half(body: bytes) -> bool:
+    """Return whether the parser met half a character: it calls that truncated, or a bad escape."""
+    if len(body) > LARGE:  # a third parse of it would take too long
+        return _HALF.search(body) is not None
     with contextlib.suppress(ValueError, RecursionError):
         json.loads(body)  # it lets such halves pass
         return True
     return False
 
 
+def check_elements(body: bytes, most: int) -> None:
+    """Raise RequestTooLarge if JSON has more than `most` elements.
+
+    A parser holds the interpreter's lock until it is done: a body of millions of empty lists would stop every other
+    request for seconds. Elements are counted by the marks that separate them, outside of texts.
+    """
+    if len(body) <= LARGE or _marks(body) <= most:
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    if 0 < plain.count(b'"') <= 2 * most and _marks(b"".join(plain.split(b'"')[::2])) <= most:
+        return
+    raise RequestTooLarge(
+        f"the request has more than {most} values, names and lists", hint="Send less, in several requests."
+    )
+
+
+def _marks(body: bytes) -> int:
+    return body.count(b",") + body.count(b":") + body.count(b"[") + body.count(b"{")
+
+
+class BodyMemory:
+    """Count the bytes of all bodies that are being received. Use it in one loop."""
+
+    def __init__(self, total: int = MAX_RECEIVING) -> None:
+        self.total = total
+        self._used = 0
+        self._by_place: dict[str, int] = {}  # no entries of 0
+
+    @property
+    def used(self) -> int:
+        """Return the bytes in use."""
+        return self._used
+
+    def take(self, place: str, count: int) -> None:
+        """Count `count` bytes from one client address. Raises Busy where it or all addresses have too many."""
+        mine = self._by_place.get(place, 0)
+        if self._used + count > self.total or mine + count > self.total // 2:
+            raise Busy(
+                f"{self._used >> 20} MiB of unfinished requests are held, {mine >> 20} MiB of them from your address",
+                hint="Try again in a moment, or send fewer large requests at a time.",
+            )
+        self._used += count
+        self._by_place[place] = mine + count
+
+    def release(self, place: str, count: int) -> None:
+        """Give `count` bytes back."""
+        self._used -= count
+        left = self._by_place.pop(place, 0) - count
+        if left > 0:
+            self._by_place[place] = left
+
+
+BODIES = BodyMemory()  # one process has one memory
+
+
 async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
-    """The whole body; RequestTooLarge as soon as it is known to be larger than `most` bytes."""
+    """The whole body; a refusal as soon as it is larger than `most` bytes, comes too slowly, or finds no memory."""
     if int(header(scope["headers"], b"content-length") or 0) > most:
         raise await _too_large(scope, receive, most, 0)
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise Gone
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        if size > most:
-            raise await _too_large(scope, receive, most, size)
-        if not message.get("more_body"):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body"):
+        body: bytes = message.get("body", b"")
+        if len(body) > most:
+            raise await _too_large(scope, receive, most, len(body), more=False)
+        return body
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            return await _read_parts(scope, receive, most, message)
+    except TimeoutError:
+        slow = InvalidRequest(f"the body did not end within {BODY_SECONDS:g} s", hint="Send it again, in one go.")
+        raise Refusal(slow, status=408, headers=[(b"connection", b"close")]) from None
 
 
-async def _too_large(scope: Scope, receive: Receive, most: int, seen: int) -> Refusal:
-    """The refusal, after reading a little more: a client that is still sending would see a reset instead."""
-    more = not header(scope["headers"], b"expect")
-    while more and seen <= 2 * most:
-        message = await receive()
-        seen += len(message.get("body", b""))
-        more = message.get("more_body", False)
+async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any) -> bytes:
+    parts, size, counted, place = [], 0, 0, place_of(client_of(scope))
+    try:
+        while True:
+            if message["type"] == "http.disconnect":
+                raise Gone
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            if size > most:
+                raise await _too_large(scope, receive, most, size, more=message.get("more_body", False))
+            if not message.get("more_body"):
+                return b"".join(parts)
+            if size > UNCOUNTED:
+                try:
+                    BODIES.take(place, size - counted)
+                except Busy as busy:
+                    parts.clear()
+                    await _pass_over(scope, receive, most - size)
+                    raise Refusal(busy, headers=[(b"connection", b"close")]) from None
+                counted = size
+            message = await receive()
+    finally:
+        BODIES.release(place, counted)
+
+
+async def _too_large(scope: Scope, receive: Receive, most: int, seen: int, *, more: bool = True) -> Refusal:
+    """The refusal, after reading a little more."""
+    if more:
+        await _pass_over(scope, receive, 2 * most - seen)
     error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Send less, in several requests.")
     return Refusal(error, headers=[(b"connection", b"close")])
+
+
+async def _pass_over(scope: Scope, receive: Receive, most: int) -> None:
+    """Read at most so many bytes more: a client that is still sending would see a reset instead of a refusal."""
+    more = not header(scope["headers"], b"expect")
+    while more and most >= 0:
+        message = await receive()
+        most -= len(message.get("body", b""))
+        more = message.get("more_body", False)
 
 
 def header(headers: Headers, wanted: bytes) -> bytes:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from headwater.feeds.turns import WHOSE, Turns
+from headwater.feeds.turns import Holder, Turns, holder
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ class Bridge:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headwater-read")
         self._turns = Turns(threads, most)  # touched by the loop's thread only
         self._lock = threading.Lock()
-        self._done: list[tuple[asyncio.Future[Any], Future[Any], str | None]] = []  # guarded by _lock
+        self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
 
     def wait(self, future: Future[T]) -> asyncio.Future[T]:
         """An awaitable of `future`. Cancelling it does not cancel the work."""
@@ -33,7 +33,7 @@ class Bridge:
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """The value of `function(*args)`, which may block; Busy if too many of the same database wait."""
-        whose = WHOSE.get()
+        whose = holder()
         if not self._turns.take(whose):
             await self._turns.wait(whose)
         try:
@@ -43,7 +43,7 @@ class Bridge:
             raise
         return await self._awaited(future, whose)
 
-    def _awaited(self, future: Future[T], whose: str | None) -> asyncio.Future[T]:
+    def _awaited(self, future: Future[T], whose: Holder | None) -> asyncio.Future[T]:
         """An awaitable of `future`, which has a thread of `whose`, or None."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
@@ -55,7 +55,7 @@ class Bridge:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _finished(
-        self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], done: Future[Any], whose: str | None
+        self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], done: Future[Any], whose: Holder | None
     ) -> None:
         with self._lock:
             first = not self._done

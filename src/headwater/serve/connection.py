@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
@@ -21,6 +22,9 @@ from headwater.serve.patience import CONNECTION, Patience
 from headwater.serve.shields import shielded
 
 CROWDED_SECONDS = 2  # that a connection too many has to ask for its health
+MAX_PIPELINED = 16  # parsed requests that wait for the answer to the one before
+MAX_PARSED = 64 << 10  # bytes given to the parser before looking whether a request waits
+HEADER_BYTES = 32  # that a header counts for beside its name and value, as in RFC 7541 §4.1: each is three objects
 
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
@@ -42,9 +46,42 @@ class Seldom(logging.LoggerAdapter[logging.Logger]):
             super().warning(counted(str(msg), left_out), *args, **named)
 
 
+class HeldFlow(FlowControl):
+    """As inherited, but reading resumes only while `may_read()` is true. `release` resumes it later.
+
+    uvicorn resumes reading whenever a response ends or an application asks for its body, although pipelined requests
+    are still queued: a client that reads no responses could queue requests without end.
+    """
+
+    def __init__(self, transport: asyncio.Transport, may_read: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._may_read = may_read
+        self._is_wanted = False  # somebody tried to resume reading
+
+    def pause_reading(self) -> None:
+        """As inherited."""
+        self._is_wanted = False
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """As inherited, or note that it is wanted."""
+        self._is_wanted = not self._may_read()
+        if not self._is_wanted:
+            super().resume_reading()
+
+    def release(self) -> None:
+        """Resume reading if that was wanted before and is possible now."""
+        if self._is_wanted:
+            self.resume_reading()
+
+
 class BoundedHttp(Patience, HttpToolsProtocol):
     """As inherited, but a head (target and headers) ends soon and is small, or the connection does. So does a body
-    that comes too slowly, and an answer that nobody reads."""
+    that comes too slowly, and an answer that nobody reads.
+
+    At most MAX_PIPELINED requests are queued. Received bytes behind them stay unparsed, and nothing more is read, until
+    the queue is empty.
+    """
 
     max_head = 64 << 10  # bytes
     head_seconds = 10.0  # from its first byte to its last
@@ -66,9 +103,13 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         self._body_until = 0.0  # when the body must be there; 0: none is on its way
         self._body_timer: asyncio.TimerHandle | None = None
 
+        self._unparsed_data = b""  # received behind queued requests
+        self._running: Any = None  # the cycle that is being answered; `cycle` is the one that was parsed last
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """As inherited; who never asks anything is as idle as who asked before."""
         super().connection_made(transport)
+        self.flow: HeldFlow = HeldFlow(transport, self._may_read)
         if self._crowd is not None:
             self._enter(self._crowd)
         self._idle()
@@ -90,10 +131,46 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         self._head_ended()
         self._body_ended()
         self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self._unparsed_data = b""
+        if self._running is not None and not self._running.response_complete:  # inherited: only the last one learns it
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As inherited, and looks whether a head is still open afterwards: mostly it is not."""
+        """Parse as inherited, but keep what is behind a queued request for later."""
+        if self._unparsed_data or self.pipeline:
+            self._unparsed_data += data
+            self.flow.pause_reading()
+            return
+        start = 0
+        while start < len(data) and not self._upgraded and not self.transport.is_closing():
+            end = _end_of_heads(data, start)
+            self._parse(data if end - start == len(data) else data[start:end])
+            start = end
+            if self.pipeline:
+                self._unparsed_data = data[start:]
+                return
+
+    def resume_writing(self) -> None:
+        """As inherited."""
+        super().resume_writing()
+        self._read_on()
+
+    def _may_read(self) -> bool:
+        return not self.pipeline and not self._unparsed_data and not self.flow.write_paused
+
+    def _read_on(self) -> None:
+        """Parse what was kept, and resume reading, once no request is queued and the client reads its answers."""
+        if self.pipeline or self.flow.write_paused or self.transport.is_closing():
+            return
+        data, self._unparsed_data = self._unparsed_data, b""
+        self.data_received(data)
+        self.flow.release()
+
+    def _parse(self, data: bytes) -> None:
+        """As data_received was inherited, and look whether a head is still open afterwards: mostly it is not."""
         super().data_received(data)
         if self._in_head:
             self._head_goes_on(len(data))
@@ -107,6 +184,9 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         if self._crowded is not None:
             self._refuse(429, self._crowded)
             return
+        if self.cycle is not None and not self.cycle.response_complete:  # its answer would land among the frames
+            self._refuse(400, InvalidRequest("a request waits for its answer", hint="Upgrade another connection."))
+            return
         self._upgraded = True
         super().handle_websocket_upgrade()
         framed: Any = self.transport.get_protocol()
@@ -117,6 +197,8 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self.watch()
+        elif not self.pipeline and (self._unparsed_data or self.flow.read_paused):
+            self.loop.call_soon(self._read_on)  # later: this is the inside of an application's send
 
     def timeout_keep_alive_handler(self) -> None:
         """As inherited."""
@@ -125,8 +207,9 @@ class BoundedHttp(Patience, HttpToolsProtocol):
 
     def drop(self) -> None:
         """As inherited; no further request is taken."""
-        if self.cycle is not None:
-            self.cycle.keep_alive = False
+        for cycle in (self.cycle, self._running):
+            if cycle is not None:
+                cycle.keep_alive = False
         super().drop()
 
     def _head_goes_on(self, size: int) -> None:
@@ -204,7 +287,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """As inherited, but for trailers behind a chunked body: what they say comes too late to count."""
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + HEADER_BYTES)
         if self._in_head:
             super().on_header(name, value)
 
@@ -216,6 +299,8 @@ class BoundedHttp(Patience, HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """As inherited. RFC 9112 §3.2.2: the authority in the target counts, not the Host header."""
         self._head_ended()
+        if len(self.pipeline) >= MAX_PIPELINED:  # _end_of_heads sees to it, unless the parser finds other ends
+            raise ValueError("too many requests are pipelined")
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self.url[:1] != b"/" and (absolute := _ABSOLUTE.match(self.url)) is not None:
             self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
@@ -223,6 +308,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         super().on_headers_complete()
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
         super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _unchunked(cycle, app))
 
     # --- refusals ----------------------------------------------------------------------------------------------------
@@ -258,6 +344,18 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         head = [(b"content-type", PROBLEM), (b"content-length", b"%d" % len(body)), *refusal.headers]
         head = shielded(head, tls=self.scheme == "https")
         self.transport.write(STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % pair for pair in head) + b"\r\n" + body)
+
+
+def _end_of_heads(data: bytes, start: int) -> int:
+    """Return where the part of `data` from `start` ends that holds at most MAX_PIPELINED heads and MAX_PARSED bytes."""
+    most = min(len(data), start + MAX_PARSED)
+    end = start
+    for _ in range(MAX_PIPELINED - 1):  # one more may have begun before `start`, its last line break cut in two
+        found = data.find(b"\r\n\r\n", end, most)
+        if found < 0:
+            return most
+        end = found + 4
+    return end
 
 
 def _only_health(app: Any, error: LimitExceeded) -> Any:

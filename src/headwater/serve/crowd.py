@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import resource
+
 from headwater.errors import LimitExceeded
 from headwater.serve.rates import place_of
 
 RESERVE = 64  # connections above each limit on which health is still answered
 HEALTH = ("/healthz", "/readyz")
+MIN_SPARE_FILES = 200  # descriptors that connections leave to databases, the log and their threads
+_OPEN_FILES = (1 << 16, 10_240)  # to try where the hard limit is none: macOS grants less than it says
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit of open files to the hard one, and return what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard,) if hard != resource.RLIM_INFINITY else _OPEN_FILES:
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            break
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            continue
+        return wanted
+    return _OPEN_FILES[0] if soft == resource.RLIM_INFINITY else soft
+
+
+def spare_files(files: int) -> int:
+    """Return how many of `files` descriptors are kept from connections."""
+    return max(files // 5, MIN_SPARE_FILES)
+
+
+def connections_for(files: int, *, ports: int) -> int:
+    """Return how many connections each of `ports` may have, where the process may open `files` files."""
+    return max((files - spare_files(files)) // ports - RESERVE, files // (4 * ports), 1)
 
 
 class Crowd:

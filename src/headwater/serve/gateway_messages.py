@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, RequestTooLarge
 from headwater.model.hint import nearest
 from headwater.queries.statement import Outcome
+from headwater.serve.body import LARGE, MAX_ELEMENTS, check_elements
 from headwater.serve.frames import OPS, text_frame
 from headwater.serve.params import Params, explain
 from headwater.serve.pieces import encode_with, plain_rows
@@ -111,7 +112,11 @@ def read(text: str | None) -> Asked:
     if text is None:
         return Asked(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
+        if len(text) > LARGE:
+            check_elements(text.encode(), MAX_ELEMENTS)
         message = _messages.decode(text)
+    except RequestTooLarge as large:
+        return Asked(error=large)
     except _FAULTS as fault:
         return _unread(text, fault)
     decoder = _payloads.get(message.type)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from headwater.config import QuotasConfig, ServeConfig
 from headwater.errors import HeadwaterError
-from headwater.feeds.turns import WHOSE
+from headwater.feeds.turns import CALLER, WHOSE
 from headwater.model.database import real_name
 from headwater.model.principal import ANONYMOUS, JWT, Principal
 from headwater.serve.api import Api
@@ -65,6 +65,7 @@ class Limits:
         tenant = self.tenants.get(db)
         if tenant is not None:
             WHOSE.set(db)
+            CALLER.set(who.name)
             tenant.enter()
 
     def again(self, who: Principal, db: str, scope: Scope) -> None:

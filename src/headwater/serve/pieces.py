@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -66,6 +66,15 @@ class Pieces:
         self.size += len(before) + len(after)
         return self
 
+    def charge(self, caller: Hashable) -> None:
+        """Count the memory of a finished body for its reader, who may take its time. Raises Busy."""
+        self._reservation.charge(caller)
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._pieces.clear()
+        self._reservation.release()
+
     def joined(self) -> bytes:
         """Return the body as one."""
         return b"".join(self._pieces)
@@ -77,10 +86,13 @@ def size_of(body: bytes | Pieces) -> int:
 
 
 async def send_body(send: Send, body: bytes | Pieces) -> None:
-    """Send a whole body, piece by piece as the reader takes it."""
+    """Send a whole body, piece by piece as the reader takes it, and release its memory."""
     if isinstance(body, Pieces):
-        for piece in body:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        try:
+            for piece in body:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            body.release()
         body = b""
     await send({"type": "http.response.body", "body": body})
 

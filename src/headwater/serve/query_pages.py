@@ -9,7 +9,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest, PreconditionFailed
 from headwater.model.literal import Value
-from headwater.model.principal import VIEWER
+from headwater.model.principal import OWNER, VIEWER
 from headwater.queries.answering import Answer
 from headwater.queries.causality import Token, from_header, to_header, token
 from headwater.queries.preconditions import ENCODED, Conditions
@@ -17,7 +17,9 @@ from headwater.queries.prepared import Prepared
 from headwater.serve.again import Again
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
+from headwater.serve.limits import identity
 from headwater.serve.pieces import Pieces, is_small, send_body, size_of
+from headwater.serve.places import client_of
 from headwater.serve.query_answers import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
 from headwater.serve.query_params import values_of
 from headwater.serve.query_patches import MANIPULATION, PATCHED, has_patches, patched, wants_patch
@@ -61,6 +63,8 @@ class QueryPages:
     async def query(self, call: Call) -> int:
         """One request."""
         reply = await self._replied(call)  # which holds no rows any more: a slow reader may take its time
+        if isinstance(reply.body, Pieces) and call.who.role != OWNER:
+            reply.body.charge(identity(call.who, client_of(call.scope)))
         await call.start(reply.status, reply.headers)
         await send_body(call.send, b"" if call.scope["method"] == "HEAD" else reply.body)
         return reply.status

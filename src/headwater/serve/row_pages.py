@@ -19,7 +19,7 @@ from headwater.queries.preconditions import Conditions, Verdict
 from headwater.queries.resource import Address, Body, Resources, Shown, lits_etag
 from headwater.serve.answers import OBJECTS, row_body
 from headwater.serve.api import Api
-from headwater.serve.body import JSON, check_type, no_json, read_body
+from headwater.serve.body import JSON, LARGE, MAX_ELEMENTS, check_elements, check_type, no_json, read_body
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import wanted_kind
 from headwater.serve.routes import key_parts
@@ -144,7 +144,9 @@ class RowPages:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
         body = await read_body(request.scope, request.receive, self._max_body)
         self._still(who)  # a body may take its time
-        return Body(_columns(body), kind != JSON)
+        columns = _columns(body) if len(body) <= LARGE else await self._bridge.call(_columns, body)
+        self._still(who)  # so may a thread
+        return Body(columns, kind != JSON)
 
 
 def _row(shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:
@@ -170,6 +172,7 @@ def _admit(who: Principal, role: str, request: Request) -> None:
 
 
 def _columns(body: bytes) -> dict[str, Any]:
+    check_elements(body, MAX_ELEMENTS)
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
-from typing import Annotated, Any
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, UnsupportedVersion
-from headwater.model.principal import Principal
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
+from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.queries.pending import Pending
 from headwater.serve import params
 from headwater.serve.api import Api
-from headwater.serve.body import no_json
+from headwater.serve.body import LARGE as LARGE_BODY
+from headwater.serve.body import MAX_ELEMENTS, MAX_WRITTEN, check_elements, no_json
 from headwater.serve.bridge import Bridge
-from headwater.serve.limits import Limits
+from headwater.serve.limits import Limits, identity
 from headwater.serve.methods import METHODS, Method, refusal
 from headwater.serve.metrics import Metrics
 from headwater.serve.missing import told
@@ -25,6 +26,8 @@ from headwater.serve.pieces import Pieces, encode_with, is_small
 from headwater.sources.source import Result, Written
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 VERSION = "1.0"
 SQL_ID = "sql.exec.http"
@@ -53,7 +56,19 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
     params: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Identified(msgspec.Struct):
+    """The id of a request of which nothing else is understood."""
+
+    id: Id = None
+
+
+class _Object(msgspec.Struct):
+    """Any JSON object."""
+
+
 _envelopes = msgspec.json.Decoder(Envelope)
+_ids, _objects = msgspec.json.Decoder(_Identified), msgspec.json.Decoder(_Object)
+_whole = msgspec.json.Decoder(msgspec.Raw)
 _encode = msgspec.json.Encoder().encode
 _PARAMS = {method.name: msgspec.json.Decoder(method.params) for method in METHODS.values()}
 _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
@@ -86,21 +101,31 @@ class Rpc:
     async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
         """The answer to the request in `body`."""
         try:
-            request = _envelopes.decode(body)
-        except _BAD_JSON as error:
-            return _no_envelope(body, error)
+            request = await self._decode(len(body), _envelope, body)
+        except HeadwaterError as error:  # of the threads
+            return error.status, error_body(None, error)
+        if isinstance(request, tuple):
+            return request
         status, reply = await self._answer(who, request, client)
         return (204, b"") if request.id is None else (status, reply)
 
     async def sql(self, who: Principal, body: bytes, client: str) -> Reply:
         """The answer to `body`, the bare parameters of sql.exec."""
+        method = METHODS["sql.exec"]
         try:
-            is_object = isinstance(msgspec.json.decode(body), dict)
-        except _BAD_JSON as fault:
-            return 400, error_body(SQL_ID, no_json(body, fault, _SQL_EXAMPLE))
-        if not is_object:
-            return 400, error_body(SQL_ID, InvalidRequest("the body is not a JSON object", hint=_SQL_EXAMPLE))
-        return await self._answer(who, Envelope("sql.exec", id=SQL_ID, params=msgspec.Raw(body)), client)
+            who.need(method.role, method.name, method.instead)
+            fault = await self._decode(len(body), _no_object, body, _SQL_EXAMPLE)
+        except Forbidden:
+            return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # refuses, and counts it
+        except HeadwaterError as error:  # of the threads
+            return error.status, error_body(SQL_ID, error)
+        if fault is not None:
+            return 400, error_body(SQL_ID, fault)
+        return await self._answer(who, Envelope(method.name, id=SQL_ID, params=msgspec.Raw(body)), client)
+
+    async def _decode(self, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`, which decodes `size` bytes; many of them in a thread."""
+        return function(*args) if size <= LARGE_BODY else await self._bridge.call(function, *args)
 
     async def _answer(self, who: Principal, request: Envelope, client: str) -> Reply:
         started = time.perf_counter()
@@ -108,6 +133,8 @@ class Rpc:
         try:
             result = await self._call(who, request, client)
             reply: bytes | Pieces = encode_with({"id": request.id, "ok": True, "result": result})
+            if isinstance(reply, Pieces) and who.role != OWNER:
+                reply.charge(identity(who, client))
         except HeadwaterError as error:
             code, reply = error.code, error_body(request.id, told(error, who, self._api.databases))
             refused = error if "retry_after_ms" in error.extra else None
@@ -132,14 +159,15 @@ class Rpc:
         if method is None:
             raise refusal(request.method)
         who.need(method.role, method.name, method.instead)
-        found = _params(method, request.params)
+        with memoryview(request.params) as view:
+            size = view.nbytes
+        found = await self._decode(size, _params, method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
             with self._limits.stay(who, db, client):
                 return await self._run(who, method, found)
-        with memoryview(request.params) as view:
-            return await self._run(who, method, found, is_large=view.nbytes > LARGE)
+        return await self._run(who, method, found, is_large=size > LARGE)
 
     async def _run(self, who: Principal, method: Method, found: params.Params, *, is_large: bool = False) -> Any:
         if method.blocking:
@@ -167,6 +195,8 @@ class Rpc:
 def _params(method: Method, raw: msgspec.Raw) -> params.Params:
     with memoryview(raw) as view:
         absent = view.nbytes <= 4 and bytes(view) in (b"", b"null")
+        if view.nbytes > LARGE_BODY:
+            check_elements(bytes(view), MAX_ELEMENTS if method.role == VIEWER else MAX_WRITTEN)
     try:
         found: params.Params = params.decode(_PARAMS[method.name], b"{}" if absent else raw)
     except InvalidRequest:
@@ -177,17 +207,39 @@ def _params(method: Method, raw: msgspec.Raw) -> params.Params:
     return found
 
 
+def _envelope(body: bytes) -> Envelope | Reply:
+    """Return the request in `body`, or the answer that there is none."""
+    try:
+        return _envelopes.decode(body)
+    except _BAD_JSON as error:
+        return _no_envelope(body, error)
+
+
 def _no_envelope(body: bytes, error: Exception) -> Reply:
     """Why `body` is not a request: 400 if it is not even an object, else an error for the id it names."""
+    fault = _no_object(body, _EXAMPLE)
+    if fault is not None:
+        return 400, error_body(None, fault)
     try:
-        found = msgspec.json.decode(body)
+        id = _ids.decode(body).id
+    except _BAD_JSON:
+        id = None
+    return 200, error_body(id, params.explain(error, "request", Envelope))
+
+
+def _no_object(body: bytes, hint: str) -> InvalidRequest | None:
+    """Return why `body` is not a JSON object, if it is not. No values are made of a large one."""
+    try:
+        if len(body) <= LARGE_BODY:
+            msgspec.json.decode(body)
+        else:
+            _whole.decode(body)
+        _objects.decode(body)
+    except msgspec.ValidationError:
+        return InvalidRequest("the body is not a JSON object", hint=hint)
     except _BAD_JSON as fault:
-        return 400, error_body(None, no_json(body, fault, _EXAMPLE))
-    if not isinstance(found, dict):
-        return 400, error_body(None, InvalidRequest("the body is not a JSON object", hint=_EXAMPLE))
-    id = found.get("id")
-    known = id if isinstance(id, str) or (type(id) is int and -(2**63) <= id < 2**63) else None
-    return 200, error_body(known, params.explain(error, "request", Envelope))
+        return no_json(body, fault, hint)
+    return None
 
 
 def clean(found: Any) -> Any:

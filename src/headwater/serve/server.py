@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import logging
@@ -29,7 +30,7 @@ from headwater.serve.bridge import Bridge
 from headwater.serve.bulk import Snapshots
 from headwater.serve.connection import BoundedHttp
 from headwater.serve.cors import Cors
-from headwater.serve.crowd import Crowd
+from headwater.serve.crowd import Crowd, connections_for, raise_open_files, spare_files
 from headwater.serve.gateway import Gateway
 from headwater.serve.http import Application
 from headwater.serve.limits import Limits
@@ -127,6 +128,7 @@ class Server:
         """Accept; binds first unless that is done."""
         if not self._sockets:
             self.bind()
+        files = self._limit_connections()
         sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
         self._api.gate, self._api.run = self._gate, self._bridge.call
@@ -141,13 +143,29 @@ class Server:
         self._gateway = application.gateway
         if self.grpc_addresses:
             await self._start_grpc(metrics, limits)
-        self._uvicorn = _Uvicorn(_settings(application, self._config, limits.crowd), self._tls, limits.crowd)
+        settings = _settings(application, self._config, limits.crowd, files)
+        self._uvicorn = _Uvicorn(settings, self._tls, limits.crowd)
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
         if self._task.done():
             await self._task
+
+    def _limit_connections(self) -> int:
+        """Lower `serve.max_connections` to what the limit of open files allows; return that limit."""
+        files, most = raise_open_files(), self._config.max_connections
+        allowed = connections_for(files, ports=2 if self.grpc_addresses else 1)
+        is_noticed = most != ServeConfig().max_connections or allowed < self._config.max_connections_per_client
+        if allowed < most and is_noticed:
+            log.warning(
+                "serve.max_connections is %d and counts as %d: the process may open %d files (ulimit -n, LimitNOFILE=)",
+                most,
+                allowed,
+                files,
+            )
+        self._config = dataclasses.replace(self._config, max_connections=min(most, allowed))
+        return files
 
     async def _start_grpc(self, metrics: Metrics, limits: Limits) -> None:
         """Faces on the address that was kept for them."""
@@ -307,7 +325,7 @@ def _patient(kind: type[T], config: ServeConfig) -> type[T]:
     return type(kind.__name__, (kind,), {"stall_seconds": config.stall_seconds})
 
 
-def _settings(application: Application, config: ServeConfig, crowd: Crowd) -> uvicorn.Config:
+def _settings(application: Application, config: ServeConfig, crowd: Crowd, files: int) -> uvicorn.Config:
     http, framed = _patient(BoundedHttp, config), _patient(FramedWebSocket, config)
     return uvicorn.Config(
         application,
@@ -320,7 +338,7 @@ def _settings(application: Application, config: ServeConfig, crowd: Crowd) -> uv
         access_log=False,
         proxy_headers=False,  # a forwarded header is a claim of the caller
         server_header=False,
-        backlog=BACKLOG,
+        backlog=min(BACKLOG, spare_files(files) // 2),  # all of it is accepted before the first one is counted
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=config.drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )

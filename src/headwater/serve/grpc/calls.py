@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -24,13 +24,17 @@ from headwater.queries.databases import Databases
 from headwater.serve.auth import Gate
 from headwater.serve.grpc import faults
 from headwater.serve.grpc.messages import decode
+from headwater.serve.grpc.request_slots import RequestSlots
 from headwater.serve.grpc.stalls import Stalls
-from headwater.serve.limits import Limits
+from headwater.serve.limits import Limits, identity
 from headwater.serve.metrics import Metrics
 from headwater.serve.missing import told
+from headwater.serve.rates import place_of
 from headwater.serve.rpc import unexpected
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
+HEALTH_SECONDS = 10.0  # in which a request for health arrives
+REQUEST_SECONDS = 60.0  # in which any other request arrives
 GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
@@ -54,92 +58,105 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
 
     def __init__(self, gate: Gate, limits: Limits) -> None:
         self._gate, self._limits = gate, limits
+        self._health = RequestSlots(total=8, each=4, waiting=64, seconds=HEALTH_SECONDS)
+        self._reflection = RequestSlots(total=16, each=4, waiting=64, seconds=REQUEST_SECONDS)
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         """The method, or one that refuses."""
-        if not details.method.startswith(HEALTH):
-            try:
-                _who.set(self._gate.admit_call(_headers(details)))
-            except HeadwaterError as error:
-                return _refusing(error, self._limits)
-        return reject_malformed(await continuation(details))
+        if details.method.startswith(HEALTH):
+            return receive_by(self._health, await continuation(details), lambda context: place_of(address_of(context)))
+        try:
+            who = self._gate.admit_call(_headers(details))
+        except HeadwaterError as error:
+            return _refusing(error, self._limits)
+        _who.set(who)
+        found = await continuation(details)
+        return receive_by(self._reflection, found, lambda context: identity(who, address_of(context)))
 
 
-_MALFORMED = object()
+Key = Callable[[aio.ServicerContext[Any, Any]], Hashable]
 
 
-def reject_malformed(handler: Any) -> Any:
-    """Return a handler that answers INVALID_ARGUMENT to requests that cannot be decoded.
+def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
+    """Return a handler that receives requests by `slots`, and answers INVALID_ARGUMENT to those it cannot decode.
 
-    gRPC itself decodes requests of the health and reflection services, and logs a traceback for each malformed one: an
-    unauthenticated caller could fill the log.
+    For the health and reflection services: gRPC itself would wait for their requests without a limit, and would log a
+    traceback for each malformed one.
     """
     if handler is None or handler.request_deserializer is None:
         return handler
-    read = handler.request_deserializer
 
-    def decode_or_mark(data: bytes) -> Any:
+    async def receive(context: aio.ServicerContext[Any, Any]) -> Any:
         try:
-            return read(data)
+            data = await slots.receive(key(context), context)
+        except HeadwaterError as error:
+            await context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+        if data is None:
+            return None
+        try:
+            return handler.request_deserializer(data)
         except Exception:
-            return _MALFORMED
-
-    async def check(request: Any, context: aio.ServicerContext[Any, Any]) -> None:
-        if request is _MALFORMED:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request is not a message of this method")
 
-    async def answer_one(request: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        await check(request, context)
+    async def answer_one(_: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+        request = await receive(context)
+        if request is None:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the request has no message")
         return await (handler.unary_unary or handler.unary_stream)(request, context)
 
-    async def answer_stream(requests: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
-        async def checked() -> AsyncIterator[Any]:
-            async for request in requests:
-                await check(request, context)
+    async def answer_stream(_: Any, context: aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def requests() -> AsyncIterator[Any]:
+            while (request := await receive(context)) is not None:
                 yield request
 
-        async for answer in handler.stream_stream(checked(), context):
+        async for answer in handler.stream_stream(requests(), context):
             yield answer
 
-    changed: dict[str, Any] = {"request_deserializer": decode_or_mark}
-    for kind, behaviour in (
-        ("unary_unary", answer_one),
-        ("unary_stream", answer_one),
-        ("stream_stream", answer_stream),
-    ):
-        if getattr(handler, kind) is not None:
-            changed[kind] = behaviour
-    return handler._replace(**changed)
+    # A handler of a stream of requests fits a call of any kind, and reads them itself.
+    if handler.unary_unary is not None:
+        return grpc.stream_unary_rpc_method_handler(answer_one, response_serializer=handler.response_serializer)
+    answer = answer_one if handler.unary_stream is not None else answer_stream
+    return grpc.stream_stream_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
 
 class Calls:
     """Turns the methods of the faces into handlers of gRPC."""
 
     def __init__(
-        self, gate: Gate, limits: Limits, metrics: Metrics, databases: Databases, *, max_bytes: int, stalls: Stalls
+        self,
+        gate: Gate,
+        limits: Limits,
+        metrics: Metrics,
+        databases: Databases,
+        *,
+        max_bytes: int,
+        max_streams: int,
+        stalls: Stalls,
     ) -> None:
         self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
         self._databases, self._stalls = databases, stalls
+        self._slots = RequestSlots(total=16, each=6, waiting=max_streams, seconds=REQUEST_SECONDS)
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with one answer."""
 
-        async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> Any:
+        async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller = self._admitted(context, call)
-                asked = call.read(request, data)
+                asked = call.read(request, await self._received(caller))
                 self._limits.enter(caller.who, await self._limits.of_call(asked))
                 call.answer = await answer(caller, asked)
             return call.answer
 
-        return grpc.unary_unary_rpc_method_handler(handle, response_serializer=_bytes)
+        return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
 
     def many(self, name: str, request: str, pour: Pour) -> grpc.RpcMethodHandler[Any, Any]:
         """A method with a stream of answers, which ends when its caller may not stay."""
 
-        async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
-                caller, asked = self._admitted(context, call), call.read(request, data)
+                caller = self._admitted(context, call)
+                asked = call.read(request, await self._received(caller))
                 db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 staying = self._limits.stay(caller.who, db, caller.address)
@@ -151,7 +168,7 @@ class Calls:
                     finally:
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
 
-        return grpc.unary_stream_rpc_method_handler(handle, response_serializer=_bytes)
+        return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
 
     def none(self, path: str, services: Sequence[str]) -> grpc.RpcMethodHandler[Any, Any]:
         """For a method that there is not. Who need not say who they are is not told what there is."""
@@ -170,14 +187,19 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
-        """Who calls; LimitExceeded where that is too often.
-
-        Once more, whether they may: the message may come long after the metadata by which they were admitted.
-        """
+        """Who calls; LimitExceeded where that is too often."""
         caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut)
         call.told = lambda error: told(error, caller.who, self._databases)
         self._limits.ask(caller.who, caller.address)
         return caller
+
+    async def _received(self, caller: Caller) -> bytes:
+        """Return the request. Raises Busy, InvalidRequest, and Unauthorized where the credential ended meanwhile."""
+        data = await self._slots.receive(identity(caller.who, caller.address), caller.context)
+        if data is None:
+            raise InvalidRequest("the request has no message", hint="Send one, be it empty.")
+        self._gate.still(caller.who)
+        return bytes(data)
 
 
 class _Call:

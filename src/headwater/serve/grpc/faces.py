@@ -29,7 +29,8 @@ def open_faces(
         KvService(Kv(api, bridge)),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
-    calls = Calls(gate, limits, metrics, api.databases, max_bytes=most, stalls=Stalls(config.stall_seconds))
+    stalls = Stalls(config.stall_seconds)
+    calls = Calls(gate, limits, metrics, api.databases, max_bytes=most, max_streams=streams, stalls=stalls)
     return GrpcServer(
         calls,
         Doorman(gate, limits),

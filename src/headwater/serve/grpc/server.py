@@ -17,6 +17,7 @@ from headwater.serve.binding import joined
 from headwater.serve.grpc import faults
 from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour, address_of
 from headwater.serve.grpc.messages import pool
+from headwater.serve.grpc.request_slots import WINDOW
 from headwater.serve.limits import Limits
 from headwater.serve.tls import Pems, Tls
 
@@ -28,6 +29,8 @@ OPTIONS = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.http2.lookahead_bytes", WINDOW),
+    ("grpc.http2.bdp_probe", 0),  # it would let the window of every stream grow to megabytes
     ("grpc.max_connection_idle_ms", 600_000),  # clients come back by themselves
 )
 

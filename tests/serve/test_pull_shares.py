@@ -1,0 +1,60 @@
+"""How many bulk pulls one caller may have open."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from open_databases import Whole
+from serving import Client, serving
+from tests.suite.waiting import PATIENCE
+
+from headwater.config import Secret
+from headwater.serve import pulls
+
+GROW = (
+    "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) "
+    "INSERT INTO t(v) SELECT printf('%.50000c', 'x') FROM n"
+)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """A server with a table that is larger than all buffers between."""
+    with Whole(tmp_path) as databases, serving(databases, folder=tmp_path, token=Secret("admin")) as client:
+        client.http.headers["authorization"] = "Bearer admin"
+        client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
+        client.rows(GROW)
+        yield client
+
+
+@contextlib.contextmanager
+def unread(client: Client, path: str, token: str) -> Iterator[None]:
+    """An answer that has begun, and that nobody reads."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE)
+        connection.connect(client.server.addresses[0])
+        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n".encode())
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        yield
+
+
+def test_caller_with_its_share_of_pulls_is_refused_and_others_are_not(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pulls, "AT_ONCE", 4)
+    monkeypatch.setattr(pulls, "SHARE", 2)
+    ada, bob = (client.ok("security.token.create", name=name, role="viewer")["token"] for name in ("ada", "bob"))
+    path = f"/api/v1/pull/main/t/snapshot?version={client.ok('pull.describe', table='t')['version']}"
+
+    def status(token: str) -> int:
+        return client.http.head(path, headers={"authorization": f"Bearer {token}"}).status_code
+
+    with unread(client, path, ada), unread(client, path, ada):
+        assert (status(ada), status(bob), status("admin")) == (429, 200, 200)
+        with unread(client, path, "admin"), unread(client, path, "admin"):
+            assert status("admin") == 429  # all are open
+        with unread(client, path, bob):
+            assert status(bob) == 200
