@@ -39,6 +39,9 @@ sink.load(story.loading(open_session(name="cut off", short_lived=True), [part], 
 """
 
 
+DAEMON = "-m headwater.pipeline.worker_daemon"  # and the workers, which it forks
+
+
 @pytest.mark.slow
 def test_a_part_is_not_in_when_spark_dies_while_a_task_takes_it_in(tmp_path: Path) -> None:
     place, gate = str(tmp_path / "lake"), Gate(tmp_path)
@@ -51,10 +54,10 @@ def test_a_part_is_not_in_when_spark_dies_while_a_task_takes_it_in(tmp_path: Pat
         gate.reached()
         below = children(loader.pid)
         java = [pid for pid in below if "java" in command_of(pid).split(" ")[0]]
-        parent, *workers = [pid for pid in below if "pyspark.daemon" in command_of(pid)]
+        parent, *workers = [pid for pid in below if DAEMON in command_of(pid)]
         assert java and len(workers) == 2, "the one that makes the rows, and the task"
         kill(parent, *java)  # the parent too: else it may be faster than the task, and ends it
-        wait_until(lambda: sum("pyspark.daemon" in command_of(pid) for pid in workers) == 1)  # which is at the gate
+        wait_until(lambda: sum(DAEMON in command_of(pid) for pid in workers) == 1)  # which is at the gate
         state = DeltaSink(Settings(place)).state()
         assert state is not None and state.missing == list(state.plan.spans)
         assert "Spark's Java process is gone" in loader.communicate(timeout=60)[1]

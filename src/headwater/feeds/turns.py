@@ -13,7 +13,7 @@ from typing import Any
 
 from headwater.errors import Busy
 
-SPARE = 4  # one thread in so many is left to the other databases
+SPARE = 4  # one thread in so many is left to other databases, and to other callers of a database
 
 WHOSE: ContextVar[str] = ContextVar("whose", default="")  # the database for which a task works; "": for none
 CALLER: ContextVar[str] = ContextVar("caller", default="")  # the name of the principal for whom it works
@@ -36,7 +36,7 @@ class Turns:
 
     def __init__(self, threads: int, most: int = sys.maxsize) -> None:
         self._free, self._share, self._most = threads, threads - threads // SPARE, most
-        self._caller_share = max(self._share - 1, 1)
+        self._caller_share = self._share - self._share // SPARE
         self._running: Counter[str | Holder] = Counter()  # by database, and by caller of a database
         self._queued: Counter[str] = Counter()  # by database
         self._waiting: dict[Holder, deque[asyncio.Future[None]]] = {}  # whose turn is next comes first
