@@ -1,6 +1,7 @@
 """Values on the wire: all tags there and back, plain JSON as promised, every malformed literal refused."""
 
 import math
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -147,6 +148,16 @@ def test_broken_text_is_what_is_not_utf8(text: str) -> None:
     except UnicodeDecodeError:
         broken = True
     assert is_broken_text(text) == broken
+
+
+def test_long_text_is_examined_without_a_step_per_character() -> None:
+    class Text(str):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("read character by character")
+
+    assert not is_broken_text(Text("é" * 1_000))
+    assert not is_broken_text(Text("é\ud800\udc7f\udd00"))
+    assert is_broken_text(Text("é\ud800" * 1_000 + "\udcff"))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -14,9 +15,9 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.ranges.catchups import Catchups
-from headwater.ranges.changefeed import PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
+from headwater.ranges.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
 from headwater.ranges.waiting import Waiting
-from headwater.ranges.watched import Emptied, Put, Reshaped, Spans, Told, Watched
+from headwater.ranges.watched import Cover, Emptied, Put, Reshaped, Spans, Told, Watched
 from headwater.sources.sqlite.order import order
 
 
@@ -34,6 +35,7 @@ class Life:
         make: type[Spans] = Spans,
     ) -> None:
         self.fed, self.is_stopping, self.is_there = fed, False, True
+        self.calls = 0  # in threads
         self.waiting = Waiting()
         rooms = Rooms(self.waiting, Catchups(2, 10**9), self._run, lambda: self.is_stopping)
         pace = Pace(checkpoints=checkpoints, patience=patience)
@@ -42,6 +44,7 @@ class Life:
         self._pages: AsyncIterator[list[Any]] = self.feed.pages("me")
 
     async def _run(self, call: Any, *args: Any) -> Any:
+        self.calls += 1
         return call(*args)
 
     async def steady(self) -> list[Any]:
@@ -291,3 +294,43 @@ def test_rows_without_a_key_have_an_empty_one() -> None:
         assert keys(await life.steady()) == [b"", b""]
 
     asyncio.run(main())
+
+
+def test_equal_spans_have_one_checkpoint() -> None:
+    async def main() -> None:
+        whole, part = Watched("items", Span()), Watched("items", Span(b"a", b"b"))
+        life = Life(Fed(), whole, part, whole, part)
+        life.commit(insert(1))
+        events = await life.steady()
+        assert [each.watched for each in events if isinstance(each, Checkpoint)] == [whole, part, None]
+
+    asyncio.run(main())
+
+
+def test_checkpoints_of_many_spans_are_made_in_a_thread() -> None:
+    async def main() -> None:
+        watched = [Watched("items", Span(encode_key((id,)), encode_key((id + 1,)))) for id in range(INLINE + 1)]
+        for spans, threads in ((watched[:INLINE], 0), (watched, 1)):
+            life = Life(Fed(), *spans, checkpoints=0.0)
+            life.commit(insert(1))
+            await life.steady()
+            calls = life.calls
+            assert len(await life.more()) == len(spans) + 1
+            assert life.calls - calls == threads
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cover_has_the_keys_of_its_spans(seed: int) -> None:
+    chance = random.Random(seed)
+    edges = [bytes([byte]) for byte in range(20)]
+    spans = [Span(*sorted(chance.sample(edges, 2))) for _ in range(chance.randrange(8))]
+    spans += [Span(chance.choice(edges))] * (seed % 3 == 0)
+    cover = Cover(spans)
+    for key in [b"", *edges, *(edge + b"x" for edge in edges)]:
+        assert cover.contains(key) == any(span.contains(key) for span in spans)
+
+
+def test_cover_of_overlapping_and_touching_spans_is_one_span() -> None:
+    assert len(Cover([Span(b"c", b"e"), Span(b"a", b"c"), Span(b"d", b"d5"), Span(b"a", b"b")])) == 1

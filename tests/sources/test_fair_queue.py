@@ -4,7 +4,7 @@ from headwater.sources.fair_queue import FairQueue
 
 
 def test_caller_waits_behind_its_own_jobs_only() -> None:
-    queue: FairQueue[str] = FairQueue(share=10)
+    queue: FairQueue[str] = FairQueue()
     for job in ("x1", "x2", "x3", "y1", "z1", "x4"):
         queue.put(job[0], job)
     assert len(queue) == 6

@@ -261,3 +261,25 @@ def test_filter_of_long_values_is_exact(engine: Engine) -> None:
 def test_filter_with_a_function_that_reaches_outside_the_database_is_refused(engine: Engine, where: str) -> None:
     with pytest.raises(HeadwaterError):
         engine.examine(where)
+
+
+@pytest.mark.parametrize(
+    ("call", "most"), [("snippet({}, 0, '', '', '', 9)", CAP), ("highlight({}, 0, '', '')", 8 * CAP)]
+)
+def test_search_hits_in_a_value_longer_than_the_cap_are_refused(source: SqliteSource, call: str, most: int) -> None:
+    table = f"hits_{most}"
+    run(source, f"CREATE VIRTUAL TABLE {table} USING fts5(body)")
+    texts = [
+        "some word here",
+        "plain " * 1_000 + "word",
+        "plain " * (most // 6 - 10) + "word",
+        "word " * (most // 5 + 1),
+    ]
+    for text in texts:
+        run(source, f"INSERT INTO {table} VALUES ('{text}')")
+    asked = f"SELECT {call.format(table)} FROM {table} WHERE {table} MATCH 'word' AND rowid = ?"
+    for place in (1, 2, 3):
+        assert "word" in str(source.read(asked, [place]).rows)
+    with pytest.raises(InvalidRequest, match=f"at most {most} bytes"):
+        source.read(asked, [4])
+    assert len(str(source.read(f"SELECT body FROM {table} WHERE rowid = 4").rows)) > most

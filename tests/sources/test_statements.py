@@ -10,10 +10,10 @@ import pytest
 from tests.sources.rig import Rig, ops
 from tests.suite.waiting import PATIENCE
 
-from headwater.errors import AnswerTooLarge, InvalidRequest
+from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
 from headwater.model.answer_limits import MEMORY
 from headwater.sources.source import Result
-from headwater.sources.sqlite import guard, session
+from headwater.sources.sqlite import guard, pool, session
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
@@ -267,3 +267,44 @@ def test_statistics_and_indexes_can_be_made_anew(rig: Attach, sql: str) -> None:
         assert (done.affected, done.last_insert_id) == (0, 0)
         run(r, "UPDATE t SET v = v || '.'")
         assert ops(r.check()) == ["update"] * 3
+
+
+_NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT {}) "
+
+
+@pytest.mark.parametrize("read_only_transaction", [False, True])
+def test_temporary_rows_past_the_memory_limit_are_refused(
+    rig: Attach, monkeypatch: pytest.MonkeyPatch, read_only_transaction: bool
+) -> None:
+    monkeypatch.setattr(pool, "READ_HEAP", apsw.memory_used() + (16 << 20))
+    r = rig(T, SEED)
+    sql = _NUMBERS.format(100_000) + ", m AS MATERIALIZED (SELECT zeroblob(1000) AS z FROM n) SELECT count(z) FROM m"
+
+    def ask(text: str) -> Any:
+        if not read_only_transaction:
+            return r.source.read(text).rows
+        tx = r.source.begin(read_only=True)
+        try:
+            return tx.run(lambda s: s.execute(text)).result(PATIENCE).rows
+        finally:
+            tx.rollback().result(PATIENCE)
+
+    with pytest.raises(Busy, match="MiB of memory"):
+        ask(sql)
+    assert ask(sql.replace("100000", "1000")) == ((1_000,),)
+    assert run(r, "INSERT INTO t(v) VALUES ('still works')").affected == 1
+
+
+def test_sort_of_a_million_rows_fits_in_memory(rig: Attach) -> None:
+    sql = (
+        _NUMBERS.format(1_000_000)
+        + "SELECT max(r) FROM (SELECT row_number() OVER (ORDER BY x * 7919 % 1000003) r FROM n)"
+    )
+    assert rig(T).source.read(sql).rows == ((1_000_000,),)
+
+
+def test_long_statement_text_is_not_remembered() -> None:
+    watched = guard.Guard(apsw.Connection(":memory:"), 30)
+    short, long = "SELECT 1 AS v", f"SELECT 1 AS v /*{'x' * guard.MAX_KNOWN_TEXT}*/"
+    assert watched.examine(short) == watched.examine(long)
+    assert list(watched._known) == [short]

@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 
-from headwater.errors import Conflict, NotSupported, StorageFull, Unavailable
+from headwater.errors import Conflict, LimitExceeded, NotSupported, StorageFull, Unavailable
 from headwater.model.change import Change
 from headwater.model.key import Span
 from headwater.model.literal import UNAVAILABLE
@@ -20,6 +20,7 @@ from headwater.model.pack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
 
 CACHE_KIB = 8 << 10
+MAX_BYTES = 4 << 30  # of one file: many readers that stop half-way would fill the disk
 LOG_DISAGREES = "log_disagrees"
 EVERYTHING = Span()
 
@@ -53,6 +54,7 @@ class Undo:
         self._table, self._place, self._span = table, place, span
         self._key_of = table.key_of
         self._is_empty = True
+        self._unmeasured = 0  # bytes that were added since the file was measured
         with _storage_errors():
             self._db = apsw.Connection("")  # private and temporary: SQLite removes it
             self._db.execute(_SCHEMA).fetchall()
@@ -67,6 +69,8 @@ class Undo:
             self._db.execute("BEGIN")
             for change in changes:
                 self._add(change)
+                if self._unmeasured > MAX_BYTES // 64:
+                    self._check_size()
             self._db.execute("COMMIT")
 
     def _add(self, change: Change) -> None:
@@ -79,6 +83,7 @@ class Undo:
                 continue
             self._is_empty = False
             packed = _packed(image)
+            self._unmeasured += len(packed)
             if None in key:
                 self._db.execute(_ADD_TWIN, (place, packed, 1 if was_there else -1))
             else:
@@ -122,6 +127,14 @@ class Undo:
             if counted[packed] < 0:
                 raise self._disagreement(decode_row(packed))
         return [decode_row(packed) for packed, count in counted.items() for _ in range(count)]
+
+    def _check_size(self) -> None:
+        self._unmeasured = 0
+        if int(str(self._db.pragma("page_count"))) * int(str(self._db.pragma("page_size"))) > MAX_BYTES:
+            raise LimitExceeded(
+                f"the changes of table {self._table.name!r} since this snapshot take more than {MAX_BYTES >> 20} MiB",
+                hint="Take a newer snapshot, read it faster, or read fewer ranges at a time.",
+            )
 
     def _disagreement(self, row: Row) -> Conflict:
         key = ", ".join(map(repr, self._key_of(row)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from typing import Generic, TypeVar
 
 J = TypeVar("J")
@@ -11,13 +11,14 @@ J = TypeVar("J")
 class FairQueue(Generic[J]):
     """Jobs by caller. A job waits behind jobs of its own caller only, and callers take turns.
 
-    At most `share` jobs of one caller run at the same time. Not thread-safe: its user holds a lock.
+    At most `share` jobs of one caller run at the same time; without a share `done` need not be called. Not thread-safe:
+    its user holds a lock.
     """
 
-    def __init__(self, share: int) -> None:
+    def __init__(self, share: int | None = None) -> None:
         self._share = share
         self._jobs: dict[str, deque[J]] = {}  # the caller whose turn is next comes first
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, int] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -26,13 +27,22 @@ class FairQueue(Generic[J]):
 
     def put(self, caller: str, job: J) -> None:
         """Append a job."""
-        self._jobs.setdefault(caller, deque()).append(job)
+        jobs = self._jobs.get(caller)
+        if jobs is None:
+            self._jobs[caller] = deque((job,))
+        else:
+            jobs.append(job)
         self._size += 1
 
     def take(self) -> J | None:
-        """Return the next job that may run, or None; `done` must be called when it is over."""
+        """Return the next job that may run, or None."""
+        share = self._share
         for caller in self._jobs:
-            if self._running[caller] < self._share:
+            if share is None:
+                break
+            running = self._running.get(caller, 0)
+            if running < share:
+                self._running[caller] = running + 1
                 break
         else:
             return None
@@ -41,11 +51,12 @@ class FairQueue(Generic[J]):
         if jobs:
             self._jobs[caller] = jobs  # from now on the last in turn
         self._size -= 1
-        self._running[caller] += 1
         return job
 
     def done(self, caller: str) -> None:
         """Count a job of `caller` as over."""
-        self._running[caller] -= 1
-        if not self._running[caller]:
+        left = self._running[caller] - 1
+        if left:
+            self._running[caller] = left
+        else:
             del self._running[caller]

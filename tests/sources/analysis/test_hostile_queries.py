@@ -9,7 +9,7 @@ import pytest
 from tests.sources.analysis.analysed import opened, told
 
 from headwater.errors import InvalidRequest
-from headwater.sources.sqlite.analysis import closer, verify
+from headwater.sources.sqlite.analysis import closer, facts, tree, verify
 from headwater.sources.sqlite.analysis.lexer import Unsupported
 from headwater.sources.sqlite.source import SqliteSource
 
@@ -141,3 +141,52 @@ def test_table_that_the_engine_does_not_read_is_no_dependency(shop: SqliteSource
     found = shop.analyse(sql)
     assert "c" not in found.tables
     assert {dependency.table for dependency in found.dependencies} <= set(found.tables)
+
+
+def _doubled(levels: int, conditions: int) -> str:
+    named = ["c0 AS (SELECT id AS x FROM c)"]
+    named += [f"c{k} AS (SELECT x FROM c{k - 1} UNION ALL SELECT x FROM c{k - 1})" for k in range(1, levels)]
+    where = " AND ".join(f"x <> {k}" for k in range(conditions))
+    return f"WITH {', '.join(named)} SELECT x FROM c{levels - 1} WHERE {where}"
+
+
+def test_query_read_twice_at_every_level_is_examined_once(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, asked = facts.kind_of, []
+
+    def counted(ref: tree.Ref) -> facts.Kind | None:
+        asked.append(ref)
+        return original(ref)
+
+    monkeypatch.setattr(facts, "kind_of", counted)  # as queries inside call it
+    analysis = shop.analyse(_doubled(6, 20))
+    assert (len(analysis.dependencies), analysis.doubts) == (32, ())
+    assert len(asked) == 2 * 5 + 1  # each name of a UNION ALL, and the one of the table
+
+
+def test_facts_of_many_conditions_are_not_compared_pairwise(
+    shop: SqliteSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    equals = facts.Fact.__eq__
+    compared = 0
+
+    def counted(one: facts.Fact, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equals(one, other)
+
+    monkeypatch.setattr(facts.Fact, "__eq__", counted)
+    conditions = 100
+    outer = " AND ".join(f"o.id <> {k}" for k in range(conditions))
+    inner = " AND ".join(f"a.id <> -{k}" for k in range(conditions))
+    sql = f"SELECT tag FROM o WHERE {outer} AND EXISTS (SELECT 1 FROM c a JOIN c b ON a.id = b.id WHERE {inner})"
+    assert shop.analyse(sql).doubts == ()
+    assert compared < 10 * conditions
+
+
+def test_too_many_conditions_leave_the_engines_word(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    sql = _doubled(4, 20)
+    assert len(shop.analyse(sql).dependencies) == 8
+    monkeypatch.setattr(facts, "MAX_WORK", 500)
+    analysis = shop.analyse(sql)
+    assert told(analysis) == ["c: all columns"]
+    assert analysis.doubts == ("its conditions are too many for its joins and queries inside each other",)

@@ -16,7 +16,7 @@ from tests.conformance.live import Live
 from tests.serve.hidden_tables import FORMS, mentioning
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import shared_server
-from tests.suite.waiting import PATIENCE
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.cli.main import main
 from headwater.config import PostgresConfig
@@ -376,6 +376,10 @@ def test_filter_of_scoped_caller_calls_no_function_of_users(site: Site, scoped: 
         assert site.refused("scoped", method, table="orders", where="peek(id) = 'x'") == "forbidden"
         assert site.call("viewer", method, table="orders", where="peek(id) = 'x'")["ok"]
         assert site.call("scoped", method, table="orders", where="lower(note) = 'x'")["ok"]
+    query = site.call("scoped", "query.prepare", sql="SELECT id FROM orders ORDER BY id")["result"]["query_id"]
+    filtered = {"query_id": query, "where": "peek(id) = 'x'"}
+    assert site.refused("scoped", "cdc.subscribe_query", **filtered) == "forbidden"
+    assert site.call("viewer", "cdc.subscribe_query", **filtered)["ok"]
     version = site.live.ok("pull.describe", table="orders")["version"]
     path = f"/api/v1/pull/main/orders/snapshot?version={version}&where="
     assert scoped.get(path + quote("peek(id) = 'x'")).status_code == 403
@@ -456,6 +460,37 @@ def test_catalogue_is_not_written_by_way_of_a_view(site: Site) -> None:
     assert site.db.execute("SELECT rolsuper FROM pg_roles WHERE rolname = %s", [WRITER]).fetchone() == (False,)
     site.rows("editor", "UPDATE orders_view SET note = 'by view' WHERE id = 1")
     site.db.execute("DROP VIEW roles_view, roles_again, orders_view CASCADE")
+
+
+def test_query_stream_ends_when_its_query_comes_to_read_other_tables(site: Site) -> None:
+    """With row security nobody knows what the policies read, so that any change may matter to the query."""
+    site.db.execute("DROP TABLE IF EXISTS watched")
+    site.db.execute("CREATE TABLE watched (id int PRIMARY KEY)")
+    site.db.execute("CREATE TABLE IF NOT EXISTS payroll (id int PRIMARY KEY, word text)")
+    site.db.execute(f"GRANT SELECT ON watched TO {READER}, {WRITER}".encode())
+    wait_until(lambda: {"watched", "payroll"} <= set(site.live.ok("schema.list_tables")["tables"]))
+    made = site.live.ok("security.token.create", name="watcher", role="viewer", scopes=["main.watched"])
+    with httpx.Client(base_url=site.live.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
+        site.callers["watcher"] = client
+        query = site.call("watcher", "query.prepare", sql="SELECT id FROM watched ORDER BY id")["result"]["query_id"]
+        wanted = {"query_id": query, "include": {"before": True, "after": True}, "format": "plain_json"}
+        held = site.call("watcher", "cdc.subscribe_query", **wanted)
+        other = site.call("viewer", "cdc.subscribe_query", **wanted)  # who sees all tables, and stays
+        with (
+            site.callers["viewer"].stream("GET", other["result"]["sse_url"]) as unscoped,
+            client.stream("GET", held["result"]["sse_url"]) as response,
+        ):
+            assert next(unscoped.iter_text())
+            frames = response.iter_text()
+            assert response.status_code == 200 and next(frames)
+            site.db.execute("ALTER TABLE watched ENABLE ROW LEVEL SECURITY")
+            site.db.execute("INSERT INTO payroll VALUES (1, 'canary') ON CONFLICT (id) DO UPDATE SET word = 'canary'")
+            received = ""
+            for frame in frames:
+                received += frame
+                if "canary" in received:
+                    break
+        assert "canary" not in received and "forbidden" in received, received
 
 
 # --- without logins --------------------------------------------------------------------------------------

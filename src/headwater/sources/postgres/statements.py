@@ -216,7 +216,7 @@ def _reads(link: Link, first: str, sql: str, types: Sequence[int]) -> bool:
         return False
     plan = link.run(f"EXPLAIN {sql}", [None] * len(types), types, max_bytes=WORDS).texts()
     text = "\n".join(str(line) for (line,) in plan)
-    if re.search(r"^\s*(->\s+)?(Insert|Update|Delete|Merge|LockRows)\b", text, re.MULTILINE):
+    if _WRITING_PLAN.search(text):
         return False
     names = {found[1] for found in _CALLED.finditer(sql)}
     names |= {found[1].replace('""', '"') for found in _CALLED_QUOTED.finditer(sql) if found[2]}
@@ -224,6 +224,8 @@ def _reads(link: Link, first: str, sql: str, types: Sequence[int]) -> bool:
     return not (folded and link.run(_VOLATILE, [array_text(folded)]).rows)
 
 
+# Possessive, and within a line: the text of a plan holds constants of the caller.
+_WRITING_PLAN = re.compile(r"^[ ]*+(?:->[ ]++)?+(Insert|Update|Delete|Merge|LockRows)\b", re.MULTILINE)
 _LOCKED = f"""
 SELECT n.nspname, c.relname FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
 JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -33,6 +33,7 @@ _UNIQUE = {
 
 
 HEAP = 768 << 20  # bytes for values: one of 64 MiB is captured with its old and new image, and copied on the way
+READ_HEAP = HEAP // 4 * 3  # past it a statement that only reads is stopped: the rest is for writes and for capture
 HEAP_PER_CONNECTION = 4 << 20  # bytes for pages and prepared statements
 
 

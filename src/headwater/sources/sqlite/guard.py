@@ -7,6 +7,7 @@ import functools
 import math
 import re
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -14,7 +15,7 @@ from typing import TypeVar
 import apsw
 import msgspec
 
-from headwater.errors import InvalidRequest
+from headwater.errors import Busy, InvalidRequest
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.percentiles import replace_percentiles
 from headwater.sources.sqlite.slow_functions import (
@@ -76,6 +77,7 @@ _WRITE_STEPS = 5_000  # of a statement that writes: it runs once, for values of 
 BAD_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "sqlite_log", "geopoly_debug"})
 # Of everything in pragma_module_list only this one calls a tokenizer by its pointer without a table of its own.
 _BAD_MODULES = frozenset({"fts3tokenize"})
+MAX_KNOWN_TEXT = 16 << 10  # characters: what is known of a longer text is not kept, for each connection has a thousand
 _ROW_STATEMENTS = frozenset({"SELECT", "VALUES", "WITH", "INSERT", "REPLACE", "UPDATE", "DELETE"})
 
 # Our own statements carry this mark, so that their cached forms can never be reached by a caller's text.
@@ -128,6 +130,9 @@ class Guard:
         self._db = db
         self._seconds = seconds
         self._deadline = math.inf
+        self._heap = sys.maxsize  # bytes of all connections, past which statements on this one are stopped
+        self._is_limited = False  # whether a caller's statement runs
+        self._is_starved = False  # whether it was stopped for that
         self._cap = MAX_LENGTH  # of a value, by the tier in which a statement runs
         self._most_steps = _MOST_STEPS  # the same
         self._steps = 0
@@ -165,11 +170,16 @@ class Guard:
     def limited(self, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
         """Limit a caller's statement inside: its seconds, and the bytes of a value, which the yielded function sets."""
         seconds = self._seconds if seconds is None else seconds
-        self._deadline = time.monotonic() + seconds
+        self._deadline, self._is_limited, self._is_starved = time.monotonic() + seconds, True, False
         before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
         try:
             yield self._limit_length
         except apsw.InterruptError:
+            if self._is_starved:
+                raise Busy(
+                    f"the statements that run need more than {self._heap >> 20} MiB of memory",
+                    hint="Sort and materialize less in one statement, or try again in a moment.",
+                ) from None
             if time.monotonic() < self._deadline:
                 raise
             raise InvalidRequest(
@@ -177,7 +187,7 @@ class Guard:
                 hint="Nothing of it was kept. Do it in smaller steps, or raise sqlite.statement_seconds.",
             ) from None
         finally:
-            self._deadline = math.inf
+            self._deadline, self._is_limited = math.inf, False
             self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
             self._set_steps(_MOST_STEPS)
 
@@ -271,7 +281,14 @@ class Guard:
             self._steps = steps
             self._db.set_progress_handler(self._is_late, steps)
 
+    def limit_heap(self, most: int) -> None:
+        """Stop a caller's statement once SQLite has more than `most` bytes, in the whole process."""
+        self._heap = most
+
     def _is_late(self) -> bool:
+        if self._is_limited and apsw.memory_used() > self._heap:
+            self._is_starved = True
+            return True
         return time.monotonic() > self._deadline
 
     def check_time(self) -> None:
@@ -296,9 +313,10 @@ class Guard:
         found = self._known.get(sql)
         if found is None:
             found = self._prepare(sql)
-            if len(self._known) >= 1_000:
-                self._known.clear()
-            self._known[sql] = found
+            if len(sql) <= MAX_KNOWN_TEXT:
+                if len(self._known) >= 1_000:
+                    self._known.clear()
+                self._known[sql] = found
         return found
 
     def accesses(self, sql: str) -> tuple[Statement, list[Access]]:

@@ -6,8 +6,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.connection import READ_HEAP, sqlite_errors
 from headwater.sources.sqlite.opening import Connected
+
+
+def limit_temporary(reader: Connected) -> None:
+    """Keep sorts and temporary tables of a connection that only reads in memory, where the heap limit bounds them.
+
+    Files have no limit. Connections that write use them nevertheless: the undo of a large UPDATE and the sort of a new
+    index go there, and a caller who writes may fill the disk in any case.
+    """
+    reader.guard.run("PRAGMA temp_store = MEMORY")
+    reader.guard.limit_heap(READ_HEAP)
 
 
 class Pool:
@@ -54,6 +64,7 @@ class Pool:
                 return self._idle.pop()
         reader = self._open()
         reader.guard.run("PRAGMA query_only = 1")
+        limit_temporary(reader)
         return reader
 
     def close(self) -> None:

@@ -32,13 +32,18 @@ _SLOW = {
     **dict.fromkeys(("json_patch", "jsonb_patch", "geopoly_overlap", "geopoly_within"), (2 * _KIB, 8 * _KIB)),
     **dict.fromkeys(("like", "glob"), (2 * _KIB, 32 * _KIB)),
     **dict.fromkeys(("instr", "replace"), (8 * _KIB, 32 * _KIB)),
+    "snippet": (_KIB // 2, 2 * _KIB),  # it compares every hit in a row with every other
+    "highlight": (4 * _KIB, 16 * _KIB),
 }
 SLOW = frozenset(_SLOW)
 _PATTERNS = frozenset({"like", "glob"})
 _LINEAR = frozenset({"trim", "ltrim", "rtrim", "unhex", "instr", "replace"})
 # They return values of a subtype, or of a virtual table, which Python cannot make: above this length they are refused.
-_CAPPED = frozenset({"json_patch", "jsonb_patch", "geopoly_overlap", "geopoly_within"})
 CAP = 64 * _KIB
+_CAPPED = {
+    **dict.fromkeys(("json_patch", "jsonb_patch", "geopoly_overlap", "geopoly_within", "snippet"), CAP),
+    "highlight": 8 * CAP,
+}
 PATTERN = 500  # bytes of a pattern of LIKE or GLOB: each may be compared with every byte of the text
 SHORT_PATTERN = 200  # the same, where the clock is rarely checked
 LONG_PATTERN = 100  # where the text is long: at most 1 MiB
@@ -75,8 +80,9 @@ def tiers_of(functions: frozenset[str], cost: Cost = Cost()) -> tuple[Tier, ...]
     short, longer, long = (min(length[place] for length in lengths) for place in range(3))
     first = (Tier(short, 20_000, SHORT_PATTERN, False), Tier(longer, 1_000, PATTERN, False))
     linear = not slow.isdisjoint(_LINEAR)
-    if not slow.isdisjoint(_CAPPED):
-        return (*first, Tier(CAP // max(cost.slow_calls, 1), 3, LONG_PATTERN, linear))
+    if found := slow & _CAPPED.keys():
+        cap = min(_CAPPED[name] for name in found)
+        return (*first, Tier(cap // max(cost.slow_calls, 1), 3, LONG_PATTERN, linear))
     third = Tier(long, 100, LONG_PATTERN, linear)
     if slow.isdisjoint(_PATTERNS):
         return (*first, third, Tier(None, 3, LONGEST_PATTERN, linear))
@@ -102,8 +108,8 @@ def _json_lengths(arguments: int) -> tuple[int, int, int]:
 
 
 def capped(functions: frozenset[str]) -> str | None:
-    """Return the function of a statement that takes no values longer than CAP, if there is one."""
-    return min(_CAPPED.intersection(functions), default=None)
+    """Return the function of a statement that limits the length of its values most, if there is one."""
+    return min(_CAPPED.keys() & functions, key=lambda name: (_CAPPED[name], name), default=None)
 
 
 class LinearFunctions:

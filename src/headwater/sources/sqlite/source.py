@@ -26,7 +26,7 @@ from headwater.sources.creating import rows_only
 from headwater.sources.source import Args, Chunk, Look, Notes, Read, Sample, Work, Written
 from headwater.sources.sqlite.analysis.analyse import Analyses
 from headwater.sources.sqlite.chunk import read_chunk
-from headwater.sources.sqlite.connection import immediate, sqlite_errors
+from headwater.sources.sqlite.connection import OURS, immediate, sqlite_errors
 from headwater.sources.sqlite.continuity import Facts, compare, judge
 from headwater.sources.sqlite.follow import PAGE, Follower
 from headwater.sources.sqlite.glance import Glance
@@ -44,7 +44,7 @@ from headwater.sources.sqlite.install import (
 from headwater.sources.sqlite.lock import FileLock, InodeLock
 from headwater.sources.sqlite.opening import Connected, open_database
 from headwater.sources.sqlite.order import order
-from headwater.sources.sqlite.pool import Pool
+from headwater.sources.sqlite.pool import Pool, limit_temporary
 from headwater.sources.sqlite.query_sql import query_sql
 from headwater.sources.sqlite.sample import read_sample
 from headwater.sources.sqlite.session import SqliteSession, run_statement
@@ -103,7 +103,7 @@ class SqliteSource:
         self._transactions: set[SqliteTx] = set()
         self._trimmer = Trimmer(
             self._notes,
-            lambda work: self._writer.submit(work, ours=True),
+            lambda work: self._writer.submit(work, ours=True, caller=OURS),
             self._guard,
             rows=self._config.trim_rows,
             seconds=self._config.trim_seconds,
@@ -274,7 +274,7 @@ class SqliteSource:
                 reconcile(db, self._config.tables, known_good=known_good)
                 return int(str(db.pragma("schema_version")))
 
-        self._vouched = self._writer.submit(work, ours=True).result().value
+        self._vouched = self._writer.submit(work, ours=True, caller=OURS).result().value
         return self._vouched
 
     def _demand_resnapshot(self, tables: set[str]) -> None:
@@ -282,7 +282,7 @@ class SqliteSource:
             with self._guard.own() as db:
                 demand_resnapshot(db, tables, "images of a key do not chain")
 
-        self._writer.submit(work, ours=True).result()
+        self._writer.submit(work, ours=True, caller=OURS).result()
 
     # --- reading and writing ---------------------------------------------------------------------------------
 
@@ -371,12 +371,14 @@ class SqliteSource:
 
     def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
         """Run `work` in a transaction of its own; done when durable."""
-        return self._writer.submit(work)
+        return self._writer.submit(work, caller=caller)
 
     def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
         """Open an interactive transaction."""
         own = self._file.connect()
         with sqlite_errors(self.path):
+            if read_only:
+                limit_temporary(own)
             tx = SqliteTx(
                 own.db,
                 own.guard,

@@ -3,20 +3,24 @@
 Each member runs in a SAVEPOINT. A member that kills the whole transaction (OR ROLLBACK, a full disk) gets
 its error; the members before it are run again without it. One that leaves a deferred foreign key open is
 undone before it can spoil the COMMIT.
+
+Callers take turns, and a group ends early once its members have run for a while: a caller with many slow writes
+delays the write of another by two of them, not by all.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import apsw
 
 from headwater.errors import Busy, InvalidRequest, Unavailable
+from headwater.sources.fair_queue import FairQueue
 from headwater.sources.source import Session, Written
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import OURS, to_error
@@ -25,6 +29,7 @@ from headwater.sources.sqlite.triggers import CAPTURE, TXN
 
 T = TypeVar("T")
 MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon
+GROUP_SECONDS = 0.05  # members of a group run so long together, then it is committed and the rest make the next one
 GATHER_SECONDS = 0.0003  # at most this long, and only when the last commit had company
 MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
 
@@ -42,10 +47,10 @@ class Job:
     `alone`: it takes the place in the queue, not the connection. `ours`: no caller waits for it.
     """
 
-    __slots__ = ("alone", "future", "ours", "work")
+    __slots__ = ("alone", "caller", "future", "ours", "work")
 
-    def __init__(self, work: Callable[[Session], Any], alone: bool = False, ours: bool = False) -> None:
-        self.work, self.alone, self.ours = work, alone, ours
+    def __init__(self, work: Callable[[Session], Any], alone: bool, ours: bool, caller: str) -> None:
+        self.work, self.alone, self.ours, self.caller = work, alone, ours, caller
         self.future: Future[Any] = Future()
 
 
@@ -107,13 +112,15 @@ class Writer:
         session: Session,
         committed: Callable[[int], None],
         lost: Callable[[], BaseException | None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._db, self._guard, self._catalog, self._session = db, guard, catalog, session
         self._ledger = Ledger(guard, catalog)
-        self._committed, self._lost = committed, lost
-        # Guards _queue and _closing. Never held while work runs.
+        self._committed, self._lost, self._clock = committed, lost, clock
+        # Guards _queue, _aside and _closing. Never held while work runs.
         self._ready = threading.Condition()
-        self._queue: deque[Job] = deque()
+        self._queue: FairQueue[Job] = FairQueue()  # one thread writes: only the turns matter
+        self._aside: Job | None = None  # taken from the queue, and not fit for the group that was running
         self._closing = False
         self._wanted = 1  # jobs the writer waits for before it begins
         self._last_group = 1
@@ -121,15 +128,17 @@ class Writer:
         self._thread = threading.Thread(target=self._loop, name="headwater-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Callable[[Session], T], *, alone: bool = False, ours: bool = False) -> Future[Written[T]]:
-        """Queue `work`; the future is done when it is durable."""
-        job = Job(work, alone, ours)
+    def submit(
+        self, work: Callable[[Session], T], *, alone: bool = False, ours: bool = False, caller: str = ""
+    ) -> Future[Written[T]]:
+        """Queue `work` behind other work of `caller`; the future is done when it is durable."""
+        job = Job(work, alone, ours, caller)
         with self._ready:
             if self._closing:
                 raise Busy("the database is closing")
             if len(self._queue) >= MAX_QUEUE:
                 raise Busy(f"{MAX_QUEUE} writes are waiting already")
-            self._queue.append(job)
+            self._queue.put(caller, job)
             if len(self._queue) >= self._wanted:
                 self._ready.notify()
         return job.future
@@ -137,7 +146,7 @@ class Writer:
     @property
     def waiting(self) -> int:
         """Writes in the queue."""
-        return len(self._queue)
+        return len(self._queue) + (self._aside is not None)
 
     def close(self) -> None:
         """Finish what is queued, then stop."""
@@ -148,32 +157,57 @@ class Writer:
 
     def _loop(self) -> None:
         while jobs := self._take():
-            if jobs[0].alone:
+            if not jobs[0].alone:
+                taken: list[Job] = []
+                self._settle(self._attempt(self._members(jobs, taken), taken))
+            elif jobs[0].future.set_running_or_notify_cancel():
                 self._lend(jobs[0])
-            else:
-                self._last_group = len(jobs)
-                self._settle(self._attempt(jobs))
 
     def _take(self) -> list[Job]:
+        """Wait for work and take a group of it; nothing once the writer closes and none is left."""
+        jobs: list[Job] = []
         with self._ready:
-            while not self._queue and not self._closing:
+            while not self.waiting and not self._closing:
                 self._ready.wait()
             self._gather()
-            jobs: list[Job] = []
-            while self._queue and len(jobs) < MAX_GROUP:
-                if self._queue[0].alone and jobs:
+            while len(jobs) < MAX_GROUP:
+                job, self._aside = self._aside or self._queue.take(), None
+                if job is None:
                     break
-                jobs.append(self._queue.popleft())
-                if jobs[-1].alone:
+                if job.alone and jobs:
+                    self._aside = job
                     break
-        return [job for job in jobs if job.future.set_running_or_notify_cancel()] or (jobs and self._take()) or []
+                jobs.append(job)
+                if job.alone:
+                    break
+        return jobs
 
     def _gather(self) -> None:
         """Callers answered by the last commit are about to ask again: a moment's wait makes one group of them."""
         self._wanted = self._last_group
-        if len(self._queue) < self._wanted and not self._closing:
-            self._ready.wait_for(lambda: len(self._queue) >= self._wanted or self._closing, GATHER_SECONDS)
+        if self.waiting < self._wanted and not self._closing:
+            self._ready.wait_for(lambda: self.waiting >= self._wanted or self._closing, GATHER_SECONDS)
         self._wanted = 1
+
+    def _members(self, jobs: list[Job], taken: list[Job]) -> Iterator[Job]:
+        """Yield `jobs` that were not cancelled, and note them in `taken`; queue the rest after GROUP_SECONDS."""
+        until = self._clock() + GROUP_SECONDS
+        for place, job in enumerate(jobs):
+            if taken and self._clock() > until:
+                self._put_back(jobs[place:])
+                break
+            if job.future.set_running_or_notify_cancel():
+                taken.append(job)
+                yield job
+        self._last_group = len(taken)
+
+    def _put_back(self, jobs: list[Job]) -> None:
+        """Queue `jobs` before all others of their callers: callers that came since have their turns."""
+        with self._ready:
+            while (job := self._queue.take()) is not None:
+                jobs.append(job)
+            for job in jobs:
+                self._queue.put(job.caller, job)
 
     def _lend(self, job: Job) -> None:
         """Stand aside while an interactive transaction holds the database's one place for a writer."""
@@ -182,15 +216,17 @@ class Writer:
         except BaseException as error:
             job.future.set_exception(error)
 
-    def _attempt(self, jobs: list[Job]) -> list[Outcome]:
+    def _attempt(self, jobs: Iterator[Job], taken: list[Job]) -> list[Outcome]:
         """Whatever happens, every caller is answered and the thread lives on."""
         try:
             return self._group(jobs)
         except BaseException as error:
             self._abandon()
-            return [(job, to_error(error) if isinstance(error, apsw.Error) else error) for job in jobs]
+            for _ in jobs:  # those that did not run yet are answered, too
+                pass
+            return [(job, to_error(error) if isinstance(error, apsw.Error) else error) for job in taken]
 
-    def _group(self, jobs: list[Job]) -> list[Outcome]:
+    def _group(self, jobs: Iterator[Job]) -> list[Outcome]:
         """Run `jobs` in one transaction; what it kills is run again without the killer."""
         try:
             self._guard.run("BEGIN IMMEDIATE")
@@ -203,32 +239,33 @@ class Writer:
                 fault = Unavailable(fault.message, hint=_TAMPERED)
             return [(job, fault) for job in jobs]
         done: list[Outcome] = []
-        for place, job in enumerate(jobs):
+        for job in jobs:
             outcome = self._member(job)
             if not self._db.in_transaction:
-                return self._without_killer(jobs, place, outcome, done)
+                return self._without_killer(job, outcome, done, jobs)
             done.append((job, outcome))
-        return self._commit(jobs, done)
+        return self._commit(done)
 
     def _without_killer(
-        self, jobs: list[Job], place: int, outcome: Written[Any] | BaseException, done: list[Outcome]
+        self, killer: Job, outcome: Written[Any] | BaseException, done: list[Outcome], rest: Iterator[Job]
     ) -> list[Outcome]:
-        """Member `place` took the whole transaction with it: everybody else runs again."""
+        """`killer` took the whole transaction with it: everybody else runs again."""
         fault = outcome if isinstance(outcome, BaseException) else InvalidRequest("the transaction was lost")
         failed = [pair for pair in done if isinstance(pair[1], BaseException)]
         again = [job for job, result in done if not isinstance(result, BaseException)]
-        rest = jobs[place + 1 :]
-        replayed = (self._group(again) if again else []) + (self._group(rest) if rest else [])
-        return [*failed, (jobs[place], fault), *replayed]
+        replayed = self._group(iter(again)) if again else []
+        if (job := next(rest, None)) is not None:
+            replayed += self._group(chain((job,), rest))
+        return [*failed, (killer, fault), *replayed]
 
-    def _commit(self, jobs: list[Job], done: list[Outcome]) -> list[Outcome]:
+    def _commit(self, done: list[Outcome]) -> list[Outcome]:
         try:
             self._guard.run("COMMIT")
         except apsw.Error as error:
             self._abandon()
-            if len(jobs) == 1:
-                return [(jobs[0], to_error(error))]
-            return [pair for job in jobs for pair in self._group([job])]
+            if len(done) == 1:
+                return [(done[0][0], to_error(error))]
+            return [pair for job, _ in done for pair in self._group(iter((job,)))]
         if (fault := self._lost()) is not None:
             return [(job, outcome if isinstance(outcome, BaseException) else fault) for job, outcome in done]
         self.groups += 1

@@ -74,7 +74,7 @@ def _behind_comment(sql: str, at: int) -> int:
 
 # PostgreSQL reads these words as the time of now, wherever a date or a time may stand.
 _CLOCK = re.compile(r"now|today|tomorrow|yesterday", re.IGNORECASE)
-_HIDDEN = re.compile(r"\\|[uU]&'|'\s*\n\s*'")  # an escape, or a string that goes on in the next line
+_HIDDEN = re.compile(r"\\|[uU]&'|'[^\S\n]*+\n\s*+'")  # an escape, or a string that goes on in the next line
 _MOMENTS = {1082, 1083, 1114, 1184, 1266, 1182, 1183, 1115, 1185, 1270}
 _MOMENTS |= {3908, 3909, 3910, 3911, 3912, 3913, 4533, 4534, 4535, 6152, 6153, 6155}  # ranges of them
 

@@ -17,6 +17,7 @@ def closure(facts: list[Fact]) -> list[Fact]:
 
     def find(col: Col) -> Col:
         while leader.setdefault(col, col) != col:
+            leader[col] = leader[leader[col]]  # the next search is shorter
             col = leader[col]
         return col
 

@@ -22,6 +22,7 @@ from headwater.sources.sqlite.analysis.facts import (
     Formula,
     Instance,
     Kind,
+    Work,
     kind_of,
     rejected,
     shares,
@@ -40,10 +41,13 @@ Lookup = Callable[[tree.Ref], Instance | None]
 
 
 class Conditions:
-    """Reads expressions of one block. `lookup` finds the instance a name belongs to; `real` asks the engine."""
+    """Reads expressions of one block. `lookup` finds the instance a name belongs to; `real` asks the engine.
 
-    def __init__(self, lookup: Lookup, parameters: tuple[str, ...], real: Callable[[str], float]) -> None:
-        self._lookup, self._parameters, self._real = lookup, parameters, real
+    `work` limits what the whole statement may cost.
+    """
+
+    def __init__(self, lookup: Lookup, parameters: tuple[str, ...], real: Callable[[str], float], work: Work) -> None:
+        self._lookup, self._parameters, self._real, self.work = lookup, parameters, real, work
 
     def facts(self, node: Any) -> list[Fact]:
         """What is known where `node` is true."""
@@ -56,6 +60,7 @@ class Conditions:
             if isinstance(part, tree.Chain):
                 found += [Fact(None, pair) for pair in self._equal_in_all(part)]
             found += [Fact(one, None, rejected(one)) for one in ([] if formula is None else shares(formula))]
+        self.work.spend(found)
         return found
 
     def _equal_in_all(self, node: tree.Chain) -> set[tuple[Col, Col]]:

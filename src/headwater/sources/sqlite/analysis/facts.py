@@ -5,7 +5,7 @@ Everything here is necessary, never sufficient. A part that is not understood is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -13,9 +13,11 @@ from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Operand, 
 from headwater.model.table import Column, Table
 from headwater.sources.sqlite.affinity import affinity, doubt
 from headwater.sources.sqlite.analysis import tree
+from headwater.sources.sqlite.analysis.lexer import Unsupported
 
 _EXACT = 2**53  # integers up to here are floats, too
 MAX_FORMULA = 2_000  # tests of one place
+MAX_WORK = 200_000  # tests and operands: about a second
 
 
 class Kind(tuple[str, str, bool, str]):
@@ -90,6 +92,25 @@ class Fact:
         return found | {col[0] for col in self.equal or ()}
 
 
+class Work:
+    """Limits how many tests one analysis handles, each time it handles them."""
+
+    def __init__(self) -> None:
+        self._left = MAX_WORK
+
+    def spend(self, facts: Iterable[Fact]) -> None:
+        """Count the tests of `facts`; Unsupported once there were too many."""
+        self._left -= sum(1 if fact.formula is None else _size(fact.formula) for fact in facts)
+        if self._left < 0:
+            raise Unsupported("its conditions are too many for its joins and queries inside each other")
+
+
+def _size(formula: Formula) -> int:
+    if isinstance(formula, Atom):
+        return 1 + len(formula.operands)
+    return 1 + sum(map(_size, formula.parts))
+
+
 def cols(formula: Formula) -> Iterator[Col]:
     """The columns a formula names."""
     if isinstance(formula, Atom):
@@ -161,6 +182,12 @@ def kind_of(ref: tree.Ref) -> Kind | None:
 
 def output_kind(query: tree.Query, place: int) -> Kind | None:
     """The same of a column of an answer; of a set operation only where its parts agree."""
+    if place not in query.kinds:  # a query that is read twice at every level would be asked 2ⁿ times
+        query.kinds[place] = _output_kind(query, place)
+    return cast("Kind | None", query.kinds[place])
+
+
+def _output_kind(query: tree.Query, place: int) -> Kind | None:
     kinds: list[Kind | None] = []
     for select in query.selects:
         of = select.outputs[place].of
@@ -192,11 +219,12 @@ def column_of(table: Table, name: str) -> Column | None:
 
 def condition_of(table: Table, formulas: list[Formula]) -> Condition:
     """The formulas of a place as a condition on its rows, without those that cannot be told of its columns."""
-    found: list[Condition] = []
+    distinct: dict[Condition, None] = {}
     for formula in formulas:
         part = _condition(table, formula)
         parts = part.parts if isinstance(part, AllOf) else [] if part is None else [part]
-        found += [part for part in parts if part not in found]
+        distinct.update(dict.fromkeys(parts))
+    found = list(distinct)
     found = [part for part in found if not _is_idle(table, part, found)][:MAX_FORMULA]
     return found[0] if len(found) == 1 else AllOf(tuple(found))
 

@@ -66,10 +66,12 @@ class _Join:
         instance = self._frame.instances[id(source)]
         known = self._closed(facts)
         _link(known, {instance}, None)
+        formulas = dict.fromkeys(instance.formulas)
         for fact in known:
             is_mine = fact.about <= {instance}  # nothing at all in WHERE 0
-            if fact.formula is not None and is_mine and fact.formula not in instance.formulas:
-                instance.formulas.append(fact.formula)
+            if fact.formula is not None and is_mine:
+                formulas[fact.formula] = None
+        instance.formulas[:] = formulas
 
     def _on(self, node: tree.Join) -> list[Fact]:
         found = self._conditions.facts(node.on)
@@ -78,7 +80,10 @@ class _Join:
         return found
 
     def _closed(self, facts: list[Fact]) -> list[Fact]:
-        return closure(facts + [fact for fact in self._given if fact not in facts])
+        known = set(facts)
+        found = closure(facts + [fact for fact in self._given if fact not in known])
+        self._conditions.work.spend(found)
+        return found
 
     def _instances(self, node: tree.From) -> set[Instance]:
         return {self._frame.instances[id(source)] for source in tree.sources(node)}
@@ -108,10 +113,13 @@ def _without(facts: list[Fact], others: set[Instance]) -> list[Fact]:
 
 def _link(facts: list[Fact], mine: set[Instance], theirs: set[Instance] | None) -> None:
     """Note that a row of `mine` needs one of `theirs` (None: of a block around) with an equal value."""
+    links = {instance: dict.fromkeys(instance.links) for instance in mine}
     for fact in facts:
         if fact.equal is None:
             continue
         for own, other in (fact.equal, fact.equal[::-1]):
             is_theirs = other[0] in theirs if theirs is not None else other[0] not in mine
-            if own[0] in mine and is_theirs and (own[1], other) not in own[0].links:
-                own[0].links.append((own[1], other))
+            if own[0] in mine and is_theirs:
+                links[own[0]][own[1], other] = None
+    for instance, found in links.items():
+        instance.links[:] = found

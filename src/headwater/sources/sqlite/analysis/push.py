@@ -13,7 +13,17 @@ from typing import Any
 from headwater.sources.sqlite.analysis import tree
 from headwater.sources.sqlite.analysis.closure import closure
 from headwater.sources.sqlite.analysis.conditions import Conditions, conjuncts
-from headwater.sources.sqlite.analysis.facts import Col, Fact, Formula, Instance, cols, kind_of, moved, output_kind
+from headwater.sources.sqlite.analysis.facts import (
+    Col,
+    Fact,
+    Formula,
+    Instance,
+    Work,
+    cols,
+    kind_of,
+    moved,
+    output_kind,
+)
 from headwater.sources.sqlite.analysis.facts import rejected as rejected_by
 from headwater.sources.sqlite.analysis.frame import Frame
 from headwater.sources.sqlite.analysis.joins import restrict
@@ -44,6 +54,7 @@ class Push:
         self.places: list[Instance] = []
         self.top: Frame | None = None  # of the first block
         self._blocks = 0
+        self._work = Work()
 
     def query(self, query: tree.Query, asked: Asked) -> None:
         """Go through one query."""
@@ -75,7 +86,7 @@ class Push:
         frame = Frame({id(source): Instance(source) for source in tree.sources(select.source)}, asked.outer)
         if self.top is None:
             self.top = frame
-        conditions = Conditions(frame.find, self._parameters, self._real)
+        conditions = Conditions(frame.find, self._parameters, self._real, self._work)
         nature = Nature(select, order)
         outputs = _needed(select, nature, asked.needed)
         self._mark(select, order, outputs, frame)
@@ -85,6 +96,7 @@ class Push:
         _take_links(select, nature, frame, asked)
         restrict(select.source, frame, conditions, facts, asked.given)
         known = closure(facts + _inner(select.source, conditions) + asked.given)
+        self._work.spend(known)
         inner = list(_inner_joins(select.source))
         for join in tree.joins(select.source):
             # Where NULLs are made up, a pair that WHERE refuses still counts: it keeps them from being made up.

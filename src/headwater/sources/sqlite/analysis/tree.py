@@ -246,6 +246,7 @@ class Query:
     offset: Any = None
     is_recursive: bool = False  # the body of a WITH name that reads itself
     body_end: int = 0  # where in the text an ORDER BY would stand, if there is none
+    kinds: dict[int, Any] = field(default_factory=dict, init=False)  # by place, once `facts.output_kind` found them
 
 
 def children(node: Any) -> Iterator[Any]:

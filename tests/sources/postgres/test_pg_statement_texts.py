@@ -1,0 +1,18 @@
+"""Texts of callers that are read in one pass, however they are made."""
+
+from headwater.sources.postgres.analysis.parameters import may_say_now
+from headwater.sources.postgres.statements import _WRITING_PLAN
+
+BREAKS = "\n" * 1_000_000  # quadratic reading would take hours
+
+
+def test_string_that_continues_on_the_next_line_is_found_in_one_pass() -> None:
+    assert not may_say_now(f"SELECT '{BREAKS}x")
+    assert may_say_now("SELECT 'n' \n\n 'o'")
+
+
+def test_plan_with_many_line_breaks_is_read_in_one_pass() -> None:
+    assert not _WRITING_PLAN.search(f"Seq Scan on t\n  Filter: (a = '{BREAKS}')")
+    for plan in ("Insert on t", "Result\n  CTE a\n    ->  Update on t", "LockRows", "  ->  Merge on t"):
+        assert _WRITING_PLAN.search(plan)
+    assert not _WRITING_PLAN.search("Seq Scan on inserts\n  Filter: (a = 'Delete')")
