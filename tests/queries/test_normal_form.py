@@ -90,3 +90,9 @@ def compiled(db: apsw.Connection, sql: str) -> object:
         return db.execute(f"EXPLAIN {sql}", ANY_BINDINGS).fetchall()
     except apsw.SQLError as error:
         return str(error)
+
+
+def test_unclosed_quote_before_many_line_breaks_is_read_in_one_pass() -> None:
+    text = "'" + "\n" * 1_000_000  # quadratic reading would take hours
+    assert normal_form(f"SELECT {text}x").startswith("SELECT '")
+    assert normal_form("SELECT 'a'  \n \n  'b'") == "SELECT 'a'  \n \n  'b'"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -19,13 +20,22 @@ from headwater.queries.binding import bind
 from headwater.queries.causality import Token, demand, floor_of, lacking
 from headwater.queries.database import Database
 from headwater.queries.guards import GuardState
-from headwater.queries.instances import Args, Instance, Instances, instance_key, named_args
+from headwater.queries.instances import (
+    Analyses,
+    Args,
+    Instance,
+    InstanceKey,
+    Instances,
+    args_size,
+    instance_key,
+    named_args,
+)
 from headwater.queries.looks import Looks, Run, Seen
 from headwater.queries.prepared import Prepared
 from headwater.queries.reasons import Reasons
 from headwater.queries.table_versions import TableVersions
 from headwater.queries.tags import QueryTag, read_tag
-from headwater.queries.versions import Versions
+from headwater.queries.versions import MAX_BEHIND, Versions
 from headwater.sources.source import Look, Read
 
 FLOOR_SECONDS = 2.0  # longest wait for a change that somebody has seen
@@ -37,6 +47,9 @@ MAX_UNGUARDED = 3  # answers without guards, after which no more are asked for: 
 
 PRECISIONS = ("row", "column", "table", "none")  # down to which dependencies are known; of none nothing is kept
 MAX_COMPARED = 1 << 20  # bytes of an answer that is compared with the next one
+ENCODED_AT_ONCE = 64 << 10  # bytes of arguments that the loop encodes itself
+
+T = TypeVar("T")
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -100,24 +113,51 @@ def _moment(seen: Seen) -> tuple[int, ...]:
     return (seen.look.head, seen.look.schema) if is_whole else (seen.number,)
 
 
+def _newest_first(tags: Sequence[str], prefix: str) -> list[tuple[str, QueryTag]]:
+    """Return the tags that have `prefix`, as they were sent and as they read."""
+    found = [(opaque, tag) for opaque in tags if (tag := read_tag(opaque)) is not None and tag.prefix == prefix]
+    return sorted(found, key=lambda one: -one[1].offset)
+
+
 class Answering:
     """The queries of one database. In one loop; what blocks is run in threads."""
 
     def __init__(self, database: Database, run: Run, numbers: Numbers, *, sample: int = 0) -> None:
         self.database, self._run, self.numbers, self._sample = database, run, numbers, sample
         self._instances = Instances()
-        self._analyses: dict[str, tuple[Analysis, int]] = {}  # by query: and the state of the schema it holds in
+        self._analyses = Analyses()
         self._generation = database.log.generation  # in another one the schema may be any
         self._flights: dict[Hashable, asyncio.Task[Read | None]] = {}
         self._watched: dict[Hashable, None] = {}  # because they are asked for, the oldest first
-        self._held: set[Hashable] = set()  # subscribed
+        self._held: dict[Hashable, Instance] = {}  # subscribed
         self.versions = Versions(database.source, database.log)
         self.tables = TableVersions(database.log)
-        self._looks = Looks(database, self._advance, lambda: self.versions.behind)
+        self._looks = Looks(database, self._advance, lambda: self.versions.is_near and self.tables.is_near)
 
     def _advance(self) -> None:
         self.versions.advance()
         self.tables.advance()
+
+    async def _at_once(self, work: Callable[[], T]) -> T | None:
+        """Run `work`, which uses the versions, in the loop; None where other threads keep the versions locked.
+
+        The loop never waits for that lock, because a thread that takes in a large transaction has it for long.
+        """
+        for is_last in (False, True):
+            with self.versions.try_hold() as is_held:
+                if is_held:
+                    return work()
+            if not is_last:
+                await self._looks.catch_up(self.versions.catch_up)
+        return None
+
+    async def _with_tables(self, work: Callable[..., T], *args: object) -> T:
+        """Run `work`, which uses the table versions: in a thread if the loop would have to wait for them."""
+        with self.tables.try_hold() as is_held:
+            if is_held:
+                return work(*args)
+        found: T = await self._run(work, *args)
+        return found
 
     def close(self) -> None:
         """Keep what would take long to find out again. It waits for the disk."""
@@ -152,13 +192,13 @@ class Answering:
                 self.numbers.uncacheable += 1
                 self.numbers.reasons.answered(instance.analysis)
                 tags = ()
-            if tags and (known := self._known(instance, format, tags, seen)) is not None:
+            if tags and (known := await self._known(instance, format, tags, seen)) is not None:
                 return known
             read, shared = await self._executed(instance, seen)
             if read is not None:
-                answer = self._answer(instance, format, read, seen)
+                answer = await self._answer(instance, format, read)
                 return msgspec.structs.replace(answer, shared=True) if shared else answer
-            self._analyses.pop(prepared.id, None)  # the schema moved between the look and the read
+            self._analyses.pop(prepared.id)  # the schema moved between the look and the read
         raise Busy("the schema is being changed", hint="Try again in a moment.")
 
     def moment(self) -> Hashable:
@@ -166,11 +206,19 @@ class Answering:
         seen = self._looks.glance()
         return None if seen is None else (self.database.log.generation, seen.look.head, seen.look.schema)
 
-    def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
+    async def _known(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
         self.numbers.conditional += 1
         instance.returned = True
+        if not (seen.is_caught_up and seen.look.settled):
+            return None
         with self._timed():
-            return self._found(instance, format, tags, seen)
+            found = await self._found(instance, _newest_first(tags, instance.prefix(format)))
+        if found is None:
+            return None
+        self.numbers.not_modified += 1
+        opaque, tag, reached = found
+        etag = tag.write(weak=not instance.analysis.is_total)
+        return Answer(instance, tag.offset, etag, matched=opaque, seen=await self._seen(instance, reached))
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -179,20 +227,36 @@ class Answering:
         self.numbers.tags += 1
         self.numbers.tag_seconds += time.perf_counter() - started
 
-    def _found(self, instance: Instance, format: str, tags: Sequence[str], seen: Seen) -> Answer | None:
-        if not (seen.is_caught_up and seen.look.settled):
+    async def _found(self, instance: Instance, tags: list[tuple[str, QueryTag]]) -> tuple[str, QueryTag, int] | None:
+        """Return the tag that is current, and the offset up to which it is known to be.
+
+        Only the newest tag that is not of the future is checked: where it is not current, no older one is. So a
+        request costs one scan of the log at most.
+        """
+        judged = await self._at_once(lambda: self._judge(instance, tags)) if tags else None
+        if judged is None:
             return None
-        reached = self.versions.advance()
-        prefix = instance.prefix(format)
-        for opaque in tags:
-            tag = read_tag(opaque)
-            if tag is None or tag.prefix != prefix or tag.offset > reached:
-                continue
-            if self.versions.is_current(instance.key, instance.bound, tag.offset):
-                self.numbers.not_modified += 1
-                etag = tag.write(weak=not instance.analysis.is_total)
-                return Answer(instance, tag.offset, etag, matched=opaque, seen=self._seen(instance, reached))
-        return None
+        opaque, tag, is_current, reached = judged
+        if is_current is None:
+            is_current = await self._run(self.versions.is_current, instance.key, instance.bound, tag.offset)
+        return (opaque, tag, reached) if is_current else None
+
+    def _judge(
+        self, instance: Instance, tags: list[tuple[str, QueryTag]]
+    ) -> tuple[str, QueryTag, bool | None, int] | None:
+        """Return the tag to check, whether it is current, and how far the log was looked at.
+
+        Not whether it is current where many changes have to be scanned for that.
+        """
+        reached, versions = self.versions.advance(), self.versions
+        if self.database.log.generation != instance.generation:
+            return None
+        chosen = next(((opaque, tag) for opaque, tag in tags if tag.offset <= reached), None)
+        if chosen is None:
+            return None
+        place = instance.key, instance.bound, chosen[1].offset
+        is_quick = reached - chosen[1].offset <= MAX_BEHIND or versions.is_known(*place)
+        return *chosen, versions.is_current(*place) if is_quick else None, reached
 
     async def _executed(self, instance: Instance, seen: Seen) -> tuple[Read | None, bool]:
         """Run it, once for all who ask the same at the same moment of the database."""
@@ -209,7 +273,7 @@ class Answering:
     async def _execute(self, instance: Instance) -> Read | None:
         self.numbers.executed += 1
         if instance.asked >= WATCH_AFTER:
-            self._watch(instance)  # before it is read, so that guards are kept
+            await self._at_once(lambda: self._watch(instance))  # before it is read, so that guards are kept
         found: Read | None = await self._run(self._read, instance)
         return found
 
@@ -235,12 +299,13 @@ class Answering:
             self.tables.save()
         return found
 
-    def _answer(self, instance: Instance, format: str, read: Read, seen: Seen) -> Answer:
-        known = self._seen(instance, read.offset)
+    async def _answer(self, instance: Instance, format: str, read: Read) -> Answer:
+        known = await self._seen(instance, read.offset)
         if not instance.analysis.is_cacheable or not read.settled:
             return Answer(instance, read.offset, None, read, seen=known)
         with self._timed():
-            tag = QueryTag(instance.prefix(format), self._position(instance, read.offset))
+            position = await self._at_once(lambda: self._position(instance, read.offset))
+            tag = QueryTag(instance.prefix(format), read.offset if position is None else position)
         if self._sample and hash(instance.key) % self._sample == 0:
             self._compare(instance, tag.offset, read)
         return Answer(instance, read.offset, tag.write(weak=not instance.analysis.is_total), read, seen=known)
@@ -256,19 +321,26 @@ class Answering:
             self.numbers.unchanged += instance.digest[1] == digest
         instance.digest = position, digest
 
-    def _seen(self, instance: Instance, offset: int) -> dict[str, int]:
+    async def _seen(self, instance: Instance, offset: int) -> dict[str, int]:
+        return await self._with_tables(self._tables_at, instance.analysis.tables, offset)
+
+    def _tables_at(self, tables: Sequence[str], offset: int) -> dict[str, int]:
         self.tables.advance()
-        return self.tables.at(instance.analysis.tables, offset)
+        return self.tables.at(tables, offset)
+
+    def _tables_reached(self, tables: Sequence[str]) -> dict[str, int]:
+        self.tables.advance()
+        return self.tables.reached(tables)
 
     async def _rise(self, floor: Token, tables: Sequence[str]) -> None:
         """Wait, for a while, until the log has what a writer or an earlier reader has seen."""
         wanted = floor_of(floor, self.database.source.name, tables)
-        self.tables.advance()
-        ahead = lacking(wanted, self.tables.reached(tables))
+        reached = await self._with_tables(self._tables_reached, tables)
+        ahead = lacking(wanted, reached)
         if ahead:
             await self._run(self.database.reach, max(ahead.values()), FLOOR_SECONDS)
-            self.tables.advance()
-        demand(wanted, self.tables.reached(tables), began=self.database.log.generation_first)
+            reached = await self._with_tables(self._tables_reached, tables)
+        demand(wanted, reached, began=self.database.log.generation_first)
 
     def _position(self, instance: Instance, offset: int) -> int:
         """Where the last change that mattered stands, if that is known; else where the answer was read."""
@@ -295,13 +367,13 @@ class Answering:
 
     def hold(self, instance: Instance, *, last: int | None = None, since: int | None = None) -> None:
         """It is subscribed: its tag is canonical until `release`. See `Versions.watch`. From any thread."""
-        self._held.add(instance.key)
+        self._held[instance.key] = instance
         if last is not None or self.versions.last(instance.key) is None:
             self.versions.watch(instance.key, instance.bound, last=last, since=since)
 
     def release(self, key: Hashable) -> None:
         """Nobody subscribes to it any more."""
-        self._held.discard(key)
+        self._held.pop(key, None)
         if key not in self._watched:
             self.versions.forget(key)
 
@@ -330,26 +402,37 @@ class Answering:
         """The query with these arguments, understood as of `look` or later."""
         analysis, schema = await self.analysis(prepared, look)
         named = named_args(analysis.parameters, args)
-        key, generation = instance_key(prepared.id, named), self.database.log.generation
-        known = self._instances.get(key)
+        if args_size(named) <= ENCODED_AT_ONCE:
+            key = instance_key(prepared.id, named)
+        else:
+            key = await self._run(instance_key, prepared.id, named)
+        generation = self.database.log.generation
+        known = self._instances.get(key) or self._held.get(key)
         if known is not None and known.analysis is analysis and known.generation == generation:
             known.schema = schema
             return known
         if known is not None:
             self._unwatch(key)
-        made: Instance = await self._run(self._bound, prepared, analysis, named, generation, schema)
-        forgotten = self._instances.put(made)
-        if forgotten is not None:
+        made: Instance = await self._run(self._bound, prepared, analysis, named, generation, schema, key)
+        if key in self._held:
+            self._held[key] = made
+        for forgotten in self._instances.put(made):
             self._unwatch(forgotten)
         return made
 
     def _bound(
-        self, prepared: Prepared, analysis: Analysis, args: dict[str, Value], generation: str, schema: int
+        self,
+        prepared: Prepared,
+        analysis: Analysis,
+        args: dict[str, Value],
+        generation: str,
+        schema: int,
+        key: InstanceKey,
     ) -> Instance:
         source = self.database.source
         tables = source.describe()
         bound = bind(source, tables, analysis, args)
-        made = Instance(prepared, analysis, args, bound, tables=tables, generation=generation, schema=schema)
+        made = Instance(prepared, analysis, args, bound, tables=tables, generation=generation, schema=schema, key=key)
         if made.key in self._held:  # what mattered to it before may not be what matters now
             self.versions.advance()
             known = self.versions.last(made.key)
@@ -360,14 +443,14 @@ class Answering:
     async def analysis(self, prepared: Prepared, look: Look) -> tuple[Analysis, int]:
         """What the query depends on, and a state of the schema in which that holds, not before `look`."""
         if self._generation != self.database.log.generation:
-            self._generation, self._analyses = self.database.log.generation, {}
+            self._generation, self._analyses = self.database.log.generation, Analyses()
         known = self._analyses.get(prepared.id)
         if known is not None and known[1] == look.schema:
             return known
         found: tuple[Analysis, int] = await self._run(self._analysed, prepared)
         if known is not None and known[0].epoch == found[0].epoch:
             found = known[0], found[1]  # what moved was something else
-        self._analyses[prepared.id] = found
+        self._analyses.put(prepared, *found)
         self.numbers.analysis(found[0])
         return found
 

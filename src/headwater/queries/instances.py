@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import sys
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
+
+import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.dependency import Analysis
 from headwater.model.literal import UNAVAILABLE, Value
-from headwater.model.pack import encode_row
 from headwater.model.table import Table
 from headwater.queries.binding import Bound
 from headwater.queries.prepared import Prepared
-from headwater.queries.tags import Question, sorted_args
+from headwater.queries.tags import Question, pack_args, sorted_args
 
 MAX_INSTANCES = 20_000  # that are remembered between two requests
+MAX_ARGS_BYTES = 32 << 10  # of the arguments of an instance that is remembered
+MAX_BYTES = 64 << 20  # of the arguments and texts of all that are remembered
+MAX_ANALYSES = 10_000
+TEXT_FACTOR = 4  # an analysis takes several times the memory of its text
+CELL = 32  # bytes that an argument takes besides its value
 
 Args = Sequence[Value] | Mapping[str, Value]
+InstanceKey = tuple[str, tuple[str, ...], bytes]  # the query's id, the names of its arguments, and their values
 
 
 class Instance:
@@ -30,10 +38,12 @@ class Instance:
         "digest",
         "generation",
         "key",
+        "packed",
         "prefixes",
         "prepared",
         "returned",
         "schema",
+        "size",
         "tables",
         "unguarded",
     )
@@ -48,13 +58,16 @@ class Instance:
         tables: Mapping[str, Table],
         generation: str,
         schema: int,
+        key: InstanceKey | None = None,
     ) -> None:
         self.prepared, self.analysis, self.args, self.bound = prepared, analysis, args, bound
         # As they were when it was bound; only guards ask for them again.
         self.tables = {name: tables[name] for name in analysis.tables if name in tables} if analysis.guards else {}
         self.generation = generation  # of the log
         self.schema = schema  # the newest state of the schema in which the analysis is known to hold
-        self.key = instance_key(prepared.id, args)
+        self.key = instance_key(prepared.id, args) if key is None else key
+        self.packed = self.key[2]
+        self.size = args_size(args)
         self.prefixes: dict[tuple[str, str], str] = {}
         self.asked = 0  # times, while it was remembered
         self.returned = False  # somebody came back with a tag
@@ -73,15 +86,29 @@ class Instance:
                 args=sorted_args(self.args),
                 format=format,
                 scope=scope,
+                packed=self.packed,
             )
             found = self.prefixes[format, scope] = asked.prefix
         return found
 
 
-def instance_key(query_id: str, args: Mapping[str, Value]) -> Hashable:
-    """Equal exactly for the same query with the same typed arguments."""
+def instance_key(query_id: str, args: Mapping[str, Value]) -> InstanceKey:
+    """Equal exactly for the same query with the same typed arguments. Encodes them: with long ones in a thread."""
     pairs = sorted_args(args)
-    return query_id, tuple(name for name, _ in pairs), encode_row(tuple(value for _, value in pairs))
+    return query_id, tuple(name for name, _ in pairs), pack_args(pairs)
+
+
+def args_size(args: Mapping[str, Value]) -> int:
+    """Return about how many bytes of memory the arguments take, without looking into them."""
+    return sum(CELL + _value_size(value) for value in args.values())
+
+
+def _value_size(value: object) -> int:
+    if isinstance(value, tuple):
+        return CELL * len(value)
+    if isinstance(value, msgspec.Struct):
+        return sum(map(_value_size, msgspec.structs.astuple(value)))
+    return sys.getsizeof(value)
 
 
 def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
@@ -115,11 +142,13 @@ def _count(wanted: Sequence[str]) -> str:
 
 
 class Instances:
-    """The instances asked for lately. In the loop."""
+    """The instances asked for lately, within bounds of number and bytes. In the loop."""
 
-    def __init__(self, most: int = MAX_INSTANCES) -> None:
-        self._most = most
+    def __init__(self, most: int = MAX_INSTANCES, max_bytes: int = MAX_BYTES) -> None:
+        self._most, self._max_bytes = most, max_bytes
         self._known: OrderedDict[Hashable, Instance] = OrderedDict()
+        self._of_query = Counter[str]()  # how many are remembered, by query id
+        self.bytes = 0  # of their arguments, and of the text of each query once
 
     def get(self, key: Hashable) -> Instance | None:
         """The instance, if it is remembered."""
@@ -133,11 +162,67 @@ class Instances:
         """Whether it is remembered, and not in another understanding."""
         return self._known.get(instance.key) is instance
 
-    def put(self, instance: Instance) -> Hashable | None:
-        """Remember it; the key of the one that was forgotten for it."""
+    def put(self, instance: Instance) -> list[Hashable]:
+        """Remember it unless its arguments are large; return the keys of the instances forgotten for it."""
+        self._pop(instance.key)
+        if instance.size > MAX_ARGS_BYTES:
+            return []
         self._known[instance.key] = instance
-        self._known.move_to_end(instance.key)
-        return self._known.popitem(last=False)[0] if len(self._known) > self._most else None
+        self._count(instance, 1)
+        forgotten: list[Hashable] = []
+        while len(self._known) > self._most or (self.bytes > self._max_bytes and len(self._known) > 1):
+            forgotten.append(oldest := next(iter(self._known)))
+            self._pop(oldest)
+        return forgotten
+
+    def _pop(self, key: Hashable) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._count(found, -1)
+
+    def _count(self, instance: Instance, sign: int) -> None:
+        """Count an instance that was added, or with -1 one that is gone."""
+        self.bytes += sign * instance.size
+        query = instance.prepared
+        if self._of_query[query.id] == (0 if sign > 0 else 1):
+            self.bytes += sign * TEXT_FACTOR * len(query.sql)
+        self._of_query[query.id] += sign
+        if not self._of_query[query.id]:
+            del self._of_query[query.id]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class Analyses:
+    """What queries depend on, and the state of the schema in which that holds, by query id. In the loop."""
+
+    def __init__(self, most: int = MAX_ANALYSES, max_bytes: int = MAX_BYTES) -> None:
+        self._most, self._max_bytes = most, max_bytes
+        self._known: OrderedDict[str, tuple[Prepared, Analysis, int]] = OrderedDict()
+        self.bytes = 0  # about, of all of them
+
+    def get(self, id: str) -> tuple[Analysis, int] | None:
+        """The analysis, if it is remembered."""
+        found = self._known.get(id)
+        if found is None:
+            return None
+        self._known.move_to_end(id)
+        return found[1:]
+
+    def put(self, prepared: Prepared, analysis: Analysis, schema: int) -> None:
+        """Remember an analysis, and forget those that were not used for longest."""
+        self.pop(prepared.id)
+        self._known[prepared.id] = prepared, analysis, schema
+        self.bytes += TEXT_FACTOR * len(prepared.sql)
+        while len(self._known) > self._most or (self.bytes > self._max_bytes and len(self._known) > 1):
+            self.pop(next(iter(self._known)))
+
+    def pop(self, id: str) -> None:
+        """Forget one."""
+        found = self._known.pop(id, None)
+        if found is not None:
+            self.bytes -= TEXT_FACTOR * len(found[0].sql)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from headwater.model.work_context import shared_context
 from headwater.queries.database import Database
 from headwater.sources.source import Look
 
-MAX_BEHIND = 100  # changes that the loop itself may take in
 CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked
 
 Run = Callable[..., Awaitable[Any]]
@@ -32,14 +32,15 @@ class Looks:
         self,
         database: Database,
         advance: Callable[[], object] = lambda: None,
-        behind: Callable[[], int] = lambda: 0,
+        is_near: Callable[[], bool] = lambda: True,
     ) -> None:
         self._database = database
         self._advance = advance  # takes in what is new in the log: in the thread, for it may be much
-        self._behind = behind  # how many changes `advance` has before it
+        self._is_near = is_near  # whether `advance` has so little before it that the loop may call it
         self._shared: Seen | None = None  # of this pass of the loop
         self._next: asyncio.Task[Seen] | None = None  # has not begun
         self._running: asyncio.Task[Seen] | None = None
+        self._advancing: asyncio.Task[object] | None = None
         self._number = 0
 
     async def look(self) -> Seen:
@@ -48,7 +49,7 @@ class Looks:
         if glanced is not None:
             return glanced
         if self._next is None:
-            self._next = asyncio.create_task(self._look())
+            self._next = asyncio.create_task(self._look(), context=shared_context())
         return await asyncio.shield(self._next)
 
     def glance(self) -> Seen | None:
@@ -56,12 +57,22 @@ class Looks:
         to it in this pass had asked before."""
         if self._shared is None:
             found = self._database.glance()
-            if found is None or self._behind() > MAX_BEHIND:
+            if found is None or not self._is_near():
                 return None
             self._number += 1
             self._shared = Seen(self._number, found, is_caught_up=True)
             asyncio.get_running_loop().call_soon(self._forget)
         return self._shared
+
+    async def catch_up(self, wait: Callable[[], object]) -> None:
+        """Run `wait` in a thread, once for all callers. Returns after CATCH_UP_SECONDS in any case."""
+        if self._advancing is None or self._advancing.done():
+            self._advancing = asyncio.create_task(asyncio.to_thread(wait))
+            self._advancing.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may be nobody's
+        advancing = self._advancing
+        await asyncio.wait({advancing}, timeout=CATCH_UP_SECONDS)
+        if advancing.done():
+            advancing.result()
 
     def _forget(self) -> None:
         self._shared = None

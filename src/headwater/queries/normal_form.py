@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 )
 # What the databases read differently, or in ways that one pass over tokens does not see: brackets (a name in SQLite, a
 # subscript in PostgreSQL), dollar quotes, backslashes in strings, and strings that continue on the next line.
-_UNSAFE = re.compile(r"\[|\$(?!\d)|\\|'\s*\n\s*'")
+_UNSAFE = re.compile(r"\[|\$(?!\d)|\\|'[^\S\n]*+\n\s*+'")
 _COMPARISONS = frozenset({"=", "<", ">", "<=", ">=", "<>", "!=", "=="})
 
 

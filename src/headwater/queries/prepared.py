@@ -68,6 +68,11 @@ def query_id(db: str, sql: str) -> str:
     return f"q_{base64.b32encode(digest[:15]).decode().lower()}"
 
 
+def unknown_query() -> NotFound:
+    """Return the error for an id that nobody prepared, or not where the caller may know of it."""
+    return NotFound("unknown query_id", hint="Prepare it by query.prepare; its id is made of its text.")
+
+
 class PreparedQueries:
     """The file and what is in it. From any thread."""
 
@@ -149,7 +154,7 @@ class PreparedQueries:
         """The query with this id; NotFound."""
         found = self._known.get(id)
         if found is None:
-            raise NotFound("unknown query_id", hint="Prepare it by query.prepare; its id is made of its text.")
+            raise unknown_query()
         return found
 
     def drop_database(self, db: str) -> None:

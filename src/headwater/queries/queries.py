@@ -20,7 +20,7 @@ from headwater.queries.instances import Args
 from headwater.queries.looks import Run
 from headwater.queries.normal_form import normal_form
 from headwater.queries.patch_results import Results
-from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id
+from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id, unknown_query
 from headwater.queries.versions import Versions
 
 MAX_CHECKED = 10_000
@@ -93,9 +93,10 @@ class Queries:
         return Explained(unkept(found.sql, found.db), analysis)
 
     def get(self, principal: Principal, id: str) -> Prepared:
-        """The query with this id; NotFound."""
+        """The query with this id; NotFound, also where the caller must not know of its database."""
         found = self._prepared.get(id)
-        principal.glimpse(found.db)
+        if not principal.sees(found.db):
+            raise unknown_query()
         return found
 
     async def ask(
@@ -111,7 +112,9 @@ class Queries:
         """The answer of a query, or that what the asker has is current."""
         await self.allow(principal, prepared)
         async with self._naming_tables(principal, prepared.db):
-            return await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+            found = await self.answering(prepared.db).ask(prepared, args, format=format, tags=tags, floor=floor)
+        principal.check_reads(prepared.db, found.instance.analysis)  # it may mean something else by now
+        return found
 
     @asynccontextmanager
     async def _naming_tables(self, principal: Principal, db: str) -> AsyncIterator[None]:

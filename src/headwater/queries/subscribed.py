@@ -16,7 +16,7 @@ from headwater.model.dependency_words import of_condition
 from headwater.model.literal import Value, from_lit
 from headwater.model.pack import encode_row
 from headwater.model.principal import ADMIN, Depends, Principal
-from headwater.queries.answering import Answering
+from headwater.queries.answering import ENCODED_AT_ONCE, Answering
 from headwater.queries.etag import opaque
 from headwater.queries.instances import Instance
 from headwater.queries.prepared import Prepared
@@ -47,6 +47,8 @@ class Answered(msgspec.Struct, frozen=True):
 
 class Asked:
     """An instance as it is understood at `head` or later."""
+
+    follows_all = False
 
     def __init__(self, instance: Instance, key: Hashable, url: str, head: int, answering: Answering) -> None:
         self.instance, self.key, self.url, self.head = instance, key, url, head
@@ -123,6 +125,7 @@ class Lost:
     tables: tuple[str, ...] = ()
     beyond: tuple[str, ...] = ("what is gone ()",)  # any change of the schema is told of
     dependencies: tuple[Depends, ...] = ()
+    follows_all = False
     is_guarded = False
 
     def __init__(self, prepared: Prepared, key: Hashable, url: str, head: int) -> None:
@@ -166,6 +169,7 @@ class Volatile(Lost):
         analysis = instance.analysis
         self.tables, self.beyond, self.dependencies = analysis.tables, analysis.beyond, analysis.dependencies
         self.wanted = (ANY,) if analysis.unseen else analysis.tables
+        self.follows_all = bool(analysis.unseen)
         self.prefix = "none" + instance.prefix(FORMATS[0])[4:]  # of no answer: those have no tags
         told = "any change" if analysis.unseen else "every change of its tables"
         self._why = f"{told}: the answer cannot be kept, {'; '.join(analysis.volatile)}"
@@ -235,7 +239,8 @@ class Subscribed:
         if who is not None:
             await self._queries.allow(who, prepared)
         answering = self._queries.answering(prepared.db)
-        key, url = (query_id, msgspec.json.encode(args)), _url(query_id, args)
+        key = query_id, msgspec.json.encode(args)
+        url = _url(*key) if len(key[1]) <= ENCODED_AT_ONCE else await self._queries.run(_url, *key)
         try:
             instance, head = await answering.understood(prepared, _values(args))
             if not instance.analysis.is_cacheable:
@@ -294,11 +299,11 @@ def _values(args: Args) -> list[Value] | dict[str, Value]:
     return [from_lit(lit) for lit in args]
 
 
-def _url(query_id: str, args: Args) -> str:
-    """Where the answer is to be had."""
-    if not args:
+def _url(query_id: str, args: bytes) -> str:
+    """Return where the answer is available; `args` is JSON."""
+    if args in (b"[]", b"{}"):
         return f"/api/v1/q/{query_id}"
-    return f"/api/v1/q/{query_id}?args={quote(msgspec.json.encode(args).decode(), safe='')}"
+    return f"/api/v1/q/{query_id}?args={quote(args.decode(), safe='')}"
 
 
 def _bound(condition: Condition, args: Mapping[str, Value]) -> Condition:

@@ -11,7 +11,8 @@ Numbers never go back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -22,6 +23,7 @@ from headwater.queries.causality import WHOLE
 
 NOTE = "table_versions"
 SAVE_EVERY = 10_000  # changes; what was not saved is read again after a restart, or told too high
+MAX_BEHIND = 100  # changes that the loop itself may take in
 MAX_TABLES = 10_000  # beyond this the tables that stood still the longest share one number
 
 
@@ -39,7 +41,7 @@ class TableVersions:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = threading.RLock()  # guards what follows
         self._last: dict[str, int] = {}
         self._told: dict[str, int] = {}  # ahead of the log
         # Nothing is known of what lies before the horizon, unless that is where the generation begins.
@@ -69,6 +71,21 @@ class TableVersions:
                     self._upto = max(self._upto, self._log.horizon - 1)
                     self._rest = max(self._rest, self._upto)
             return self._upto
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether so little is new in the log that the loop itself may advance."""
+        return self._log.latest - self._upto <= MAX_BEHIND
+
+    @contextmanager
+    def try_hold(self) -> Iterator[bool]:
+        """Take the lock without waiting; yield whether it was free and `is_near` holds."""
+        is_held = self._lock.acquire(blocking=False)
+        try:
+            yield is_held and self.is_near
+        finally:
+            if is_held:
+                self._lock.release()
 
     def _look(self) -> None:
         for part in self._log.scan(after=self._upto):

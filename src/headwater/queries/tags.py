@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -18,6 +18,8 @@ from headwater.model.pack import encode_row
 
 FORMAT = "2"  # raise it whenever the same question could be answered in other bytes
 EXTRACTOR = "1"  # raise it whenever dependencies of the same query may come out smaller
+LONG = 1_024  # bytes of encoded arguments: more are kept as a digest
+_DIGEST = b"\xc1"  # before a digest: no encoded row begins with this byte
 
 _TAG = re.compile(r"([A-Za-z0-9_-]{16})\.([0-9a-f]{1,15})(?:-gzip|-br)?\Z")  # the end is a proxy's
 
@@ -49,6 +51,7 @@ class Question(msgspec.Struct, frozen=True):
     args: tuple[tuple[str, Value], ...]
     format: str
     scope: str = ""  # whose rows are seen, where that is not everybody's
+    packed: bytes = b""  # `pack_args` of the arguments, where that was done already
 
     @property
     def prefix(self) -> str:
@@ -56,8 +59,14 @@ class Question(msgspec.Struct, frozen=True):
         digest = hashlib.blake2b(digest_size=12)
         texts = (FORMAT, EXTRACTOR, self.db, self.generation, self.epoch, self.sql, self.format, self.scope)
         digest.update(encode_row((*texts, *(name for name, _ in self.args))))
-        digest.update(encode_row(tuple(value for _, value in self.args)))
+        digest.update(self.packed or pack_args(self.args))
         return base64.urlsafe_b64encode(digest.digest()).decode()
+
+
+def pack_args(args: Iterable[tuple[str, Value]]) -> bytes:
+    """Return bytes that are equal exactly for equal values of equal types; short ones however long the values are."""
+    encoded = encode_row(tuple(value for _, value in args))
+    return encoded if len(encoded) <= LONG else _DIGEST + hashlib.blake2b(encoded).digest()
 
 
 def sorted_args(args: Mapping[str, Value]) -> tuple[tuple[str, Value], ...]:

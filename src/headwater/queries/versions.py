@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable
+from collections import deque
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 
 from headwater.errors import OffsetExpired
 from headwater.log.log import Log
@@ -20,6 +22,9 @@ from headwater.queries.sketch import Sketch
 from headwater.sources.source import Source
 
 MAX_SCAN = 10_000  # changes that are looked at for one question; beyond that an answer costs less
+MAX_BEHIND = 100  # changes that the loop itself may take in, or scan; fewer where many instances are watched
+LEAST_BEHIND = 8
+ROUTED_AT_ONCE = 50_000  # changes times watched instances that the loop may take in
 
 
 class Watched:
@@ -50,6 +55,7 @@ class Versions:
         self.seconds = 0.0  # it took
         self.guarded = Guarded()
         self.allowed = 0  # tags that are current only by guards
+        self._leaving: deque[Hashable] = deque()  # forgotten while another thread had the lock
         self._begin()
 
     def _begin(self) -> None:
@@ -57,6 +63,7 @@ class Versions:
         self._router: Router = Router(self._source)
         self._sketch = Sketch(self._applied)
         self._watched: dict[Hashable, Watched] = {}
+        self._leaving.clear()
         self.guarded.clear()
 
     def advance(self) -> int:
@@ -74,7 +81,31 @@ class Versions:
             self.seconds += time.perf_counter() - started
             return self._applied
 
+    def catch_up(self) -> None:
+        """Wait for the lock, then advance. Blocks: not in the loop."""
+        with self._lock:
+            self.advance()
+
+    @property
+    def is_near(self) -> bool:
+        """Return whether so little is new in the log that the loop itself may advance."""
+        return self.behind <= max(LEAST_BEHIND, min(MAX_BEHIND, ROUTED_AT_ONCE // (len(self._watched) + 1)))
+
+    @contextmanager
+    def try_hold(self) -> Iterator[bool]:
+        """Take the lock without waiting; yield whether it was free and `is_near` holds.
+
+        Inside, the methods of this class do not block the loop.
+        """
+        is_held = self._lock.acquire(blocking=False)
+        try:
+            yield is_held and self.is_near
+        finally:
+            if is_held:
+                self._lock.release()
+
     def _apply(self, upto: int) -> None:
+        self._leave()
         self.guarded.begin()
         for part in self._log.scan(after=self._applied, upto=upto) if upto > self._applied else ():
             for offset, change in enumerate(part.changes, part.first):
@@ -101,7 +132,7 @@ class Versions:
         """Keep track of an instance from now on. `last` mattered to it, and nothing else after `since`."""
         with self._lock:
             self.advance()
-            self.forget(key)
+            self.forget(key)  # at once, because the lock is held
             start = self._applied if since is None else since
             self._watched[key] = watched = Watched(bound, start if last is None else last, start)
             self._router.add(key, bound)
@@ -120,8 +151,18 @@ class Versions:
             watched.matters(self._applied)
 
     def forget(self, key: Hashable) -> None:
-        """Keep track no more."""
-        with self._lock:
+        """Stop tracking an instance. Does not wait: a thread that has the lock may have it for long."""
+        self._leaving.append(key)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._leave()
+            finally:
+                self._lock.release()
+
+    def _leave(self) -> None:
+        """Remove the instances that were forgotten. The lock is held."""
+        while self._leaving:
+            key = self._leaving.popleft()
             if self._watched.pop(key, None) is not None:
                 self._router.remove(key)
                 self.guarded.drop(key)
@@ -129,11 +170,15 @@ class Versions:
     def last(self, key: Hashable) -> tuple[int, int] | None:
         """Of a watched instance: the offset of the last change that mattered, and how far was looked."""
         with self._lock:
+            self._leave()
             watched = self._watched.get(key)
             return None if watched is None else (watched.last, self._applied)
 
     def is_current(self, key: Hashable, bound: Bound, offset: int) -> bool:
-        """Whether the answer at `offset` is the answer still, as far as was looked; False where that is not known."""
+        """Whether the answer at `offset` is the answer still, as far as was looked; False where that is not known.
+
+        A later offset is current wherever an earlier one is. May scan the log: see `is_known`.
+        """
         with self._lock:
             if offset > self._applied:
                 return False
@@ -151,6 +196,14 @@ class Versions:
             return all(bound.matters(change) is None for part in parts for change in part.changes)
         except OffsetExpired:
             return False
+
+    def is_known(self, key: Hashable, bound: Bound, offset: int) -> bool:
+        """Return whether `is_current` needs no scan of the log."""
+        with self._lock:
+            if offset > self._applied or self._applied - offset > MAX_SCAN:
+                return True
+            watched = self._of(key, bound)
+            return (watched is not None and offset >= watched.since) or self._sketch.version(bound) <= offset
 
     def _of(self, key: Hashable, bound: Bound) -> Watched | None:
         """What is known of an instance, as it is understood: by another analysis other things matter."""
