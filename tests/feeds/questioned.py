@@ -21,6 +21,9 @@ class Fake:
     """Sees the rows of one table of which `holds` is true, and all changes of the schema."""
 
     query_id, db, url = "q_fake", "main", "/api/v1/q/q_fake"
+    beyond: tuple[str, ...] = ()
+    dependencies: tuple[Any, ...] = ()
+    follows_all = False
 
     def __init__(
         self, table: str = "items", holds: Holds = lambda row: True, *, key: Hashable = 0, head: int = 0

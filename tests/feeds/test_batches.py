@@ -219,3 +219,23 @@ def test_images_are_those_of_the_op_that_is_delivered() -> None:
             assert [(row["_offset"], row["_change_type"]) for row in found] == [(2, "insert"), (3, "delete")]
 
     in_loop(work)
+
+
+def test_large_rows_end_a_batch_before_its_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches_module, "BATCH_BYTES", 3_000)
+
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(*(insert(id, note="x" * 1_000) for id in range(10)))
+        async with place(fed) as here:
+            batches = here.batches(upto=10)
+            pieces: list[bytes] = []
+            while (piece := await batches.next()) is not None:
+                pieces.append(piece)
+            data = b"".join(pieces)
+            with pa.ipc.open_stream(data) as reader:
+                sizes = [batch.num_rows for batch in reader]
+            assert offsets(data) == list(range(1, 11))
+            assert sizes == [3, 3, 3, 1]
+
+    in_loop(work)

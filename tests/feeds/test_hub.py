@@ -29,6 +29,7 @@ from tests.feeds.fed import (
     told,
 )
 
+from headwater.feeds import batch as batch_module
 from headwater.feeds import group as group_module
 from headwater.feeds import hub as hub_module
 from headwater.feeds.group import Group
@@ -90,7 +91,8 @@ class Taker:
             self.found.append(Told(str(offset), op.word, data))
         self.cursor, self.epoch = self.hub.upto, self.hub.epoch
         self.seen = self.group.seek(self.cursor)
-        assert self.seen is not None
+        # A group that was made while a batch was published begins behind that batch.
+        assert self.seen is not None or self.hub._routed > self.hub.upto
 
     async def finish(self) -> None:
         await settled(self.hub, self.fed)
@@ -106,6 +108,10 @@ def test_every_taker_sees_what_passes_once_and_in_order(seed: int, monkeypatch: 
     monkeypatch.setattr(hub_module, "BATCH", 16)
     monkeypatch.setattr(hub_module, "KEPT_FRAMES", 60)
     monkeypatch.setattr(group_module, "PIECE", 600)
+    if seed % 2:
+        monkeypatch.setattr(hub_module, "TURN_SECONDS", -1.0)  # others come between any two groups
+    if seed % 5 == 0:
+        monkeypatch.setattr(batch_module, "MOST_WORK", 30)
 
     async def work() -> None:
         chance = random.Random(seed)
@@ -533,5 +539,129 @@ def test_seeking_finds_the_place_of_any_cursor_that_is_held() -> None:
                 fed.commit(insert(id), name(f"n{id}"))
             await settled(hub, fed)
             assert [group.seek(cursor) for cursor in range(13)] == [None, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5]
+
+    in_loop(work)
+
+
+# --- what one batch may take of the loop ---------------------------------------------------------------------
+
+
+class Ticking:
+    """A clock on which every look takes `step` seconds."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+class Threads:
+    """Runs calls like `run` and counts those that decide filters."""
+
+    def __init__(self) -> None:
+        self.decided = 0
+
+    async def __call__(self, call: Any, *args: Any) -> Any:
+        self.decided += getattr(call, "__func__", None) is batch_module.Costly.run
+        return await run(call, *args)
+
+
+def test_filter_that_took_long_in_the_loop_is_decided_in_a_thread_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        fed, threads = Fed(), Threads()
+        async with opened(fed, threads) as hub:
+            slow = Taker(fed, hub, options(tables=("items",), where="size > 2"))
+            with monkeypatch.context() as patch:
+                patch.setattr(hub_module, "perf_counter", Ticking(hub_module.SHARE_SECONDS * 2))
+                fed.commit(insert(1, 3))
+                await settled(hub, fed)
+            quick = Taker(fed, hub, options(tables=("items",), where="size > 1"))
+            assert threads.decided == 0 and slow.view.is_costly and not quick.view.is_costly
+            fed.commit(insert(2, 3))
+            await slow.finish()
+            await quick.finish()
+            assert threads.decided == 1 and slow.fell_back == quick.fell_back == 0
+
+    in_loop(work)
+
+
+def balanced(terms: list[str]) -> str:
+    """All terms, nested as little as can be."""
+    half = len(terms) // 2
+    return f"({balanced(terms[:half])}AND{balanced(terms[half:])})" if half else f"({terms[0]})"
+
+
+@pytest.mark.parametrize(
+    ("terms", "rows", "note", "threads"),
+    [(1, 1, "", 0), (1, 900, "", 0), (600, 1, "", 0), (600, 900, "", 1), (100, 1, "x" * 1_000_000, 1)],
+)
+def test_long_filter_over_many_or_large_rows_is_decided_in_a_thread_at_once(
+    terms: int, rows: int, note: str, threads: int
+) -> None:
+    async def work() -> None:
+        fed, found = Fed(part=1024), Threads()
+        where = balanced([f"size<>{number}" for number in range(1, terms + 1)])
+        async with opened(fed, found) as hub:
+            taker = Taker(fed, hub, options(tables=("items",), where=where))
+            for number in range(hub_module.FEW):  # where few read, many changes are not published
+                hub.join(hub.view(options(tables=("names",), where=f"size = {number}")), line)
+            assert taker.view.filter.is_cheap(insert(1).table)
+            fed.commit(*(insert(id, note=note) for id in range(rows)))
+            await taker.finish()
+            assert found.decided == threads
+
+    in_loop(work)
+
+
+def test_publishing_to_many_groups_lets_others_have_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "perf_counter", Ticking(hub_module.TURN_SECONDS * 2))
+
+    async def work() -> None:
+        fed, turns = Fed(), 0
+        async with opened(fed) as hub:
+            takers = [Taker(fed, hub, options(tables=("items",), where=f"size > {-n}")) for n in range(30)]
+            before = hub.upto
+            fed.commit(insert(1, 3))
+            while hub.upto == before:
+                assert not any(taker.group.published for taker in takers), "all at once, or a cursor passes over some"
+                await asyncio.sleep(0)
+                turns += 1
+            assert all(taker.group.published == 1 for taker in takers)
+            assert turns >= 2 * len(takers), "after each filter and each encoding"
+
+    in_loop(work)
+
+
+def test_batch_of_many_shapes_is_encoded_only_as_far_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
+
+    async def work() -> None:
+        fed, made = Fed(), Counter[str]()
+
+        def frame(number: int) -> Any:
+            def framed(id: int | str, word: str, data: bytes) -> bytes:
+                made["bytes"] += len(data)
+                return line(id, word, data)
+
+            return framed
+
+        async with opened(fed) as hub:
+            taker = Taker(fed, hub, options(tables=("items",)))
+            groups = [hub.join(taker.view, frame(number)) for number in range(50)]
+            for first in (0, 10):
+                fed.commit(*(insert(id, note="x" * 300) for id in range(first, first + 10)))
+                await settled(hub, fed)
+                assert 10_000 < made["bytes"] < 30_000
+                made.clear()
+                held = [frame for group in [*groups, taker.group] for frame in group._frames]
+                assert sum(len(frame) for _, frame in held) == hub._kept_bytes <= hub_module.KEPT_BYTES
+            assert taker.group.take(10) is not None and groups[-1].take(1) is None, "the last read the log"
+            assert groups[-1].seek(hub.upto) == groups[-1].published
+            fed.commit(insert(99))
+            await settled(hub, fed)
+            assert [group.take(group.published - 1) is not None for group in groups] == [True] * 50
+            await taker.finish()
 
     in_loop(work)

@@ -825,3 +825,24 @@ def test_a_seek_nowhere_or_to_two_places_is_refused_with_a_remedy(opened: Callab
         assert refused.value.hint
     with pytest.raises(InvalidRequest, match=r"^ts .* lies in the future"):
         subscriptions.seek(ANN, id, None, 99_999_999_999_999)
+
+
+def test_unknown_id_that_is_a_visible_name_gets_a_hint_without_a_walk(
+    opened: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = opened()
+    theirs = registry.create(BOB, Options(db="other"), acked=0, name="shared")[0]
+    mine = registry.create(ANN, PLAIN, acked=0, name="shared")[0]
+    for _ in range(2):  # the second time as loaded from the file
+        monkeypatch.setattr(registry, "_everything", lambda: pytest.fail("every subscription was looked at"))
+        with pytest.raises(NotFound) as found:
+            registry.get(ANN, "shared")
+        assert mine.id in found.value.hint
+        with pytest.raises(NotFound) as found:
+            registry.get(ANN, "nothing")
+        assert mine.id not in found.value.hint
+        registry = opened()
+    registry.remove(mine.id)
+    with pytest.raises(NotFound) as found:
+        registry.get(ANN, "shared")
+    assert mine.id not in found.value.hint and theirs.id not in found.value.hint

@@ -357,3 +357,28 @@ def test_a_refusal_has_a_remedy(bad: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest) as found:
         ask(table="numbered", **bad)
     assert found.value.hint
+
+
+# --- limits ----------------------------------------------------------------------------------------------
+
+
+class Counting(Source):
+    """Counts how often the status is asked for."""
+
+    asked = 0
+
+    def status(self) -> dict[str, Any]:
+        self.asked += 1
+        return super().status()
+
+
+def test_repeated_table_names_ask_for_one_status() -> None:
+    source = Counting("main", *TABLES, ODD)
+    assert ask(source, tables=["numbered", "named"] * 5_000).options.tables == ("named", "numbered")
+    assert source.asked == 1
+
+
+def test_too_many_table_names_are_refused_with_the_limit() -> None:
+    with pytest.raises(InvalidRequest, match="`tables` holds 1001 names") as found:
+        ask(tables=[f"t{n}" for n in range(1_001)])
+    assert "at most 1000" in found.value.hint

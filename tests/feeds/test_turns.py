@@ -9,7 +9,8 @@ import pytest
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy
-from headwater.feeds.turns import CALLER, WHOSE, Threads, Turns
+from headwater.feeds.turns import Threads, Turns
+from headwater.model.work_context import CALLER, WHOSE, shared_context
 
 
 def asking(turns: Turns, database: str, order: list[str]) -> "asyncio.Task[None]":
@@ -105,6 +106,32 @@ def test_whoever_leaves_no_thread_is_lost(seed: int) -> None:
 
     turns = asyncio.run(main())
     assert [turns.take((database, "x")) for database in "abcd"] == [True] * 4
+
+
+def test_task_that_many_wait_for_has_a_turn_of_its_own() -> None:
+    async def main() -> None:
+        threads, release = Threads(4, "test"), threading.Event()
+
+        async def run(call: Any, *args: Any) -> Any:
+            WHOSE.set("a")
+            CALLER.set("x")
+            return await threads.run(call, *args)
+
+        async def shared() -> Any:
+            WHOSE.set("a")
+            CALLER.set("x")
+            task = asyncio.create_task(threads.run(int, "7"), context=shared_context())
+            return await task
+
+        held = [asyncio.ensure_future(run(release.wait, PATIENCE)) for _ in range(50)]
+        await asyncio.sleep(0)
+        found = asyncio.ensure_future(shared())
+        held[0].get_loop().call_later(0, release.set)
+        assert await found == 7 and not held[-1].done(), "it came before most calls of x"
+        await asyncio.gather(*held)
+        threads.close()
+
+    asyncio.run(main())
 
 
 def test_threads_run_for_the_database_of_the_task() -> None:

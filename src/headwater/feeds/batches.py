@@ -13,10 +13,11 @@ from headwater.feeds.filters import ROW_OPS
 from headwater.feeds.seat import Seat
 from headwater.feeds.waiting import Waiting
 from headwater.model import arrow
-from headwater.model.change import Op
+from headwater.model.change import Change, Op
 from headwater.model.table import Table
 
 ROWS = 16_384  # changes in one batch
+BATCH_BYTES = 4 << 20  # of texts and blobs in one batch, about: rows may be of any size
 SCAN = 65_536
 PATIENCE_SECONDS = 15.0  # a sleep without news: then an empty batch shows that the stream lives
 
@@ -59,6 +60,7 @@ class Batches:
         """In a thread: one batch of what passes after the cursor."""
         upto = min(self.seat.log.latest, self.cursor + SCAN, self._upto or 2**63)
         found: list[arrow.Delivered] = []
+        size = 0
         while self.cursor < upto and len(found) < ROWS:
             parts = self.seat.log.read(after=self.cursor, upto=upto)
             if not parts:
@@ -72,6 +74,10 @@ class Batches:
                         return self._batch(found) if found else b""
                     if op in ROW_OPS:
                         found.append((part, part.first + place, change, op))
+                        size += _weight(change)
+                        if size >= BATCH_BYTES:
+                            self.cursor = part.first + place
+                            return self._batch(found)
                 self.cursor = part.upto
         return self._batch(found) if found else b""
 
@@ -145,3 +151,9 @@ class Batches:
         if self.ending is None:
             self.ending = Ending(code, message)
         self._waiting.wake()
+
+
+def _weight(change: Change) -> int:
+    """Return the length of the texts and blobs of both images."""
+    rows = (row for row in (change.before, change.after) if row is not None)
+    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])

@@ -163,7 +163,8 @@ class Feeds:
         question = await watching.ask(who, params.query_id, args)
         held, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, question)
         await watching.add(held.id, held.options, question)
-        view = self._hub(question.db, self.databases.database(question.db)).view(held.options, question)
+        hub = self._hub(question.db, self.databases.database(question.db))
+        view = hub.view(held.options, question, who.tables(question.db))
         if isinstance(view, QueryView) and view.confirming is not None:
             await self.run(view.confirming.prime, question)
         return {**answer}
@@ -176,7 +177,8 @@ class Feeds:
         database = self.databases.database(question.db)
         caught_up = await self._heads.caught_up(question.db, database)
         hub = self._hub(question.db, database)
-        seat = Seat(database, hub, hub.view(options, question), self.run, self._registry, refresh=self._refresh)
+        view = hub.view(options, question, who.tables(question.db))
+        seat = Seat(database, hub, view, self.run, self._registry, refresh=self._refresh)
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "from_offset", caught_up)
@@ -188,19 +190,20 @@ class Feeds:
             raise
         return stream
 
-    async def _view(self, name: str, database: Database, options: Options) -> View:
+    async def _view(self, who: Principal, name: str, database: Database, options: Options) -> View:
         hub = self._hub(name, database)
         if not options.query_id:
             return hub.view(options)
-        return hub.view(options, await self._asking().find(options))
+        return hub.view(options, await self._asking().find(options), who.tables(name))
 
     async def _refresh(self, view: View) -> None:
         """The schema moved: what `view` shows is understood anew."""
         name = view.options.db
         if isinstance(view, QueryView):
             question = await self._asking().find(view.options)
-            self._hub(name, self.databases.database(name)).view(view.options, question)
+            self._hub(name, self.databases.database(name)).view(view.options, question, view.held)
             view.understood(question)
+            view.check_scope()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -209,7 +212,7 @@ class Feeds:
         held = await allowed(self._registry.get(who, id), who, self._asking)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
-        poll = Poll(await self._seat(database, held, caught_up), asked, caught_up=caught_up)
+        poll = Poll(await self._seat(who, database, held, caught_up), asked, caught_up=caught_up)
         self._enrol(who, id, poll)
         try:
             if asked.wait_ms:
@@ -241,7 +244,7 @@ class Feeds:
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "offset", caught_up)
-        seat = await self._seat(database, held, caught_up)
+        seat = await self._seat(who, database, held, caught_up)
         await self.run(seat.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
@@ -353,8 +356,8 @@ class Feeds:
             hub = self._hubs[name] = Hub(database.log, database.source, self.run, asked)
         return hub
 
-    async def _seat(self, database: Database, held: Subscription, caught_up: bool) -> Seat:
-        view = await self._view(held.db, database, held.options)
+    async def _seat(self, who: Principal, database: Database, held: Subscription, caught_up: bool) -> Seat:
+        view = await self._view(who, held.db, database, held.options)
         hub, forecast = self._hub(held.db, database), self.subscriptions.forecast(held.id)
         seat = Seat(database, hub, view, self.run, self._registry, held, forecast, self._refresh)
         seat.is_current = caught_up

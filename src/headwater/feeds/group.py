@@ -63,8 +63,20 @@ class Group:
         self.failed, self.is_live = error, False
         self.wake()
 
+    def skip(self, upto: int) -> int:
+        """Hold nothing at or below `upto`, so that members read the log; return the bytes dropped."""
+        dropped = sum(len(frame) for _, frame in self._frames)
+        self._frames.clear()
+        self._joined.clear()
+        self.published += 1  # no member has seen what was skipped
+        self.since = max(self.since, upto)
+        self.wake()
+        return dropped
+
     def forget_oldest(self) -> int:
-        """Drop one frame; returns its bytes."""
+        """Drop one frame, if there is one; returns its bytes."""
+        if not self._frames:
+            return 0  # it was skipped
         offset, frame = self._frames.popleft()
         # Never back: a frame of before continuity broke says nothing of what was passed over since.
         self.since = max(self.since, offset)

@@ -6,6 +6,7 @@ import asyncio
 
 from headwater.feeds.database import CATCH_UP_SECONDS, Database
 from headwater.feeds.hub import Run
+from headwater.model.work_context import shared_context
 
 
 class Heads:
@@ -20,7 +21,7 @@ class Heads:
         """Wait, for a moment, until the log holds everything committed before this call; whether it does."""
         look = self._next.get(name)
         if look is None:
-            look = self._next[name] = asyncio.create_task(self._look(name, database))
+            look = self._next[name] = asyncio.create_task(self._look(name, database), context=shared_context())
         return await asyncio.shield(look)
 
     async def _look(self, name: str, database: Database) -> bool:

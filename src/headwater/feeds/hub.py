@@ -13,6 +13,7 @@ import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
+from time import perf_counter
 from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
@@ -26,13 +27,14 @@ from headwater.feeds.gathering import schema_changes, transaction_of
 from headwater.feeds.group import Group, Sleeper
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_view import QueryView
-from headwater.feeds.question_groups import QuestionGroups, Steady, steady_at
+from headwater.feeds.question_groups import Frames, QuestionGroups, Steady, steady_at
 from headwater.feeds.questions import Question
 from headwater.feeds.reader import View, signature_of
 from headwater.feeds.router import Router
 from headwater.log.live import LiveLog
 from headwater.model.change import Transaction
 from headwater.model.table import Table
+from headwater.model.work_context import shared_context
 from headwater.sources.source import Look, Source
 
 logger = logging.getLogger("headwater.feeds")
@@ -42,6 +44,8 @@ NEVER = 2**63 - 1
 KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 FEW, APART = 4, 256  # up to so many streams each read the log by themselves when they are so many changes behind
+TURN_SECONDS = 0.005  # of publishing, after which others in the loop have their turn
+SHARE_SECONDS = 0.025  # that a filter may take of the loop for one batch before a thread decides for it
 ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
 
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
@@ -72,7 +76,7 @@ class Hub:
         self._promised = 0  # the time of the newest checkpoint: none goes back
         self.epoch = 0  # raised when continuity broke: every stream reads the log again
         log.add_listener(self._tell)
-        self._task = self._loop.create_task(self._pump())
+        self._task = self._loop.create_task(self._pump(), context=shared_context())
 
     async def close(self) -> None:
         """Stop publishing."""
@@ -92,15 +96,16 @@ class Hub:
         """How far was published what `view` shows."""
         return self._whole if view.is_whole else self.upto
 
-    def view(self, options: Options, question: Question | None = None) -> View:
+    def view(self, options: Options, question: Question | None = None, held: frozenset[str] | None = None) -> View:
         """The view of `options`: compiled once, and its encoder shared with all others of the same shape.
 
-        Options that name a query come with the question as it is understood now.
+        Options that name a query come with the question as it is understood now, and with the tables that their readers
+        are held to: readers with other scopes have another view.
         """
-        signature = signature_of(options)
+        signature = signature_of(options, held)
         found = self._views.get(signature)
         if found is None:
-            made = self._view(options) if question is None else self._query_view(options, question)
+            made = self._view(options) if question is None else self._query_view(options, question, held)
             found = self._views[signature] = made
             if len(self._views) > VIEWS:
                 self._views.popitem(last=False)
@@ -114,11 +119,11 @@ class Hub:
     def _view(self, options: Options) -> View:
         return View(options, self._source, self._encoder(options.shape))
 
-    def _query_view(self, options: Options, question: Question) -> View:
+    def _query_view(self, options: Options, question: Question, held: frozenset[str] | None) -> View:
         assert self._questions is not None
         made = self._invalidations.setdefault(options.shape, invalidations(options.shape))
         confirming = self._questions.confirming(question.key) if options.confirm else None
-        return QueryView(options, self._source, question, made, confirming)
+        return QueryView(options, self._source, question, made, confirming, held)
 
     def _encoder(self, shape: Shape) -> Encoder:
         made = self._encoders.get(shape)
@@ -269,15 +274,9 @@ class Hub:
         """Route, decide, encode and frame `parts`, and hand them to their groups."""
         batch = Batch(parts)
         before, self._routed = self.upto, parts[-1].upto  # a group that joins from now on begins behind this
-        decided: dict[Group, Decided] = {}
-        costly: list[tuple[Group, list[int]]] = []
-        for group, places in self._routed_to(batch).items():
-            if batch.is_cheap(group, places):
-                decided[group] = batch.decide(group, places)
-            else:
-                costly.append((group, places))
-        decided |= await self._decide_costly(batch, costly)
+        decided = await self._decide(batch)
         steady = await self._steady(parts[-1].upto)
+        frames_of = await self._encode(batch, decided)
         if self.upto != before:
             return  # all left and others came meanwhile, or continuity broke
         self.upto, self.ts = parts[-1].upto, parts[-1].ts if parts[-1].last else 0
@@ -290,11 +289,55 @@ class Hub:
                 self._eject(group)
             elif group.view.is_whole:
                 passing[group] = found
+            elif group in frames_of:
+                self._hand(group, *frames_of[group])
             elif found:
-                self._hand(group, batch.frames(group, found))
+                self._kept_bytes -= group.skip(self.upto)
         for group, frames in {} if self._questions is None else self._questions.frames(batch, passing, steady).items():
-            self._hand(group, frames)
+            self._hand(group, frames, _size(frames))
+        self._bound()
         self._wake_waiting()
+
+    async def _decide(self, batch: Batch) -> dict[Group, Decided]:
+        """Return what of `batch` goes to each group it may concern."""
+        decided: dict[Group, Decided] = {}
+        costly: list[tuple[Group, list[int]]] = []
+        began = last = perf_counter()
+        for group, places in self._routed_to(batch).items():
+            if not batch.is_cheap(group, places):
+                costly.append((group, places))
+                continue
+            decided[group] = batch.decide(group, places)
+            now = perf_counter()
+            if now - last > SHARE_SECONDS:
+                group.view.is_costly = True
+            if now - began > TURN_SECONDS:
+                await asyncio.sleep(0)
+                began = now = perf_counter()
+            last = now
+        return decided | await self._decide_costly(batch, costly)
+
+    async def _encode(self, batch: Batch, decided: dict[Group, Decided]) -> dict[Group, tuple[Frames, int]]:
+        """Return the frames of `batch` for each group and their bytes, no more than are kept: other groups skip them.
+
+        Nothing is handed out here: a stream that sees a new `upto` must find all frames up to it.
+        """
+        made: dict[Group, tuple[Frames, int]] = {}
+        count = size = 0
+        began = perf_counter()
+        for group, found in decided.items():
+            if not isinstance(found, list) or not found or group.view.is_whole:
+                continue
+            frames = batch.frames(group, found)
+            bytes_ = _size(frames)
+            count, size = count + len(frames), size + bytes_
+            if made and (count > KEPT_FRAMES or size > KEPT_BYTES):
+                break
+            made[group] = frames, bytes_
+            if perf_counter() - began > TURN_SECONDS:
+                await asyncio.sleep(0)
+                began = perf_counter()
+        return made
 
     async def _decide_costly(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> dict[Group, Decided]:
         """Decide in a thread. A filter that takes too long is left to itself there, and the others go on in another."""
@@ -320,10 +363,10 @@ class Hub:
         found = self._router.route(batch.changes)
         return found | self._questions.route(batch) if self._questions else found
 
-    def _hand(self, group: Group, frames: list[tuple[int, bytes]]) -> None:
-        self._keep(group, frames)
+    def _hand(self, group: Group, frames: Frames, size: int) -> None:
+        self._kept.extend([group] * len(frames))
+        self._kept_bytes += size
         group.publish(frames)
-        self._bound()
 
     def _fail(self, group: Group, error: HeadwaterError) -> None:
         self._forget(group)  # before it is told: whoever comes from now on begins afresh
@@ -349,10 +392,6 @@ class Hub:
         for sleeper in waiting:
             sleeper.wake()
 
-    def _keep(self, group: Group, frames: list[tuple[int, bytes]]) -> None:
-        self._kept.extend([group] * len(frames))
-        self._kept_bytes += sum(len(frame) for _, frame in frames)
-
     def _bound(self) -> None:
         while len(self._kept) > KEPT_FRAMES or self._kept_bytes > KEPT_BYTES:
             self._kept_bytes -= self._kept.popleft().forget_oldest()
@@ -367,6 +406,10 @@ class Hub:
         # The log may be ahead of us, and closed there: what was promised for here holds still.
         self._promised = max(self._promised, self.ts)
         return (self._promised, self.upto) if self._promised else None
+
+
+def _size(frames: Frames) -> int:
+    return len(frames[0][1]) if len(frames) == 1 else sum([len(frame) for _, frame in frames])
 
 
 def _warm(table: Table, filters: list[Filter]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headwater.errors import HeadwaterError
+from headwater.errors import Forbidden, HeadwaterError
 from headwater.feeds.confirming import Confirming
 from headwater.feeds.filters import Cut
 from headwater.feeds.formats.invalidation import Invalidations, invalidations
@@ -12,7 +12,7 @@ from headwater.feeds.formats.native import plain
 from headwater.feeds.gathering import Gathering, relevant, schema_changes, transaction_of
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.questions import INVALIDATE, Question
-from headwater.feeds.reader import SCAN, Delivery, Page, View, parts_of
+from headwater.feeds.reader import SCAN, Delivery, Page, View, parts_of, signature_of
 from headwater.log.live import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.source import Source
@@ -30,9 +30,12 @@ class QueryView(View):
         question: Question,
         made: Invalidations | None = None,
         confirming: Confirming | None = None,
+        held: frozenset[str] | None = None,
     ) -> None:
         super().__init__(options, source, plain(Shape(options.db)))  # no change is ever written as itself
         self.question = question
+        self.held = held  # the tables that its readers are held to; None: they may see all of them
+        self.signature = signature_of(options, held)
         self.invalidations = invalidations(options.shape) if made is None else made
         self.confirming = confirming
         self.is_slow = confirming is not None  # it asks the database: never where others wait
@@ -40,6 +43,22 @@ class QueryView(View):
     def understood(self, question: Question) -> None:
         """From here on as `question` says."""
         self.question, self.is_outdated = question, False
+
+    def check_scope(self) -> None:
+        """Raise Forbidden if the query has come to read more than its readers may see.
+
+        A change of the schema does that: a query that cannot be kept any more is sent every change there is.
+        """
+        if self.held is None:
+            return
+        question = self.question
+        reads = (*question.tables, *question.beyond, *(found.table for found in question.dependencies))
+        if question.follows_all or not self.held.issuperset(reads):
+            raise Forbidden(
+                "the query reads more than the tables of this reader since the schema changed",
+                hint="Ask for scopes on all that it reads, or prepare another query.",
+                database=self.options.db,
+            )
 
     def page(
         self,
@@ -53,6 +72,7 @@ class QueryView(View):
         cut: Cut | None = None,
     ) -> Page:
         """See `read_page`."""
+        self.check_scope()
         return _Pages(self, log, after, limit, most).read(log.latest if upto is None else upto, scan)
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
-from headwater.errors import HeadwaterError
+from headwater.errors import Forbidden, HeadwaterError
 from headwater.feeds.batch import Batch, Found
 from headwater.feeds.confirming import Confirming
 from headwater.feeds.formats.invalidation import Invalidations
@@ -119,6 +119,18 @@ class QuestionGroups:
         for key, error in zip(wanted, found, strict=True):
             if error is not None:
                 failed |= dict.fromkeys(self._groups.get(key, ()), error)
+            else:
+                failed |= self._out_of_scope(key)
+        return failed
+
+    def _out_of_scope(self, key: Hashable) -> dict[Group, HeadwaterError]:
+        """Return the groups whose readers may not see what the question reads by now."""
+        failed: dict[Group, HeadwaterError] = {}
+        for group, view in self._groups.get(key, {}).items():
+            try:
+                view.check_scope()
+            except Forbidden as error:
+                failed[group] = error
         return failed
 
     async def _refreshed(self, view: QueryView) -> HeadwaterError | None:

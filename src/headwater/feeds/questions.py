@@ -65,6 +65,11 @@ class Question(Protocol):
         ...
 
     @property
+    def follows_all(self) -> bool:
+        """Return whether its subscribers hear of every change of the database, because nobody knows what matters."""
+        ...
+
+    @property
     def dependencies(self) -> Sequence[Depends]:
         """Return the tables whose changes its subscribers hear of."""
         ...

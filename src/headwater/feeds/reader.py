@@ -23,9 +23,10 @@ SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for m
 MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
 
 
-def signature_of(options: Options) -> bytes:
-    """Equal for options that ask for the same."""
-    return msgspec.msgpack.encode(options)
+def signature_of(options: Options, held: frozenset[str] | None = None) -> bytes:
+    """Return bytes that are equal for the same options of readers held to the same tables."""
+    scope = b"" if held is None else msgspec.msgpack.encode(sorted(held))
+    return msgspec.msgpack.encode(options) + scope
 
 
 class View:
@@ -40,6 +41,7 @@ class View:
         self.encoder = encoder(options.shape, source) if made is None else made
         self.signature = signature_of(options)
         self.is_slow = False  # its filter took too long in the hub: its readers read the log by themselves
+        self.is_costly = False  # its filter took too long in the loop: a thread decides from then on
 
     def warm(self, source: Source) -> None:
         """Compile the filter for the tables as they are: it takes a while, and the loop must not wait for it."""

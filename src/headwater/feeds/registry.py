@@ -37,7 +37,10 @@ class Registry:
         self._most, self._clock_ms, self._quota = most, clock_ms, quota
         self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
         self._all = {found.id: found for found in storage.load(path, connection)}
-        self._names = {(found.db, found.name): found.id for found in self._all.values() if found.name is not None}
+        self._names: dict[tuple[str, str], str] = {}
+        self._by_name: dict[str, set[str]] = {}  # ids in all databases
+        for found in self._all.values():
+            self._index(found)
         self._stands = {(one.db, one.instance): one for one in storage.load_stands(connection)}
         self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
         self._commits = Commits(path, connection, self._lock)
@@ -80,9 +83,15 @@ class Registry:
         """The subscription called `id`; NotFound also when it is somebody else's."""
         found = self._all.get(id)
         if found is None or not _is_for(principal, found):
-            meant = next((one.id for one in self.visible_to(principal) if one.name == id), "")
+            meant = self._named(principal, id)
             raise unknown(id, f"{id[:40]!r} is the name of {meant}: send that." if meant else "")
         return found
+
+    def _named(self, principal: Principal, name: str) -> str:
+        """Return the id of a subscription of that name that `principal` may see, "" if there is none."""
+        with self._lock:
+            named = [self._all[id] for id in self._by_name.get(name, ())]
+        return next((one.id for one in named if _is_for(principal, one)), "")
 
     def database_of(self, id: str) -> str | None:
         """The database of a subscription, whosever it is; None if there is none."""
@@ -195,15 +204,22 @@ class Registry:
         self._commits.run(work)
 
     def _remember(self, made: Subscription) -> Subscription:
+        self._index(made)
+        return self._all.setdefault(made.id, made)
+
+    def _index(self, made: Subscription) -> None:
         if made.name is not None:
             self._names[made.db, made.name] = made.id
-        return self._all.setdefault(made.id, made)
+            self._by_name.setdefault(made.name, set()).add(made.id)
 
     def _forget(self, *ids: str) -> None:
         for id in ids:
             gone = self._all.pop(id, None)
             if gone is not None and gone.name is not None:
                 self._names.pop((gone.db, gone.name), None)
+                self._by_name[gone.name].discard(id)
+                if not self._by_name[gone.name]:
+                    del self._by_name[gone.name]
             self._unwritten.discard(id)
 
     # Moving

@@ -26,6 +26,7 @@ BOUNDS = ("lower_bound", "upper_bound")
 MOST_SHARDS = 1024
 LONGEST_NAME = 200
 MOST_SPANS = 1000
+MOST_TABLES = 1000
 MOST_BYTES = 64 << 10  # of all options together: every one of many subscriptions keeps its own
 
 
@@ -113,8 +114,7 @@ def _tables(who: Principal, params: SubscribeTable, source: Source) -> dict[str,
     if not _names_tables(params):
         found = known
     else:
-        names = params.tables if params.table is None else [params.table]
-        found = {name: _captured(name, known, source, who.seen(real_name(params.db), known)) for name in names or ()}
+        found = _captured(_table_names(params), known, source, who.seen(real_name(params.db), known))
     narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
     if narrow and (len(found) != 1 or not _names_tables(params)):
         raise InvalidRequest(
@@ -123,12 +123,26 @@ def _tables(who: Principal, params: SubscribeTable, source: Source) -> dict[str,
     return found
 
 
-def _captured(name: str, known: dict[str, Table], source: Source, seen: list[str]) -> Table:
+def _table_names(params: SubscribeTable) -> list[str]:
+    """Return the table names without repeats."""
+    names = list(dict.fromkeys(params.tables or () if params.table is None else (params.table,)))
+    if len(names) > MOST_TABLES:
+        hint = f"Name at most {MOST_TABLES}, leave `tables` out for all, or make several subscriptions."
+        raise InvalidRequest(f"`tables` holds {len(names)} names", hint=hint)
+    return names
+
+
+def _captured(names: list[str], known: dict[str, Table], source: Source, seen: list[str]) -> dict[str, Table]:
+    """Return the shapes of tables that are captured; the source is asked for its status once."""
+    status = source.status() if any(name in known for name in names) else {}
+    return {name: _captured_table(name, known, status, seen) for name in names}
+
+
+def _captured_table(name: str, known: dict[str, Table], status: dict[str, Any], seen: list[str]) -> Table:
     if name == pairs.TABLE and name not in known:
         return pairs.SHAPE  # made by the first put, for which a reader may wait
     if name not in known:
         raise NotFound(f"there is no table {name!r}", hint=nearest(name, seen))
-    status = source.status()
     if name not in status["tables"]:
         raise NotSupported(
             f"table {name!r} has no feed: {status.get('uncaptured', {}).get(name, 'it is not captured')}",

@@ -17,6 +17,7 @@ from headwater.feeds.subscribing import (
     SNAPSHOT,
     Request,
     Start,
+    check_calls,
     check_size,
     checked_images,
     checked_name,
@@ -95,7 +96,7 @@ def check_query(
         confirm=params.confirm,
     )
     check_size(options)
-    options = msgspec.structs.replace(options, tables=_fitting(options, question, source))
+    options = msgspec.structs.replace(options, tables=_fitting(options, question, source, who))
     return Request(options, start, checked_name(params.name), params.include is not None)
 
 
@@ -132,7 +133,7 @@ def _start(given: str | dict[str, Any] | None, question: Question) -> Start:
     return start
 
 
-def _fitting(options: Options, question: Question, source: Source) -> tuple[str, ...]:
+def _fitting(options: Options, question: Question, source: Source, who: Principal) -> tuple[str, ...]:
     """The tables of the query whose changes the filter can be asked about; none means all, without a question.
 
     A filter is for the triggering change: of a query over several tables it may fit only some. Changes of the others
@@ -144,7 +145,7 @@ def _fitting(options: Options, question: Question, source: Source) -> tuple[str,
     tables = [known[name] for name in question.tables if name in known]
     fitting, refused = [], None
     for table in tables:
-        error = _misfit(options, table, source)
+        error = _misfit(options, table, source, who)
         if error is None:
             fitting.append(table.name)
         refused = refused or error
@@ -153,7 +154,7 @@ def _fitting(options: Options, question: Question, source: Source) -> tuple[str,
     return tuple(sorted(fitting))
 
 
-def _misfit(options: Options, table: Table, source: Source) -> HeadwaterError | None:
+def _misfit(options: Options, table: Table, source: Source, who: Principal) -> HeadwaterError | None:
     names = [column.name for column in table.visible]
     unknown = [name for name in options.columns if name not in names]
     if unknown and len(unknown) == len(options.columns):
@@ -161,7 +162,8 @@ def _misfit(options: Options, table: Table, source: Source) -> HeadwaterError | 
         return InvalidRequest(what, hint=nearest(unknown[0], names))
     for field in NARROW[:-1]:
         try:
-            Rule(Options(db=options.db, **{field: getattr(options, field)}), table, source)
+            rule = Rule(Options(db=options.db, **{field: getattr(options, field)}), table, source)
+            check_calls(rule.calls, who, options.db)
         except InvalidRequest as error:
             return type(error)(f"`{field}`: {error.message}", hint=error.hint)
     return None

@@ -8,22 +8,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from contextvars import ContextVar
 from typing import Any
 
 from headwater.errors import Busy
+from headwater.model.work_context import Holder, holder
 
 SPARE = 4  # one thread in so many is left to other databases, and to other callers of a database
-
-WHOSE: ContextVar[str] = ContextVar("whose", default="")  # the database for which a task works; "": for none
-CALLER: ContextVar[str] = ContextVar("caller", default="")  # the name of the principal for whom it works
-
-Holder = tuple[str, str]  # a database, and one of its callers
-
-
-def holder() -> Holder:
-    """Return for whom this task works."""
-    return WHOSE.get(), CALLER.get()
 
 
 class Turns:

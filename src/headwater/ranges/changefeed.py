@@ -25,7 +25,7 @@ from headwater.ranges.watched import Spans, Stop, Told, Watched, weight
 SKEW_MS = 60_000  # how far the clock of a client may be ahead of ours
 SCAN = 16_384  # changes looked at for one page
 PAGE, PAGE_BYTES = 1_000, 256 << 10  # what one page holds, about
-INLINE = 64  # changes that may be read in the loop, where they are in memory
+INLINE = 64  # changes that may be read, and checkpoints that may be made, in the loop
 CREATED = "created"  # why a first generation began
 SLOW, STOPPING = "SLOW_CONSUMER", "SERVER_STOPPING"
 
@@ -209,7 +209,8 @@ class ChangeFeed:
             return []
         if self.look is not None:
             await self.look()
-        if self._log.recent(self.cursor, self.cursor + 1) is not None:
+        few = self._pace.only_resolved or len(self._spans.watched) <= INLINE
+        if few and self._log.recent(self.cursor, self.cursor + 1) is not None:
             return self.checkpoints()
         found: list[Any] = await self._rooms.run(self.checkpoints)
         return found

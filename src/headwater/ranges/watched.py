@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -64,14 +65,38 @@ class Stop(Exception):
         self.table = table
 
 
+class Cover:
+    """Spans of one table, joined where they overlap or touch: a key is looked up by bisection."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._joined: list[Span] = []
+        for span in sorted(spans, key=lambda span: span.start):
+            last = self._joined[-1] if self._joined else None
+            if last is None or (last.end is not None and last.end < span.start):
+                self._joined.append(span)
+            elif last.end is not None and (span.end is None or last.end < span.end):
+                self._joined[-1] = Span(last.start, span.end)
+        self._starts = [span.start for span in self._joined]
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def contains(self, key: bytes) -> bool:
+        """Return whether one of the spans has `key`."""
+        place = bisect_right(self._starts, key) - 1
+        return place >= 0 and self._joined[place].contains(key)
+
+
 class Spans:
     """The spans of one feed; none means the whole database. It remembers by what each table's rows are told apart."""
 
     def __init__(self, source: Reader, watched: Sequence[Watched]) -> None:
-        self.watched = tuple(watched)
-        self._by_table: dict[str, tuple[Span, ...]] = {}
-        for each in watched:
-            self._by_table[each.table] = (*self._by_table.get(each.table, ()), each.span)
+        self.watched = tuple(dict.fromkeys(watched))
+        by_table: dict[str, list[Span]] = {}
+        for each in self.watched:
+            by_table.setdefault(each.table, []).append(each.span)
+        self._by_table = {table: tuple(spans) for table, spans in by_table.items()}
+        self._covers = {table: Cover(spans) for table, spans in by_table.items()}
         self._place: PerTable[Callable[[Key], bytes]] = PerTable(lambda table: self._order(source, table))
         self._keys: dict[str, tuple[str, ...]] = {}
 
@@ -96,7 +121,7 @@ class Spans:
             yield from self._whole(part, offset, change, spans)
             return
         self._check_key(change.table)
-        yield from self._sides(part, offset, change, spans)
+        yield from self._sides(part, offset, change, self._covers.get(change.table.name, EVERYTHING))
 
     def _whole(self, part: Transaction, offset: int, change: Change, spans: Iterable[Span]) -> Iterator[Told]:
         """A change of a table, not of a row."""
@@ -119,18 +144,18 @@ class Spans:
         if self._keys.setdefault(table.name, table.key) != table.key:
             raise Stop(table.name)
 
-    def _sides(self, part: Transaction, offset: int, change: Change, spans: Sequence[Span]) -> Iterator[Told]:
+    def _sides(self, part: Transaction, offset: int, change: Change, cover: Cover) -> Iterator[Told]:
         table, key_of, place = change.table, change.table.key_of, self._place(change.table)
         old = None if change.before is None else place(key_of(change.before))
         new = None if change.after is None else place(key_of(change.after))
         if old is not None and new is not None and old != new:
-            if _hold(spans, old):
+            if cover.contains(old):
                 yield Put(old, table, change.before, None, offset, part)
-            if _hold(spans, new):
+            if cover.contains(new):
                 yield Put(new, table, None, change.after, offset, part)
             return
         key = old if new is None else new
-        if key is not None and _hold(spans, key):
+        if key is not None and cover.contains(key):
             yield Put(key, table, change.before, change.after, offset, part)
 
 
@@ -140,5 +165,4 @@ def weight(told: Told) -> int:
     return 64 + sum(row_weight(row) for row in rows if row is not None)
 
 
-def _hold(spans: Sequence[Span], key: bytes) -> bool:
-    return any(span.contains(key) for span in spans)
+EVERYTHING = Cover(EVERY)
