@@ -109,7 +109,11 @@ class Nemesis:
 
     def executor(self) -> None:
         """Whatever runs the tasks dies; the pipeline has to go on by itself."""
-        found = self.pipeline.below("-m headwater.pipeline.worker_daemon") if self.cluster is None else self.cluster.executors()
+        found = (
+            self.pipeline.below("-m headwater.pipeline.worker_daemon")
+            if self.cluster is None
+            else self.cluster.executors()
+        )
         kill(*found[: self.random.randrange(1, 3)])
 
     def serving(self) -> None:

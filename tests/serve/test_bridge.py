@@ -9,6 +9,8 @@ import pytest
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, NotFound
+from headwater.model.principal import ANONYMOUS
+from headwater.model.work_context import CALLER
 from headwater.serve.bridge import Bridge
 
 
@@ -107,3 +109,24 @@ def test_too_many_waiting_calls_are_told_to_come_back() -> None:
         assert await bridge.call(int, "5") == 5
 
     run(main, most=3)
+
+
+def test_caller_with_its_share_of_waiting_calls_is_told_to_come_back_and_others_are_not() -> None:
+    async def main(bridge: Bridge) -> None:
+        release = threading.Event()
+
+        async def call(name: str) -> None:
+            CALLER.set(name)
+            await bridge.call(release.wait, PATIENCE)
+
+        held = [asyncio.create_task(call("ada")) for _ in range(2 + 3)]  # two have a thread
+        await asyncio.sleep(0)  # the tasks start
+        with pytest.raises(Busy, match="ada"):
+            await asyncio.create_task(call("ada"))
+        held += [asyncio.create_task(call(name)) for name in ["bob", *[ANONYMOUS.name] * 5]]
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(*held)
+        await call("ada")
+
+    run(main, most=12)

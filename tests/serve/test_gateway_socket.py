@@ -3,13 +3,17 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from open_databases import Whole
 from serving import Client, serving
 from tests.conformance.gateway_client import GatewayClient
 
-from headwater.serve.gateway_socket import MOST_BYTES, MOST_WAITING, Inbox
+from headwater.model.principal import ANONYMOUS
+from headwater.serve import gateway_socket
+from headwater.serve.gateway_socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,46 @@ def test_an_inbox_holds_so_many_bytes_and_one_message_more() -> None:
     assert asyncio.run(settled(Inbox(), texts)) == (4, texts)
     large = ["y" * (5 * MOST_BYTES), "z"]
     assert asyncio.run(settled(Inbox(), large)) == (1, large), "one that is larger than all of it goes in alone"
+
+
+def test_subscriptions_that_wait_for_the_socket_make_no_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def noted(id: int, piece: bytes) -> bytes:
+        made.append(id)
+        return piece
+
+    class OnePiece:
+        ending = None
+
+        def __init__(self) -> None:
+            self.pieces = [b"piece"]
+
+        async def next(self) -> bytes | None:
+            return self.pieces.pop() if self.pieces else None
+
+    async def main() -> None:
+        reads = asyncio.Event()
+
+        async def raw(_: Any) -> None:
+            await reads.wait()
+
+        call: Any = SimpleNamespace(who=ANONYMOUS, scope={"client": ("127.0.0.1", 1), "headers": []}, raw=raw)
+        answer: Any = None
+        socket = GatewaySocket(call, answer, most=1)
+        for id in range(3):
+            stream: Any = OnePiece()
+            socket.follow(id, stream, lambda: None)
+        following = list(socket._followed.values())
+        for _ in range(10):
+            await asyncio.sleep(0)  # every turn that they could use
+        assert made == [0]
+        reads.set()
+        await asyncio.gather(*following)
+        assert made == [0, 1, 2]
+
+    monkeypatch.setattr(gateway_socket, "told", noted)
+    asyncio.run(main())
 
 
 @pytest.mark.slow

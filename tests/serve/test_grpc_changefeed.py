@@ -16,6 +16,8 @@ from serving import Client, serving
 
 from headwater.config import FeedsConfig, LogConfig
 from headwater.model.key import encode_key
+from headwater.ranges.changefeed import Pace
+from headwater.serve.grpc import changefeed as changefeed_module
 from headwater.serve.grpc.messages import message
 
 KEY = {k: encode_key((k,)) for k in range(120)}
@@ -215,6 +217,38 @@ def test_only_resolved_leaves_those_of_spans_out(files: Whole, channel: grpc.Cha
     with Feed(channel, spans=[span("t")], base_offset=head(files), only_resolved=True) as feed:
         assert kinds(feed.upto("checkpoint")) == ["steady_state", "checkpoint"]
         assert not feed.upto("checkpoint")[-1].checkpoint.HasField("span")
+
+
+@pytest.mark.parametrize(
+    ("asked", "spans", "only_resolved", "seconds"),
+    [(100, 10, False, 0.1), (100, 400, False, 2.0), (100, 400, True, 0.1), (3_000, 400, False, 3.0)],
+)
+def test_interval_of_checkpoints_grows_with_the_number_of_spans(
+    files: Whole,
+    channel: grpc.Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: int,
+    spans: int,
+    only_resolved: bool,
+    seconds: float,
+) -> None:
+    paces: list[Pace] = []
+
+    def noted(*args: Any) -> Pace:
+        paces.append(Pace(*args))
+        return paces[-1]
+
+    monkeypatch.setattr(changefeed_module, "Pace", noted)
+    several = [span("t", b"%04d" % number, b"%04d" % (number + 1)) for number in range(spans)]
+    with Feed(
+        channel,
+        spans=[*several, *several],
+        base_offset=head(files),
+        checkpoint_interval_ms=asked,
+        only_resolved=only_resolved,
+    ) as feed:
+        feed.upto("steady_state")
+    assert [pace.checkpoints for pace in paces] == [seconds]
 
 
 def test_idle_spans_advance_and_values_are_followed_by_a_checkpoint(files: Whole, channel: grpc.Channel) -> None:

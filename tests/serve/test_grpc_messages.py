@@ -2,6 +2,11 @@
 
 import subprocess
 import sys
+from typing import Any
+
+import pytest
+
+from headwater.serve.grpc.messages import LARGE, MAX_FIELDS, check_fields, message
 
 RACE = """
 import sys, threading
@@ -30,3 +35,29 @@ def test_a_message_has_one_class_whoever_asks_first() -> None:
     """Two of them do not fit into each other: a feed that was written by two threads failed."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def put_of(count: int, value: bytes = b"") -> Any:
+    made = message("sochdb.v1.KvBatchPutRequest")(namespace="main")
+    for number in range(count):
+        made.entries.add(key=b"%d" % number, value=value, ttl_seconds=2**63)
+    return made
+
+
+@pytest.mark.parametrize("made", [put_of(MAX_FIELDS - 1), put_of(3, bytes(LARGE)), put_of(0)])
+def test_message_within_the_limit_of_fields_is_taken(made: Any) -> None:
+    check_fields(made.SerializeToString())
+
+
+def test_fields_of_every_kind_are_counted() -> None:
+    kinds = b"\x08\x80\x01" + b"\x11" + bytes(8) + b"\x1a\x01x" + b"\x23\x24" + b"\x2d" + bytes(4)  # 6 tags
+    times = MAX_FIELDS // 6
+    check_fields(kinds * times)
+    with pytest.raises(ValueError, match="more than"):
+        check_fields(kinds * (times + 1))
+
+
+@pytest.mark.parametrize("end", [b"\x0f", b"\x08", b"\x80" * 11])
+def test_large_message_that_cannot_be_walked_is_refused(end: bytes) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        check_fields(b"\x08\x01" * (LARGE // 2) + end)

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
 from grpc_calls import KV, Caller, calling
 from open_databases import Whole
-from serving import serving
+from serving import NoDatabases, serving
+from tests.suite.waiting import PATIENCE
+
+from headwater.errors import Forbidden
+from headwater.model.principal import VIEWER, Principal
+from headwater.serve.api import Api
+from headwater.serve.bridge import Bridge
+from headwater.serve.grpc import calls
+from headwater.serve.grpc.messages import LARGE, MAX_FIELDS, decode
+from headwater.serve.grpc.pairs import KvService
+from headwater.serve.kv import Kv
 
 
 @pytest.fixture
@@ -86,6 +98,52 @@ def test_what_a_batch_is_answered_with_has_an_end(caller: Caller) -> None:
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "fewer" in dict(failure.trailing_metadata())["headwater-hint"]
     assert len(caller.call(f"{KV}/BatchGet", keys=[b"x"] * 1000).entries) == 1000
+
+
+def test_batch_of_more_than_1000_entries_is_refused(caller: Caller) -> None:
+    entries = [{"key": b"%d" % number} for number in range(1001)]
+    failure = caller.refusal(f"{KV}/BatchPut", entries=entries)
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "fewer" in dict(failure.trailing_metadata())["headwater-hint"]
+    assert caller.call(f"{KV}/BatchPut", entries=entries[:1000]).success_count == 1000
+
+
+class Untouched(Sequence[Any]):
+    """Entries that must not be looked at."""
+
+    def __len__(self) -> int:
+        raise AssertionError("the entries were counted")
+
+    def __getitem__(self, place: Any) -> Any:
+        raise AssertionError("an entry was read")
+
+
+def test_batch_of_a_viewer_is_refused_before_its_entries_are_read() -> None:
+    made: Any = SimpleNamespace(who=Principal("ada", VIEWER))
+    asked = SimpleNamespace(namespace="main", entries=Untouched())
+    put: Any = KvService(Kv(Api.over(NoDatabases()), cast("Bridge", None))).methods()["BatchPut"]
+    with pytest.raises(Forbidden):
+        asyncio.run(put(made, asked))
+
+
+def test_message_with_too_many_fields_is_refused_undecoded(caller: Caller) -> None:
+    call = caller.channel.unary_unary(f"/{KV}/BatchPut")
+    with pytest.raises(grpc.RpcError) as failure:
+        call(b"\x12\x00" * (MAX_FIELDS + 1), timeout=PATIENCE)
+    assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT and "fields" in failure.value.details()
+
+
+def test_large_message_is_decoded_in_a_thread(caller: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def noted(name: str, data: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode(name, data)
+
+    monkeypatch.setattr(calls, "decode", noted)
+    put(caller, b"a", bytes(LARGE))
+    put(caller, b"a", b"")
+    assert threads[0].startswith("headwater-read") and not threads[1].startswith("headwater-read")
 
 
 def test_a_batch_is_put_whole_or_not_at_all(caller: Caller) -> None:

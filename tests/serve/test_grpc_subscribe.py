@@ -309,3 +309,9 @@ def test_streams_of_one_shape_share_their_encoding(client: Client, files: Whole,
     assert feeds.open_streams()["grpc"] >= 20
     (group,) = {stream._group for stream in feeds._streams if stream.seat.view.options.tables}  # type: ignore[union-attr]
     assert group.members == 20
+
+
+@pytest.mark.parametrize("named", [{"tables": ["t"] * 1001}, {"operations": [1] * 1001}])
+def test_subscription_that_names_more_than_1000_is_refused(caller: Caller, named: dict[str, Any]) -> None:
+    failure = caller.refusal(f"{SUBSCRIPTIONS}/Subscribe", **named)
+    assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT and "1000" in failure.details()

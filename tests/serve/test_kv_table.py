@@ -48,6 +48,11 @@ class Store:
     def put(self, key: bytes, value: bytes, ttl: int = 0, db: str = "main") -> int:
         return self.run(lambda kv: kv.put(EDIT, db, [Entry(key, value, ttl)]))
 
+    def put_all(self, entries: list[Entry]) -> None:
+        for start in range(0, len(entries), MOST_KEYS):
+            some = entries[start : start + MOST_KEYS]
+            self.run(lambda kv, some=some: kv.put(EDIT, "main", some))  # type: ignore[misc]
+
     def get(self, key: bytes, db: str = "main", who: Principal = EDIT) -> bytes | None:
         return self.run(lambda kv: kv.get(who, db, key))
 
@@ -144,7 +149,7 @@ def test_what_has_ended_is_swept_by_a_later_put(store: Store) -> None:
 
 def test_more_than_a_sweep_deletes_at_once_goes_too(store: Store) -> None:
     entries = [Entry(b"%d" % place, b"", 1) for place in range(2_500)]
-    store.run(lambda kv: kv.put(EDIT, "main", entries))
+    store.put_all(entries)
     store.clock.now += 1_000
     assert store.run(lambda kv: kv.sweep(EDIT, "main")) == 2_500
 
@@ -180,7 +185,7 @@ def test_a_read_of_many_has_an_end(store: Store) -> None:
 def test_a_scan_gives_every_key_of_a_prefix_in_order(store: Store, fresh_seed: str) -> None:
     dice = random.Random(fresh_seed)
     keys = {bytes(dice.choices(b"\0\x01a\xfe\xff", k=dice.randrange(7))) for _ in range(3_000)}
-    store.run(lambda kv: kv.put(EDIT, "main", [Entry(key, key[::-1]) for key in keys]))
+    store.put_all([Entry(key, key[::-1]) for key in keys])
     for prefix in (b"", b"\0", b"a", b"a\0", b"a\xff", b"\xff", b"\xff\xff", b"\0\xff", b"zz"):
         wanted = [(key, key[::-1]) for key in sorted(keys) if key.startswith(prefix)]
         assert store.scan(prefix) == wanted, prefix

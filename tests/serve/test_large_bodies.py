@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -156,3 +157,27 @@ def test_body_that_does_not_end_in_time_is_refused(client: Client, monkeypatch: 
     monkeypatch.setattr(bodies, "BODY_SECONDS", 0.1)
     with unfinished(client, 1 << 20) as connection:
         assert connection.recv(12) == b"HTTP/1.1 408"
+
+
+# --- waiting ---------------------------------------------------------------------------------------------------------
+
+
+def test_body_counts_until_its_request_is_answered(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, go_on = BodyMemory(4 << 20), threading.Event()
+    monkeypatch.setattr(bodies, "BODIES", memory)
+    decode = rpc._envelope
+
+    def held(body: bytes) -> Any:
+        assert go_on.wait(PATIENCE)
+        return decode(body)
+
+    monkeypatch.setattr(rpc, "_envelope", held)
+    body = b'{"id":1,"method":"system.ping","params":{' + b" " * LARGE + b"}}"
+    with ThreadPoolExecutor(1) as threads:
+        try:
+            answer = threads.submit(client.http.post, "/api/v1/rpc", content=body, headers=JSON)
+            wait_until(lambda: memory.used == len(body), "the whole body counts")
+        finally:
+            go_on.set()
+        assert answer.result().json()["ok"]
+    wait_until(lambda: memory.used == 0, "the memory was released")

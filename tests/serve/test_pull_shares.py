@@ -1,17 +1,19 @@
-"""How many bulk pulls one caller may have open."""
+"""How many bulk pulls and snapshots one caller may have open."""
 
 import contextlib
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from open_databases import Whole
 from serving import Client, serving
-from tests.suite.waiting import PATIENCE
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.config import Secret
-from headwater.serve import pulls
+from headwater.serve import bulk, pulls
 
 GROW = (
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) "
@@ -41,20 +43,30 @@ def unread(client: Client, path: str, token: str) -> Iterator[None]:
         yield
 
 
-def test_caller_with_its_share_of_pulls_is_refused_and_others_are_not(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("room", "path"), [(pulls, "pull/main/t/snapshot"), (bulk, "snapshot/main/t")])
+def test_caller_with_its_share_is_refused_and_others_are_not(
+    client: Client, room: ModuleType, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulls, "AT_ONCE", 4)
-    monkeypatch.setattr(pulls, "SHARE", 2)
+    monkeypatch.setattr(room, "AT_ONCE", 4)
+    monkeypatch.setattr(room, "SHARE", 2)
     ada, bob = (client.ok("security.token.create", name=name, role="viewer")["token"] for name in ("ada", "bob"))
-    path = f"/api/v1/pull/main/t/snapshot?version={client.ok('pull.describe', table='t')['version']}"
+    path = f"/api/v1/{path}?version={client.ok('pull.describe', table='t')['version']}"
+
+    server: Any = client.server
+    shares = (server._pulls if room is pulls else server._snapshots)._shares
+
+    def wait_for_open(number: int) -> None:
+        wait_until(lambda: shares._open == number, "those that are over were counted out")
 
     def status(token: str) -> int:
-        return client.http.head(path, headers={"authorization": f"Bearer {token}"}).status_code
+        found = client.http.head(path, headers={"authorization": f"Bearer {token}"}).status_code
+        wait_for_open(2)
+        return found
 
     with unread(client, path, ada), unread(client, path, ada):
         assert (status(ada), status(bob), status("admin")) == (429, 200, 200)
         with unread(client, path, "admin"), unread(client, path, "admin"):
-            assert status("admin") == 429  # all are open
-        with unread(client, path, bob):
-            assert status(bob) == 200
+            refused = client.http.head(path)
+            assert refused.status_code == 429  # all are open
+        wait_for_open(2)
+        assert status(bob) == 200

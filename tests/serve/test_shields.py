@@ -123,3 +123,13 @@ def test_a_page_keeps_its_own_policy_and_is_in_no_frame() -> None:
     own = [*page, (b"content-security-policy", b"default-src 'self'")]
     assert shielded(own, tls=False) == own + PLAIN
     assert (b"content-security-policy", b"frame-ancestors 'none'") in shielded(page, tls=False)
+
+
+def test_answers_that_a_page_can_embed_are_kept_from_other_origins(client: Client) -> None:
+    name = "cross-origin-resource-policy"
+    for path in ("/", "/docs", "/healthz", "/nowhere", "/api/v1/t/main/t/1"):
+        for method in ("GET", "HEAD"):
+            assert client.http.request(method, path).headers.get_list(name) == ["same-origin"], (method, path)
+    tag = client.http.get("/api/v1/t/main/t/1").headers["etag"]
+    found = client.http.get("/api/v1/t/main/t/1", headers={"if-none-match": tag})
+    assert found.status_code == 304 and name not in found.headers

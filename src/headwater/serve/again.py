@@ -19,6 +19,9 @@ from headwater.serve.call import Headers, Scope, Send
 from headwater.serve.limits import Limits
 
 MAX_REQUESTS = 10_000
+MAX_BYTES = 32 << 20  # of all requests
+MAX_HEAD = 8 << 10  # bytes of one request, each header counted with `HEADER` bytes more
+HEADER = 128  # bytes of memory that a header takes besides its text
 PREFIX = "/api/v1/q/"
 
 
@@ -29,6 +32,7 @@ class Remembered(msgspec.Struct, frozen=True):
     prepared: Prepared
     moment: Hashable  # of the database: where it stood
     headers: Headers
+    size: int  # of the request, in bytes
 
 
 class Again:
@@ -37,14 +41,22 @@ class Again:
     def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
         self._api, self._gate, self._limits = api, gate, limits
         self._known: dict[Hashable, Remembered] = {}
+        self._bytes = 0  # of the known requests
 
     def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
         """It was answered by 304 with these headers."""
         if moment is None or b"ticket=" in scope["query_string"]:  # a ticket is good for a while only
             return
-        if len(self._known) >= MAX_REQUESTS:
+        size = _size(scope)
+        if size > MAX_HEAD:
+            return
+        key = _key(scope)
+        self._forget(key)
+        if len(self._known) >= MAX_REQUESTS or self._bytes + size > MAX_BYTES:
             self._known.clear()
-        self._known[_key(scope)] = Remembered(who, prepared, moment, headers)
+            self._bytes = 0
+        self._known[key] = Remembered(who, prepared, moment, headers, size)
+        self._bytes += size
 
     async def answered(self, scope: Scope, send: Send) -> bool:
         """Answer, if it is known and still so."""
@@ -55,11 +67,16 @@ class Again:
         if found is None:
             return False
         if not self._is_still(found, scope):
-            self._known.pop(key, None)
+            self._forget(key)
             return False
         await send({"type": "http.response.start", "status": 304, "headers": found.headers})
         await send({"type": "http.response.body", "body": b""})
         return True
+
+    def _forget(self, key: Hashable) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._bytes -= found.size
 
     def _is_still(self, found: Remembered, scope: Scope) -> bool:
         try:
@@ -76,6 +93,13 @@ class Again:
         if is_same:
             asking.numbers.again()
         return is_same
+
+
+def _size(scope: Scope) -> int:
+    """Return about how many bytes of memory the request takes."""
+    text = sum(len(name) + len(value) for name, value in scope["headers"])
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return target + text + HEADER * len(scope["headers"])
 
 
 def _key(scope: Scope) -> Hashable:

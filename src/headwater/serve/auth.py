@@ -28,6 +28,7 @@ SHORTEST = 16  # characters of an admin token that others may try
 MAX_CREDENTIALS = 2  # of one request: a proxy may add its own
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@?#]+)(?::\d{1,5})?\Z")
 _ORIGIN = re.compile(r"https?://(.+)\Z")
+_OTHER_SITES = (b"cross-site", b"same-site")  # of Sec-Fetch-Site; another port of this machine is the same site
 
 
 class Access(Enum):
@@ -43,7 +44,7 @@ class Gate:
 
     Locked, every route but the open ones needs a credential: the admin's token, an API key, or a JWT of an issuer that
     is trusted. Unlocked, the server listens on loopback only, everybody is `anonymous`, and no web page may drive it:
-    Host and Origin must be loopback too.
+    Host and Origin must be loopback too, and a browser that names no Origin must not come from another site.
     """
 
     def __init__(
@@ -215,18 +216,25 @@ def _credentials(headers: Headers) -> list[bytes]:
 
 
 def _from_here(headers: Headers) -> None:
-    hosts = [value for name, value in headers if name == b"host"]
+    hosts, origins, site = [], [], b""
+    for name, value in headers:
+        if name == b"host":
+            hosts.append(value)
+        elif name == b"origin":
+            origins.append(value)
+        elif name == b"sec-fetch-site":
+            site = value
     if len(hosts) != 1 or not _names_loopback(hosts[0].decode("latin-1")):
         raise Forbidden(
             "the Host header does not name this machine",
             hint="Use http://127.0.0.1, or set HEADWATER_TOKEN and send it.",
         )
-    for name, value in headers:
-        if name == b"origin" and not names_loopback(value):
-            raise Forbidden(
-                "a page of another origin may not use this server",
-                hint="Set HEADWATER_TOKEN and send it.",
-            )
+    # A page that loads an image or a script, or links here, sends no Origin: nobody knows whose page it is.
+    if not all(map(names_loopback, origins)) or (site in _OTHER_SITES and not origins):
+        raise Forbidden(
+            "a page of another origin may not use this server",
+            hint="Set HEADWATER_TOKEN and send it, or type the address into the browser.",
+        )
 
 
 def names_loopback(origin: bytes) -> bool:

@@ -10,11 +10,10 @@ from typing import Any
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, RequestTooLarge
 from headwater.serve.call import Headers, Receive, Scope
-from headwater.serve.places import client_of
 from headwater.serve.rates import place_of
 
 JSON = b"application/json"
-MAX_RECEIVING = 256 << 20  # bytes of all bodies that are being received; half of it from one address
+MAX_RECEIVING = 256 << 20  # bytes of all bodies of unanswered requests; half of it from one address
 UNCOUNTED = 64 << 10  # bytes: what came of a smaller body is not counted
 BODY_SECONDS = 300.0  # in which a body arrives, however steadily it comes
 LARGE = 256 << 10  # bytes: a body that is not decoded in the loop
@@ -90,7 +89,7 @@ def _marks(body: bytes) -> int:
 
 
 class BodyMemory:
-    """Count the bytes of all bodies that are being received. Use it in one loop."""
+    """Count the bytes of all bodies that are being received or worked on. Use it in one loop."""
 
     def __init__(self, total: int = MAX_RECEIVING) -> None:
         self.total = total
@@ -124,7 +123,34 @@ class BodyMemory:
 BODIES = BodyMemory()  # one process has one memory
 
 
-async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
+class BodyReservation:
+    """The memory of one body from `client`, from its first bytes until its request is answered."""
+
+    __slots__ = ("_client", "_counted")
+
+    def __init__(self, client: str) -> None:
+        self._client, self._counted = client, 0
+
+    def take(self, size: int) -> None:
+        """Hold `size` bytes in all; few of them are not counted. Raises Busy."""
+        if size > UNCOUNTED:
+            BODIES.take(place_of(self._client), size - self._counted)
+            self._counted = size
+
+    def __enter__(self) -> BodyReservation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give the memory back."""
+        if self._counted:
+            BODIES.release(place_of(self._client), self._counted)
+            self._counted = 0
+
+
+async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReservation) -> bytes:
     """The whole body; a refusal as soon as it is larger than `most` bytes, comes too slowly, or finds no memory."""
     if int(header(scope["headers"], b"content-length") or 0) > most:
         raise await _too_large(scope, receive, most, 0)
@@ -133,39 +159,36 @@ async def read_body(scope: Scope, receive: Receive, most: int) -> bytes:
         body: bytes = message.get("body", b"")
         if len(body) > most:
             raise await _too_large(scope, receive, most, len(body), more=False)
+        memory.take(len(body))
         return body
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await _read_parts(scope, receive, most, message)
+            return await _read_parts(scope, receive, most, message, memory)
     except TimeoutError:
         slow = InvalidRequest(f"the body did not end within {BODY_SECONDS:g} s", hint="Send it again, in one go.")
         raise Refusal(slow, status=408, headers=[(b"connection", b"close")]) from None
 
 
-async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any) -> bytes:
-    parts, size, counted, place = [], 0, 0, place_of(client_of(scope))
-    try:
-        while True:
-            if message["type"] == "http.disconnect":
-                raise Gone
-            part = message.get("body", b"")
-            parts.append(part)
-            size += len(part)
-            if size > most:
-                raise await _too_large(scope, receive, most, size, more=message.get("more_body", False))
-            if not message.get("more_body"):
-                return b"".join(parts)
-            if size > UNCOUNTED:
-                try:
-                    BODIES.take(place, size - counted)
-                except Busy as busy:
-                    parts.clear()
-                    await _pass_over(scope, receive, most - size)
-                    raise Refusal(busy, headers=[(b"connection", b"close")]) from None
-                counted = size
-            message = await receive()
-    finally:
-        BODIES.release(place, counted)
+async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any, memory: BodyReservation) -> bytes:
+    parts, size = [], 0
+    while True:
+        if message["type"] == "http.disconnect":
+            raise Gone
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        if size > most:
+            raise await _too_large(scope, receive, most, size, more=message.get("more_body", False))
+        try:
+            memory.take(size)
+        except Busy as busy:
+            parts.clear()
+            if message.get("more_body"):
+                await _pass_over(scope, receive, most - size)
+            raise Refusal(busy, headers=[(b"connection", b"close")]) from None
+        if not message.get("more_body"):
+            return b"".join(parts)
+        message = await receive()
 
 
 async def _too_large(scope: Scope, receive: Receive, most: int, seen: int, *, more: bool = True) -> Refusal:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from headwater.feeds.turns import Holder, Turns, holder
+from headwater.errors import Busy
+from headwater.feeds.turns import Turns
+from headwater.model.principal import ANONYMOUS
+from headwater.model.work_context import Holder, holder
 
 T = TypeVar("T")
 
 MAX_WAITING = 1000  # blocking calls of a database, running or waiting; beyond that callers are told to retry
+SHARES = 4  # one caller of a database may have one in so many of them waiting
+_EVERYBODY = ("", ANONYMOUS.name)  # no single caller: the server's own work, and all callers without authentication
 
 
 class Bridge:
@@ -24,6 +30,8 @@ class Bridge:
     def __init__(self, *, threads: int, most: int = MAX_WAITING) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headwater-read")
         self._turns = Turns(threads, most)  # touched by the loop's thread only
+        self._most_of_one = max(most // SHARES, 1)
+        self._waiting: Counter[Holder] = Counter()  # calls without a thread, by database and caller; no entries of 0
         self._lock = threading.Lock()
         self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
 
@@ -35,13 +43,28 @@ class Bridge:
         """The value of `function(*args)`, which may block; Busy if too many of the same database wait."""
         whose = holder()
         if not self._turns.take(whose):
-            await self._turns.wait(whose)
+            await self._wait(whose)
         try:
             future = self._threads.submit(function, *args)
         except BaseException:
             self._turns.give_back(whose)
             raise
         return await self._awaited(future, whose)
+
+    async def _wait(self, whose: Holder) -> None:
+        """Wait for a thread. Raises Busy where the database, or its caller, has too many calls that wait."""
+        if whose[1] not in _EVERYBODY and self._waiting[whose] >= self._most_of_one:
+            raise Busy(
+                f"{self._most_of_one} requests of {whose[1]!r} are waiting already",
+                hint="Try again in a moment, or send fewer at a time.",
+            )
+        self._waiting[whose] += 1
+        try:
+            await self._turns.wait(whose)
+        finally:
+            self._waiting[whose] -= 1
+            if not self._waiting[whose]:
+                del self._waiting[whose]
 
     def _awaited(self, future: Future[T], whose: Holder | None) -> asyncio.Future[T]:
         """An awaitable of `future`, which has a thread of `whose`, or None."""

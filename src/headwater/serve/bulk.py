@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, OffsetExpired
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.formats.images import Image, shown
@@ -24,9 +24,11 @@ from headwater.model.table import Table
 from headwater.ranges.asof import Gone, Piece, read_as_of, shape_of
 from headwater.serve.asked import digits
 from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
+from headwater.serve.shares import Shares
 
 THREADS = 2  # that read; who waits for its reader holds none of them
 AT_ONCE = 64  # each holds a temporary file
+SHARE = 32  # of them for one caller who is not an owner
 FOREVER = b"private, max-age=31536000, immutable"
 FORMATS = ("plain_json", "objects_json")
 Run = Callable[..., Any]
@@ -39,7 +41,7 @@ class Snapshots:
     def __init__(self, databases: Databases, run: Run) -> None:
         self._databases, self._run = databases, run
         self._threads = Threads(THREADS, "headwater-snapshot")
-        self._reading = 0
+        self._shares = Shares("snapshots")
 
     def close(self) -> None:
         """After the last request."""
@@ -63,13 +65,8 @@ class Snapshots:
             await call.start(304, headers)
             await call.send({"type": "http.response.body", "body": b""})
             return 304
-        if self._reading >= AT_ONCE:
-            raise LimitExceeded(f"{AT_ONCE} snapshots are being read already", hint="Try again in a moment.")
-        self._reading += 1
-        try:
+        with self._shares.take(call, AT_ONCE, SHARE):
             await self._read(call, _Body(database, db, table, offset, kind, format), kind, tag, offset)
-        finally:
-            self._reading -= 1
         return 200
 
     async def _read(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:

@@ -10,6 +10,7 @@ from headwater.serve.rates import place_of
 RESERVE = 64  # connections above each limit on which health is still answered
 HEALTH = ("/healthz", "/readyz")
 MIN_SPARE_FILES = 200  # descriptors that connections leave to databases, the log and their threads
+_FILES = "the limit of open files (ulimit -n, LimitNOFILE=), which lowers serve.max_connections here"
 _OPEN_FILES = (1 << 16, 10_240)  # to try where the hard limit is none: macOS grants less than it says
 
 
@@ -43,6 +44,7 @@ class Crowd:
     def __init__(self, most: int, per_client: int) -> None:
         self._most, self._per_client = most, per_client
         self._from: dict[str, int] = {}
+        self.is_lowered = False  # whether the limit of open files set `most`
         self.open = 0
         self.refused = 0
 
@@ -58,7 +60,8 @@ class Crowd:
                 "serve.max_connections_per_client",
             )
         else:
-            what, setting = f"{self._most} connections are open", "serve.max_connections"
+            what = f"{self._most} connections are open"
+            setting = _FILES if self.is_lowered else "serve.max_connections"
         return LimitExceeded(
             f"{what}, and no more are granted", hint=f"Close some, use them again, or raise {setting}."
         )

@@ -111,12 +111,15 @@ class GatewaySocket:
 
     async def say(self, id: str | int, type: str, payload: bytes) -> None:
         """Send one answer."""
-        await self._send(frame(id, type, payload))
+        await self._send(frame, id, type, payload)
 
-    async def _send(self, frames: bytes) -> None:
-        """One at a time: else all that waited would be written at once when the client reads again."""
+    async def _send(self, make: Callable[..., bytes], *args: Any) -> None:
+        """One at a time: else all that waited would be written at once when the client reads again.
+
+        The frames are made by `make(*args)` once it is their turn, so that those that wait hold no copy.
+        """
         async with self._writing:
-            await self._call.raw({"type": sockets.FRAMES, "frames": frames})
+            await self._call.raw({"type": sockets.FRAMES, "frames": make(*args)})
 
     async def _close(self, why: Ending) -> None:
         last = {"type": "websocket.close", **closing(why)}
@@ -155,7 +158,7 @@ class GatewaySocket:
 
     async def _pour(self, id: str | int, stream: Stream) -> None:
         while (piece := await stream.next()) is not None:
-            await self._send(told(id, piece))
+            await self._send(told, id, piece)
         if stream.ending is not None and stream.ending.code == "closed":
             gone = NotFound("the database is no more", hint="schema.list_databases tells which there are.")
             await self.say(id, "error", error_payload(gone))

@@ -27,7 +27,7 @@ from headwater.serve.again import Again
 from headwater.serve.api import STARTING, Api
 from headwater.serve.asked import parse_query, ticket_in
 from headwater.serve.auth import Access, Gate
-from headwater.serve.body import JSON, Gone, Refusal, check_type, header, read_body, retry_after
+from headwater.serve.body import JSON, BodyReservation, Gone, Refusal, check_type, header, read_body, retry_after
 from headwater.serve.bridge import Bridge
 from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.cors import Cors
@@ -42,7 +42,7 @@ from headwater.serve.query_pages import QueryPages
 from headwater.serve.routes import GATEWAY, QUERY, ROUTES, Route, find
 from headwater.serve.row_pages import RowPages
 from headwater.serve.rpc import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
-from headwater.serve.shields import shielded
+from headwater.serve.shields import UNSHARED, shielded
 from headwater.serve.streams import Streams
 
 Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
@@ -234,14 +234,16 @@ class Application:
 
     async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
         check_type(scope["headers"], JSON)
-        asked = await read_body(scope, receive, self._max_body)
-        self._gate.still(principal)  # a body may take its time
-        answering = answer(principal, asked, client_of(scope))
+        client = client_of(scope)
         try:
-            if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
-                status, body = await _unless_gone(receive, answering)
-            else:
-                status, body = await answering
+            with BodyReservation(client) as memory:
+                asked = await read_body(scope, receive, self._max_body, memory)
+                self._gate.still(principal)  # a body may take its time
+                answering = answer(principal, asked, client)
+                if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
+                    status, body = await _unless_gone(receive, answering)
+                else:
+                    status, body = await answering
         except TooOften as refused:
             await _send(send, 429, JSON, refused.body, [retry_after(refused.error)])
             return 429
@@ -310,11 +312,14 @@ async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> 
 def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
     """`send`, which puts on every head of an answer what browsers are to be told."""
     tls = scope["scheme"] in ("https", "wss")
+    full = [*extra, UNSHARED] if scope.get("method") in ("GET", "HEAD") else extra
 
     async def tell(message: MutableMapping[str, Any]) -> None:
         if message["type"].endswith("http.response.start"):
-            headers = [*message["headers"], *extra]
-            message["headers"] = headers if message["status"] == 304 else shielded(headers, tls=tls)
+            if message["status"] == 304:
+                message["headers"] = [*message["headers"], *extra]
+            else:
+                message["headers"] = shielded([*message["headers"], *full], tls=tls)
         await send(message)
 
     return tell

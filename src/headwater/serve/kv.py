@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -29,13 +30,26 @@ INDEX = f"CREATE INDEX {TABLE}_{EXPIRES} ON {TABLE} ({EXPIRES}) WHERE {EXPIRES} 
 MAX_TTL = 2**31  # seconds: 68 years
 SWEEP_MS = 10_000  # between two sweeps of one database
 SWEPT = 1_000  # rows at a time: the writer is held meanwhile
-MOST_KEYS = 1_000  # in one read
+MOST_KEYS = 1_000  # in one read, or in one put
 MOST_BYTES = 16 << 20  # of the values of one read: a short request may name a long value often
 PAGE = 500  # rows of a scan in one read
 
 
+class Put(Protocol):
+    """A value to put under a key, such as a message of gRPC; `ttl_seconds` 0 keeps it for good."""
+
+    @property
+    def key(self) -> bytes: ...
+
+    @property
+    def value(self) -> bytes: ...
+
+    @property
+    def ttl_seconds(self) -> int: ...
+
+
 class Entry(msgspec.Struct, frozen=True):
-    """A value to put under a key; `ttl_seconds` 0 keeps it for good."""
+    """A value to put under a key; see Put."""
 
     key: bytes
     value: bytes
@@ -66,9 +80,13 @@ class Kv:
             )
         return await self._bridge.call(self._read, db, keys)
 
-    async def put(self, who: Principal, namespace: str, entries: Sequence[Entry]) -> int:
+    async def put(self, who: Principal, namespace: str, entries: Sequence[Put]) -> int:
         """Put all of them or none, in one transaction; how many. Of one key twice the last one counts."""
         db = self._admit(who, namespace, EDITOR, "putting keys")
+        if len(entries) > MOST_KEYS:
+            raise InvalidRequest(
+                f"{len(entries)} entries are sent, and {MOST_KEYS} are put at once", hint="Send fewer at a time."
+            )
         now = self._clock()
         wanted = [(entry.key, entry.value, _end(entry, now)) for entry in entries]
 
@@ -219,7 +237,7 @@ def _put(session: Session, key: bytes, value: bytes, end: int | None) -> None:
         session.insert(TABLE, [{KEY: key, **values}], returning=False)
 
 
-def _end(entry: Entry, now: int) -> int | None:
+def _end(entry: Put, now: int) -> int | None:
     if not 0 <= entry.ttl_seconds <= MAX_TTL:
         raise InvalidRequest(f"ttl_seconds is from 0 (for good) to {MAX_TTL}, not {entry.ttl_seconds}")
     return now + 1000 * entry.ttl_seconds if entry.ttl_seconds else None

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 from headwater.config import QuotasConfig, ServeConfig
 from headwater.errors import HeadwaterError
-from headwater.feeds.turns import CALLER, WHOSE
 from headwater.model.database import real_name
 from headwater.model.principal import ANONYMOUS, JWT, Principal
+from headwater.model.work_context import CALLER, WHOSE
 from headwater.serve.api import Api
 from headwater.serve.call import Scope
 from headwater.serve.crowd import Crowd

@@ -44,6 +44,15 @@ class Pieces:
         self._reservation = Reservation()
         self.size = 0
 
+    @classmethod
+    def of(cls, body: bytes) -> Pieces:
+        """Return a finished body in pieces, whatever its size. Raises Busy."""
+        made = cls()
+        made._reservation.take(min(len(body), MEMORY.max_bytes))
+        made._pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
+        made.size = len(body)
+        return made
+
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._pieces)
 

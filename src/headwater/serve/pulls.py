@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded
+from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.subscribing import check_calls
 from headwater.model.database import real_name
 from headwater.model.key import Span
-from headwater.model.principal import OWNER
 from headwater.ranges.asof import shape_of
 from headwater.ranges.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.jobs import gone as lost
@@ -24,8 +21,6 @@ from headwater.ranges.process import Answer, Bulk, Numbers
 from headwater.serve.asked import number
 from headwater.serve.bulk import FOREVER
 from headwater.serve.call import ARROW_KIND, Call, Headers, gone
-from headwater.serve.limits import identity
-from headwater.serve.places import client_of
 from headwater.serve.pull_query import (
     compression_in,
     names_in,
@@ -36,6 +31,7 @@ from headwater.serve.pull_query import (
     span_in,
     version_in,
 )
+from headwater.serve.shares import Shares
 
 AT_ONCE = 64  # each holds a thread of the worker and a piece of its answer
 SHARE = 32  # of them for one caller who is not an owner
@@ -50,8 +46,7 @@ class Pulls:
     def __init__(self, databases: Databases, bulk: Bulk, find: Find, run: Run) -> None:
         self._databases, self._bulk, self._find, self._run = databases, bulk, find, run
         self._worker = bulk.open_worker()
-        self._open = 0
-        self._open_by: Counter[Hashable] = Counter()  # by caller; no entries of 0
+        self._shares = Shares("pulls")
 
     @property
     def numbers(self) -> Numbers:
@@ -145,28 +140,8 @@ class Pulls:
     # --- the body --------------------------------------------------------------------------------------------
 
     async def _pour(self, call: Call, job: Job, headers: Headers) -> int:
-        with self._place(call):
+        with self._shares.take(call, AT_ONCE, SHARE):
             return await self._answer(call, job, headers)
-
-    @contextmanager
-    def _place(self, call: Call) -> Iterator[None]:
-        """Count one pull, as long as it lasts. Raises LimitExceeded if too many are open, of its caller or in all."""
-        caller = identity(call.who, client_of(call.scope))
-        if self._open >= AT_ONCE:
-            raise LimitExceeded(f"{AT_ONCE} pulls are open already", hint="Try again in a moment, or open fewer.")
-        if self._open_by[caller] >= SHARE and call.who.role != OWNER:
-            raise LimitExceeded(
-                f"{SHARE} pulls of {call.who.name!r} are open already", hint="Try again in a moment, or open fewer."
-            )
-        self._open += 1
-        self._open_by[caller] += 1
-        try:
-            yield
-        finally:
-            self._open -= 1
-            self._open_by[caller] -= 1
-            if not self._open_by[caller]:
-                del self._open_by[caller]
 
     async def _answer(self, call: Call, job: Job, headers: Headers) -> int:
         answers: list[Answer] = []

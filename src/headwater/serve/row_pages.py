@@ -9,9 +9,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headwater.errors import InvalidRequest, PreconditionFailed, Unavailable
+from headwater.errors import Busy, InvalidRequest, PreconditionFailed, Unavailable
+from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.database import real_name
-from headwater.model.principal import EDITOR, VIEWER, Principal
+from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
 from headwater.queries.answering import Answering
 from headwater.queries.causality import WHOLE, Token, demand, floor_of, from_header, lacking, to_header, token
 from headwater.queries.pending import Pending
@@ -19,9 +20,21 @@ from headwater.queries.preconditions import Conditions, Verdict
 from headwater.queries.resource import Address, Body, Resources, Shown, lits_etag
 from headwater.serve.answers import OBJECTS, row_body
 from headwater.serve.api import Api
-from headwater.serve.body import JSON, LARGE, MAX_ELEMENTS, check_elements, check_type, no_json, read_body
+from headwater.serve.body import (
+    JSON,
+    LARGE,
+    MAX_ELEMENTS,
+    BodyReservation,
+    check_elements,
+    check_type,
+    no_json,
+    read_body,
+)
 from headwater.serve.bridge import Bridge
-from headwater.serve.call import wanted_kind
+from headwater.serve.call import Receive, Scope, Send, wanted_kind
+from headwater.serve.limits import identity
+from headwater.serve.pieces import Pieces, send_body
+from headwater.serve.places import client_of
 from headwater.serve.routes import key_parts
 
 CAUSALITY = "x-headwater-causality"
@@ -60,7 +73,17 @@ class RowPages:
             raise PreconditionFailed("the row is not as If-Match demands", hint="Read it without, then decide.")
         if outcome.verdict is Verdict.NOT_MODIFIED:
             return Response(status_code=304, headers={**headers, "etag": outcome.tag or etag})
-        return _row(shown, lits, 200, headers)
+        response = _row(shown, lits, 200, headers)
+        if len(response.body) <= UNCOUNTED or request.method == "HEAD":
+            return response
+        body = Pieces.of(bytes(response.body))
+        if who.role != OWNER:
+            try:
+                body.charge(identity(who, client_of(request.scope)))
+            except Busy:  # it may keep this frame for a while
+                body.release()
+                raise
+        return _InPieces(body, response)
 
     def _answering(self, address: Address) -> Answering | None:
         """What is known of the log; None on a server without queries."""
@@ -107,20 +130,24 @@ class RowPages:
             raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
         conditions = Conditions.of("PUT", request.scope["headers"])
         await self._check_floor(request)
-        pending = self._rows.put(who, _address(request), await self._body(who, request), conditions)
-        return await self._written(request, pending)
+        with BodyReservation(client_of(request.scope)) as memory:
+            body = await self._body(who, request, memory)
+            return await self._written(request, self._rows.put(who, _address(request), body, conditions))
 
     async def _patch(self, who: Principal, request: Request) -> Response:
         _admit(who, EDITOR, request)
         conditions = Conditions.of("PATCH", request.scope["headers"])
         await self._check_floor(request)
-        pending = self._rows.patch(who, _address(request), await self._body(who, request), conditions)
-        return await self._written(request, pending)
+        with BodyReservation(client_of(request.scope)) as memory:
+            body = await self._body(who, request, memory)
+            return await self._written(request, self._rows.patch(who, _address(request), body, conditions))
 
     async def _delete(self, who: Principal, request: Request) -> Response:
         _admit(who, EDITOR, request)
         conditions = Conditions.of("DELETE", request.scope["headers"])
-        if await read_body(request.scope, request.receive, self._max_body):
+        with BodyReservation(client_of(request.scope)) as memory:
+            body = await read_body(request.scope, request.receive, self._max_body, memory)
+        if body:
             raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
         await self._check_floor(request)
         self._still(who)
@@ -140,13 +167,26 @@ class RowPages:
             headers[CAUSALITY] = to_header(shown.causality)
         return _row(shown, _wants_lits(request), 201 if shown.created else 200, headers)
 
-    async def _body(self, who: Principal, request: Request) -> Body:
+    async def _body(self, who: Principal, request: Request, memory: BodyReservation) -> Body:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
-        body = await read_body(request.scope, request.receive, self._max_body)
+        body = await read_body(request.scope, request.receive, self._max_body, memory)
         self._still(who)  # a body may take its time
         columns = _columns(body) if len(body) <= LARGE else await self._bridge.call(_columns, body)
         self._still(who)  # so may a thread
         return Body(columns, kind != JSON)
+
+
+class _InPieces(Response):
+    """A response whose body is sent piece by piece, and counts as unread until then."""
+
+    def __init__(self, body: Pieces, like: Response) -> None:
+        super().__init__(status_code=like.status_code)
+        self.raw_headers, self._pieces = like.raw_headers, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_body(send, self._pieces)
 
 
 def _row(shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:

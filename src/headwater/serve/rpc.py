@@ -11,7 +11,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
+from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import OWNER, VIEWER, Principal
+from headwater.model.work_context import CALLER
 from headwater.queries.pending import Pending
 from headwater.serve import params
 from headwater.serve.api import Api
@@ -101,7 +103,7 @@ class Rpc:
     async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
         """The answer to the request in `body`."""
         try:
-            request = await self._decode(len(body), _envelope, body)
+            request = await self._decode(who, len(body), _envelope, body)
         except HeadwaterError as error:  # of the threads
             return error.status, error_body(None, error)
         if isinstance(request, tuple):
@@ -114,7 +116,7 @@ class Rpc:
         method = METHODS["sql.exec"]
         try:
             who.need(method.role, method.name, method.instead)
-            fault = await self._decode(len(body), _no_object, body, _SQL_EXAMPLE)
+            fault = await self._decode(who, len(body), _no_object, body, _SQL_EXAMPLE)
         except Forbidden:
             return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # refuses, and counts it
         except HeadwaterError as error:  # of the threads
@@ -123,9 +125,12 @@ class Rpc:
             return 400, error_body(SQL_ID, fault)
         return await self._answer(who, Envelope(method.name, id=SQL_ID, params=msgspec.Raw(body)), client)
 
-    async def _decode(self, size: int, function: Callable[..., T], *args: Any) -> T:
+    async def _decode(self, who: Principal, size: int, function: Callable[..., T], *args: Any) -> T:
         """Return `function(*args)`, which decodes `size` bytes; many of them in a thread."""
-        return function(*args) if size <= LARGE_BODY else await self._bridge.call(function, *args)
+        if size <= LARGE_BODY:
+            return function(*args)
+        CALLER.set(who.name)
+        return await self._bridge.call(function, *args)
 
     async def _answer(self, who: Principal, request: Envelope, client: str) -> Reply:
         started = time.perf_counter()
@@ -133,6 +138,8 @@ class Rpc:
         try:
             result = await self._call(who, request, client)
             reply: bytes | Pieces = encode_with({"id": request.id, "ok": True, "result": result})
+            if isinstance(reply, bytes) and len(reply) > UNCOUNTED and _is_read(request.method):
+                reply = Pieces.of(reply)
             if isinstance(reply, Pieces) and who.role != OWNER:
                 reply.charge(identity(who, client))
         except HeadwaterError as error:
@@ -161,7 +168,7 @@ class Rpc:
         who.need(method.role, method.name, method.instead)
         with memoryview(request.params) as view:
             size = view.nbytes
-        found = await self._decode(size, _params, method, request.params)
+        found = await self._decode(who, size, _params, method, request.params)
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
@@ -190,6 +197,11 @@ class Rpc:
             return result
         encoded = encode_with(result)
         return encoded if isinstance(encoded, Pieces) else msgspec.Raw(encoded)
+
+
+def _is_read(name: str) -> bool:
+    """Return whether the method only reads: an answer to a write is not refused once the write is done."""
+    return name in METHODS and METHODS[name].role == VIEWER
 
 
 def _params(method: Method, raw: msgspec.Raw) -> params.Params:

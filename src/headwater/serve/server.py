@@ -74,6 +74,7 @@ class Server:
         self._sockets: list[socket.socket] = []  # bound, not yet handed to uvicorn
         self._grpc_sockets: list[socket.socket] = []
         self._grpc: Any = None
+        self._is_lowered = False  # whether the limit of open files lowered max_connections
         self._hurried = False  # a stop does not wait for anybody
         self.addresses: list[tuple[str, int]] = []  # as bound, so port 0 shows the real one
         self.grpc_addresses: list[tuple[str, int]] = []  # none: gRPC is off
@@ -138,6 +139,7 @@ class Server:
         if self._api.feeds is not None and self._api.queries is not None:
             self._api.feeds.ask(Subscribed(self._api.queries))
         limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
+        limits.crowd.is_lowered = self._is_lowered
         metrics = self._metrics(self._api.feeds, limits)
         application = self._application(self._bridge, self._api.feeds, metrics, limits)
         self._gateway = application.gateway
@@ -165,6 +167,7 @@ class Server:
                 files,
             )
         self._config = dataclasses.replace(self._config, max_connections=min(most, allowed))
+        self._is_lowered = allowed < most
         return files
 
     async def _start_grpc(self, metrics: Metrics, limits: Limits) -> None:

@@ -11,6 +11,8 @@ POLICY = b"content-security-policy"
 CLOSED = (POLICY, b"default-src 'none'; frame-ancestors 'none'")  # for data, which loads and runs nothing
 UNFRAMED = (POLICY, b"frame-ancestors 'none'")  # for a page that names no policy of its own
 PLAIN: Headers = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+# For what a page can embed. Browsers look at it only where CORS is not asked: for images, scripts and the like.
+UNSHARED = (b"cross-origin-resource-policy", b"same-origin")
 SECURE: Headers = [*PLAIN, (b"strict-transport-security", b"max-age=31536000")]
 _DATA = [*PLAIN, CLOSED], [*SECURE, CLOSED]
 

@@ -11,6 +11,7 @@ import grpc
 from grpc import aio
 
 from headwater.errors import (
+    Busy,
     HeadwaterError,
     InvalidRequest,
     LimitExceeded,
@@ -19,11 +20,15 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.model.principal import Principal
+from headwater.model.answer_limits import UNCOUNTED, AnswerMemory
+from headwater.model.principal import OWNER, Principal
+from headwater.model.work_context import CALLER
 from headwater.queries.databases import Databases
 from headwater.serve.auth import Gate
+from headwater.serve.body import BodyReservation
+from headwater.serve.bridge import Bridge
 from headwater.serve.grpc import faults
-from headwater.serve.grpc.messages import decode
+from headwater.serve.grpc.messages import LARGE, decode
 from headwater.serve.grpc.request_slots import RequestSlots
 from headwater.serve.grpc.stalls import Stalls
 from headwater.serve.limits import Limits, identity
@@ -36,6 +41,11 @@ HEALTH = "/grpc.health.v1.Health/"  # open to everybody
 HEALTH_SECONDS = 10.0  # in which a request for health arrives
 REQUEST_SECONDS = 60.0  # in which any other request arrives
 GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
+
+# Of large answers to calls of one answer, half of it for one caller. It is apart from the memory of other answers:
+# nothing but its caller ends a call whose answer is on its way.
+UNREAD = AnswerMemory()
+UNREAD.configure(max_memory=256 << 20)
 
 _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
@@ -128,13 +138,14 @@ class Calls:
         limits: Limits,
         metrics: Metrics,
         databases: Databases,
+        bridge: Bridge,
         *,
         max_bytes: int,
         max_streams: int,
         stalls: Stalls,
     ) -> None:
         self._gate, self._limits, self._metrics, self._max_bytes = gate, limits, metrics, max_bytes
-        self._databases, self._stalls = databases, stalls
+        self._databases, self._bridge, self._stalls = databases, bridge, stalls
         self._slots = RequestSlots(total=16, each=6, waiting=max_streams, seconds=REQUEST_SECONDS)
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
@@ -143,9 +154,11 @@ class Calls:
         async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller = self._admitted(context, call)
-                asked = call.read(request, await self._received(caller))
+                asked = await self._asked(caller, call, request)
                 self._limits.enter(caller.who, await self._limits.of_call(asked))
-                call.answer = await answer(caller, asked)
+                call.answer = _bytes(await answer(caller, asked))
+                if len(call.answer) > UNCOUNTED:
+                    call.hold(caller)
             return call.answer
 
         return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
@@ -156,9 +169,10 @@ class Calls:
         async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller = self._admitted(context, call)
-                asked = call.read(request, await self._received(caller))
+                asked = await self._asked(caller, call, request)
                 db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
+                call.release_body()
                 staying = self._limits.stay(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire), self._stalls.watch(call):
                     answers = pour(caller, asked)
@@ -193,6 +207,18 @@ class Calls:
         self._limits.ask(caller.who, caller.address)
         return caller
 
+    async def _asked(self, caller: Caller, call: _Call, request: str) -> Any:
+        """Return the request as a message; a large one is decoded in a thread."""
+        data = await self._received(caller)
+        if len(data) <= LARGE:
+            return call.read(request, data)
+        call.body = BodyReservation(caller.address)
+        call.body.take(len(data))
+        CALLER.set(caller.who.name)
+        asked = await self._bridge.call(call.read, request, data)
+        self._gate.still(caller.who)  # a thread may take its time
+        return asked
+
     async def _received(self, caller: Caller) -> bytes:
         """Return the request. Raises Busy, InvalidRequest, and Unauthorized where the credential ended meanwhile."""
         data = await self._slots.receive(identity(caller.who, caller.address), caller.context)
@@ -212,6 +238,7 @@ class _Call:
         self._writing = False
         self._written = 0  # messages
         self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
+        self.body: BodyReservation | None = None  # of a large request
         self.answer: Any = None
         self.told: Callable[[HeadwaterError], HeadwaterError] = lambda error: error  # as its caller may hear it
 
@@ -225,6 +252,25 @@ class _Call:
             return decode(message, data)
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
+
+    def hold(self, caller: Caller) -> None:
+        """Count the answer until gRPC has sent it, or the call is over. Raises Busy if too many are unread."""
+        size = min(len(self.answer), UNREAD.max_bytes)
+        key = None if caller.who.role == OWNER else identity(caller.who, caller.address)
+        UNREAD.reserve(size)
+        if key is not None:
+            try:
+                UNREAD.charge(key, size)
+            except Busy:
+                UNREAD.release(size)
+                raise
+        done: Any = lambda _: UNREAD.release(size, key)  # noqa: E731  # the stubs name its argument
+        self._context.add_done_callback(done)
+
+    def release_body(self) -> None:
+        """Count the request no more."""
+        if self.body is not None:
+            self.body.release()
 
     def expire(self) -> None:
         """The credential ended."""
@@ -262,6 +308,7 @@ class _Call:
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if self._last is not None:
             self._last.cancel()
+        self.release_body()
         if error is None or isinstance(error, aio.AbortError):
             self._metrics.called(self._name, "OK" if error is None else "aborted")
             return

@@ -22,7 +22,7 @@ from headwater.serve.api import Api
 from headwater.serve.bridge import Bridge
 from headwater.serve.changefeed_metrics import Numbers
 from headwater.serve.grpc.calls import Answer, Caller, Pour
-from headwater.serve.grpc.changefeed_asked import Held, base_of, enter, interval_of, spans_of, tables_of
+from headwater.serve.grpc.changefeed_asked import Held, base_of, enter, interval_of, least_interval, spans_of, tables_of
 from headwater.serve.grpc.changefeed_words import Words, failure, images, response
 from headwater.serve.limits import identity
 
@@ -101,13 +101,13 @@ class ChangeFeedService:
         name = real_name(asked.db or None)
         who.check(name, tables_of(asked))
         feeds, base = self._feeds(), base_of(asked)
-        pace = Pace(
-            interval_of(asked, feeds.config.checkpoint_seconds), feeds.config.slow_consumer_seconds, asked.only_resolved
-        )
+        interval = interval_of(asked, feeds.config.checkpoint_seconds)
         database = feeds.databases.database(name)
         await self._run(_settle, database)
         ranges = self._api.pulling()
         watched, held = await self._run(spans_of, who, name, database, ranges, asked)
+        interval = max(interval, least_interval(len(watched), asked.only_resolved))
+        pace = Pace(interval, feeds.config.slow_consumer_seconds, asked.only_resolved)
         cursor = await self._run(begin, database.log, base)
 
         def is_there() -> bool:

@@ -20,6 +20,7 @@ from headwater.ranges.watched import Watched
 from headwater.serve.asked import plain_spans
 
 LEAST_MS, MOST_MS = 100, 3_600_000  # between two checkpoints
+SPAN_MS = 5  # of the interval for each span: every checkpoint is sent once per span
 
 
 class Held(NamedTuple):
@@ -64,10 +65,15 @@ def interval_of(asked: Any, usual: float) -> float:
     return float(wanted) / 1000
 
 
+def least_interval(spans: int, only_resolved: bool) -> float:
+    """Return the least seconds between two checkpoints of a feed with that many spans."""
+    return LEAST_MS / 1000 if only_resolved else max(LEAST_MS, SPAN_MS * spans) / 1000
+
+
 def spans_of(
     who: Principal, name: str, database: Database, ranges: Ranges, asked: Any
 ) -> tuple[list[Watched], list[Held]]:
-    """What is watched, and which of that are ranges. The tables were found to be the caller's business."""
+    """Return the spans without repeats, and which of them are ranges. The caller may see the tables."""
     if len(asked.spans) > MOST_SPANS:
         raise InvalidRequest(f"{len(asked.spans)} spans are asked for", hint=f"Ask for at most {MOST_SPANS}.")
     watched, held = [], []
@@ -80,7 +86,7 @@ def spans_of(
                 watched.append(Watched(each.table, _span(who, name, database, each)))
         except InvalidRequest as error:
             raise type(error)(f"spans[{place}]: {error.message}", hint=error.hint) from None
-    return watched, held
+    return list(dict.fromkeys(watched)), list(dict.fromkeys(held))
 
 
 def tables_of(asked: Any) -> list[str] | None:

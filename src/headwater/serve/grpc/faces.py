@@ -30,7 +30,7 @@ def open_faces(
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
     stalls = Stalls(config.stall_seconds)
-    calls = Calls(gate, limits, metrics, api.databases, max_bytes=most, max_streams=streams, stalls=stalls)
+    calls = Calls(gate, limits, metrics, api.databases, bridge, max_bytes=most, max_streams=streams, stalls=stalls)
     return GrpcServer(
         calls,
         Doorman(gate, limits),

@@ -13,6 +13,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+LARGE = 64 << 10  # bytes: a message that is not decoded in the loop
+MAX_FIELDS = 100_000  # of a large message: the library makes an object of each element
 FOLDER = resources.files("headwater.serve.grpc") / "protos"
 
 
@@ -49,8 +51,53 @@ def message(name: str) -> Any:
     return found
 
 
+def check_fields(data: bytes) -> None:
+    """Raise ValueError if a large message has more than `MAX_FIELDS` fields, or cannot be walked.
+
+    Only the outermost fields count: no request of ours repeats a field further inside.
+    """
+    if len(data) <= LARGE:
+        return
+    place, count, end = 0, 0, len(data)
+    try:
+        while place < end:
+            count += 1
+            if count > MAX_FIELDS:
+                raise ValueError(f"the message has more than {MAX_FIELDS} fields")
+            tag, place = _varint(data, place)
+            kind = tag & 7
+            if kind == _VARINT:
+                _, place = _varint(data, place)
+            elif kind == _BYTES:
+                size, place = _varint(data, place)
+                place += size
+            else:
+                place += _SIZES[kind]
+    except (IndexError, KeyError):
+        raise ValueError("the message cannot be read") from None
+
+
+_VARINT, _BYTES = 0, 2
+_SIZES = {1: 8, 3: 0, 4: 0, 5: 4}  # bytes behind a tag, by kind; 3 and 4 are the ends of a group
+
+
+def _varint(data: bytes, place: int) -> tuple[int, int]:
+    """Return the number at `place`, and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[place]
+        place += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, place
+        shift += 7
+        if shift > 63:
+            raise IndexError(place)
+
+
 def decode(name: str, data: bytes) -> Any:
-    """A message of that name; ValueError where `data` is none."""
+    """A message of that name; ValueError where `data` is none, or has too many fields."""
+    check_fields(data)
     try:
         return message(name).FromString(data)
     except Exception as error:  # its own kind of error, of no public name in every version

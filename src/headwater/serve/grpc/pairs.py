@@ -7,7 +7,7 @@ from typing import Any
 
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import message
-from headwater.serve.kv import Entry, Kv
+from headwater.serve.kv import Kv
 
 
 class KvService:
@@ -34,7 +34,7 @@ class KvService:
         return _made("KvGetResponse", value=found or b"", found=found is not None)
 
     async def _put(self, caller: Caller, asked: Any) -> Any:
-        await self._kv.put(caller.who, asked.namespace, [_entry(asked)])
+        await self._kv.put(caller.who, asked.namespace, [asked])
         return _made("KvPutResponse", success=True)
 
     async def _delete(self, caller: Caller, asked: Any) -> Any:
@@ -55,12 +55,8 @@ class KvService:
 
     async def _batch_put(self, caller: Caller, asked: Any) -> Any:
         """All of them or none."""
-        count = await self._kv.put(caller.who, asked.namespace, [_entry(entry) for entry in asked.entries])
+        count = await self._kv.put(caller.who, asked.namespace, asked.entries)
         return _made("KvBatchPutResponse", success_count=count)
-
-
-def _entry(asked: Any) -> Entry:
-    return Entry(asked.key, asked.value, asked.ttl_seconds)
 
 
 def _made(name: str, **fields: Any) -> Any:

@@ -30,6 +30,7 @@ OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_ch
 ROW_OPS = [word for number in (1, 2, 3) for word in OPS[number]]
 WORDS = frozenset(op.word for op in Op)
 FIELDS = {"where": "where_predicate", "ops": "operations", "table": "tables"}  # of Subscribe; WatchKey is never narrow
+MOST_NAMES = 1_000  # tables, or operations, of one subscription
 SIZE = 4  # bytes that say how long a message is
 
 
@@ -96,6 +97,12 @@ class SubscriptionService:
 
     async def _subscribe(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         who, db, start = caller.who, real_name(asked.namespace), asked.start_sequence
+        for names in (asked.tables, asked.operations):
+            if len(names) > MOST_NAMES:
+                hint = "Name fewer, or none for all."
+                raise InvalidRequest(
+                    f"{len(names)} tables or operations are named; the limit is {MOST_NAMES}", hint=hint
+                )
         params = SubscribeTable(
             db=db,
             tables=list(asked.tables) or None,
