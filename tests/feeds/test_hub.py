@@ -75,6 +75,8 @@ class Taker:
 
     def take(self) -> None:
         """One piece."""
+        if self.group.is_dismissed:
+            self._come_back()
         taken = None if self.epoch != self.hub.epoch or self.seen is None else self.group.take(self.seen)
         if taken is None:
             self._read_the_log()
@@ -84,6 +86,10 @@ class Taker:
             self.cursor = self.hub.upto if taken.seen == self.group.published else taken.offset
         else:
             self.cursor = self.hub.upto
+
+    def _come_back(self) -> None:
+        self.hub.leave(self.group)
+        self.group, self.seen = self.hub.join(self.view, line), None
 
     def _read_the_log(self) -> None:
         self.fell_back += 1
@@ -95,7 +101,10 @@ class Taker:
         assert self.seen is not None or self.hub._routed > self.hub.upto
 
     async def finish(self) -> None:
-        await settled(self.hub, self.fed)
+        while self.hub.upto < self.fed.log.latest:
+            if self.group.is_dismissed:
+                self._come_back()  # nothing is published while nobody wants it
+            await asyncio.sleep(0)
         while self.cursor < self.hub.upto:
             self.take()
         expected = self.fed.expected(self.view, after=self.began)
@@ -215,13 +224,15 @@ def test_groups_that_nobody_reads_are_not_kept_for_ever(monkeypatch: pytest.Monk
     async def work() -> None:
         fed = Fed()
         async with opened(fed) as hub:
-            stays = hub.join(hub.view(options()), line)
+            stays = Taker(fed, hub, options())
             for id in range(30):
                 group = hub.join(hub.view(options(tables=("items",), where=f"id = {id}")), line)
                 fed.commit(insert(id))
                 await settled(hub, fed)
+                stays.take()
                 hub.leave(group)
-            assert set(hub._groups.values()) == {stays} and len(hub._router) == 1
+            assert set(hub._groups.values()) == {stays.group} and len(hub._router) == 1
+            assert not stays.fell_back
             assert len(hub._kept) <= 10
 
     in_loop(work)
@@ -574,7 +585,7 @@ def test_filter_that_took_long_in_the_loop_is_decided_in_a_thread_from_then_on(m
         async with opened(fed, threads) as hub:
             slow = Taker(fed, hub, options(tables=("items",), where="size > 2"))
             with monkeypatch.context() as patch:
-                patch.setattr(hub_module, "perf_counter", Ticking(hub_module.SHARE_SECONDS * 2))
+                patch.setattr(hub_module, "thread_time", Ticking(hub_module.SHARE_SECONDS * 2))
                 fed.commit(insert(1, 3))
                 await settled(hub, fed)
             quick = Taker(fed, hub, options(tables=("items",), where="size > 1"))
@@ -657,11 +668,79 @@ def test_batch_of_many_shapes_is_encoded_only_as_far_as_it_is_kept(monkeypatch: 
                 made.clear()
                 held = [frame for group in [*groups, taker.group] for frame in group._frames]
                 assert sum(len(frame) for _, frame in held) == hub._kept_bytes <= hub_module.KEPT_BYTES
-            assert taker.group.take(10) is not None and groups[-1].take(1) is None, "the last read the log"
-            assert groups[-1].seek(hub.upto) == groups[-1].published
+                assert groups[-1].take(0) is None, "the last read the log"
+                for group in groups:
+                    assert group.seek(hub.upto) == group.published
+                taker.take()
+            assert not taker.fell_back
             fed.commit(insert(99))
             await settled(hub, fed)
             assert [group.take(group.published - 1) is not None for group in groups] == [True] * 50
             await taker.finish()
+
+    in_loop(work)
+
+
+def test_group_whose_members_read_nothing_is_dismissed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 20)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            reads, stalled = (Taker(fed, hub, options(where=where)) for where in ("size > 0", "size > 1"))
+            for id in range(30):
+                fed.commit(insert(id, 3))
+                await settled(hub, fed)
+                reads.take()
+            assert stalled.group.is_dismissed and not stalled.group._frames
+            assert set(hub._groups.values()) == {reads.group}
+            stalled.take()
+            assert stalled.fell_back == 1 and stalled.group in hub._groups.values()
+            fed.commit(insert(30, 3))
+            for taker in (reads, stalled):
+                await taker.finish()
+            assert (reads.fell_back, stalled.fell_back) == (0, 1)
+
+    in_loop(work)
+
+
+def test_frames_that_are_made_and_those_that_are_kept_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
+
+    async def work() -> None:
+        fed, made, most = Fed(), Counter[str](), 0
+        async with opened(fed) as hub:
+
+            def frame(id: int | str, word: str, data: bytes) -> bytes:
+                nonlocal most
+                found = line(id, word, data)
+                most = max(most, made["bytes"] + hub._kept_bytes)
+                made["bytes"] += len(found)
+                return found
+
+            given = [options(tables=("items",), where=f"size > {-n}") for n in range(30)]
+            groups = [hub.join(hub.view(each), lambda *of, n=n: frame(*of)) for n, each in enumerate(given)]
+            for id in range(20):
+                fed.commit(insert(id, 3, note="x" * 300))
+                await settled(hub, fed)
+                for group in groups:
+                    group.seek(hub.upto)
+                made.clear()
+            assert all(group.is_live for group in groups)
+            assert 10_000 < most <= 20_000
+
+    in_loop(work)
+
+
+def test_joined_frames_are_kept_only_for_several_members() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            alone = hub.join(hub.view(options()), line)
+            shared, _ = (hub.join(hub.view(options(tables=("items",))), line) for _ in range(2))
+            fed.commit(insert(1), insert(2))
+            await settled(hub, fed)
+            assert alone.take(0) == alone.take(0) and not alone._joined
+            assert shared.take(0) is shared.take(0)
 
     in_loop(work)

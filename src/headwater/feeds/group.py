@@ -43,7 +43,8 @@ class Group:
         self.is_dismissed = False  # its members are to read the log, and to come back when they have caught up
         self.waiting: set[Sleeper] = set()
         self._frames: deque[tuple[int, bytes]] = deque()
-        self._joined: dict[int, Taken] = {}  # by what a stream has seen: those that keep up share one entry
+        self._taken = 0  # frames that the member furthest ahead has passed
+        self._joined: dict[int, Taken] = {}  # by what a stream has seen, where several streams may take the same
 
     def publish(self, frames: list[tuple[int, bytes]]) -> None:
         """Add frames and wake who waits."""
@@ -65,12 +66,22 @@ class Group:
 
     def skip(self, upto: int) -> int:
         """Hold nothing at or below `upto`, so that members read the log; return the bytes dropped."""
-        dropped = sum(len(frame) for _, frame in self._frames)
-        self._frames.clear()
-        self._joined.clear()
+        dropped = self.clear()
         self.published += 1  # no member has seen what was skipped
         self.since = max(self.since, upto)
         self.wake()
+        return dropped
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a frame was dropped before any member had taken it: then all of them must read the log."""
+        return self.published - len(self._frames) > self._taken
+
+    def clear(self) -> int:
+        """Drop all frames, of a group to which nothing more is published; return their bytes."""
+        dropped = sum(len(frame) for _, frame in self._frames)
+        self._frames.clear()
+        self._joined.clear()
         return dropped
 
     def forget_oldest(self) -> int:
@@ -88,22 +99,30 @@ class Group:
         if cursor < self.since:
             return None
         ahead = sum(1 for _ in takewhile(lambda held: held[0] > cursor, reversed(self._frames)))
-        return self.published - ahead
+        seen = self.published - ahead
+        self._taken = max(self._taken, seen)
+        return seen
 
     def offset_after(self, seen: int) -> int:
         """The offset of the frame that follows `seen` frames; it is there."""
         return self._frames[seen - self.published][0]
 
+    def holds(self, seen: int) -> bool:
+        """Whether everything published after `seen` frames is still held."""
+        return self.published - seen <= len(self._frames)
+
     def take(self, seen: int) -> Taken | None:
         """What follows `seen` frames, at most a piece of it; None when some of that is gone."""
         found = self._joined.get(seen)
         if found is None:
-            skipped = len(self._frames) - (self.published - seen)
-            if skipped < 0:
+            if not self.holds(seen):
                 return None
-            if len(self._joined) >= JOINED:
-                self._joined.clear()
-            found = self._joined[seen] = self._join(seen, skipped)
+            found = self._join(seen, len(self._frames) - (self.published - seen))
+            if self.members > 1:
+                if len(self._joined) >= JOINED:
+                    self._joined.clear()
+                self._joined[seen] = found
+            self._taken = max(self._taken, found.seen)
         return found
 
     def _join(self, seen: int, skipped: int) -> Taken:

@@ -13,7 +13,7 @@ import contextlib
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
@@ -45,7 +45,7 @@ KEPT_FRAMES = 16_384  # of all groups together
 KEPT_BYTES = 16 << 20
 FEW, APART = 4, 256  # up to so many streams each read the log by themselves when they are so many changes behind
 TURN_SECONDS = 0.005  # of publishing, after which others in the loop have their turn
-SHARE_SECONDS = 0.025  # that a filter may take of the loop for one batch before a thread decides for it
+SHARE_SECONDS = 0.025  # of a core, that a filter may take of the loop for one batch before a thread decides for it
 ENCODERS, VIEWS = 1024, 4096  # kept for the next reader who wants the same
 
 Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
@@ -209,7 +209,7 @@ class Hub:
     async def _turn(self) -> None:
         """Publish one batch, and let the streams write it."""
         if self._is_few and self._log.latest - self.upto > APART:
-            self._dismiss()
+            self._dismiss_all()
             if not self._groups:
                 return
         parts = await self._next()
@@ -283,6 +283,8 @@ class Hub:
         self._whole = self.upto if parts[-1].last else max(self._whole, transaction_of(parts[-1]) - 1)
         passing: dict[Group, Found] = {}  # of questions
         for group, found in decided.items():
+            if not group.is_live:
+                continue  # it was dismissed meanwhile
             if isinstance(found, HeadwaterError):
                 self._fail(group, found)
             elif found is None:
@@ -302,18 +304,18 @@ class Hub:
         """Return what of `batch` goes to each group it may concern."""
         decided: dict[Group, Decided] = {}
         costly: list[tuple[Group, list[int]]] = []
-        began = last = perf_counter()
+        began, last = perf_counter(), thread_time()
         for group, places in self._routed_to(batch).items():
             if not batch.is_cheap(group, places):
                 costly.append((group, places))
                 continue
             decided[group] = batch.decide(group, places)
-            now = perf_counter()
+            now = thread_time()
             if now - last > SHARE_SECONDS:
                 group.view.is_costly = True
-            if now - began > TURN_SECONDS:
+            if perf_counter() - began > TURN_SECONDS:
                 await asyncio.sleep(0)
-                began = now = perf_counter()
+                began, now = perf_counter(), thread_time()
             last = now
         return decided | await self._decide_costly(batch, costly)
 
@@ -334,6 +336,7 @@ class Hub:
             if made and (count > KEPT_FRAMES or size > KEPT_BYTES):
                 break
             made[group] = frames, bytes_
+            self._bound(count, size)
             if perf_counter() - began > TURN_SECONDS:
                 await asyncio.sleep(0)
                 began = perf_counter()
@@ -379,22 +382,31 @@ class Hub:
         group.is_live, group.since = False, NEVER
         group.wake()
 
-    def _dismiss(self) -> None:
-        """Let the streams read the log by themselves, until they have caught up and come back."""
+    def _dismiss_all(self) -> None:
         for group in [group for group in self._groups.values() if group.is_live and not group.view.is_whole]:
-            self._forget(group)
-            group.is_live, group.is_dismissed = False, True
-            group.wake()
+            self._dismiss(group)
         self._wake_waiting()
+
+    def _dismiss(self, group: Group) -> None:
+        """Let its streams read the log by themselves, until they have caught up and come back."""
+        self._forget(group)
+        group.is_live, group.is_dismissed = False, True
+        group.wake()
 
     def _wake_waiting(self) -> None:
         waiting, self._waiting = self._waiting, set()
         for sleeper in waiting:
             sleeper.wake()
 
-    def _bound(self) -> None:
-        while len(self._kept) > KEPT_FRAMES or self._kept_bytes > KEPT_BYTES:
-            self._kept_bytes -= self._kept.popleft().forget_oldest()
+    def _bound(self, coming: int = 0, coming_bytes: int = 0) -> None:
+        """Drop the oldest frames, until the others and those that are coming are no more than are kept."""
+        most, most_bytes = KEPT_FRAMES - coming, KEPT_BYTES - coming_bytes
+        while self._kept and (len(self._kept) > most or self._kept_bytes > most_bytes):
+            group = self._kept.popleft()
+            self._kept_bytes -= group.forget_oldest()
+            if group.is_unread and group.is_live and not group.view.is_whole:
+                self._dismiss(group)
+                self._kept_bytes -= group.clear()
 
     def checkpoint(self) -> tuple[int, int] | None:
         """A time and an offset: nothing at or below that time comes after that offset. None in mid-transaction."""

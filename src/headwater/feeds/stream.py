@@ -238,9 +238,11 @@ class Stream:
 
     def _fall_back(self) -> bytes:
         """Too slow for what is held in memory, or the group failed: from here on the log is read."""
-        self._seen = None
-        if self._group is None or not self._group.is_dismissed:
+        group, seen = self._group, self._seen
+        assert group is not None and seen is not None
+        if not group.is_dismissed or not group.holds(seen):
             self._target = self._target or self.seat.hub.upto
+        self._seen = None
         return b""
 
     # --- catching up ---------------------------------------------------------------------------------------------

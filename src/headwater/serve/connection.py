@@ -58,6 +58,11 @@ class HeldFlow(FlowControl):
         self._may_read = may_read
         self._is_wanted = False  # somebody tried to resume reading
 
+    @property
+    def writable(self) -> asyncio.Event:
+        """Return the event that is set while the client reads what is written."""
+        return self._is_writable_event
+
     def pause_reading(self) -> None:
         """As inherited."""
         self._is_wanted = False
@@ -110,6 +115,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         """As inherited; who never asks anything is as idle as who asked before."""
         super().connection_made(transport)
         self.flow: HeldFlow = HeldFlow(transport, self._may_read)
+        self.writable = self.flow.writable
         if self._crowd is not None:
             self._enter(self._crowd)
         self._idle()

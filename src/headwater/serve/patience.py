@@ -31,6 +31,7 @@ class Patience(asyncio.Protocol):
     stall_seconds = STALL_SECONDS
     linger_seconds = LINGER_SECONDS
     transport: asyncio.Transport
+    writable: asyncio.Event  # not set while the client reads too little of what was written
     loop: asyncio.AbstractEventLoop
     _unread: int | None = None  # bytes that waited for the client
     _since = 0.0
@@ -87,3 +88,14 @@ def drop(scope: Scope) -> None:
     connection: Any = scope.get(CONNECTION)
     if connection is not None:
         connection.drop()
+
+
+def writable_of(scope: Scope) -> asyncio.Event:
+    """Return the event that is set while more can be written to the client of this request."""
+    connection: Any = scope.get(CONNECTION)
+    if connection is not None:
+        found: asyncio.Event = connection.writable
+        return found
+    always = asyncio.Event()
+    always.set()
+    return always

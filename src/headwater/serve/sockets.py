@@ -6,6 +6,7 @@ from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 from headwater.serve.patience import CONNECTION, Patience
 
@@ -189,6 +190,12 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         """As inherited; the client has a moment to read why."""
         super().handle_parser_exception()
         self.drop()
+
+    def shutdown(self) -> None:
+        """As inherited, unless the connection is closing already. Inherited, that raised and stopped the shutdown."""
+        if self.handshake_complete and self.conn.state is not State.OPEN:
+            self.close_sent = True
+        super().shutdown()
 
     def keepalive_timeout(self) -> None:
         """As inherited."""

@@ -25,7 +25,7 @@ from headwater.serve.asked import changes_asked, number
 from headwater.serve.bulk import Snapshots
 from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
 from headwater.serve.limits import Limits
-from headwater.serve.patience import drop
+from headwater.serve.patience import drop, writable_of
 from headwater.serve.places import client_of
 from headwater.serve.pulls import Pulls
 from headwater.serve.query_pages import args_in
@@ -135,7 +135,7 @@ class Streams:
             elif first:
                 await send({"type": "http.response.body", "body": first, "more_body": True})
             with self._sessions.during(call.who, lambda: _expire(call, stream)):
-                await _carry(call.raw, stream, {"type": "http.response.body", "more_body": True}, "body")
+                await _carry(call, stream, {"type": "http.response.body", "more_body": True}, "body")
             await send({"type": "http.response.body", "body": b""})
         finally:
             leaving.cancel()
@@ -158,7 +158,7 @@ class Streams:
                 listening = asyncio.ensure_future(self._listen(call, stream))
                 try:
                     with self._sessions.during(call.who, lambda: _expire(call, stream)):
-                        await _carry(call.raw, stream, {"type": sockets.FRAMES}, "frames")
+                        await _carry(call, stream, {"type": sockets.FRAMES}, "frames")
                     await call.send({"type": "websocket.close", **closing(stream.ending)})
                 finally:
                     listening.cancel()
@@ -238,28 +238,33 @@ def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
         raise Unauthorized(ENDED) from None
 
 
-async def _carry(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
+async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
     """Send every piece of `stream`, in a task of its own: how deep a coroutine stands is paid at every wake-up."""
-    carrying = asyncio.ensure_future(_pieces(send, stream, frame, field))
+    carrying = asyncio.ensure_future(_pieces(call.raw, stream, frame, field, writable_of(call.scope)))
     try:
         await carrying
     finally:
         carrying.cancel()
 
 
-async def _pieces(send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
+async def _pieces(
+    send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str, writable: asyncio.Event
+) -> None:
+    """Take a piece only when it can be written: who reads nothing holds what was written, and no piece more."""
     ready = stream.ready
     while True:
+        if not writable.is_set():
+            piece = None  # HTTP has written a copy
+            await writable.wait()
         piece = ready()
-        if piece:
-            await send({**frame, field: piece})
-        elif piece is not None:
-            await stream.news()
-        else:
+        if piece is None:
             piece = await stream.next()
             if piece is None:
                 return
+        if piece:
             await send({**frame, field: piece})
+        else:
+            await stream.news()
 
 
 def begin(call: Call) -> From:

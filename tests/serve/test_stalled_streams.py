@@ -1,0 +1,121 @@
+"""Streams of clients that do not read: what they hold, and how a server stops around them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any, cast
+from unittest.mock import Mock
+
+import pytest
+from open_databases import Whole
+from serving import Client, serving
+from test_websocket_limits import CLOSE, frame, web_socket
+from tests.suite.waiting import PATIENCE, wait_until
+
+from headwater.feeds.stream import Stream
+from headwater.serve.patience import CONNECTION, Patience
+from headwater.serve.sockets import FramedWebSocket
+from headwater.serve.streams import _carry
+
+MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400) "
+MANY += "INSERT INTO t(note) SELECT printf('%.1000c', 'x') FROM n"
+
+
+class Paused:
+    """Notes the connections to which the server cannot write at the moment."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connections: set[Patience] = set()
+        inherited = Patience.pause_writing, Patience.resume_writing
+
+        def pause(connection: Patience) -> None:
+            self.connections.add(connection)
+            inherited[0](connection)
+
+        def resume(connection: Patience) -> None:
+            self.connections.discard(connection)
+            inherited[1](connection)
+
+        monkeypatch.setattr(Patience, "pause_writing", pause)
+        monkeypatch.setattr(Patience, "resume_writing", resume)
+
+    def fill(self, client: Client, kind: type[Patience]) -> Patience:
+        """Write until a connection of that kind is paused for good, and return it."""
+
+        def paused() -> Patience | None:
+            client.ok("sql.exec", sql=MANY)
+            return next((each for each in list(self.connections) if isinstance(each, kind)), None)
+
+        wait_until(lambda: paused() is not None and paused() is not None, "a client that does not read stalls")
+        found = paused()
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Any:
+    with Whole(tmp_path) as whole, serving(whole, drain_seconds=0.5) as client:
+        client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY, note TEXT)")
+        yield client
+
+
+def test_server_stops_while_a_client_that_said_goodbye_does_not_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused, closing = Paused(monkeypatch), threading.Event()
+    inherited = FramedWebSocket.handle_close
+
+    def handle_close(connection: FramedWebSocket, event: Any) -> None:
+        inherited(connection, event)
+        closing.set()
+
+    monkeypatch.setattr(FramedWebSocket, "handle_close", handle_close)
+    with web_socket(client, "stream", buffer=4096) as open:
+        connection = paused.fill(client, FramedWebSocket)
+        open.sendall(frame(CLOSE, b"\x03\xe8"))
+        assert closing.wait(PATIENCE)
+        assert connection.transport.is_closing() and connection.transport.get_write_buffer_size()
+        stopped = asyncio.run_coroutine_threadsafe(client.server.stop(), client.loop)
+        stopped.result(PATIENCE)
+
+
+class Endless:
+    """A stream that always has another piece."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def ready(self) -> bytes:
+        self.taken += 1
+        return b"piece"
+
+
+def test_no_piece_is_taken_while_none_can_be_written() -> None:
+    stream, sent = Endless(), list[dict[str, Any]]()
+
+    async def work() -> None:
+        writable, stalled = asyncio.Event(), asyncio.Event()
+        writable.set()
+
+        async def send(message: dict[str, Any]) -> None:
+            await asyncio.sleep(0)
+            sent.append(message)
+            if len(sent) == 3:
+                writable.clear()
+                stalled.set()
+
+        call: Any = Mock(raw=send, scope={CONNECTION: Mock(writable=writable)})
+        carrying = asyncio.ensure_future(_carry(call, cast(Stream, stream), {"more_body": True}, "body"))
+        await stalled.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert stream.taken == len(sent) == 3
+        writable.set()
+        while len(sent) == 3:
+            await asyncio.sleep(0)
+        carrying.cancel()
+
+    asyncio.run(work())
+    assert sent[0] == {"more_body": True, "body": b"piece"}
