@@ -15,7 +15,7 @@ from typing import TypeVar
 import apsw
 import msgspec
 
-from headwater.errors import Busy, InvalidRequest
+from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
 from headwater.sources.sqlite.connection import OURS, sqlite_errors
 from headwater.sources.sqlite.percentiles import replace_percentiles
 from headwater.sources.sqlite.slow_functions import (
@@ -413,7 +413,8 @@ def _too_long(statement: Statement, tier: Tier, most: int) -> InvalidRequest:
             f"a statement that calls {name}() takes values of at most {most} bytes",
             hint="Read and write longer values by a statement without it.",
         )
-    return InvalidRequest(
+    kind = AnswerTooLarge if statement.read_only else InvalidRequest
+    return kind(
         f"a statement with so many function calls, arguments and operators takes values of at most {most} bytes",
         hint="Compute less in one statement, or read the longer values by another one.",
     )
