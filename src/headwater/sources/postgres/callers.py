@@ -9,6 +9,7 @@ from collections import OrderedDict
 from headwater.model.principal import OWNER
 from headwater.sources.creating import rows_only
 from headwater.sources.postgres.analysis.calls import FOR_NOBODY, check_calls
+from headwater.sources.postgres.analysis.growth import check_text
 from headwater.sources.postgres.link import Link, Pool
 from headwater.sources.postgres.logins import Logins
 from headwater.sources.postgres.statements import Args, check_allowed, check_length, typed
@@ -59,6 +60,7 @@ class Callers:
             if key in self._checked:
                 self._checked.move_to_end(key)
                 return
+        check_text(sql)
 
         def check(link: Link) -> None:
             text, types = typed(link, sql, args)

@@ -20,6 +20,7 @@ from headwater.model.table import Row, Table
 from headwater.sources.postgres.analysis.calls import has_mutable_calls
 from headwater.sources.postgres.analysis.engine import MAX_TREE
 from headwater.sources.postgres.analysis.functions import CATALOG_READERS, TRUSTED
+from headwater.sources.postgres.analysis.growth import check_text
 from headwater.sources.postgres.analysis.nodes import Unreadable, parse
 from headwater.sources.postgres.faults import CANCELED, fault, state_of
 from headwater.sources.postgres.link import WORDS, Link, Pool
@@ -342,3 +343,4 @@ def _check_text(where: str) -> None:
         )
     if "\0" in where or not where.strip():
         raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one, such as total > 100.")
+    check_text(where)

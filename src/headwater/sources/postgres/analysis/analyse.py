@@ -25,6 +25,7 @@ from headwater.sources.postgres.analysis.catalogued import (
 )
 from headwater.sources.postgres.analysis.engine import LOOK, Body, Facts, body_of, facts_of
 from headwater.sources.postgres.analysis.epoch import State, epoch_of, number_in, state_in
+from headwater.sources.postgres.analysis.growth import check_text
 from headwater.sources.postgres.analysis.narrowing import dependencies, in_order, is_same_question
 from headwater.sources.postgres.analysis.nodes import Unreadable
 from headwater.sources.postgres.analysis.order import NO_ORDER, Known, judge, row_key
@@ -80,6 +81,7 @@ class Analyses:
     def analyse(self, sql: str) -> Analysis:
         """See Source."""
         check_length(sql)
+        check_text(sql)
         if check_allowed(sql) not in _READS:
             raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
         with places_named(sql):

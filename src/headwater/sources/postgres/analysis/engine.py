@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported
+from headwater.sources.postgres.analysis.growth import check_tree
 from headwater.sources.postgres.analysis.nodes import Item, Node, Unreadable, parse
 from headwater.sources.postgres.analysis.reading import Reader, Used, Writes
 from headwater.sources.postgres.faults import CANCELED, state_of
@@ -142,6 +143,7 @@ def body_of(link: Link, sql: str, types: Sequence[int] = ()) -> Body:
     found = parse(text or "<>")
     if not isinstance(found, list):
         raise Unreadable("no statement")
+    check_tree(found)
     return Body(found, str(text), "[ 1 0 0 0" in str(one))
 
 
