@@ -46,11 +46,18 @@ class Reading:
         raise AssertionError("it ended well")
 
 
+OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+    ("grpc.http2.bdp_probe", 0),  # what nobody reads stays with the server: the window does not grow
+    ("grpc.max_receive_message_length", -1),
+]
+
+
 class Caller:
     """Calls methods, named `package.Service/Method`."""
 
     def __init__(self, address: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
-        self.channel = grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)])  # its own connection
+        self.channel = grpc.insecure_channel(address, OPTIONS)
         self.metadata = metadata
 
     def call(self, path: str, **fields: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,3 +124,16 @@ class NoDatabases:
 
     def status(self) -> dict[str, Any]:
         return {}
+
+
+@contextlib.contextmanager
+def unread(client: Client, request: str, token: str) -> Iterator[None]:
+    """Send a request, and hold its answer, which has begun, without reading it."""
+    first, _, rest = request.partition("\r\n")
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE)
+        connection.connect(client.server.addresses[0])
+        connection.sendall(f"{first}\r\nhost: x\r\nauthorization: Bearer {token}\r\n{rest}".encode())
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+        yield

@@ -1,8 +1,6 @@
 """How much memory the unread answers of one caller may hold."""
 
-import contextlib
 import json
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import grpc
 import pytest
 from grpc_calls import KV, Caller, calling
 from open_databases import Whole
-from serving import Client, serving
+from serving import Client, serving, unread
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.config import Secret
@@ -37,18 +35,6 @@ def client(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
-@contextlib.contextmanager
-def unread(client: Client, token: str, asked: bytes) -> Iterator[None]:
-    """An answer of 20 MiB that has begun, and that nobody reads."""
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(PATIENCE)
-        connection.connect(client.server.addresses[0])
-        connection.sendall(asked.replace(b"\r\n", f"\r\nhost: x\r\nauthorization: Bearer {token}\r\n".encode(), 1))
-        assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        yield
-
-
 @pytest.mark.parametrize("kind", ["select", "query", "get", "row"])
 def test_caller_with_unread_answers_is_refused_and_others_are_not(
     client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -60,11 +46,11 @@ def test_caller_with_unread_answers_is_refused_and_others_are_not(
         client.rows("CREATE TABLE large(k INTEGER PRIMARY KEY, v TEXT)")
         client.rows("INSERT INTO large VALUES (1, hex(zeroblob(10485760)))")
     call = CALLS.get(kind)
-    body = json.dumps(call).encode()
+    body = json.dumps(call)
     query = f"/api/v1/q/{client.ok('query.prepare', sql=SQL)['query_id']}"
     path = query if kind == "query" else "/api/v1/t/main/large/1"
-    head = b"POST /api/v1/rpc HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
-    asked = head + body if call else f"GET {path} HTTP/1.1\r\n\r\n".encode()
+    head = f"POST /api/v1/rpc HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    request = head + body if call else f"GET {path} HTTP/1.1\r\n\r\n"
 
     def code(token: str) -> str:
         headers = {"authorization": f"Bearer {token}"}
@@ -74,7 +60,7 @@ def test_caller_with_unread_answers_is_refused_and_others_are_not(
         response = client.http.get(path, headers=headers)
         return "ok" if response.status_code == 200 else str(response.json()["code"])
 
-    with unread(client, ada, asked), unread(client, ada, asked):
+    with unread(client, request, ada), unread(client, request, ada):
         assert (code(ada), code(bob), code("admin")) == ("busy", "ok", "ok")
     wait_until(lambda: MEMORY.used == 0, "the memory was released")
     assert code(ada) == "ok"

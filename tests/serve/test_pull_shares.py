@@ -1,7 +1,5 @@
 """How many bulk pulls and snapshots one caller may have open."""
 
-import contextlib
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -9,8 +7,8 @@ from typing import Any
 
 import pytest
 from open_databases import Whole
-from serving import Client, serving
-from tests.suite.waiting import PATIENCE, wait_until
+from serving import Client, serving, unread
+from tests.suite.waiting import wait_until
 
 from headwater.config import Secret
 from headwater.serve import bulk, pulls
@@ -29,18 +27,6 @@ def client(tmp_path: Path) -> Iterator[Client]:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
         client.rows(GROW)
         yield client
-
-
-@contextlib.contextmanager
-def unread(client: Client, path: str, token: str) -> Iterator[None]:
-    """An answer that has begun, and that nobody reads."""
-    with socket.socket() as connection:
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.settimeout(PATIENCE)
-        connection.connect(client.server.addresses[0])
-        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {token}\r\n\r\n".encode())
-        assert connection.recv(15) == b"HTTP/1.1 200 OK"
-        yield
 
 
 @pytest.mark.parametrize(("room", "path"), [(pulls, "pull/main/t/snapshot"), (bulk, "snapshot/main/t")])
@@ -63,9 +49,10 @@ def test_caller_with_its_share_is_refused_and_others_are_not(
         wait_for_open(2)
         return found
 
-    with unread(client, path, ada), unread(client, path, ada):
+    request = f"GET {path} HTTP/1.1\r\n\r\n"
+    with unread(client, request, ada), unread(client, request, ada):
         assert (status(ada), status(bob), status("admin")) == (429, 200, 200)
-        with unread(client, path, "admin"), unread(client, path, "admin"):
+        with unread(client, request, "admin"), unread(client, request, "admin"):
             refused = client.http.head(path)
             assert refused.status_code == 429  # all are open
         wait_for_open(2)

@@ -19,6 +19,7 @@ import msgspec
 from headwater.errors import OffsetExpired
 from headwater.log.live import LiveLog
 from headwater.log.log import Log
+from headwater.model.try_lock import try_lock
 from headwater.queries.causality import WHOLE
 
 NOTE = "table_versions"
@@ -80,12 +81,8 @@ class TableVersions:
     @contextmanager
     def try_hold(self) -> Iterator[bool]:
         """Take the lock without waiting; yield whether it was free and `is_near` holds."""
-        is_held = self._lock.acquire(blocking=False)
-        try:
+        with try_lock(self._lock) as is_held:
             yield is_held and self.is_near
-        finally:
-            if is_held:
-                self._lock.release()
 
     def _look(self) -> None:
         for part in self._log.scan(after=self._upto):

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from headwater.errors import OffsetExpired
 from headwater.log.log import Log
+from headwater.model.try_lock import try_lock
 from headwater.queries.binding import Bound
 from headwater.queries.guarded import Guarded
 from headwater.queries.guards import GuardState
@@ -97,12 +98,8 @@ class Versions:
 
         Inside, the methods of this class do not block the loop.
         """
-        is_held = self._lock.acquire(blocking=False)
-        try:
+        with try_lock(self._lock) as is_held:
             yield is_held and self.is_near
-        finally:
-            if is_held:
-                self._lock.release()
 
     def _apply(self, upto: int) -> None:
         self._leave()
