@@ -220,7 +220,7 @@ class Calls:
         return asked
 
     async def _received(self, caller: Caller) -> bytes:
-        """Return the request. Raises Busy, InvalidRequest, and Unauthorized where the credential ended meanwhile."""
+        """Return the request. Raises Busy, InvalidRequest, and Unauthorized if the credential has ended."""
         data = await self._slots.receive(identity(caller.who, caller.address), caller.context)
         if data is None:
             raise InvalidRequest("the request has no message", hint="Send one, be it empty.")
