@@ -532,6 +532,30 @@ def test_the_last_checkpoint_is_left_out_where_something_was_not_delivered() -> 
     in_loop(work)
 
 
+def test_the_last_checkpoint_is_left_out_where_the_hub_went_on_without_the_group() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            fed.commit(insert(1))
+            await reading.idle()
+            reading.stalled.clear()
+            fed.commit(insert(2))
+            await settled(here.hub, fed)
+            here.hub._dismiss_all()
+            other = here.read()
+            await other.idle()
+            fed.commit(insert(3))
+            await settled(here.hub, fed)
+            assert here.hub.upto == 3
+            reading.stream.stop()
+            reading.stalled.set()
+            await reading.end()
+            assert words(reading.frames) == ["insert", "insert", "bye"]
+
+    in_loop(work)
+
+
 def test_a_stream_of_a_stretch_ends_with_it() -> None:
     async def work() -> None:
         fed = Fed()

@@ -56,6 +56,13 @@ def test_caller_never_has_every_thread_of_its_database() -> None:
     assert turns.take(("a", "y"))
 
 
+@pytest.mark.parametrize(("threads", "share"), [(1, 1), (2, 1), (3, 2), (4, 2), (8, 5)])
+def test_caller_leaves_one_of_few_threads_to_others(threads: int, share: int) -> None:
+    turns = Turns(threads)
+    assert [turns.take(("a", "x")) for _ in range(threads)] == [True] * share + [False] * (threads - share)
+    assert turns.take(("a", "")) == (threads > 1), "the hub of the database works for nobody"
+
+
 def test_caller_does_not_wait_for_all_calls_of_another() -> None:
     async def main() -> list[str]:
         turns, order = Turns(2), list[str]()

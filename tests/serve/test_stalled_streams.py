@@ -14,6 +14,7 @@ from serving import Client, serving
 from test_websocket_limits import CLOSE, frame, web_socket
 from tests.suite.waiting import PATIENCE, wait_until
 
+from headwater.feeds.rule import Rule
 from headwater.feeds.stream import Stream
 from headwater.serve.patience import CONNECTION, Patience
 from headwater.serve.sockets import FramedWebSocket
@@ -119,3 +120,44 @@ def test_no_piece_is_taken_while_none_can_be_written() -> None:
 
     asyncio.run(work())
     assert sent[0] == {"more_body": True, "body": b"piece"}
+
+
+@pytest.mark.parametrize("accept", ["application/vnd.apache.arrow.stream", "application/x-ndjson", "text/event-stream"])
+def test_filter_of_every_kind_of_stream_is_compiled_in_a_thread(
+    client: Client, accept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, inherited = set[int](), Rule.__init__
+
+    def compile(rule: Rule, *args: Any) -> None:
+        threads.add(threading.get_ident())
+        inherited(rule, *args)
+
+    monkeypatch.setattr(Rule, "__init__", compile)
+    loop = asyncio.run_coroutine_threadsafe(_ident(), client.loop).result(PATIENCE)
+
+    def insert(id: int) -> int:
+        client.ok("sql.exec", sql=f"INSERT INTO t(id) VALUES ({id})")
+        wait_until(lambda: latest(client) >= id, "the change is in the log")
+        return latest(client)
+
+    def reading(where: str, accept: str, offset: int) -> Any:
+        path = f"/api/v1/changes/main/t?from_offset={offset}&where={where}"
+        return client.http.stream("GET", path, headers={"accept": accept})
+
+    with reading("id%3E0", "text/event-stream", 0) as plain:
+        changes = plain.iter_raw()
+        for id in (1, 2):  # the hub compiles filters for tables that are new to it in a thread
+            at = insert(id)
+            next(changes)
+        with reading("id%3E1", accept, at) as response:
+            insert(3)
+            assert next(response.iter_raw())
+    assert threads and loop not in threads
+
+
+def latest(client: Client) -> int:
+    return int(client.ok("stats.snapshot")["cdc"]["latest_offset"])
+
+
+async def _ident() -> int:
+    return threading.get_ident()

@@ -313,6 +313,7 @@ class Feeds:
         check_cursor(database.log, cursor, "from_offset")
         hub = self._hub(name, database)
         seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
+        await self.run(seat.view.warm, database.source)
         batches = Batches(seat, cursor=cursor, upto=upto)
         self._streams[batches] = Opening("arrow", silent)
         return batches

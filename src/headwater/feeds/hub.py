@@ -278,6 +278,7 @@ class Hub:
         steady = await self._steady(parts[-1].upto)
         frames_of = await self._encode(batch, decided)
         if self.upto != before:
+            self._wake_waiting()
             return  # all left and others came meanwhile, or continuity broke
         self.upto, self.ts = parts[-1].upto, parts[-1].ts if parts[-1].last else 0
         self._whole = self.upto if parts[-1].last else max(self._whole, transaction_of(parts[-1]) - 1)

@@ -377,8 +377,8 @@ class Stream:
             return b""
         if self._seen is None and self.cursor != self.seat.hub.upto:
             return b""  # it reads the log by itself, and has not come that far
-        if self._seen is not None and self._epoch != self.seat.hub.epoch:
-            return b""
+        if self._seen is not None and (self._epoch != self.seat.hub.epoch or not group.is_live):
+            return b""  # the hub went on without its group
         found = self.seat.hub.checkpoint()
         return b"" if found is None else self._checkpoint(*found)
 

@@ -26,7 +26,7 @@ class Turns:
 
     def __init__(self, threads: int, most: int = sys.maxsize) -> None:
         self._free, self._share, self._most = threads, threads - threads // SPARE, most
-        self._caller_share = self._share - self._share // SPARE
+        self._caller_share = max(self._share - max(self._share // SPARE, 1), 1)
         self._running: Counter[str | Holder] = Counter()  # by database, and by caller of a database
         self._queued: Counter[str] = Counter()  # by database
         self._waiting: dict[Holder, deque[asyncio.Future[None]]] = {}  # whose turn is next comes first
