@@ -36,14 +36,23 @@ class Recorder(threading.Thread):
 
     def read(self) -> None:
         """Take in what is new."""
-        with self._lock, contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
+        with self._lock:
+            while not self._read():
+                pass
+
+    def _read(self) -> bool:
+        """Take in what is new; return False if a new generation began meanwhile."""
+        with contextlib.closing(DiskLog.open(self.path, read_only=True)) as log:
             after = self.parts[-1].upto if self.parts else 0
             after = max(after, log.generation_first - 1)
             try:
                 self.parts += list(log.scan(after=min(after, log.latest)))
                 self.read_at = time.monotonic()
             except OffsetExpired as error:
+                if after < self.generation() - 1:
+                    return False
                 self.failure = f"the recorder of the truth was too slow: {error.message}"
+            return True
 
     def whole(self) -> tuple[str, int, list[Transaction]]:
         """The generation, its newest offset, and all that is kept; once more if retention overtook us on the way."""
