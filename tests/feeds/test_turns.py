@@ -197,3 +197,15 @@ def test_who_leaves_does_not_free_a_thread_that_still_runs() -> None:
         return found
 
     assert asyncio.run(main()) == 7
+
+
+def test_work_in_threads_of_feeds_knows_its_caller() -> None:
+    async def main() -> Any:
+        threads = Threads(2, "test")
+        try:
+            CALLER.set("ada")
+            return await threads.run(CALLER.get)
+        finally:
+            threads.close()
+
+    assert asyncio.run(main()) == "ada"

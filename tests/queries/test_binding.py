@@ -18,7 +18,8 @@ from headwater.model.change import Change, Op
 from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Dependency, Param, Test
 from headwater.model.literal import U64, UNAVAILABLE, Date, Embedding, Json
 from headwater.model.table import Row
-from headwater.queries.binding import Bound, bind
+from headwater.queries.binding import MAX_TEMPLATE_LEAVES, Bound, _binder, bind
+from headwater.queries.template import leaves
 from headwater.sources.memory import MemorySource
 
 NEAR = 2**53 + 1  # a REAL column would round it
@@ -219,6 +220,25 @@ def test_tests_of_one_column_are_put_together() -> None:
     never = bound(Dependency("t", None, AllOf((Test("a", "eq", (Const(1),)), Test("a", "eq", (Const(2),))))))
     assert never.matters(Change(Op.INSERT, T, None, (1, 1, 0, 0, 0))) is None
     assert never.matters(Change(Op.TRUNCATE, T)) == 0
+
+
+def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached() -> None:
+    source = MemorySource("wide")
+    for turn in range(MAX_TEMPLATE_LEAVES // 800 + 20):
+        pairs = [AllOf((Test("a", "eq", (Const(n),)), Test("d", "eq", (Const(n),)))) for n in range(450 - turn % 2)]
+        columns = frozenset({"a", "d", f"x{turn}"})
+        bind(source, TABLES, analysis(Dependency("t", columns, AnyOf(tuple(pairs)))), {})
+    templates = _binder(source)._templates
+    assert MAX_TEMPLATE_LEAVES // 2 < templates.weight <= MAX_TEMPLATE_LEAVES
+    kept = [template for template, _ in templates._known.values()]
+    assert sum(len(list(leaves(template.tree))) for template in kept) <= MAX_TEMPLATE_LEAVES
+
+
+def test_template_is_shared_by_instances_of_one_condition() -> None:
+    source = MemorySource("shared")
+    asked = analysis(Dependency("t", None, Test("a", "eq", (Param("p"),))))
+    first, other = (bind(source, TABLES, asked, {"p": value}).places[0] for value in (1, 2))
+    assert first.template is other.template and first.values != other.values
 
 
 def test_a_source_that_is_gone_is_not_held() -> None:

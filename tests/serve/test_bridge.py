@@ -119,7 +119,7 @@ def test_caller_with_its_share_of_waiting_calls_is_told_to_come_back_and_others_
             CALLER.set(name)
             await bridge.call(release.wait, PATIENCE)
 
-        held = [asyncio.create_task(call("ada")) for _ in range(2 + 3)]  # two have a thread
+        held = [asyncio.create_task(call("ada")) for _ in range(1 + 3)]  # one has a thread
         await asyncio.sleep(0)  # the tasks start
         with pytest.raises(Busy, match="ada"):
             await asyncio.create_task(call("ada"))
@@ -130,3 +130,11 @@ def test_caller_with_its_share_of_waiting_calls_is_told_to_come_back_and_others_
         await call("ada")
 
     run(main, most=12)
+
+
+def test_work_in_threads_knows_its_caller() -> None:
+    async def main(bridge: Bridge) -> Any:
+        CALLER.set("ada")
+        return await bridge.call(CALLER.get)
+
+    assert run(main) == "ada"

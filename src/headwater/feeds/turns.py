@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 from headwater.errors import Busy
@@ -100,7 +101,7 @@ class Threads:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Any] = loop.create_future()
         try:
-            running = self._pool.submit(call, *args)
+            running = self._pool.submit(copy_context().run, call, *args)
         except BaseException:
             self._turns.give_back(whose)
             raise

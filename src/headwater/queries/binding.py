@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from weakref import WeakKeyDictionary, ref
 
 import msgspec
 
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.change import Change
 from headwater.model.dependency import AllOf, Analysis, AnyOf, Condition, Dependency, Operand, Param, Test
 from headwater.model.literal import Value
@@ -17,6 +18,7 @@ from headwater.queries.template import POINT, POINTS, SPANS, Both, Either, Held,
 from headwater.sources.source import Source
 
 MAX_TEMPLATES = 10_000
+MAX_TEMPLATE_LEAVES = 200_000  # of all templates that are kept, a column of a table counting as one
 MAX_LEAVES = 1_000  # a condition with more is left out: the place sees every row
 MAX_DEPTH = 40
 # Values that every database compares with such a column as they are: to ask the source costs more than all the rest.
@@ -158,7 +160,7 @@ class _Binder:
     def __init__(self, source: Source) -> None:
         self._source = ref(source)  # it is what this is kept by: weakly
         self._shapes = shapes_of(source)
-        self._templates: dict[object, Template] = {}
+        self._templates: BoundedCache[Hashable, Template] = BoundedCache(MAX_TEMPLATES, MAX_TEMPLATE_LEAVES)
 
     def place(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> Place:
         """One dependency with its arguments."""
@@ -221,15 +223,15 @@ class _Binder:
         return _known(encode(held))
 
     def _template(self, dependency: Dependency, table: Table | None, tree: Tree) -> Template:
-        names = dict.fromkeys(leaf.column for leaf in leaves(tree))
+        found_leaves = list(leaves(tree))
+        names = dict.fromkeys(leaf.column for leaf in found_leaves)
         columns = () if table is None else tuple(table.columns[table.index[name]] for name in names)
         signature = (dependency.table, dependency.columns, tree, columns)
         found = self._templates.get(signature)
         if found is None:
-            if len(self._templates) >= MAX_TEMPLATES:
-                self._templates.clear()
             found = Template(self._shapes, dependency.table, dependency.columns, tree, columns)
-            self._templates[signature] = found
+            weight = 1 + len(found_leaves) + len(columns) + len(dependency.columns or ())
+            self._templates.put(signature, found, weight)
         return found
 
 

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from headwater.errors import Busy
@@ -45,7 +46,7 @@ class Bridge:
         if not self._turns.take(whose):
             await self._wait(whose)
         try:
-            future = self._threads.submit(function, *args)
+            future = self._threads.submit(copy_context().run, function, *args)
         except BaseException:
             self._turns.give_back(whose)
             raise

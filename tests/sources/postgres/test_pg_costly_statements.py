@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from tests.sources.postgres.test_pg_logins import Site
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, TxExpired
+from headwater.model.work_context import CALLER
 from headwater.sources.postgres import link as links
 from headwater.sources.postgres import tx as transactions
-from headwater.sources.postgres.abandoned import Abandoned
+from headwater.sources.postgres.abandoned import MOST, Abandoned
 from headwater.sources.postgres.analysis.engine import MAX_TREE
 from headwater.sources.postgres.analysis.parameters import marked
 from headwater.sources.postgres.connection import Server as Address
@@ -89,6 +92,104 @@ def test_statement_is_accepted_once_abandoned_ones_have_ended(pg: Server) -> Non
     wait_until(is_accepted, "the abandoned statement to end")
     assert len(pool.abandoned) == 0
     pool.close()
+
+
+def as_caller(name: str, call: Callable[..., Any], *args: Any) -> Any:
+    """Return `call(*args)` as a thread of this caller runs it."""
+    context = contextvars.copy_context()
+    context.run(CALLER.set, name)
+    return context.run(call, *args)
+
+
+def test_caller_with_abandoned_statement_is_refused_and_others_are_not() -> None:
+    abandoned = Abandoned()
+    abandoned.add(7, "eve")
+    assert abandoned.may_refuse("eve") and abandoned.may_refuse("eve", is_trusted=True)
+    assert not any(abandoned.may_refuse(name) for name in ("alice", "", "anonymous"))
+    with pytest.raises(Busy, match="a statement of 'eve'"):
+        abandoned.check(lambda processes: dict.fromkeys(processes, "today"), "eve")
+    abandoned.check(lambda processes: dict.fromkeys(processes, "later"), "eve")  # another process by this number
+    assert len(abandoned) == 0 and not abandoned.may_refuse("eve")
+
+
+def test_too_many_abandoned_statements_refuse_all_but_trusted_work() -> None:
+    abandoned = Abandoned()
+    for number in range(MOST):
+        assert not abandoned.may_refuse("alice")
+        abandoned.add(number, f"caller {number % 3}")
+    for name in ("alice", "", "anonymous"):
+        assert abandoned.may_refuse(name) and not abandoned.may_refuse(name, is_trusted=True)
+    abandoned.check(lambda processes: dict.fromkeys(processes, None), "alice", is_trusted=True)
+    with pytest.raises(Busy, match=f"{MOST} statements"):
+        abandoned.check(lambda processes: dict.fromkeys(processes, None), "alice")
+    abandoned.check(lambda processes: {}, "alice")
+    assert len(abandoned) == 0
+
+
+def test_callers_without_authentication_are_no_single_caller() -> None:
+    abandoned = Abandoned()
+    abandoned.add(1, "")
+    abandoned.add(2, "anonymous")
+    assert not abandoned.may_refuse("") and not abandoned.may_refuse("anonymous")
+
+
+@pytest.mark.usefixtures("hasty")
+def test_caller_of_abandoned_query_is_refused_and_other_callers_are_not(tmp_path: Path) -> None:
+    logins = {"reader": f"deaf_reader_{os.getpid()}", "writer": f"deaf_writer_{os.getpid()}"}
+    site = Site(shared_server(), f"deaf_{os.getpid()}", tmp_path, statement_seconds=0.5, **logins)
+    try:
+        assert not site.call("viewer", "query.select", sql=f"{DEAF}, id FROM orders WHERE id = 1")["ok"]
+        found = {
+            role: site.call(role, "query.select", sql="SELECT id FROM orders WHERE id = 2")
+            for role in ("viewer", "editor", "owner")
+        }
+        assert found["viewer"]["error"]["code"] == "busy"
+        assert found["editor"]["ok"] and found["owner"]["ok"], found
+    finally:
+        wait_until(lambda: not running(site.db, DEAF), "PostgreSQL ends the statement by itself")
+        names = ", ".join(logins.values())
+        site.db.execute(f"DROP OWNED BY {names}".encode())
+        site.close()
+        with shared_server().connect() as admin:
+            admin.execute(f"DROP ROLE {names}".encode())
+
+
+@pytest.mark.usefixtures("hasty")
+def test_read_of_other_callers_is_accepted_while_abandoned_statement_runs(pg: Server) -> None:
+    pool = Pool(pg.connect, 1)
+    with pytest.raises(InvalidRequest):
+        as_caller("eve", pool.read, lambda link: link.run(DEAF, max_rows=1), 0.5)
+    for read in (pool.read, pool.probe):
+        with pytest.raises(Busy, match="a statement of 'eve'"):
+            as_caller("eve", read, lambda link: link.run("SELECT 1"), 5)
+    assert as_caller("alice", pool.read, lambda link: link.run("SELECT 1"), 5).rows == [(b"1",)]
+    assert pool.read(lambda link: link.run("SELECT 1"), 5).rows == [(b"1",)]
+    pool.close()
+
+
+@pytest.mark.usefixtures("hasty")
+def test_write_of_other_callers_is_accepted_while_abandoned_statement_runs(pg_rig: Callable[..., Rig]) -> None:
+    rig = pg_rig("CREATE TABLE t (id int PRIMARY KEY)", statement_seconds=0.5)
+
+    def write(caller: str, sql: str) -> Any:
+        return rig.writers.submit(lambda session: session.execute(sql), caller=caller).result(PATIENCE)
+
+    with pytest.raises(InvalidRequest):
+        write("eve", f"INSERT INTO t {DEAF}")
+    with pytest.raises(Busy, match="a statement of 'eve'"):
+        write("eve", "INSERT INTO t VALUES (1)")
+    write("alice", "INSERT INTO t VALUES (2)")
+    wait_until(lambda: not running(rig.stream.db, "INSERT INTO t SELECT strpos"), "the end of the statement")
+    write("eve", "INSERT INTO t VALUES (1)")
+
+
+def test_severed_transaction_counts_for_the_caller_who_began_it(pg: Server) -> None:
+    abandoned = Abandoned()
+    link = Link(pg.connect, abandoned)
+    as_caller("eve", lambda: link.begin(seconds=5))
+    link.sever()  # by the clock of the transaction, a thread of no caller
+    assert abandoned.may_refuse("eve") and not abandoned.may_refuse("alice")
+    link.close()
 
 
 def test_statement_that_can_be_interrupted_is_ended_by_postgres(pg: Server) -> None:

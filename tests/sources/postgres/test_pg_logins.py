@@ -36,7 +36,7 @@ _numbers = count(1)
 class Site:
     """A server over a PostgreSQL database, with a caller for each role."""
 
-    def __init__(self, postgres: Server, name: str, folder: Path, **logins: str) -> None:
+    def __init__(self, postgres: Server, name: str, folder: Path, **settings: Any) -> None:
         self.postgres, self.name = postgres, name
         with postgres.connect() as admin:
             admin.execute(f"CREATE DATABASE {name}".encode())
@@ -45,11 +45,11 @@ class Site:
         self.db.execute("CREATE TABLE secret (id int PRIMARY KEY, word text)")
         self.db.execute("INSERT INTO orders SELECT n, n * 10, 'x' FROM generate_series(1, 20) n")
         self.url, self.own = f"postgresql://postgres@/{name}?host={postgres.folder}", f"headwater_{name}"
-        if logins:
+        if "reader" in settings:
             with Address(name, self.url).connect() as admin:
-                for line in setup_sql(admin, logins["reader"], logins["writer"]):
+                for line in setup_sql(admin, settings["reader"], settings["writer"]):
                     admin.execute(line.encode())
-        settings = {"slot": self.own, "publication": self.own, **logins}
+        settings = {"slot": self.own, "publication": self.own, **settings}
         self.live = Live(folder, url=self.url, postgres=settings, serve={"token": TOKEN})
         self.callers = {"owner": self.live.http}
         for role in ("viewer", "editor"):

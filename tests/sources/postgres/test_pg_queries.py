@@ -14,7 +14,7 @@ from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.dependency_words import of_condition
-from headwater.model.literal import DateTime
+from headwater.model.literal import DateTime, Json
 from headwater.model.query_form import parse_query
 from headwater.sources.postgres.analysis import analyse
 from headwater.sources.source import Read
@@ -110,6 +110,9 @@ def test_what_can_be_kept_and_what_it_reads(own: PgRig, sql: str, tables: str) -
         ("SELECT id FROM t WHERE ts > E'\\x6eow'", "told by the clock"),
         ("SELECT id FROM t WHERE ts > U&'n\\006fw'", "told by the clock"),
         ("SELECT id FROM t WHERE ts > 'n'\n'ow'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts > 'n'\r'ow'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts > 'n' -- one\n -- two\n 'ow'", "told by the clock"),
+        ("SELECT id FROM t WHERE ts <@ '[n\"o\"w,)'::tstzrange", "told by the clock"),
         ("SELECT a::date FROM t", "may mean the time of now"),
         ("SELECT CAST(a AS timestamptz) FROM t", "may mean the time of now"),
         ("SELECT nextval('counter')", "nextval() may answer"),
@@ -203,10 +206,17 @@ def test_parameters_go_by_place_or_by_name(own: PgRig) -> None:
 
 def test_an_argument_that_the_clock_tells_is_refused(own: PgRig) -> None:
     found = own.source.analyse("SELECT count(*) FROM t WHERE ts < $1")
-    for value in ("now", " Yesterday", "tomorrow 10:00"):
+    for value in ("now", " Yesterday", "tomorrow 10:00", Json('"now"'), Json('"Today"')):
         with pytest.raises(InvalidRequest, match="clock"):
             own.source.answer(found, {"1": value})
     assert own.source.answer(found, {"1": DateTime("2024-01-01T00:00:00+00:00")}) is not None
+    found = own.source.analyse("SELECT count(*) FROM t WHERE ts <@ $1::tstzrange")
+    for value in ('[n"o"w,)', "[n\\ow,)"):
+        with pytest.raises(InvalidRequest, match="clock"):
+            own.source.answer(found, {"1": value})
+    assert own.source.answer(found, {"1": "[2024-01-01,)"}) is not None
+    found = own.source.analyse("SELECT count(*) FROM t WHERE a = $1")
+    assert own.source.answer(found, {"1": "now"}) is not None
 
 
 def test_nothing_of_a_look_stays(own: PgRig) -> None:

@@ -1,7 +1,8 @@
 """Statements that PostgreSQL did not end in time: their connections were closed, and the server may still run them.
 
 Some functions, such as strpos(), do not check for interrupts: neither statement_timeout nor pg_terminate_backend() ends
-them. No more than a few may run at a time; until one has ended, new statements of callers are refused.
+them. A caller whose statement still runs gets no other one until it has ended. Other callers go on, unless too many
+run at a time.
 """
 
 from __future__ import annotations
@@ -9,10 +10,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection
 
-from headwater.errors import Busy
+import msgspec
 
-MOST = 4  # that may still run while new statements are accepted
+from headwater.errors import Busy
+from headwater.model.principal import ANONYMOUS
+
+MOST = 16  # that may still run while new statements of other callers are accepted
 RUNNING = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
+_HINT = "Try again in a few minutes. Operators: see pg_stat_activity."
+_NO_CALLER = ("", ANONYMOUS.name)  # the server's own work, and all callers without authentication: not one caller
+
+Ask = Callable[[Collection[int]], dict[int, str | None]]
+
+
+class _Process(msgspec.Struct, frozen=True):
+    caller: str
+    started: str | None = None  # once that is known
 
 
 class Abandoned:
@@ -20,40 +33,50 @@ class Abandoned:
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
-        self._lock = threading.Lock()  # guards _started
-        self._started: dict[int, str | None] = {}  # by process id: when it started, once that is known
+        self._lock = threading.Lock()  # guards _processes
+        self._processes: dict[int, _Process] = {}  # by process id
 
     def __len__(self) -> int:
-        return len(self._started)
+        return len(self._processes)
 
-    @property
-    def is_full(self) -> bool:
-        """Return whether new statements must wait until some of the processes have ended."""
-        return len(self._started) >= self._most
-
-    def add(self, process: int) -> None:
-        """Remember a server process that still runs a statement."""
+    def add(self, process: int, caller: str = "") -> None:
+        """Remember a server process that still runs a statement of `caller`."""
         with self._lock:
-            self._started[process] = None
+            self._processes[process] = _Process(caller)
 
-    def check(self, ask: Callable[[Collection[int]], dict[int, str | None]]) -> None:
-        """Forget the processes that have ended. Raises Busy if too many still run.
+    def may_refuse(self, caller: str, *, is_trusted: bool = False) -> bool:
+        """Return whether `caller` must wait, unless some of the processes have ended: see `check`."""
+        with self._lock:
+            return self._reason(caller, is_trusted) is not None
 
-        `ask` returns when those of the given processes started that PostgreSQL still has: see RUNNING.
+    def check(self, ask: Ask, caller: str, *, is_trusted: bool = False) -> None:
+        """Forget the processes that have ended. Raises Busy if one of `caller` still runs, or too many do.
+
+        `ask` returns when those of the given processes started that PostgreSQL still has: see RUNNING. The number of
+        processes in all does not matter for trusted work: that of owners.
         """
         with self._lock:
-            known = dict(self._started)
+            known = dict(self._processes)
         running = ask(known)
         with self._lock:
             for process, before in known.items():
                 now = running.get(process)
-                if process not in running or (before and now and before != now):  # another one by this number
-                    self._started.pop(process, None)
-                else:
-                    self._started[process] = now or before
-            left = len(self._started)
-        if left >= self._most:
-            raise Busy(
-                f"PostgreSQL still runs {left} statements that were past their time limit and cannot be interrupted",
-                hint="Try again in a few minutes. Operators: see pg_stat_activity.",
+                if self._processes.get(process) is not before:
+                    continue  # another thread was faster
+                if process not in running or (before.started and now and before.started != now):  # another by this id
+                    del self._processes[process]
+                elif now:
+                    self._processes[process] = _Process(before.caller, now)
+            reason = self._reason(caller, is_trusted)
+        if reason is not None:
+            raise Busy(reason, hint=_HINT)
+
+    def _reason(self, caller: str, is_trusted: bool) -> str | None:
+        if caller not in _NO_CALLER and any(each.caller == caller for each in self._processes.values()):
+            return (
+                f"PostgreSQL still runs a statement of {caller!r} that is past its time limit and cannot be interrupted"
             )
+        if len(self._processes) >= self._most and not is_trusted:
+            count = len(self._processes)
+            return f"PostgreSQL still runs {count} statements that are past their time limit and cannot be interrupted"
+        return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-import threading
-from collections import OrderedDict
+from collections.abc import Sequence
 
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.principal import OWNER
 from headwater.sources.creating import rows_only
 from headwater.sources.postgres.analysis.calls import FOR_NOBODY, check_calls
@@ -19,7 +20,11 @@ MAX_CHECKED = 10_000  # allowed statements to remember
 _OF_ROWS = frozenset({"select", "values", "table", "with", "insert", "update", "delete", "merge"})
 _SIGNALS = re.compile("|".join(sorted(FOR_NOBODY)), re.IGNORECASE)
 
-_Key = tuple[str, str, tuple[tuple[str, int], ...]]
+
+def _digest(role: str, sql: str, types: Sequence[tuple[str, int]]) -> bytes:
+    """Return what tells statements apart: their texts may be long."""
+    text = repr((role, sql, types)).encode()  # lone surrogates are escaped
+    return hashlib.blake2b(text, digest_size=32).digest()
 
 
 class Callers:
@@ -30,8 +35,7 @@ class Callers:
         made = {role: Pool(logins.server(role).connect, abandoned=own.abandoned) for role in logins.roles}
         self._pools = {OWNER: own, **made}
         self._own = own
-        self._lock = threading.Lock()  # guards _checked
-        self._checked: OrderedDict[_Key, None] = OrderedDict()
+        self._checked: BoundedCache[bytes, bool] = BoundedCache(MAX_CHECKED, MAX_CHECKED)  # by digest
 
     def pool(self, role: str) -> Pool:
         """Return the pool that runs SQL of callers in `role`."""
@@ -55,11 +59,9 @@ class Callers:
 
     def _check_calls(self, role: str, sql: str, args: Args) -> None:
         named = sorted(args.items()) if isinstance(args, dict) else [("", value) for value in args]
-        key = role, sql, tuple((name, own_type(value)) for name, value in named)
-        with self._lock:
-            if key in self._checked:
-                self._checked.move_to_end(key)
-                return
+        key = _digest(role, sql, [(name, own_type(value)) for name, value in named])
+        if self._checked.get(key):
+            return
         check_text(sql)
 
         def check(link: Link) -> None:
@@ -67,15 +69,11 @@ class Callers:
             check_calls(link, text, types, role)
 
         self.pool(role).probe(check, self._seconds)
-        with self._lock:
-            self._checked[key] = None
-            if len(self._checked) > MAX_CHECKED:
-                self._checked.popitem(last=False)
+        self._checked.put(key, True)
 
     def forget(self) -> None:
         """Check every statement again: the schema changed, and with it what functions may do."""
-        with self._lock:
-            self._checked.clear()
+        self._checked.clear()
 
     def renew(self) -> None:
         """Reconnect, and check every statement again."""

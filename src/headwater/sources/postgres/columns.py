@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.literal import Value
 from headwater.model.table import Column, Key, Table
 from headwater.sources.postgres.link import Link, Pool
@@ -14,6 +15,7 @@ from headwater.sources.postgres.order import column_named
 from headwater.sources.postgres.values import to_bound
 
 MAX_KNOWN = 10_000  # answers kept
+MAX_KEPT = 1 << 10  # bytes of a value that is kept, as it was given and as it is held
 _TYPE = "SELECT format_type(oid, -1), typname FROM pg_type WHERE oid = to_regtype($1)"
 _ODD = "SELECT DISTINCT collname FROM pg_collation WHERE NOT collisdeterministic"
 _CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast cuts these; an INSERT refuses
@@ -22,11 +24,11 @@ _CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast cut
 class Columns:
     """Asks and remembers. From any thread."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, *, seconds: float = 30.0) -> None:
+        self._pool, self._seconds = pool, seconds
         self._lock = threading.Lock()  # guards what is known
         self._types: dict[str, tuple[str, str]] = {}
-        self._held: dict[tuple[str, bytes], Value] = {}
+        self._held: BoundedCache[tuple[str, bytes], tuple[Value]] = BoundedCache(MAX_KNOWN, MAX_KNOWN)
         self._collations: frozenset[str] | None = None
 
     def odd(self) -> frozenset[str]:
@@ -43,8 +45,8 @@ class Columns:
             found = self._read_odd()
         with self._lock:
             self._types.clear()
-            self._held.clear()
             self._collations = found
+        self._held.clear()
 
     def _read_odd(self) -> frozenset[str]:
         texts = self._pool.read(lambda link: link.run(_ODD).texts())
@@ -63,27 +65,26 @@ class Columns:
         bound = to_bound(value, "bytea" if column.kind == "bytes" else column.declared)
         assert bound is not None
         known = column.declared, bound
-        with self._lock:
-            if known in self._held:
-                return self._held[known]
-        found: Value = self._pool.read(lambda link: self._ask(link, column, bound))
-        with self._lock:
-            if len(self._held) >= MAX_KNOWN:
-                self._held.clear()
-            self._held[known] = found
+        if (kept := self._held.get(known)) is not None:
+            return kept[0]
+        found, size = self._pool.read(lambda link: self._ask(link, column, bound), self._seconds)
+        if max(len(bound), size) <= MAX_KEPT:
+            self._held.put(known, (found,))
         return found
 
-    def _ask(self, link: Link, column: Column, bound: bytes) -> Value:
+    def _ask(self, link: Link, column: Column, bound: bytes) -> tuple[Value, int]:
+        """Return the value that the column would hold, and the size of its text."""
         plain, base = self._type(link, column)
         declared = column.declared  # PostgreSQL has read it as a type, and as nothing else
-        answer = link.run(f"SELECT $1::{declared}, $1::{plain}::text, ($1::{declared})::text", [bound])
-        ((_, given, held),) = answer.texts()
-        is_same = given == held if base.endswith("bit") else str(given).rstrip(" ") == str(held).rstrip(" ")
-        if base in _CUT and not is_same:
+        is_same = "true"
+        if base in _CUT:  # compared there: a large value is sent back only once
+            texts = [f'$1::{plain}::text COLLATE "C"', f'($1::{declared})::text COLLATE "C"']
+            is_same = " = ".join(texts if base.endswith("bit") else [f"rtrim({text}, ' ')" for text in texts])
+        answer = link.run(f"SELECT $1::{declared}, {is_same}", [bound], max_rows=1)
+        ((value, fits),) = answer.values()
+        if not fits:
             raise InvalidRequest(f"value too long for type {declared} of column {column.name!r}")
-        ((value, _, _),) = answer.values()
-        found: Value = value
-        return found
+        return value, len(answer.rows[0][0] or b"")
 
     def _type(self, link: Link, column: Column) -> tuple[str, str]:
         """The type without its limits, and its name in the catalogue."""

@@ -25,6 +25,7 @@ from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
+from headwater.model.work_context import CALLER
 from headwater.sources.postgres.abandoned import RUNNING, Abandoned
 from headwater.sources.postgres.faults import CANCELED, away, from_result, gone, state_of, timed_out
 from headwater.sources.postgres.types import SETTINGS
@@ -84,6 +85,7 @@ class Link:
         except (psycopg.Error, SourceError) as error:
             raise away(error) from error
         self._abandoned = Abandoned() if abandoned is None else abandoned
+        self._caller = ""  # for whom the transaction is
         self._ending = threading.Lock()  # held while the socket is closed or cut
         self._seconds: float | None = None  # for each statement of the transaction
         self._until: float | None = None  # when the statement that runs must have ended
@@ -313,7 +315,7 @@ class Link:
         """Close the connection though PostgreSQL still runs the statement."""
         logger.warning("a statement was past its time limit and PostgreSQL did not end it: its connection is closed")
         self.is_tainted = True
-        self._abandoned.add(self._pg.backend_pid)
+        self._abandoned.add(self._pg.backend_pid, self._caller)
         self._finish()
 
     @contextlib.contextmanager
@@ -327,15 +329,26 @@ class Link:
 
     # --- transactions ------------------------------------------------------------------------------------
 
-    def begin(self, *, read_only: bool = False, seconds: float | None = None, lock_seconds: float = 0) -> None:
-        """Begin a transaction with one snapshot for all of it, and with our settings."""
+    def begin(
+        self,
+        *,
+        read_only: bool = False,
+        seconds: float | None = None,
+        lock_seconds: float = 0,
+        is_trusted: bool = False,
+    ) -> None:
+        """Begin a transaction with one snapshot for all of it, and with our settings.
+
+        With `seconds` it is for the caller of this context. Raises Busy while PostgreSQL runs statements that it could
+        not end: see Abandoned.
+        """
         limit = "" if seconds is None else f"; SET LOCAL statement_timeout = {max(round(seconds * 1000), 1)}"
         lock = f"; SET LOCAL lock_timeout = {round(lock_seconds * 1000)}" if lock_seconds else ""
         mode = "READ ONLY" if read_only else "READ WRITE"
-        self._seconds = seconds
+        self._seconds, self._caller = seconds, CALLER.get()
         self.script(f"BEGIN ISOLATION LEVEL REPEATABLE READ {mode}{_SET}{limit}{lock}")
-        if seconds is not None and self._abandoned.is_full:
-            self._abandoned.check(self._running)
+        if seconds is not None and self._abandoned.may_refuse(self._caller, is_trusted=is_trusted):
+            self._abandoned.check(self._running, self._caller, is_trusted=is_trusted)
 
     def _running(self, processes: Collection[int]) -> dict[int, str | None]:
         return dict(self.run(RUNNING, [array_text([str(process) for process in processes])]).values())
@@ -378,7 +391,7 @@ class Link:
             process = self._pg.backend_pid
             with socket.socket(fileno=os.dup(self._pg.socket)) as cut:
                 cut.shutdown(socket.SHUT_RDWR)
-            self._abandoned.add(process)
+            self._abandoned.add(process, self._caller)
 
     def close(self) -> None:
         """Release it."""
@@ -416,8 +429,11 @@ def _check(result: pq.abc.PGresult) -> None:
 class Pool:
     """Links for short work, at most `most` at a time. From any thread; work must not ask for another link."""
 
-    def __init__(self, connect: Connect, most: int = 8, abandoned: Abandoned | None = None) -> None:
-        self._connect = connect
+    def __init__(
+        self, connect: Connect, most: int = 8, abandoned: Abandoned | None = None, *, is_trusted: bool = False
+    ) -> None:
+        """With `is_trusted` it is for our own statements and those of owners."""
+        self._connect, self._is_trusted = connect, is_trusted
         self.abandoned = Abandoned() if abandoned is None else abandoned
         self._places = threading.BoundedSemaphore(most)
         self._most = most
@@ -443,7 +459,7 @@ class Pool:
                 link, was_idle, epoch = self._take()
                 try:
                     try:
-                        link.begin(read_only=read_only, seconds=seconds)
+                        link.begin(read_only=read_only, seconds=seconds, is_trusted=self._is_trusted)
                     except HeadwaterError:
                         if link.is_alive or link.is_tainted or not was_idle:
                             raise

@@ -80,10 +80,13 @@ class PostgresSource:
         self._looked_at = 0.0
         self._schema = 0
         seconds, connect = config.statement_seconds, self._server.connect
-        self._pool, self._shapes = Pool(connect), Shapes(self._known, self._version)
+        # Without logins for callers, their queries use the pool, too.
+        self._pool = Pool(connect, is_trusted=bool(logins.roles))
+        self._shapes = Shapes(self._known, self._version)
         self._callers = Callers(logins, self._pool, seconds=seconds)
         self.reader_address = logins.server(VIEWER).address
-        self._columns, self._positions = Columns(self._pool), Positions(self._barriers, self._visibility, self._notice)
+        self._columns = Columns(self._pool, seconds=seconds)
+        self._positions = Positions(self._barriers, self._visibility, self._notice)
         odd = self._columns.odd
         self._reading = Reading(self._pool, self._shapes, self._positions, odd, statement_seconds=seconds)
         queries = self._callers.pool(VIEWER)
@@ -387,6 +390,7 @@ class PostgresSource:
             statement_seconds=self._config.statement_seconds,
             finished=self._transactions.discard,
             abandoned=self._pool.abandoned,
+            is_trusted=role == OWNER,
             grants=self._callers.logins.grants,
         )
         self._transactions.add(tx)

@@ -43,6 +43,7 @@ class PostgresTx(Interactive):
         statement_seconds: float = 30.0,
         finished: Callable[[PostgresTx], None] = lambda tx: None,
         abandoned: Abandoned | None = None,
+        is_trusted: bool = False,
         grants: Callable[[str], Sequence[str]] = lambda table: (),
     ) -> None:
         super().__init__(read_only=read_only)
@@ -51,7 +52,9 @@ class PostgresTx(Interactive):
         self._interrupted_at = math.inf  # when it was first asked to end
         self._link = Link(connect, abandoned)
         try:
-            self._link.begin(read_only=read_only, seconds=statement_seconds, lock_seconds=LOCK_SECONDS)
+            self._link.begin(
+                read_only=read_only, seconds=statement_seconds, lock_seconds=LOCK_SECONDS, is_trusted=is_trusted
+            )
         except HeadwaterError:
             self._link.close()
             raise

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.principal import OWNER
+from headwater.model.work_context import CALLER
 from headwater.sources.fair_queue import FairQueue
 from headwater.sources.postgres.abandoned import Abandoned
 from headwater.sources.postgres.connection import Connection
@@ -233,12 +234,13 @@ class Writers:
                     self._queue.done(job.caller)
 
     def _attempts(self, hand: _Hand, job: _Job) -> tuple[Any, int | None]:
+        CALLER.set(job.caller)  # of this thread, until its next job
         for attempt in range(TRIES):
             link = hand.link(job.role)
             session = PostgresSession(link, self._shapes, grants=self._grants, publish=self._publish)
             begun = False
             try:
-                link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS)
+                link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS, is_trusted=job.role == OWNER)
                 begun = True
                 value = job.work(session)
                 return value, finish(link, self._positions)

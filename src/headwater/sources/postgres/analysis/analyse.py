@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import threading
-from collections import OrderedDict
+import sys
 
 import msgspec
 
 from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
 from headwater.model.answer_limits import MAX_ROWS
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.dependency import Analysis
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER
@@ -40,6 +40,9 @@ from headwater.sources.postgres.statements import check_allowed, check_length, c
 from headwater.sources.source import Read
 
 MAX_KNOWN = 10_000  # statements whose meaning is remembered
+MAX_KNOWN_BYTES = 64 << 20  # of them, about
+TEXT_FACTOR = 4  # the meaning of a statement takes several times the memory of its text
+NAME = 64  # bytes that a name in it takes
 TRIES = 5  # at a schema that is being changed all the time
 _NO_TYPE = "42P18"
 _READS = frozenset({"select", "values", "table", "with"})
@@ -67,14 +70,21 @@ def _key(analysis: Analysis) -> _Key:
     return analysis.sql, analysis.parameters
 
 
+def _size(known: _Known) -> int:
+    """Return about how many bytes of memory the meaning of a statement takes."""
+    analysis = known.analysis
+    names = len(analysis.columns) + len(analysis.objects) + len(known.relations or ())
+    names += sum([1 + len(each.columns or ()) for each in analysis.dependencies])
+    return TEXT_FACTOR * sys.getsizeof(analysis.sql) + NAME * names
+
+
 class Analyses:
     """One per source; from any thread."""
 
     def __init__(self, pool: Pool, visibility: Places, publication: str, *, statement_seconds: float = 30.0) -> None:
         self._pool, self._visibility, self._publication = pool, visibility, publication
         self._seconds = statement_seconds
-        self._lock = threading.Lock()  # guards what follows
-        self._known: OrderedDict[_Key, _Known] = OrderedDict()
+        self._known: BoundedCache[_Key, _Known] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
 
     # --- understanding -----------------------------------------------------------------------------------------
 
@@ -85,21 +95,19 @@ class Analyses:
         if check_allowed(sql) not in _READS:
             raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
         with places_named(sql):
-            found = self._understand(marked(sql)).analysis
-        refuse_calls(found.calls, OWNER)
-        return found
+            found = self._understand(marked(sql))
+        refuse_calls(found.analysis.calls, OWNER)
+        self._remember(found)
+        return found.analysis
+
+    def _remember(self, found: _Known) -> None:
+        self._known.put(_key(found.analysis), found, _size(found))
 
     def _understand(self, statement: Marked) -> _Known:
         """What it means, in a state of the schema that still was there afterwards."""
         for _ in range(TRIES):
             found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
             if self._number() == found.state.number:
-                key = _key(found.analysis)
-                with self._lock:
-                    self._known[key] = found
-                    self._known.move_to_end(key)
-                    if len(self._known) > MAX_KNOWN:
-                        self._known.popitem(last=False)
                 return found
         raise _moving()
 
@@ -169,9 +177,11 @@ class Analyses:
     def _meaning(self, analysis: Analysis) -> _Known | None:
         """What it means now; None where it means nothing any more."""
         try:
-            return self._understand(Marked(analysis.sql, analysis.parameters))
+            found = self._understand(Marked(analysis.sql, analysis.parameters))
         except InvalidRequest:
             return None
+        self._remember(found)
+        return found
 
     def _answered(self, known: _Known, args: dict[str, Value]) -> Read | None:
         """The answer, if it was read in the state of the schema that is `known`.

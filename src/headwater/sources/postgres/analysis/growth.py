@@ -16,29 +16,45 @@ from headwater.sources.postgres.analysis.reading import CTE, GROUP, JOIN, SUBQUE
 
 MAX_WORDS = 200_000  # of a statement with all operands copied
 MAX_NODES = 200_000  # of its tree with all subqueries in their place
+FIELDS = 400  # of a row whose fields are not counted
 MATERIALIZED_DEFAULT, MATERIALIZED_NEVER = "0", "2"
 
 _LETTER = r"A-Za-z_\x80-\U0010ffff"
+_SPACE = r"[\x20\t\n\r\f\v]"  # other spaces are letters to PostgreSQL
 # What is not closed reaches to the end of the text, so that no text takes more than linear time.
+_ESCAPED = r"'(?:[^'\\]|\\.|'')*+(?:'|\Z)"
 _TOKEN = re.compile(
     rf"""
-    (?P<space>\s+|--[^\n\r]*)
+    (?P<space>{_SPACE}+|--[^\n\r]*)
   | (?P<comment>/\*)
-  | (?P<text>[eE]'(?:[^'\\]|\\.|'')*+(?:'|\Z) | '(?:[^']|'')*+(?:'|\Z))
+  | (?P<escaped>[eE]{_ESCAPED})
+  | (?P<text>'(?:[^']|'')*+(?:'|\Z))
   | (?P<quoted>\$(?P<tag>(?:[{_LETTER}][{_LETTER}0-9]*)?)\$.*?(?:\$(?P=tag)\$|\Z))
   | (?P<name>"(?:[^"]|"")*+(?:"|\Z))
   | (?P<word>[{_LETTER}][{_LETTER}0-9$]*)
-  | (?P<sign>\$?\d+(?:\.\d*)?|\.\d+|.)
+  | (?P<sign>\$[0-9]+|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|.)
     """,
     re.VERBOSE | re.DOTALL,
 )
-_COPYING = re.compile(r"between|\bin\b", re.IGNORECASE)
+# A string goes on behind a line break, and its escapes with it.
+_CONTINUED = re.compile(
+    rf"(?:[ \t\f\v]|--[^\n\r]*)*+[\n\r](?:{_SPACE}|--[^\n\r]*[\n\r])*+{_ESCAPED}",
+    re.DOTALL,
+)
+_COPYING = re.compile(r"between|json|window|\*|(?:\b|[0-9])in\b", re.IGNORECASE)
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 # Reserved words that cannot stand in the left operand of BETWEEN or IN, but between brackets.
 _ENDS_OPERAND = frozenset(
     ("and", "or", "select", "from", "where", "on", "having", "returning", "when", "then", "else", "limit", "offset")
 )
-_QUERIES = frozenset({"select", "with", "values", "table"})
+_QUERIES = frozenset({"select", "with", "table"})
+_FRAMES = frozenset({"rows", "range", "groups"})
+_BEFORE_ALL_COLUMNS = frozenset({"select", "distinct", "all", "returning", ","})
+# PostgreSQL keeps the argument of these functions twice: as it is written, and converted to JSON.
+_OF_JSON = frozenset(
+    ("json", "json_array", "json_arrayagg", "json_exists", "json_object", "json_objectagg")
+    + ("json_query", "json_scalar", "json_serialize", "json_table", "json_value")
+)
 
 
 class _Group(msgspec.Struct):
@@ -46,11 +62,16 @@ class _Group(msgspec.Struct):
 
     opening: str
     copied: int | None = None  # for the list of IN: the size of its left operand
+    times: int = 1  # how often the group is copied as a whole
+    may_be_window: bool = False  # it follows AS or OVER
+    is_window: bool = False  # it defines a window, whose columns are copied for each reference
+    windows: int = 0  # of the outermost group: the size of all windows
+    references: int = 0  # and how often one may be referred to
     size: int = 0
     operand: int = 0  # the part of `size` that may be the left operand of what comes
     weight: int = 1  # how often what comes is copied
-    items: int = 0  # of a list, those with a name: PostgreSQL compares each with the operand
-    is_named: bool = False  # the item that is being read has a name
+    items: int = 0  # of a list, those that PostgreSQL may compare with the operand one by one
+    is_compared: bool = False  # the item that is being read is one of them: all but plain numbers
     is_query: bool = False
 
     def add(self, size: int) -> None:
@@ -62,8 +83,8 @@ class _Group(msgspec.Struct):
         self.operand *= times
 
     def end_item(self) -> None:
-        self.items += self.is_named
-        self.is_named = False
+        self.items += self.is_compared
+        self.is_compared = False
         self.operand = 0
 
 
@@ -71,19 +92,22 @@ def check_text(sql: str) -> None:
     """Raise InvalidRequest for a text that PostgreSQL would make too large as it parses it."""
     if _COPYING.search(sql) and _grown(sql) > MAX_WORDS:
         raise InvalidRequest(
-            f"the statement would have more than {MAX_WORDS} words as PostgreSQL copies the operands of BETWEEN and IN",
-            hint="Do not nest BETWEEN and IN in the left operand of another one; compute it in a subquery.",
+            f"the statement would have more than {MAX_WORDS} words as PostgreSQL copies the operands of BETWEEN, IN, .*"
+            " and functions of SQL/JSON, and the columns of windows",
+            hint="Do not nest them in one another; compute the operand in a subquery.",
         )
 
 
 def _grown(sql: str) -> int:
-    """Return the number of words of a text with the left operands of BETWEEN and IN copied."""
+    """Return the number of words of a text with all that PostgreSQL copies."""
     groups, last = [_Group("")], ""
     for kind, word in _tokens(sql):
-        group = groups[-1]
+        group, depth = groups[-1], len(groups)
         is_key = kind == "word" and last != "."
         if word in ("(", "["):
-            groups.append(_Group(word, group.operand if last == "in" else None))
+            group.is_query |= last == "values" and group.size == 1  # else it is the name of a column
+            copied, times = group.operand if last == "in" else None, 2 if last in _OF_JSON else 1
+            groups.append(_Group(word, copied, times, may_be_window=last in ("as", "over")))
         elif is_key and word == "case":
             groups.append(_Group(word))
         elif word in (")", "]"):
@@ -95,6 +119,11 @@ def _grown(sql: str) -> int:
             _close(groups)
         elif word == ",":
             group.end_item()
+        elif word == "*":
+            if last == ".":
+                group.copy_operand(FIELDS)
+            elif last in _BEFORE_ALL_COLUMNS:
+                group.add(FIELDS)
         elif is_key and word in _ENDS_OPERAND:
             group.is_query |= not group.size and word in _QUERIES
             group.operand = 0
@@ -104,23 +133,30 @@ def _grown(sql: str) -> int:
             group.copy_operand(2)
             group.weight = 2
         else:
+            if word == "json" and last in ("is", "not"):
+                group.copy_operand(2)
             group.is_query |= is_key and not group.size and word in _QUERIES
-            group.is_named |= kind in ("word", "name")
-        groups[-1].add(1)
+            if group.may_be_window and group.size < 2:
+                group.is_window |= is_key and word in ("partition", "order")
+                is_name = not (group.size or group.is_window or group.is_query or word in _FRAMES)
+                groups[0].references += is_name
+            group.is_compared |= kind != "sign" or word[0] == "$"
+        (group if len(groups) > depth else groups[-1]).add(1)  # a bracket belongs to the group around it
         last = word if kind != "name" else ""
         if groups[-1].size > MAX_WORDS:
             return groups[-1].size
     while len(groups) > 1:
         _close(groups)
-    return groups[0].size
+    return groups[0].size + groups[0].windows * groups[0].references
 
 
 def _close(groups: list[_Group]) -> None:
     """Put the last group into the one around it."""
     inner, outer = groups.pop(), groups[-1]
     inner.end_item()
-    outer.add(inner.size)
-    outer.is_named |= inner.items > 0 or inner.is_query
+    outer.add(inner.size * inner.times)
+    outer.is_compared = True
+    groups[0].windows += inner.size if inner.is_window else 0
     if inner.copied is not None and not inner.is_query and inner.items > 1:
         outer.add(inner.copied * (inner.items - 1))
 
@@ -134,7 +170,9 @@ def _tokens(sql: str) -> Iterator[tuple[str, str]]:
         kind, place = str(found.lastgroup), found.end()
         if kind == "comment":
             place = _end_of_comment(sql, place)
-        elif kind in ("text", "quoted", "tag"):
+        elif kind in ("escaped", "text", "quoted", "tag"):
+            while kind == "escaped" and (more := _CONTINUED.match(sql, place)):
+                place = more.end()
             yield "text", ""
         elif kind != "space":
             yield kind, found[0].lower() if kind == "word" else found[0] if kind == "sign" else ""

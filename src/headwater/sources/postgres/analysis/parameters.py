@@ -74,7 +74,11 @@ def _behind_comment(sql: str, at: int) -> int:
 
 # PostgreSQL reads these words as the time of now, wherever a date or a time may stand.
 _CLOCK = re.compile(r"now|today|tomorrow|yesterday", re.IGNORECASE)
-_HIDDEN = re.compile(r"\\|[uU]&'|'[^\S\n]*+\n\s*+'")  # an escape, or a string that goes on in the next line
+_CLOCK_BOUND = re.compile(_CLOCK.pattern.encode(), re.IGNORECASE)
+_QUOTES = b'"\\'  # inside of ranges, arrays and rows they may stand between any two letters
+# An escape, or a string that goes on in the next line.
+_HIDDEN = re.compile(r"\\|[uU]&'|'[^\S\n\r]*+[\n\r]\s*+'")
+_LINE_OF_TEXT = re.compile(r"(?:^|\r)[^\S\n\r]*+'", re.MULTILINE)  # it may go on behind a comment
 _MOMENTS = {1082, 1083, 1114, 1184, 1266, 1182, 1183, 1115, 1185, 1270}
 _MOMENTS |= {3908, 3909, 3910, 3911, 3912, 3913, 4533, 4534, 4535, 6152, 6153, 6155}  # ranges of them
 
@@ -86,18 +90,21 @@ def is_moment(oid: int) -> bool:
 
 def may_say_now(sql: str) -> bool:
     """Whether a constant in the statement may be one that the clock tells."""
-    return bool(_CLOCK.search(sql) or _HIDDEN.search(sql))
+    if _CLOCK.search(sql.replace('"', "")) or _HIDDEN.search(sql):
+        return True
+    return "--" in sql and bool(_LINE_OF_TEXT.search(sql))
 
 
 def bound_args(names: Sequence[str], types: Sequence[int], args: Mapping[str, Value]) -> list[Bound]:
     """The arguments as PostgreSQL wants them; InvalidRequest for one that the clock would tell."""
     made: list[Bound] = []
     for name, oid in zip(names, types, strict=True):
-        value = args[name]
-        if isinstance(value, str) and is_moment(oid) and _CLOCK.search(value):
+        bound = to_bound(args[name], _FLOATS.get(oid, ""))
+        # Whatever the type of the value: PostgreSQL reads JSON's "now", with its quotes, as the time of now.
+        if bound is not None and is_moment(oid) and _CLOCK_BOUND.search(bound.translate(None, _QUOTES)):
             raise InvalidRequest(
                 f"argument {name!r} is a time that the clock tells: no answer to it could be kept",
                 hint="Send the time itself.",
             )
-        made.append(to_bound(value, _FLOATS.get(oid, "")))
+        made.append(bound)
     return made
