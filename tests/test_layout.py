@@ -45,7 +45,6 @@ HOME = {  # library -> the folders (or files) that may import it
     "grpc": {"serve"},
     "jwt": {"serve"},
     "rich": {"cli"},
-    "sqlglot": {"sources", "queries"},
 }
 BANNED_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
 

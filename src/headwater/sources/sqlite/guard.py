@@ -29,6 +29,7 @@ from headwater.sources.sqlite.slow_functions import (
     tiers_of,
 )
 from headwater.sources.sqlite.statement_cost import Cost, cost_of, is_plain
+from headwater.sources.sqlite.statement_growth import check_growth
 
 T = TypeVar("T")
 
@@ -337,6 +338,7 @@ class Guard:
 
     def _prepare(self, sql: str) -> Statement:
         _refuse_trigger_names(sql)
+        check_growth(sql, self._views())
         cursor = self._db.cursor()
         seen: list[tuple[str, bool, tuple[Answer, ...], tuple[str | None, ...]]] = []
 
@@ -364,6 +366,16 @@ class Guard:
         is_costly = is_of_rows and (bool(functions) or not is_plain(text))
         cost = self._cost(text) if is_costly else Cost()
         return Statement(read_only, is_schema, is_of_rows, alters, columns, parameters, functions, cost)
+
+    def _views(self) -> dict[str, str]:
+        """Return the definitions of the views by their names."""
+        noted, self._noted = self._noted, None
+        try:
+            with sqlite_errors():
+                found = self.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
+        finally:
+            self._noted = noted
+        return {str(name): str(text) for name, text in found}
 
     def _cost(self, sql: str) -> Cost:
         """Return what the program of a statement that was prepared costs."""

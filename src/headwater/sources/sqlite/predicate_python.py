@@ -1,33 +1,32 @@
 """Predicates as Python functions, for the part of SQL whose meaning is known to be the same in both.
 
-sqlglot reads the text, and is not believed: every part is written again as SQL of our own, and the caller
-asks SQLite whether both texts are one program.
+Our parser reads the text, in linear time, and is not believed: every part is written again as SQL of our own, and
+the caller asks SQLite whether both texts are one program.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from headwater.model.table import Column, Row, Table
+from headwater.sources.sqlite.analysis import tree
+from headwater.sources.sqlite.analysis.parser import parse_expression
+from headwater.sources.sqlite.analysis.render import expression
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.order import as_stored
 from headwater.sources.sqlite.predicate_engine import Engine
 from headwater.sources.sqlite.values import FROM_STORED, Stored
-
-if TYPE_CHECKING:
-    from sqlglot import exp
 
 Check = Callable[[Sequence[Row]], list[bool]]
 
 _NUMBERS = frozenset({int, float, bool})
 _NUMERAL = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
-_EQUALS = {"EQ": "=", "NEQ": "<>", "Is": "IS", "NullSafeEQ": "IS", "NullSafeNEQ": "IS NOT"}
-_ORDERS = {"LT": "<", "LTE": "<=", "GT": ">", "GTE": ">="}
+_EQUALS = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "IS": "IS", "IS NOT": "IS NOT"}
 _TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -52,25 +51,23 @@ class Program(msgspec.Struct, frozen=True):
     parts: tuple[Part, ...]
     is_whole: bool  # no part is missing
     check: Check | None  # whether all `parts` are true; raises Unknown for a row it cannot judge
+    is_exact: bool  # `check` never raises Unknown
 
 
 def read(engine: Engine, where: str) -> Program | None:
     """The program of `where`; None if it cannot be read."""
-    # Takes most of a second to import: only who filters waits for it.
-    import sqlglot
-
     try:
-        tree = sqlglot.parse_one(f"SELECT 1 FROM t WHERE\n{where}\n", dialect="sqlite")
         reader = _Reader(engine)
-        found, sql = reader.conjunction(tree.args["where"].this)
+        found, sql = reader.conjunction(parse_expression(where))
         parts = tuple(part for part in found if part is not None)
-        return Program(sql, parts, len(parts) == len(found), reader.function(parts) if parts else None)
+        check = reader.function(parts) if parts else None
+        return Program(sql, parts, len(parts) == len(found), check, reader.is_exact)
     except Exception:  # whatever the parser stumbled over: SQLite has read it
         return None
 
 
 class _Reader:
-    """Reads the tree of one predicate. Every argument of a node is looked at: an unknown one may change its sense."""
+    """Reads the tree of one predicate."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -78,20 +75,17 @@ class _Reader:
         self._by_name = {_folded(column.name): place for place, column in enumerate(engine.table.columns)}
         self._constants: dict[str, Any] = {}
         self._places: set[int] = set()
+        self.is_exact = True  # no part that was read raises Unknown for any row
 
-    def conjunction(self, node: exp.Expression) -> tuple[list[Part | None], str]:
+    def conjunction(self, node: Any) -> tuple[list[Part | None], str]:
         """The parts of `node` joined by AND, None for those of which Python knows nothing; and its SQL."""
-        kind, args = _taken(node)
-        if kind == "Paren":
-            return self.conjunction(args["this"])
-        if kind == "And":
-            left, left_sql = self.conjunction(args["this"])
-            right, right_sql = self.conjunction(args["expression"])
-            return left + right, f"({left_sql} AND {right_sql})"
+        if isinstance(node, tree.Chain) and node.op == "AND":
+            read = [self.conjunction(part) for part in node.parts]
+            return [part for parts, _ in read for part in parts], f"({' AND '.join(sql for _, sql in read)})"
         try:
             part = self._part(node)
         except Unknown:
-            return [None], f"({node.sql(dialect='sqlite', comments=False)})"
+            return [None], f"({_written(node)})"
         return [part], part.sql
 
     def function(self, parts: Sequence[Part]) -> Check:
@@ -108,44 +102,38 @@ class _Reader:
 
     # --- nodes -----------------------------------------------------------------------------------------------
 
-    def _part(self, node: exp.Expression) -> Part:
-        kind, args = _taken(node)
-        match kind:
-            case "Paren":
-                return self._part(args["this"])
-            case "And" | "Or":
-                return _joined(kind.upper(), self._part(args["this"]), self._part(args["expression"]))
-            case "Not":
-                return self._negated(args["this"])
-            case "Column":
+    def _part(self, node: Any) -> Part:
+        match node:
+            case tree.Chain(op, parts):
+                return _joined(op, [self._part(part) for part in parts])
+            case tree.Unary("NOT", of):
+                return _negated(self._part(of))
+            case tree.Ref():
                 return self._truth(node)
-            case "EQ" | "NEQ" | "Is" | "NullSafeEQ" | "NullSafeNEQ":
-                return self._equal(_EQUALS[kind], args["this"], args["expression"])
-            case "LT" | "LTE" | "GT" | "GTE":
-                return self._compared(_ORDERS[kind], args["this"], args["expression"])
-            case "In":
-                return self._member(args["this"], args["expressions"])
-            case "Between":
-                return self._between(args["this"], args["low"], args["high"])
+            case tree.Binary(op, left, right) if op in _EQUALS:
+                return self._equal(_EQUALS[op], left, right)
+            case tree.Binary(op, left, right) if op in _TURNED:
+                return self._compared(op, left, right)
+            case tree.Null(of, negated):
+                return self._equal("IS NOT" if negated else "IS", of, tree.Literal("NULL"))
+            case tree.In(of, negated, items) if items:
+                part = self._member(of, items)
+                return _negated(part) if negated else part
+            case tree.Between(of, low, high, negated):
+                part = self._between(of, low, high)
+                return _negated(part) if negated else part
         raise Unknown
 
-    def _negated(self, node: exp.Expression) -> Part:
-        kind, args = _taken(node)
-        if kind == "Is" and _taken(args["expression"])[0] == "Null":  # as SQLite reads IS NOT NULL
-            sql, value, _ = self._column(args["this"])
-            return Part(f"({sql} IS NOT NULL)", f"{value} is not None", f"{value} is None")
-        inner = self._part(node)
-        return Part(f"(NOT {inner.sql})", inner.false, inner.true)
-
-    def _truth(self, node: exp.Expression) -> Part:
+    def _truth(self, node: Any) -> Part:
         sql, value, _ = self._column(node)
+        self.is_exact = False  # for text and blobs, whatever the column is declared as
         return Part(f"({sql})", f"truth({value})", f"({value} is not None and not truth({value}))")
 
-    def _equal(self, operator: str, left: exp.Expression, right: exp.Expression) -> Part:
+    def _equal(self, operator: str, left: Any, right: Any) -> Part:
         (left_sql, right_sql), value, column, literal = self._sides(left, right)
         sql = f"({left_sql} {operator} {right_sql})"
         if operator.startswith("IS"):
-            if "Boolean" in (_taken(left)[0], _taken(right)[0]):
+            if _boolean(left) is not None or _boolean(right) is not None:
                 raise Unknown  # IS TRUE asks for truth, not for the number one
             match = f"{value} is None" if literal is None else self._matches(value, column, [literal])
             is_not = operator == "IS NOT"
@@ -153,7 +141,7 @@ class _Reader:
         part = self._is_one_of(sql, value, column, [literal])
         return part if operator == "=" else Part(sql, part.false, part.true)
 
-    def _member(self, node: exp.Expression, options: Sequence[exp.Expression]) -> Part:
+    def _member(self, node: Any, options: Sequence[Any]) -> Part:
         name, value, column = self._column(node)
         literals = [self._literal(option) for option in options]
         sql = f"({name} IN ({', '.join(text for text, _ in literals)}))"
@@ -176,12 +164,12 @@ class _Reader:
         folded = f"{column.collation}({value}) in {self._constant(texts)}"
         return f"({value}.__class__ is str and {folded} or {value} in {self._constant(others)})"
 
-    def _between(self, node: exp.Expression, low: exp.Expression, high: exp.Expression) -> Part:
+    def _between(self, node: Any, low: Any, high: Any) -> Part:
         sql = f"({self._column(node)[0]} BETWEEN {self._literal(low)[0]} AND {self._literal(high)[0]})"
         above, below = self._compared(">=", node, low), self._compared("<=", node, high)
-        return msgspec.structs.replace(_joined("AND", above, below), sql=sql)
+        return msgspec.structs.replace(_joined("AND", [above, below]), sql=sql)
 
-    def _compared(self, operator: str, left: exp.Expression, right: exp.Expression) -> Part:
+    def _compared(self, operator: str, left: Any, right: Any) -> Part:
         (left_sql, right_sql), value, column, literal = self._sides(left, right)
         sql = f"({left_sql} {operator} {right_sql})"
         if literal is None:
@@ -209,7 +197,7 @@ class _Reader:
 
     # --- leaves ----------------------------------------------------------------------------------------------
 
-    def _sides(self, left: exp.Expression, right: exp.Expression) -> tuple[tuple[str, str], str, Column, Stored]:
+    def _sides(self, left: Any, right: Any) -> tuple[tuple[str, str], str, Column, Stored]:
         """A column beside a literal: the SQL of both, the value's name, the column, the literal as compared."""
         is_turned = _column_name(left) is None
         name, value, column = self._column(right if is_turned else left)
@@ -217,7 +205,7 @@ class _Reader:
         texts = (text, name) if is_turned else (name, text)
         return texts, value, column, self._engine.as_compared(column, literal)
 
-    def _column(self, node: exp.Expression) -> tuple[str, str, Column]:
+    def _column(self, node: Any) -> tuple[str, str, Column]:
         """A column: its SQL, the name of its value, and itself."""
         name = _column_name(node)
         place = self._by_name.get(_folded(name)) if name is not None else None
@@ -227,20 +215,20 @@ class _Reader:
         column = self._table.columns[place]
         return ident(column.name), f"v{place}", column
 
-    def _literal(self, node: exp.Expression) -> tuple[str, Stored]:
+    def _literal(self, node: Any) -> tuple[str, Stored]:
         """A literal: its SQL and its value."""
-        kind, args = _taken(node)
-        match kind:
-            case "Null":
+        boolean = _boolean(node)
+        if boolean is not None:
+            return str(boolean), boolean  # a column may be called TRUE: then SQLite makes another program of it
+        match node:
+            case tree.Literal("NULL"):
                 return "NULL", None
-            case "Boolean":
-                return ("1", 1) if args.get("this") else ("0", 0)  # a column may be called TRUE
-            case "Literal" if args.get("is_string"):
-                return "'" + str(node.name).replace("'", "''") + "'", str(node.name)
-            case "Literal":
-                return self._numeral(node.name)
-            case "Neg" if _taken(args["this"])[0] == "Literal" and not args["this"].is_string:
-                return self._numeral(f"-{args['this'].name}")
+            case tree.Literal(text) if text.startswith("'"):
+                return text, text[1:-1].replace("''", "'")
+            case tree.Literal(text):
+                return self._numeral(text)
+            case tree.Unary("-", tree.Literal(text)):
+                return self._numeral(f"-{text}")
         raise Unknown
 
     def _numeral(self, text: str) -> tuple[str, Stored]:
@@ -255,40 +243,36 @@ class _Reader:
         return name
 
 
-def _joined(word: str, left: Part, right: Part) -> Part:
+def _joined(word: str, parts: Sequence[Part]) -> Part:
     other = "or" if word == "AND" else "and"
     return Part(
-        f"({left.sql} {word} {right.sql})",
-        f"({left.true} {word.lower()} {right.true})",
-        f"({left.false} {other} {right.false})",
+        f"({f' {word} '.join(part.sql for part in parts)})",
+        f"({f' {word.lower()} '.join(part.true for part in parts)})",
+        f"({f' {other} '.join(part.false for part in parts)})",
     )
 
 
-_TWO = {"this", "expression"}
-_ARGS = {
-    **dict.fromkeys(("And", "Or", "EQ", "NEQ", "Is", "NullSafeEQ", "NullSafeNEQ", "LT", "LTE", "GT", "GTE"), _TWO),
-    **dict.fromkeys(("Paren", "Not", "Neg", "Boolean"), {"this"}),
-    "Column": {"this", "table"},
-    "In": {"this", "expressions"},
-    "Between": {"this", "low", "high"},
-    "Literal": {"this", "is_string"},
-    "Null": set(),
-}
+def _negated(part: Part) -> Part:
+    return Part(f"(NOT {part.sql})", part.false, part.true)
 
 
-def _taken(node: exp.Expression) -> tuple[str, dict[str, Any]]:
-    """The kind of a node and the arguments it has; no kind if it has others than we know."""
-    kind = type(node).__name__
-    args = {name: value for name, value in node.args.items() if not (value is None or value is False or value == [])}
-    return (kind, args) if args.keys() <= _ARGS.get(kind, set()) and kind in _ARGS else ("", {})
+def _boolean(node: Any) -> int | None:
+    """The value of TRUE and FALSE; None for other nodes."""
+    if not isinstance(node, tree.Ref) or node.table is not None or node.is_quoted:
+        return None
+    return {"TRUE": 1, "FALSE": 0}.get(node.name.upper())
 
 
-def _column_name(node: exp.Expression) -> str | None:
+def _written(node: Any) -> str:
+    """The SQL of a part of which Python knows nothing."""
+    for name in tree.names_in(node):
+        name.boolean = _boolean(name)
+    return expression(node)
+
+
+def _column_name(node: Any) -> str | None:
     """The name of a column; whatever its table is called, there is only one."""
-    kind, args = _taken(node)
-    if kind == "Paren":
-        return _column_name(args["this"])
-    return str(args["this"].name) if kind == "Column" else None
+    return node.name if isinstance(node, tree.Ref) and _boolean(node) is None else None
 
 
 def _folded(name: str) -> bytes:

@@ -27,8 +27,11 @@ class SqliteCondition:
         self._columns = engine.examine(where)
         self._program = _program(engine, where)
         self.pin = None if self._program is None else _pin(engine.table, self._program)
-        whole = self._program is not None and self._program.check is not None and self._program.is_whole
-        self.is_cheap: bool = whole
+        # The event loop decides what is cheap: it must never wait for the engine's lock, which other threads hold.
+        program = self._program
+        self.is_cheap: bool = (
+            program is not None and program.check is not None and program.is_whole and program.is_exact
+        )
         self.calls: tuple[str, ...] = ()
 
     def holds(self, rows: Sequence[Row]) -> list[bool]:

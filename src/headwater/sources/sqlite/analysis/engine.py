@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
+from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
-from headwater.errors import InvalidRequest
+from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.sources.sqlite.analysis.functions import HARMLESS, is_deterministic
-from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.analysis.lexer import Unsupported, folded, named
+from headwater.sources.sqlite.connection import ident, sqlite_errors
 from headwater.sources.sqlite.guard import ANY_BINDINGS, Access, Statement
 from headwater.sources.sqlite.opening import Connected
+from headwater.sources.sqlite.statement_growth import MAX_NODES, TOO_LARGE, too_large
 
 MAX_PARAMETERS = 999
-Program = list[tuple[Any, ...]]
+UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table has this name
+Step = tuple[Any, ...]
+Program = list[Step]
+T = TypeVar("T")
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -56,14 +63,17 @@ def facts_of(reader: Connected, sql: str) -> Facts:
     try:
         program = program_of(reader, sql.lstrip("; \t\r\n"))
     except InvalidRequest as error:
+        if error.message == TOO_LARGE:
+            raise
         raise InvalidRequest(f"only a SELECT can be a query ({error.message})", hint="Send one SELECT.") from None
-    return _facts(reader, statement, accesses, program)
+    return _facts(reader, sql, statement, accesses, program)
 
 
-def _facts(reader: Connected, statement: Statement, accesses: list[Access], program: Program) -> Facts:
+def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Access], program: Program) -> Facts:
     known = {name.lower(): name for name in reader.catalog.tables()}
-    views = {name.lower(): name for name in _views(reader)}
-    others = _other_names(reader)
+    definitions = view_texts(reader)
+    views = {name.lower(): name for name in definitions}
+    others = {name.lower() for name in _other_names(reader)}
     columns, tables, seen, foreign = set(), set(), set(), set()
     for access in accesses:
         if access.op != apsw.SQLITE_READ or access.a is None:
@@ -84,6 +94,7 @@ def _facts(reader: Connected, statement: Statement, accesses: list[Access], prog
             tables.add(known[name.lower()])
         else:
             foreign.add(name)
+    foreign |= _virtual_tables(reader, program, [sql, *definitions.values()], foreign)
     return Facts(
         statement,
         frozenset(columns),
@@ -98,6 +109,17 @@ def _facts(reader: Connected, statement: Statement, accesses: list[Access], prog
 
 def program_of(reader: Connected, sql: str) -> Program:
     """What SQLite would run for `sql`, without the comments and the steps that only name things."""
+    return _read_program(reader, sql, list)
+
+
+def is_program_of(reader: Connected, sql: str, program: Program) -> bool:
+    """Whether SQLite would run `program` for `sql`, without a list of what it would run."""
+    return _read_program(
+        reader, sql, lambda steps: all(step == other for step, other in zip_longest(program, steps, fillvalue=()))
+    )
+
+
+def _read_program(reader: Connected, sql: str, read: Callable[[Iterator[Step]], T]) -> T:
     with reader.guard.own() as db, sqlite_errors(), reader.guard.preparing() as prepared:
         cursor = db.cursor()
 
@@ -106,8 +128,17 @@ def program_of(reader: Connected, sql: str) -> Program:
             return True
 
         cursor.exec_trace = trace
-        found = cursor.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
-        return [(row[1], *row[2:5], None if row[1] == "Explain" else row[5], row[6]) for row in found]
+        try:
+            return read(_steps(cursor.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)))
+        finally:
+            cursor.close(True)
+
+
+def _steps(rows: Iterable[Step]) -> Iterator[Step]:
+    for count, row in enumerate(rows):
+        if count >= MAX_NODES:
+            raise too_large()
+        yield (row[1], *row[2:5], None if row[1] == "Explain" else row[5], row[6])
 
 
 def _opened(reader: Connected, program: Program) -> set[str]:
@@ -124,13 +155,47 @@ def _opened(reader: Connected, program: Program) -> set[str]:
 def _other_names(reader: Connected) -> set[str]:
     """Everything that could stand in FROM and is neither a table of the user nor a view."""
     found = reader.guard.run(
-        "SELECT lower(name) FROM sqlite_schema WHERE type = 'table' UNION SELECT lower(name) FROM pragma_module_list"
+        "SELECT name FROM sqlite_schema WHERE type = 'table' UNION SELECT name FROM pragma_module_list"
     )
     return {str(name) for (name,) in found.fetchall()}
 
 
-def _views(reader: Connected) -> list[str]:
-    return list(view_texts(reader))
+def _virtual_tables(reader: Connected, program: Program, texts: Iterable[str], known: Iterable[str]) -> set[str]:
+    """The virtual tables that the program opens: no leave is asked for what only USING and NATURAL name.
+
+    The program calls a virtual table by its address, which is the same in every program of this connection.
+    """
+    opened = {step[4] for step in program if step[0] == "VOpen"}
+    if not opened:
+        return set()
+    found, left = set(), set(opened)
+    for name in sorted({**_candidates(reader, texts), **{folded(name): name for name in known}}.values()):
+        addresses = _addresses(reader, name) & opened
+        if addresses:
+            found.add(name)
+            left -= addresses
+    return found | {UNKNOWN_VIRTUAL_TABLE} if left else found
+
+
+def _candidates(reader: Connected, texts: Iterable[str]) -> dict[str, str]:
+    """Every name of the texts that may be one of a virtual table, as the schema writes it, by its folded form."""
+    names: set[str] = set()
+    for text in texts:
+        try:
+            names |= named(text)
+        except Unsupported:  # what is not found here stays unknown, and counts as such
+            continue
+    virtual = {name: name for name in names if name.startswith("pragma_")}
+    virtual |= {folded(name): name for name in _other_names(reader)}
+    return {name: virtual[name] for name in names if name in virtual}
+
+
+def _addresses(reader: Connected, name: str) -> set[Any]:
+    try:
+        steps = program_of(reader, f"SELECT 1 FROM {ident(name)}")
+    except HeadwaterError:  # no table has this name, or it only answers with arguments
+        return set()
+    return {step[4] for step in steps if step[0] == "VOpen"}
 
 
 def view_texts(reader: Connected) -> dict[str, str]:
@@ -157,9 +222,6 @@ def beyond(facts: Facts) -> tuple[str, ...]:
     """What is read of what is stored, and is no table of the user: virtual tables, the schema, statistics."""
     found = {name for name in facts.foreign if not _is_function(name)}
     found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
-    # No leave is asked for what only USING names, and the program does not call a virtual table by its name.
-    if len({step[4] for step in facts.program if step[0] == "VOpen"}) > len({name.lower() for name in facts.foreign}):
-        found.add("a virtual table ()")
     return tuple(sorted(found))
 
 

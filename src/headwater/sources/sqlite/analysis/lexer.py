@@ -76,6 +76,16 @@ class _Slots:
         return slot
 
 
+def named(sql: str) -> set[str]:
+    """Every word, quoted name and text of `sql` that may name something, folded; Unsupported as for `tokens`."""
+    return {folded(name_of(token)) for token in tokens(sql) if token.kind in ("word", "quoted", "str")}
+
+
+def name_of(token: Token) -> str:
+    """The name a word, a quoted name or a text stands for: SQLite takes a text for a name, too."""
+    return token.text[1:-1].replace("''", "'") if token.kind == "str" else unquoted(token)
+
+
 def unquoted(token: Token) -> str:
     """The name a word or a quoted name stands for."""
     if token.kind == "word":

@@ -38,6 +38,17 @@ def parse(sql: str) -> tree.Query:
     return found
 
 
+def parse_expression(sql: str) -> Any:
+    """The tree of one expression, in time that is linear in its text; Unsupported for anything else."""
+    if len(sql) > MAX_TEXT:
+        raise Unsupported(f"the expression is longer than {MAX_TEXT} characters")
+    reader = _Parser(sql)
+    found = reader.expression()
+    if reader.next.kind != "end":
+        raise Unsupported(f"unknown text at {reader.next.text[:40]!r}")
+    return found
+
+
 def parse_view(sql: str) -> tuple[list[str] | None, tree.Query, str]:
     """Column names, the query and its text, of a CREATE VIEW statement."""
     reader = _Parser(sql)

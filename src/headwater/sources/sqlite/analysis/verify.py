@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from headwater.errors import HeadwaterError
 from headwater.sources.sqlite.analysis import tree
-from headwater.sources.sqlite.analysis.engine import Facts, Program, program_of
+from headwater.sources.sqlite.analysis.engine import Facts, Program, is_program_of, program_of
 from headwater.sources.sqlite.analysis.lexer import Unsupported, folded
 from headwater.sources.sqlite.analysis.names import FUNCTIONS_OF_ROWS, Names
 from headwater.sources.sqlite.analysis.render import render
@@ -13,10 +16,10 @@ from headwater.sources.sqlite.opening import Connected
 
 def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> None:
     """Unsupported where the engine read another statement than we did."""
-    if facts.program != _program(reader, render(query)):
+    if not _is_program(reader, render(query), facts.program):
         raise Unsupported("SQLite makes another program of what was understood")
     for view in names.views.values():
-        if _program(reader, view.text) != _program(reader, render(view.query)):
+        if not _is_program(reader, render(view.query), _program(reader, view.text)):
             raise Unsupported("SQLite makes another program of what was understood of a view")
     hidden = set(names.views) - {folded(name) for name in facts.views}
     if hidden:
@@ -43,8 +46,19 @@ def _known(reader: Connected, table: str, column: str) -> tuple[str, str]:
 
 
 def _program(reader: Connected, sql: str) -> Program:
-    try:
+    with _read_again():
         return program_of(reader, sql)
+
+
+def _is_program(reader: Connected, sql: str, program: Program) -> bool:
+    with _read_again():
+        return is_program_of(reader, sql, program)
+
+
+@contextlib.contextmanager
+def _read_again() -> Iterator[None]:
+    try:
+        yield
     except HeadwaterError as error:
         raise Unsupported(f"SQLite does not read it again: {error.message}") from None
 
