@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-COMPILED := $(wildcard src/headwater/*/*_compiled.pyx src/headwater/*/*/*_compiled.pyx)
+COMPILED := $(shell find src/headwater -name '*_compiled.pyx')
 PYTEST := $(BIN)/python -m pytest
 BROWSER := chromium chromium-driver
 SERVICES := mariadb-server nginx varnish postgresql
@@ -43,7 +43,7 @@ browser:
 
 # Delta and Kafka for Spark, once, by Maven. Where no repository answers that is said, and their tests skip.
 jars: setup
-	@$(BIN)/python -m headwater.pipeline.jars .jars
+	@$(BIN)/python -m headwater.pipeline.spark.jars .jars
 
 # The .proto files as the server loads them; a test compares.
 PROTOS := src/headwater/serve/grpc/protos

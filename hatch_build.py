@@ -14,11 +14,11 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 MODULES = {  # and who does without
-    "src/headwater/feeds/formats/debezium_compiled.pyx": "Debezium's envelope is written in Python",
-    "src/headwater/log/columns_compiled.pyx": "changes are laid out for the log in Python",
-    "src/headwater/sources/postgres/rows_compiled.pyx": "rows of PostgreSQL are decoded in Python",
-    "src/headwater/sources/postgres/receiver_compiled.pyx": "PostgreSQL's stream is received in Python",
-    "src/headwater/sources/postgres/cells_compiled.pyx": "PostgreSQL's tables are taken cell by cell in Python",
+    "feeds/formats/debezium_compiled.pyx": "Debezium's envelope is written in Python",
+    "log/disk/block_columns_compiled.pyx": "changes are laid out for the log in Python",
+    "sources/postgres/capture/decode/row_decoder_compiled.pyx": "rows of PostgreSQL are decoded in Python",
+    "sources/postgres/capture/stream/receiver_compiled.pyx": "PostgreSQL's stream is received in Python",
+    "sources/postgres/read/text_cells_compiled.pyx": "PostgreSQL's tables are taken cell by cell in Python",
 }
 
 
@@ -28,7 +28,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build them, or say why not."""
         for module, without in MODULES.items():
-            source = Path(self.root) / module
+            source = Path(self.root) / "src" / "headwater" / module
             for old in [*source.parent.glob(f"{source.stem}.*.so"), *source.parent.glob(f"{source.stem}.*.pyd")]:
                 old.unlink()  # it may be of another version
             try:

@@ -19,8 +19,8 @@ from typing import Any
 
 from bench.sides import folder, versions
 from bench.spark_log import BATCH, EVERYTHING, ROWS, commit, durable, engines, preload, served
-from headwater.pipeline.jars import DELTA, have_jars, jar_settings
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.jars import DELTA, have_jars, jar_settings
+from headwater.pipeline.spark.session import close_session, open_session
 
 ROWS_DEFAULT, CHANGES_DEFAULT = 5_000_000, 200_000
 SAMPLE_SECONDS = 0.2

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table

@@ -19,7 +19,7 @@ from bench.generator import Missing
 from bench.pg import SLOT, Database, Ours, Reading, database
 from bench.pg_subscriber import until
 from bench.sides import cpu_seconds, server, versions
-from headwater.sources.postgres.rows import twin
+from headwater.sources.postgres.capture.decode.row_decoder import twin
 
 ROWS, PER = 500_000, 1_000
 LOG_BAR, SUBSCRIBER_BAR = 0.9, 3.0

@@ -20,7 +20,7 @@ from bench.generator import Missing
 from bench.pg import Database, database
 from bench.pg_subscriber import events
 from bench.sides import server, versions
-from headwater.sources.postgres.rows import twin
+from headwater.sources.postgres.capture.decode.row_decoder import twin
 
 COUNT, SECONDS, WARM = 400, 0.030, 100
 BAR = 1 / 3

@@ -21,12 +21,12 @@ import psycopg
 
 from bench.sides import folder, medians, server, versions
 from bench.spark_log import engines
-from headwater.cli.demo.engine import SETTINGS, Engine
+from headwater.cli.demo.embedded_postgres import SETTINGS, Engine
 from headwater.client import Client
-from headwater.model.key import encode_key
-from headwater.pipeline.frames import register
-from headwater.pipeline.jars import FOLDER, JDBC, PACKAGES, fetch_jars
-from headwater.pipeline.session import close_session, open_session
+from headwater.model.keys.key import encode_key
+from headwater.pipeline.spark.frames import register
+from headwater.pipeline.spark.jars import FOLDER, JDBC, PACKAGES, fetch_jars
+from headwater.pipeline.spark.session import close_session, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

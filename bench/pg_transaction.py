@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.pg import INSERT, SLOT, Database, Ours, Reading, database
 from bench.sides import versions
-from headwater.sources.postgres.rows import twin
+from headwater.sources.postgres.capture.decode.row_decoder import twin
 
 ROWS = 500_000
 

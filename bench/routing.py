@@ -11,12 +11,12 @@ from collections.abc import Callable
 
 from bench.sides import versions
 from headwater.model.change import Change, Op
-from headwater.model.dependency import AllOf, Analysis, Condition, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, Analysis, Condition, Const, Dependency, Param, Test
 from headwater.model.table import Column, Row, Table
-from headwater.queries.binding import Bound, bind
-from headwater.queries.router import Router
-from headwater.sources.sqlite.order import order
-from headwater.sources.sqlite.where import Predicates
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.instance_router import Router
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.query.where import Predicates
 
 COUNTS = (1_000, 10_000, 100_000)
 QUERIES = 50

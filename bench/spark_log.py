@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from bench.drain import _status
 from bench.sides import folder, medians, server, versions
 from headwater.client import Client, Described
-from headwater.pipeline.frames import register
-from headwater.pipeline.java import find_java
-from headwater.pipeline.schema import changes_schema, struct_of
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.frames import register
+from headwater.pipeline.spark.java import find_java
+from headwater.pipeline.spark.schema import changes_schema, struct_of
+from headwater.pipeline.spark.session import close_session, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -15,7 +15,7 @@ import apsw
 
 from bench.sides import INSERT, TABLE, Notes, folder, medians, new_file, rows, server, versions
 from headwater.config import SqliteConfig
-from headwater.serve.bridge import Bridge
+from headwater.serve.server.thread_bridge import Bridge
 from headwater.sources.sqlite.source import SqliteSource
 
 CLIENTS = 16

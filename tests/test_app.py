@@ -29,8 +29,8 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
-from headwater.log.disk import DiskLog
-from headwater.log.space_reserve import RESERVE_BYTES
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.disk.space_reserve import RESERVE_BYTES
 from headwater.model.change import Op
 
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"

@@ -22,8 +22,8 @@ from doc_pages import BLOCK, EXAMPLE_PAGES, blocks, page
 from headwater.app import App
 from headwater.config import Config, LogConfig, ServeConfig
 from headwater.serve.api import Api
-from headwater.serve.methods import METHODS
-from headwater.serve.server import Server
+from headwater.serve.rpc.methods import METHODS
+from headwater.serve.server.server import Server
 
 CHANGING = {
     "time_unix_ms",

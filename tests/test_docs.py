@@ -14,26 +14,30 @@ from msgspec import NODEFAULT
 
 from doc_pages import METHOD_PAGES, PAGES, ROOT, blocks, code, literals, page, prose, table
 from headwater import errors
+from headwater.cli.commands.config import _default, _shown
 from headwater.cli.main import build_parser
-from headwater.cli.settings import _default, _shown
 from headwater.config import SETTINGS
 from headwater.model.literal import TAGS, from_lit, to_plain
 from headwater.model.predicate import FUNCTIONS, OPS
-from headwater.pipeline import options
-from headwater.pipeline.sinks import delta, foreach, kafka, parquet, sql, sql_engine, sql_target
-from headwater.pipeline.sinks.opening import KINDS
-from headwater.serve.auth import Access
-from headwater.serve.methods import METHODS
-from headwater.serve.metrics import METRICS
-from headwater.serve.routes import FILTERS, ROUTES, STREAM
-from headwater.serve.streams import CLOSE, OTHER_CLOSE
-from headwater.sources.sqlite.values import _EXACT, DECLARED, kind_of
+from headwater.pipeline.sinks import foreach, kafka
+from headwater.pipeline.sinks.delta import delta
+from headwater.pipeline.sinks.parquet import parquet
+from headwater.pipeline.sinks.registry import KINDS
+from headwater.pipeline.sinks.sql import engine, sql
+from headwater.pipeline.sinks.sql import target as sql_target
+from headwater.pipeline.spark import options
+from headwater.serve.auth.gate import Access
+from headwater.serve.http.handlers.streams import CLOSE, OTHER_CLOSE
+from headwater.serve.http.routes import FILTERS, ROUTES, STREAM
+from headwater.serve.metrics.metrics import METRICS
+from headwater.serve.rpc.methods import METHODS
+from headwater.sources.sqlite.types import _EXACT, DECLARED, kind_of
 
 SINKS = {  # kind -> its settings, with their defaults
     "delta": {field.name: field.default for field in msgspec.structs.fields(delta.Settings)},
     "parquet": {"path": NODEFAULT, "mode": "history"},
     "sql": dict.fromkeys(sql._SETTINGS, NODEFAULT)
-    | {"url_env": sql_engine.URL_VARIABLE, "mode": "upsert", "lock_seconds": sql_engine.LOCK_SECONDS},
+    | {"url_env": engine.URL_VARIABLE, "mode": "upsert", "lock_seconds": engine.LOCK_SECONDS},
     "kafka": dict.fromkeys(kafka._SETTINGS, NODEFAULT) | {"format": kafka.PLAIN, "tombstones": False},
     "foreach": {"function": NODEFAULT},
 }
@@ -148,7 +152,7 @@ def test_every_operator_and_function_of_a_condition_is_documented() -> None:
 
 def test_every_control_event_is_documented() -> None:
     documented = table(page("docs/streams.md"), "event", "`data`", "when")
-    told = re.findall(r'"(\w+)", _encode\(', page("src/headwater/feeds/stream.py"))
+    told = re.findall(r'"(\w+)", _encode\(', page("src/headwater/feeds/deliver/stream.py"))
     assert sorted(row[0] for row in documented) == sorted(map(code, told))
 
 
@@ -183,7 +187,7 @@ def test_no_page_names_a_method_setting_metric_or_error_that_is_not_there() -> N
     groups = {name.split(".")[0] for name in METHODS}
     rooms = {setting.name.split(".")[0] for setting in SETTINGS if "." in setting.name}
     known = {*METHODS, *(setting.name for setting in SETTINGS)} | {f"{group}.*" for group in groups}
-    variables = {name for setting in SETTINGS for name in setting.environment} | {sql_engine.URL_VARIABLE}
+    variables = {name for setting in SETTINGS for name in setting.environment} | {engine.URL_VARIABLE}
     for path in PAGES:
         if path.name == "features.md":
             continue  # it also names what comes later

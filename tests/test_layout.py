@@ -26,7 +26,7 @@ LEVEL = {
 }
 ONLY = {"client": {"model", "errors"}, "pipeline": {"client", "model", "config", "errors"}}
 RIGHT_OF_THE_LOG = {"feeds", "queries", "ranges"}
-ARROW_OF_POSTGRES = {f"sources/postgres/{name}.py" for name in ("arrays", "cells", "packed")}  # for the bulk worker
+ARROW_OF_POSTGRES = {f"sources/postgres/read/{name}.py" for name in ("arrow_columns", "text_cells", "text_columns")}
 HOME = {  # library -> the folders (or files) that may import it
     "apsw": {"log", "sources/sqlite", "feeds", "ranges", "queries"},
     "inotify_simple": {"sources/sqlite"},

@@ -8,8 +8,8 @@ from pathlib import Path
 from doc_pages import blocks, page
 from headwater.config import load
 from headwater.model.principal import VIEWER, Scope
-from headwater.serve.auth import is_loopback, split_address
-from headwater.serve.jwts import Jwts
+from headwater.serve.auth.gate import is_loopback, split_address
+from headwater.serve.auth.json_web_tokens import Jwts
 
 PAGE = page("docs/security.md")
 SECRET = "s" * 32

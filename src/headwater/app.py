@@ -25,24 +25,24 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.feeds.feeds import Feeds
-from headwater.feeds.registry import Registry
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.disk.space_reserve import SpaceReserve
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
-from headwater.log.space_reserve import SpaceReserve
 from headwater.model.answer_limits import MEMORY
 from headwater.queries.databases import DatabaseStatus
-from headwater.queries.looks import Run
+from headwater.queries.head_checks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
-from headwater.ranges.jobs import Place
-from headwater.ranges.leases import hold_again
-from headwater.ranges.process import WorkerProcess
-from headwater.ranges.questions import Desk
-from headwater.ranges.ranges import Ranges
-from headwater.ranges.store import Store
+from headwater.ranges.ranges.lease import hold_again
+from headwater.ranges.ranges.ranges import Ranges
+from headwater.ranges.ranges.store import Store
+from headwater.ranges.worker.jobs import Place
+from headwater.ranges.worker.position_requests import Desk
+from headwater.ranges.worker.process import WorkerProcess
 from headwater.sources.source import Look, Notes, Placing, Source
-from headwater.sources.sqlite.lock import FileLock
+from headwater.sources.sqlite.file_lock import FileLock
 from headwater.sources.sqlite.source import SqliteSource
 
 logger = logging.getLogger(__name__)

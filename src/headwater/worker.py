@@ -19,14 +19,14 @@ from pathlib import Path
 import msgspec
 
 from headwater.errors import NotSupported
-from headwater.log.disk import DiskLog
-from headwater.ranges.cache import Cache
-from headwater.ranges.jobs import Place
-from headwater.ranges.process import READY, Settings
-from headwater.ranges.questions import Asked
-from headwater.ranges.worker import Worker
+from headwater.log.disk.disk_log import DiskLog
+from headwater.ranges.pull.slice_cache import Cache
+from headwater.ranges.worker.jobs import Place
+from headwater.ranges.worker.position_requests import Asked
+from headwater.ranges.worker.process import READY, Settings
+from headwater.ranges.worker.worker import Worker
 from headwater.sources.source import SideReader
-from headwater.sources.sqlite.reader import SqliteReader
+from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 NICE = 5  # on a busy machine commits and feeds go first: a pull that takes longer hurts nobody
 
@@ -44,7 +44,7 @@ class NoPandas:
 def open_reader(place: Place, log: DiskLog, questions: str) -> SideReader:
     """The reader for a kind of source, beside its log; `questions` is where the server answers."""
     if place.kind == "postgres":
-        from headwater.sources.postgres.reader import PostgresReader  # psycopg is loaded where it is needed
+        from headwater.sources.postgres.read.bulk_reader import PostgresReader  # psycopg is loaded where it is needed
 
         asked = Asked(questions, place.db, place.generation)
         return PostgresReader(place.db, place.path, asked, log, judge=place.reader or place.path)

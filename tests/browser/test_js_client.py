@@ -10,7 +10,7 @@ from chromium import Browser, wait_for
 from js_site import Site
 from kept_server import KeptServer
 
-from headwater.serve.routes import ROUTES
+from headwater.serve.http.routes import ROUTES
 
 if not any(route.path == "/api/v1/q/{query_id}/events" for route in ROUTES):
     pytest.skip("the routes of queries are not served yet", allow_module_level=True)

@@ -11,8 +11,8 @@ import pytest
 from chromium import Browser
 from js_site import Site, SiteHandler
 
-from headwater.queries.patch import Answer, diff
-from headwater.queries.patch_results import Results
+from headwater.queries.patch.patch import Answer, diff
+from headwater.queries.patch.recent_results import Results
 
 pytestmark = pytest.mark.slow
 COLUMNS = ({"name": "id"}, {"name": "v"})

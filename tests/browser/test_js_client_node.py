@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from headwater.model.literal import U64, Json
-from headwater.queries.patch import Answer, diff
+from headwater.queries.patch.patch import Answer, diff
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
 MISSING = (
@@ -92,7 +92,7 @@ def case(rng: random.Random) -> dict[str, str]:
 
 
 def _in_its_order(patch: Any, base: Answer) -> bytes:
-    from headwater.queries.patch_apply import apply
+    from headwater.queries.patch.apply import apply
 
     return b"[%s]" % b",".join(apply(msgspec.json.encode(patch), base.texts))
 

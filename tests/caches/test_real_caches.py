@@ -11,7 +11,7 @@ from tests.caches.fronts import Front
 from tests.guarantees.server_process import ServerProcess
 from tests.soundness.counters import PLAIN, SIZE, Counters, rpc
 
-from headwater.queries.causality import from_json, to_header
+from headwater.queries.etag.causality import from_json, to_header
 
 pytestmark = pytest.mark.slow
 Serve = Callable[..., ServerProcess]

@@ -17,8 +17,8 @@ from headwater.app import Database
 from headwater.capture.capture import Capture
 from headwater.config import SqliteConfig
 from headwater.errors import Unavailable
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Change, Transaction
 from headwater.sources.sqlite.source import SqliteSource

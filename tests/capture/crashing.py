@@ -23,12 +23,12 @@ from tests.capture.capturing import running
 
 from headwater.capture import capture
 from headwater.capture.capture import Capture
-from headwater.capture.stamp import Stamper
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.capture.commit_timestamps import Stamper
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
+from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.source import SqliteSource
-from headwater.sources.sqlite.trim import Trimmer
-from headwater.sources.sqlite.writer import Writer
+from headwater.sources.sqlite.write.writer import Writer
 
 OWNERS = {cls.__name__: cls for cls in (Capture, DiskLog, LiveLog, SqliteSource, Stamper, Trimmer, Writer)}
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headwater.capture.capture import GATHER, Capture
-from headwater.log.live import LiveLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from tests.log.samples import transaction
 
 from headwater.capture.capture import Capture
-from headwater.capture.stamp import AHEAD_MS, Stamper
+from headwater.capture.commit_timestamps import AHEAD_MS, Stamper
 from headwater.errors import StorageFull
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
 from headwater.model.clock import ts_ms, ts_of_ms

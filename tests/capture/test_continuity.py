@@ -17,7 +17,7 @@ from capturing import Running, flat, foreign, logged, running
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError, SourceMismatch, StorageFull
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Op
 
 NO_TRIM = {"trim_seconds": 3600.0}

@@ -16,7 +16,7 @@ import pytest
 from capturing import foreign, logged
 from tests.suite.waiting import PATIENCE
 
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Op, Transaction
 
 ROOT = Path(__file__).parent.parent.parent

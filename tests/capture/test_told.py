@@ -14,7 +14,7 @@ from capturing import Running, foreign, running
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.sources.sqlite import witness
+from headwater.sources.sqlite.capture import power_loss
 
 KILLED = """
 import os, sys
@@ -53,7 +53,7 @@ def test_numbers_told_before_a_power_failure_do_not_come_again(tmp_path: Path, m
     assert told >= durable + 20
     foreign(tmp_path / "survives.db", "PRAGMA journal_mode = WAL")
     put_back(tmp_path / "survives.db", tmp_path / "app.db")
-    monkeypatch.setattr(witness, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(power_loss, "boot_id", lambda: "another boot")
     with running(tmp_path) as one:
         assert one.log.generation_first > told + 1, one.log.generation_reason
 

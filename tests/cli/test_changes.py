@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from headwater.cli.changes import WIDEST, as_json, images, line
 from headwater.cli.demo.command import fold
+from headwater.cli.output.changes import WIDEST, as_json, images, line
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table

@@ -14,10 +14,10 @@ from commands import HEADWATER, environment, refused, run, run_json
 from tests.suite.waiting import PATIENCE
 
 from headwater import __version__
+from headwater.cli.commands.config import name_databases
 from headwater.cli.failure import Failure
 from headwater.cli.main import _complain, main
-from headwater.cli.output import counted, plain_table, print_table, printable, size
-from headwater.cli.settings import name_databases
+from headwater.cli.output.tables import counted, plain_table, print_table, printable, size
 from headwater.config import SETTINGS
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from commands import HEADWATER, TIMEOUT, Served, environment, refused, run, served
 
-from headwater.cli.debug import asked_for, keys_of, line
+from headwater.cli.commands.debug import asked_for, keys_of, line
 from headwater.cli.failure import Failure
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 
 SCHEMA = (
     "CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL)",

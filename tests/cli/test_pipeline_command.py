@@ -21,18 +21,18 @@ from msgspec.structs import replace
 from tests.suite.waiting import PATIENCE
 
 from doc_pages import code, page, table
+from headwater.cli.commands.pipeline_status import state_of
 from headwater.cli.main import main
-from headwater.cli.pipeline_bars import Bars
-from headwater.cli.pipeline_shows import JsonLines, Lines, compared
-from headwater.cli.pipeline_status import state_of
-from headwater.cli.pipeline_tally import Tally, duration
+from headwater.cli.output.pipeline_bars import Bars
+from headwater.cli.output.pipeline_lines import JsonLines, Lines, compared
+from headwater.cli.output.pipeline_progress import Tally, duration
 from headwater.client import Client
 from headwater.errors import PipelineError, Unavailable
-from headwater.model.key import Span
-from headwater.pipeline.compare import Difference
-from headwater.pipeline.owner import take
-from headwater.pipeline.progress import LOG, SNAPSHOT, MetaStore, RangeProgress, Task
-from headwater.pipeline.spec import read_spec
+from headwater.model.keys.key import Span
+from headwater.pipeline.run.ownership import take
+from headwater.pipeline.run.progress import LOG, SNAPSHOT, MetaStore, RangeProgress, Task
+from headwater.pipeline.run.spec import read_spec
+from headwater.pipeline.verify.compare import Difference
 
 FILE = """
 [pipeline]
@@ -260,7 +260,7 @@ PLAYED = """
 import sys, threading
 from types import ModuleType, SimpleNamespace
 from headwater.cli.main import main
-from headwater.pipeline.task import Task
+from headwater.pipeline.run.task import Task
 
 def run(spec, *, once, master, watcher, stop, then_verify):
     for table in spec.tables:
@@ -336,8 +336,8 @@ class Played:
         self.reports: list[Any] = []
         self.error: Exception | None = None
         self.stops = False
-        monkeypatch.setitem(sys.modules, "headwater.pipeline.run", SimpleNamespace(run=self.run))  # type: ignore[arg-type]
-        monkeypatch.setitem(sys.modules, "headwater.pipeline.verify", SimpleNamespace(verify=self.verify))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "headwater.pipeline.run.run", SimpleNamespace(run=self.run))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "headwater.pipeline.verify.verify", SimpleNamespace(verify=self.verify))  # type: ignore[arg-type]
 
     def run(self, spec: Any, *, once: bool, master: str | None, watcher: Any, stop: Any, then_verify: bool) -> Any:
         self.asked |= {"once": once, "master": master}
@@ -453,7 +453,9 @@ def test_tables_and_columns_that_are_not_there_are_told_before_spark_starts(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("headwater.pipeline.opening.open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    monkeypatch.setattr(
+        "headwater.pipeline.run.resources.open_session", lambda *_, **__: pytest.fail("Spark was started")
+    )
     with served(folder) as server:
         server.sql("CREATE TABLE customers(id INTEGER PRIMARY KEY, name TEXT)")
         text = FILE.replace("http://127.0.0.1:9", server.url).replace('["orders", ', '["custmers", ')
@@ -468,7 +470,7 @@ def test_tables_and_columns_that_are_not_there_are_told_before_spark_starts(
 
 
 def test_who_runs_for_ever_is_told_at_once_that_nobody_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.pipeline import run as running
+    from headwater.pipeline.run import run as running
 
     told: list[str] = []
     watcher = SimpleNamespace(retrying=lambda task, error, failures: told.append(error.hint))

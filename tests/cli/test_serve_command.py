@@ -12,7 +12,7 @@ import pytest
 from commands import Served, query, refused, run, run_json, script, served
 from tests.suite.waiting import PATIENCE
 
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 
 
 @pytest.fixture(scope="module")

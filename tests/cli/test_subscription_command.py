@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from commands import Served, refused, run, run_json, served
 
+from headwater.cli.commands.subscription import _every, _id, _remaining, _state, until
 from headwater.cli.failure import Failure
 from headwater.cli.remote import Remote
-from headwater.cli.subscription import _every, _id, _remaining, _state, until
 
 STATEMENTS = [
     "CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL)",

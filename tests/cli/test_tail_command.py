@@ -19,10 +19,10 @@ from commands import HEADWATER, TIMEOUT, Served, environment, refused, run, scri
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.cli.changes import line
 from headwater.cli.failure import Failure
 from headwater.cli.feed import LONGEST_WAIT, Broken, Feed, Frame, Splitter
 from headwater.cli.filters import Place, key, moment, start
+from headwater.cli.output.changes import line
 from headwater.cli.remote import Remote
 
 CHANGES = [

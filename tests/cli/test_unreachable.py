@@ -14,7 +14,7 @@ from headwater.cli.failure import UNREACHABLE, Failure
 from headwater.cli.feed import Feed
 from headwater.cli.filters import Place
 from headwater.cli.remote import Remote
-from headwater.client.trust import trusting
+from headwater.client.tls_trust import trusting
 
 MAIN = Place("main", None)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.faulty import arrow_body
 
-from headwater.client.batches import Fed, Kept, Told, read_batches
+from headwater.client.arrow_stream import Fed, Kept, Told, read_batches
 from headwater.errors import Unavailable
 
 SCHEMA = pa.schema(

@@ -16,7 +16,7 @@ from tests.client.faulty import ARROW, Asked, Faulty, Reply, arrow_body, failure
 from tests.suite.waiting import PATIENCE
 
 from headwater.client import AsyncClient, Client, Range
-from headwater.client.connections import Connections
+from headwater.client.http_connections import Connections
 from headwater.client.protocol import Request, parse_url, rpc_result
 from headwater.errors import (
     Busy,
@@ -31,8 +31,8 @@ from headwater.errors import (
     Unauthorized,
     Unavailable,
 )
-from headwater.model.key import Span
-from headwater.serve import frames
+from headwater.model.keys.key import Span
+from headwater.serve.http import transport_frames
 
 ROWS = 400
 SCHEMA = pa.schema([("id", pa.int64())], metadata={"version": "2"})
@@ -320,16 +320,16 @@ EVENTS = "text/event-stream"
 
 
 def change(offset: int, word: str = "insert", **more: Any) -> bytes:
-    return frames.sse(offset, word, json.dumps({"op": word, "offset": offset, **more}).encode())
+    return transport_frames.sse(offset, word, json.dumps({"op": word, "offset": offset, **more}).encode())
 
 
 def test_a_feed_is_taken_up_where_it_broke(faulty: Faulty, ask: Any) -> None:
-    opening = frames.sse_opening(0)
+    opening = transport_frames.sse_opening(0)
     body = opening + change(1) + change(2)
     faulty.replies = [
         Reply(body, kind=EVENTS, cut=len(body) - 5),  # in the midst of the second change
         problem(503, "unavailable", retryable=True),
-        Reply(opening + change(2) + frames.SSE_FAREWELL, kind=EVENTS),
+        Reply(opening + change(2) + transport_frames.SSE_FAREWELL, kind=EVENTS),
         Reply(opening + change(3), kind=EVENTS),
     ]
     found = ask(faulty.url, lambda client: client.changes("main", "t", start="earliest"), first=3)
@@ -339,7 +339,9 @@ def test_a_feed_is_taken_up_where_it_broke(faulty: Faulty, ask: Any) -> None:
 
 
 def test_a_feed_that_never_comes_back_is_given_up_on(faulty: Faulty, ask: Any) -> None:
-    faulty.answer = lambda asked: Reply(frames.SSE_OPENING, kind=EVENTS, cut=len(frames.SSE_OPENING))
+    faulty.answer = lambda asked: Reply(
+        transport_frames.SSE_OPENING, kind=EVENTS, cut=len(transport_frames.SSE_OPENING)
+    )
     with pytest.raises(Unavailable):
         ask(faulty.url, lambda client: client.changes("main", "t"), patience=0.3)
 
@@ -347,12 +349,12 @@ def test_a_feed_that_never_comes_back_is_given_up_on(faulty: Faulty, ask: Any) -
 def test_following_starts_over_when_the_place_is_lost(faulty: Faulty, ask: Any) -> None:
     def row(id: int) -> bytes:
         data = {"op": "insert", "snapshot": True, "after": {"id": id}}
-        return frames.sse(f"s:{id}", "insert", json.dumps(data).encode())
+        return transport_frames.sse(f"s:{id}", "insert", json.dumps(data).encode())
 
     gone = {"earliest_offset": 8, "latest_offset": 9, "reason": "wal_horizon_exceeded"}
-    end = frames.sse(5, "snapshot_end", b"{}")
+    end = transport_frames.sse(5, "snapshot_end", b"{}")
     faulty.replies = [
-        Reply(row(1) + end + change(6) + frames.sse(7, "resnapshot", json.dumps(gone).encode()), kind=EVENTS),
+        Reply(row(1) + end + change(6) + transport_frames.sse(7, "resnapshot", json.dumps(gone).encode()), kind=EVENTS),
         Reply(row(2) + end + change(9, "schema_change", resnapshot=True), kind=EVENTS),
         Reply(row(3), kind=EVENTS),
     ]

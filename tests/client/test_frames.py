@@ -7,20 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.frames import Feed, Following, Frame, Splitter
-from headwater.client.patience import Patience
+from headwater.client.retry import Patience
+from headwater.client.sse import Feed, Following, Frame, Splitter
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
-from headwater.serve import frames
+from headwater.serve.http import transport_frames
 
-OPENING = frames.sse_opening(2)
+OPENING = transport_frames.sse_opening(2)
 BODY = b"".join(
     [
         OPENING,
-        frames.sse(3, "insert", b'{"offset":3}'),
-        frames.SSE_PING,
-        frames.sse("s:abc", "insert", '{"name":"ü"}'.encode()),
-        frames.sse(4, "caught_up", b'{"offset":4}'),
-        frames.SSE_FAREWELL,
+        transport_frames.sse(3, "insert", b'{"offset":3}'),
+        transport_frames.SSE_PING,
+        transport_frames.sse("s:abc", "insert", '{"name":"ü"}'.encode()),
+        transport_frames.sse(4, "caught_up", b'{"offset":4}'),
+        transport_frames.SSE_FAREWELL,
     ]
 )
 FRAMES = [
@@ -41,9 +41,9 @@ def test_pieces_may_end_anywhere(cuts: list[int]) -> None:
 
 def test_a_farewell_is_told_from_an_opening() -> None:
     splitter = Splitter()
-    splitter.take(frames.sse_opening(None) + frames.sse(1, "insert", b"{}"))
+    splitter.take(transport_frames.sse_opening(None) + transport_frames.sse(1, "insert", b"{}"))
     assert not splitter.farewell
-    splitter.take(frames.SSE_FAREWELL)
+    splitter.take(transport_frames.SSE_FAREWELL)
     assert splitter.farewell
 
 
@@ -71,15 +71,15 @@ def test_it_goes_on_after_the_last_id_and_no_longer_from_the_offset_it_began_wit
 def test_half_a_frame_is_not_a_frame_and_is_forgotten_with_its_connection() -> None:
     one = feed()
     asked(one)
-    half = frames.sse(9, "insert", b'{"offset":9}')[:-1]
+    half = transport_frames.sse(9, "insert", b'{"offset":9}')[:-1]
     assert list(one.take(OPENING + half)) == []
     assert asked(one)[1] == "2"
-    assert list(one.take(frames.sse(5, "insert", b'{"offset":5}'))) == [{"offset": 5}]
+    assert list(one.take(transport_frames.sse(5, "insert", b'{"offset":5}'))) == [{"offset": 5}]
 
 
 def test_control_is_told_as_asked_and_the_turns_of_a_snapshot_always() -> None:
     body = b"".join(
-        frames.sse(1, word, b"{}") for word in ("checkpoint", "caught_up", "snapshot_end", "snapshot_restart")
+        transport_frames.sse(1, word, b"{}") for word in ("checkpoint", "caught_up", "snapshot_end", "snapshot_restart")
     )
     quiet, told = feed(), feed(("checkpoint",))
     asked(quiet)
@@ -91,8 +91,10 @@ def test_control_is_told_as_asked_and_the_turns_of_a_snapshot_always() -> None:
 def test_what_is_told_before_an_end_by_error_is_handed_out_first() -> None:
     one = feed()
     asked(one)
-    gone = frames.sse(6, "resnapshot", b'{"earliest_offset":7,"latest_offset":9,"reason":"wal_horizon_exceeded"}')
-    got = one.take(frames.sse(3, "insert", b'{"offset":3}') + gone)
+    gone = transport_frames.sse(
+        6, "resnapshot", b'{"earliest_offset":7,"latest_offset":9,"reason":"wal_horizon_exceeded"}'
+    )
+    got = one.take(transport_frames.sse(3, "insert", b'{"offset":3}') + gone)
     assert next(got) == {"offset": 3}
     with pytest.raises(OffsetExpired) as raised:
         next(got)
@@ -106,14 +108,14 @@ def test_a_failure_that_is_told_is_raised_with_its_code() -> None:
     asked(one)
     told = b'{"code":"invalid_request","message":"no such column","details":{"hint":"Name another."}}'
     with pytest.raises(InvalidRequest, match="no such column") as raised:
-        list(one.take(frames.sse(3, "failed", told)))
+        list(one.take(transport_frames.sse(3, "failed", told)))
     assert raised.value.hint == "Name another."
 
 
 def test_a_feed_through_an_offset_ends_there() -> None:
     one = feed(upto=3)
     asked(one)
-    list(one.take(OPENING + frames.sse(3, "insert", b"{}")))
+    list(one.take(OPENING + transport_frames.sse(3, "insert", b"{}")))
     one.finished()
     assert one.next() is None
 
@@ -121,10 +123,10 @@ def test_a_feed_through_an_offset_ends_there() -> None:
 def test_an_end_before_the_offset_is_asked_again_until_nothing_is_left() -> None:
     one = feed(upto=9)
     asked(one)
-    list(one.take(OPENING + frames.sse(3, "insert", b"{}")))
+    list(one.take(OPENING + transport_frames.sse(3, "insert", b"{}")))
     one.finished()
     assert asked(one) == ("upto=9", "3")
-    list(one.take(frames.SSE_OPENING + b"id: 3\n\n"))
+    list(one.take(transport_frames.SSE_OPENING + b"id: 3\n\n"))
     one.finished()
     assert one.next() is None
 
@@ -132,7 +134,7 @@ def test_an_end_before_the_offset_is_asked_again_until_nothing_is_left() -> None
 def test_a_server_that_stops_has_not_told_everything() -> None:
     one = feed(upto=9)
     asked(one)
-    list(one.take(OPENING + frames.SSE_FAREWELL))
+    list(one.take(OPENING + transport_frames.SSE_FAREWELL))
     one.finished()
     assert one.next() is not None
 
@@ -149,12 +151,12 @@ def test_an_opening_alone_is_no_progress_and_a_sign_of_life_is() -> None:
     one = Feed(["changes"], {}, Patience(20, random.Random(0), lambda: now[0]))
     for _ in range(9):  # a server that dies as soon as it was asked
         asked(one)
-        list(one.take(frames.SSE_OPENING))
+        list(one.take(transport_frames.SSE_OPENING))
         one.failed(Unavailable("cut", sent=True))
         now[0] += 1
     asked(one)
-    list(one.take(frames.SSE_OPENING))
-    list(one.take(frames.SSE_PING))
+    list(one.take(transport_frames.SSE_OPENING))
+    list(one.take(transport_frames.SSE_PING))
     now[0] += 15
     one.failed(Unavailable("cut", sent=True))
     now[0] += 20

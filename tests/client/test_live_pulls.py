@@ -15,7 +15,7 @@ from tests.conformance.live import Live
 
 from headwater.client import AsyncClient, Client, Described
 from headwater.errors import Conflict, InvalidRequest, NotFound, OffsetExpired
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 
 MANY = 60_000
 _numbers = count(1)

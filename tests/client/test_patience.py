@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headwater.client.patience import FIRST_WAIT, LONGEST_WAIT, Patience
+from headwater.client.retry import FIRST_WAIT, LONGEST_WAIT, Patience
 from headwater.errors import Unavailable
 
 

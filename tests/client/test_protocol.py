@@ -23,9 +23,9 @@ from headwater.client.protocol import (
     rpc_result,
 )
 from headwater.errors import ConfigError, HeadwaterError, OffsetExpired, StaleEpoch, Unavailable
-from headwater.model.key import Span
-from headwater.serve.http import problem
-from headwater.serve.rpc import error_body
+from headwater.model.keys.key import Span
+from headwater.serve.http.application import problem
+from headwater.serve.rpc.envelope import error_body
 
 
 def every_kind(kind: type[HeadwaterError] = HeadwaterError) -> Iterator[type[HeadwaterError]]:
@@ -165,8 +165,8 @@ def test_a_call_leaves_out_what_is_none_and_waits_as_long_as_it_asks_to() -> Non
 
 
 def test_names_and_filters_are_written_as_the_server_reads_them() -> None:
-    from headwater.serve.asked import changes_asked, parse_query
-    from headwater.serve.routes import find
+    from headwater.serve.http.query_string import changes_asked, parse_query
+    from headwater.serve.http.routes import find
 
     given = {
         "pk_range": {"lower_bound": 1},
@@ -190,8 +190,8 @@ def test_names_and_filters_are_written_as_the_server_reads_them() -> None:
 
 
 def test_names_with_commas_travel_as_json() -> None:
-    from headwater.serve.asked import parse_query
-    from headwater.serve.pull_query import names_in
+    from headwater.serve.http.handlers.pull_query_string import names_in
+    from headwater.serve.http.query_string import parse_query
 
     for names in (("a", "b"), ("a,b", "c"), (" a",), ("[a]",), ("ü b",)):
         request = get_request(["pull"], {"columns": names}, "")

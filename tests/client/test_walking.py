@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.batches import Told
-from headwater.client.patience import Patience
+from headwater.client.arrow_stream import Told
 from headwater.client.protocol import broken
-from headwater.client.structs import Range
-from headwater.client.walking import LogPull, SnapshotPull, Walk
+from headwater.client.pull_state import LogPull, SnapshotPull, Walk
+from headwater.client.responses import Range
+from headwater.client.retry import Patience
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, OffsetExpired, StaleEpoch, Unavailable
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 
 keys = st.binary(min_size=1, max_size=2)
 SCHEMA = pa.schema([("key", pa.binary())], metadata={"version": "4"})

@@ -17,7 +17,7 @@ from headwater.app import App
 from headwater.config import Config, DatabaseConfig, FeedsConfig, LogConfig, PostgresConfig, ServeConfig
 from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
-from headwater.serve.server import Server, loop_factory
+from headwater.serve.server.server import Server, loop_factory
 
 
 class Live:

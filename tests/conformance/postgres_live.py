@@ -11,8 +11,8 @@ from typing import Any
 from tests.conformance.live import Live
 from tests.sources.postgres.pg_source import shared_server
 
+from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.slot import drop
 
 # The types that tests name in SQLite's words; a column without a type holds text.
 TYPES = [

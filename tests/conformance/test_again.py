@@ -14,10 +14,10 @@ import pytest
 from tests.conformance.live import Live
 from tests.suite.waiting import PATIENCE, wait_until
 
-from headwater.queries.answering import Answering
-from headwater.queries.causality import from_header, to_header, token
-from headwater.queries.instances import Instance
-from headwater.serve.again import Again
+from headwater.queries.answers import Answering
+from headwater.queries.dependencies.instances import Instance
+from headwater.queries.etag.causality import from_header, to_header, token
+from headwater.serve.http.not_modified_cache import Again
 from headwater.sources.source import Read
 
 Start = Callable[..., Live]
@@ -124,7 +124,7 @@ def test_a_credential_is_looked_at_each_time(start: Start, counted: list[bool]) 
 def test_what_is_remembered_is_bounded(
     server: Live, table: str, counted: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.serve.again.MAX_REQUESTS", 3)
+    monkeypatch.setattr("headwater.serve.http.not_modified_cache.MAX_REQUESTS", 3)
     query = prepared(server, table)
     tag = ask(server, query).headers["etag"]
     for number in range(10):

@@ -83,7 +83,7 @@ def test_a_reader_that_does_not_read_holds_nobody_up(server: Live, table: str) -
 
 
 def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.feeds.stream.PING_SECONDS", 0.1)
+    monkeypatch.setattr("headwater.feeds.deliver.stream.PING_SECONDS", 0.1)
     sub = server.subscribe(table)
     server.ok("cdc.pause", sub_id=sub["sub_id"])
     stream = server.sse(sub)
@@ -102,8 +102,8 @@ def test_a_silent_stream_gives_signs_of_life(server: Live, table: str, monkeypat
 def test_a_silent_stream_is_no_idle_connection(
     start: Callable[..., Live], transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.serve.server.KEEP_ALIVE_SECONDS", 2.0)  # enough to ask on a busy machine
-    monkeypatch.setattr("headwater.serve.connection.BoundedHttp.head_seconds", 2.0)
+    monkeypatch.setattr("headwater.serve.server.server.KEEP_ALIVE_SECONDS", 2.0)  # enough to ask on a busy machine
+    monkeypatch.setattr("headwater.serve.server.http_protocol.BoundedHttp.head_seconds", 2.0)
     live = start()
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")
     stream = live.stream(transport, live.subscribe("t"))

@@ -10,8 +10,8 @@ from tests.conformance.live import Live
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
-from headwater.feeds import batch
-from headwater.feeds.group import Group
+from headwater.feeds.deliver import hub_batch
+from headwater.feeds.deliver.group import Group
 
 
 def fill(server: Live, table: str, count: int) -> None:
@@ -94,7 +94,7 @@ def test_a_close_that_wins_the_race_with_an_open_ends_the_stream(server: Live, t
 def test_a_predicate_that_takes_long_delivers_the_same_wherever_it_is_asked(
     server: Live, table: str, transport: str, patience: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "PATIENCE_SECONDS", patience)
+    monkeypatch.setattr(hub_batch, "PATIENCE_SECONDS", patience)
     where = f"status LIKE 'x%' AND total > {abs(patience)} - {abs(patience)} AND id <> 0"  # one view per case
     slow = server.subscribe(table, where=where, include={"after": True})
     quick = server.subscribe(table)
@@ -118,7 +118,7 @@ def streams_last(server: Live, sub: dict[str, str]) -> int:
 def test_a_checkpoint_comes_also_to_a_reader_whose_predicate_takes_long(
     start: Callable[..., Live], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch, "PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr(hub_batch, "PATIENCE_SECONDS", -1.0)
     live = start(feeds={"checkpoint_seconds": 0.1})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY, status TEXT)")
     stream = live.sse(live.subscribe("t", where="status LIKE 'x%'"))
@@ -134,15 +134,15 @@ def test_predicate_that_hangs_holds_up_nobody(server: Live, table: str, monkeypa
     slow = server.subscribe(table, where="status LIKE 'x%' AND id <> 17", include={"after": True})
     quick = server.subscribe(table, where="status LIKE 'x%'")
     streams = [server.stream("sse", slow), server.stream("sse", quick)]
-    released, hung, decide = threading.Event(), threading.Event(), batch.Batch.decide
+    released, hung, decide = threading.Event(), threading.Event(), hub_batch.Batch.decide
 
-    def hang(self: batch.Batch, group: Group, places: list[int]) -> batch.Found | HeadwaterError:
+    def hang(self: hub_batch.Batch, group: Group, places: list[int]) -> hub_batch.Found | HeadwaterError:
         if "17" in str(group.view.options.where) and not released.is_set():
             hung.set()
             released.wait(PATIENCE)
         return decide(self, group, places)
 
-    monkeypatch.setattr(batch.Batch, "decide", hang)
+    monkeypatch.setattr(hub_batch.Batch, "decide", hang)
     try:
         server.sql(f"INSERT INTO {table} VALUES(1, 'xy', 1)")
         assert streams[1].changes(1)[0].data["pk"] == [1]

@@ -20,7 +20,7 @@ from tests.conformance.live import Live
 from tests.ranges.reading import Rows, folded, rows_in, told
 from tests.suite.waiting import PATIENCE
 
-from headwater.serve import pulls
+from headwater.serve.http.handlers import pulls
 
 
 def version_of(live: Live, table: str) -> str:

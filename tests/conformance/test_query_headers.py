@@ -8,8 +8,8 @@ import pytest
 from tests.conformance.live import Live
 from tests.suite.waiting import PATIENCE
 
-from headwater.config.rooms import QueriesConfig
-from headwater.queries.causality import from_header
+from headwater.config.settings import QueriesConfig
+from headwater.queries.etag.causality import from_header
 
 ARROW = "application/vnd.apache.arrow.stream"
 COUNTING = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {}) SELECT n FROM c"

@@ -6,7 +6,7 @@ import pytest
 from tests.conformance.live import Live
 from tests.suite.waiting import PATIENCE
 
-from headwater.queries.causality import from_header, to_header, token
+from headwater.queries.etag.causality import from_header, to_header, token
 from headwater.sources.source import Look
 
 NAME = "x-headwater-causality"

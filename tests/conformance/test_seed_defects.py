@@ -12,7 +12,7 @@ from tests.conformance.live import Live
 from tests.conformance.readers import SseReader
 from websockets.exceptions import InvalidStatus
 
-from headwater.config.kinds import Secret
+from headwater.config.setting_types import Secret
 
 
 def quiet_and_busy(start: Callable[..., Live]) -> Live:
@@ -175,7 +175,7 @@ def test_a_forged_altered_or_expired_ticket_is_refused(locked: Live, monkeypatch
     import time
 
     later = time.time_ns() + 31_000_000_000
-    monkeypatch.setattr("headwater.serve.tickets.time.time_ns", lambda: later)
+    monkeypatch.setattr("headwater.serve.auth.tickets.time.time_ns", lambda: later)
     refused = SseReader(locked.url, f"{sub['sse_url']}?ticket={ticket}", {})
     assert refused.status == 401 and "security.ticket.create" in refused.problem()["hint"]
     refused.close()

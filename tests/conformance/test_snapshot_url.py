@@ -16,7 +16,7 @@ import pytest
 from tests.conformance.live import Live
 
 from headwater.errors import Unavailable
-from headwater.ranges.asof import read_as_of
+from headwater.ranges.pull.snapshot import read_as_of
 
 
 @pytest.fixture
@@ -178,8 +178,8 @@ class Stuck:
 @pytest.fixture
 def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stuck]:
     made = Stuck()
-    monkeypatch.setattr("headwater.serve.bulk.read_as_of", made)
-    monkeypatch.setattr("headwater.serve.bulk.AT_ONCE", 2)
+    monkeypatch.setattr("headwater.serve.http.handlers.table_snapshots.read_as_of", made)
+    monkeypatch.setattr("headwater.serve.http.handlers.table_snapshots.AT_ONCE", 2)
     yield made
     made.go.set()
 

@@ -14,7 +14,7 @@ import pytest
 from tests.doc_pages import blocks, page
 from tests.guarantees.server_process import ServerProcess
 
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 
 ROOT = Path(__file__).parents[2]
 PYTHON = ROOT / ".venv-sochdb" / "bin" / "python"

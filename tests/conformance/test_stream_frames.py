@@ -17,7 +17,7 @@ from tests.conformance.live import Live
 from tests.conformance.readers import Frame, SseReader
 from websockets.exceptions import InvalidStatus
 
-from headwater.serve.routes import FILTERS
+from headwater.serve.http.routes import FILTERS
 
 
 def fill(server: Live, table: str, *ids: int) -> None:
@@ -366,7 +366,7 @@ def test_a_browser_may_ask_before_it_sends(server: Live, table: str) -> None:
 
 
 def test_a_locked_server_lets_pages_of_its_origins_in(start: Callable[..., Live]) -> None:
-    from headwater.config.kinds import Secret
+    from headwater.config.setting_types import Secret
 
     live = start(serve={"token": Secret("let-me-in"), "cors_origins": ("https://app.example",)})
     live.sql("CREATE TABLE t(id INTEGER PRIMARY KEY)")

@@ -14,7 +14,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.answer_limits import MAX_BYTES, MEMORY
-from headwater.sources.postgres.link import Link
+from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.sqlite.connection import HEAP
 
 MIB = 1 << 20

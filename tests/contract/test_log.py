@@ -13,12 +13,12 @@ from tests.log.samples import ITEMS, ORDERS, fill, flat, ids, in_parts, inserts,
 from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest, OffsetExpired
-from headwater.log.block import encode
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.block_codec import encode
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Log, Retention
 from headwater.log.memory import MemoryLog
-from headwater.log.parts import BLOCK_CHANGES
+from headwater.log.transaction_parts import BLOCK_CHANGES
 from headwater.model.change import Change, Op, Transaction
 
 KEEP_ALL = Retention(changes=None)

@@ -17,7 +17,7 @@ from tests.suite.waiting import PATIENCE
 from headwater.config import SqliteConfig
 from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.sources.memory import MemorySource
 from headwater.sources.source import Source

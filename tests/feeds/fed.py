@@ -11,12 +11,12 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from tests.suite.waiting import PATIENCE
 
-from headwater.feeds.filters import Cut
-from headwater.feeds.framing import Enclosing
-from headwater.feeds.hub import Hub
-from headwater.feeds.options import Options
-from headwater.feeds.reader import Delivery, View
-from headwater.log.live import LiveLog
+from headwater.feeds.deliver.framing import Enclosing
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.log_reader import Delivery, View
+from headwater.feeds.filters.filter import Cut
+from headwater.feeds.subscriptions.options import Options
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.feeds.fed import Fed, insert
 
-from headwater.feeds.backpressure import (
+from headwater.feeds.deliver.backpressure import (
     NO_LIMIT,
     Forecast,
     Limits,
@@ -16,8 +16,8 @@ from headwater.feeds.backpressure import (
     states_between,
     why_lost,
 )
+from headwater.log.disk.retention import Spent
 from headwater.log.memory import MemoryLog
-from headwater.log.retention import Spent
 
 
 def at(lag: int, *, retention: int | None = 4096, paused: bool = False, lost: bool = False) -> Pressure:

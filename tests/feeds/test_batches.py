@@ -13,11 +13,11 @@ from tests.feeds.fed import ITEMS, WIDER, Fed, Writer, in_loop, insert, moments,
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import OffsetExpired
-from headwater.feeds import batches as batches_module
-from headwater.feeds.batches import Batches
-from headwater.feeds.hub import Hub
-from headwater.feeds.options import Options
-from headwater.feeds.seat import Seat
+from headwater.feeds import arrow_batches as batches_module
+from headwater.feeds.arrow_batches import Batches
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.subscriptions.options import Options
 from headwater.model.change import Change, Op
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.feeds.test_quick_images import BY_TEXT, PAIRED, QUOTED, VALUE, WIDE
 from tests.suite.examples import examples
 
+from headwater.feeds.deliver.framing import Enclosed
 from headwater.feeds.formats.debezium import Debezium
-from headwater.feeds.formats.debezium_quickly import IS_BUILT, Compiled, debezium
-from headwater.feeds.framing import Enclosed
-from headwater.feeds.options import Shape
+from headwater.feeds.formats.debezium_encoder import IS_BUILT, Compiled, debezium
+from headwater.feeds.subscriptions.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table
-from headwater.serve import frames
+from headwater.serve.http import transport_frames
 
 pytestmark = pytest.mark.skipif(not IS_BUILT, reason="there was no C compiler at the installation")
 
@@ -48,7 +48,7 @@ def changes_of(table: Table, old: Row, new: Row) -> tuple[Change, ...]:
     st.sampled_from(TABLES),
     st.tuples(st.booleans(), st.booleans()),
     st.sampled_from([(), ("id",), ("b", "ü", "gone")]),
-    st.sampled_from([frames.sse, frames.ndjson]),
+    st.sampled_from([transport_frames.sse, transport_frames.ndjson]),
     st.lists(st.sampled_from([None, Op.INSERT, Op.UPDATE, Op.DELETE]), min_size=7, max_size=7),
 )
 def test_the_twins_write_the_same_bytes(
@@ -120,10 +120,10 @@ def test_it_ends_where_it_is_full() -> None:
     changes = tuple(Change(Op.INSERT, WIDE, None, row) for _ in range(5))
     part = Transaction("1", changes, 11, 1 << 16)
     ops: list[Op | None] = [None, Op.INSERT, Op.INSERT, None, Op.INSERT]
-    few = Compiled(ALIKE).frames(frames.sse.enclosing, 2, 2**30)
+    few = Compiled(ALIKE).frames(transport_frames.sse.enclosing, 2, 2**30)
     assert not few.is_full
     assert (few.take(part, ops), few.count, few.last, few.is_full) == (3, 2, 13, True)
-    small = Compiled(ALIKE).frames(frames.sse.enclosing, 100, 1)
+    small = Compiled(ALIKE).frames(transport_frames.sse.enclosing, 100, 1)
     assert (small.take(part, ops), small.count, small.last, small.is_full) == (2, 1, 12, True)
     assert small.take(part, [None] * 5) == 5
 

@@ -11,11 +11,11 @@ from tests.model.model_values import VALUES
 from tests.suite.examples import examples
 
 from headwater.feeds.formats.gateway import GATEWAY
-from headwater.feeds.formats.make import MAKERS, encoder
-from headwater.feeds.options import FORMATS, Shape
+from headwater.feeds.formats.registry import MAKERS, encoder
+from headwater.feeds.subscriptions.options import FORMATS, Shape
 from headwater.model.change import Change, Op, Transaction
+from headwater.model.kv_table import SHAPE as PAIRS
 from headwater.model.literal import UNAVAILABLE, to_plain
-from headwater.model.pairs import SHAPE as PAIRS
 from headwater.model.table import Column, Row, Table
 
 COLUMNS = tuple(map(Column, ("b", "a", "ü%")))

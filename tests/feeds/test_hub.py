@@ -29,12 +29,12 @@ from tests.feeds.fed import (
     told,
 )
 
-from headwater.feeds import batch as batch_module
-from headwater.feeds import group as group_module
-from headwater.feeds import hub as hub_module
-from headwater.feeds.group import Group
-from headwater.feeds.hub import Hub
-from headwater.feeds.options import Options
+from headwater.feeds.deliver import group as group_module
+from headwater.feeds.deliver import hub as hub_module
+from headwater.feeds.deliver import hub_batch as batch_module
+from headwater.feeds.deliver.group import Group
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.subscriptions.options import Options
 from headwater.model.change import Change, Op
 
 

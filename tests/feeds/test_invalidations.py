@@ -11,13 +11,13 @@ from tests.feeds.fed import ITEMS, WIDER, Fed, Told, Writer, hesitant, in_loop, 
 from tests.feeds.questioned import Fake, groups, options, view
 
 from headwater.errors import OffsetExpired
-from headwater.feeds import gathering
-from headwater.feeds import hub as hub_module
-from headwater.feeds.confirming import Confirming
-from headwater.feeds.hub import Hub
-from headwater.feeds.query_view import QueryView
-from headwater.feeds.questions import Answered
-from headwater.feeds.reader import Page, read_page
+from headwater.feeds.deliver import hub as hub_module
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.log_reader import Page, read_page
+from headwater.feeds.query_feeds import relevant_changes
+from headwater.feeds.query_feeds.answer_confirmation import Confirming
+from headwater.feeds.query_feeds.query_instances import Answered
+from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.model.change import Change, Op
 
 
@@ -100,7 +100,7 @@ def test_an_image_outside_the_filter_is_withheld() -> None:
 
 
 def test_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "MOST_KEYS", 3)
+    monkeypatch.setattr(relevant_changes, "MOST_KEYS", 3)
     fed = Fed()
     fed.commit(*(insert(id) for id in range(5)))
     ((_, data),) = everything(fed, view(fed, Fake()))

@@ -10,14 +10,14 @@ import pytest
 from tests.feeds.fed import FILTERS, WITHOUT_SIZE, Fed, Writer, changes, insert, line, told
 
 from headwater.errors import InvalidRequest
+from headwater.feeds.deliver.catch_up_page import SLACK, Piece, read_piece
+from headwater.feeds.deliver.log_reader import SCAN, View
 from headwater.feeds.formats.debezium import Debezium
-from headwater.feeds.formats.debezium_quickly import IS_BUILT
-from headwater.feeds.options import Shape
-from headwater.feeds.piece import SLACK, Piece, read_piece
-from headwater.feeds.reader import SCAN, View
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
-from headwater.log.parts import BLOCK_CHANGES
+from headwater.feeds.formats.debezium_encoder import IS_BUILT
+from headwater.feeds.subscriptions.options import Shape
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
+from headwater.log.transaction_parts import BLOCK_CHANGES
 from headwater.model.change import Change, Op
 
 BIG = 1 << 40

@@ -14,13 +14,14 @@ from tests.feeds.fed import WITHOUT_SIZE, Fed, Writer, in_loop, insert, moments,
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import InvalidRequest, NotFound, TransactionTooLarge, Unavailable
-from headwater.feeds import polling, reader
-from headwater.feeds.hub import Hub
-from headwater.feeds.options import Options
-from headwater.feeds.polling import Asked, Poll
-from headwater.feeds.registry import Registry
-from headwater.feeds.seat import Seat
-from headwater.feeds.subscription import Subscription
+from headwater.feeds.deliver import log_reader
+from headwater.feeds.deliver import poll as polling
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.poll import Asked, Poll
+from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.subscription import Subscription
 from headwater.model.change import Change, Op
 from headwater.model.principal import Principal
 
@@ -295,8 +296,10 @@ def test_a_delivered_change_is_not_passed_over_by_being_quiet(registry: Registry
 def test_a_long_stretch_without_a_match_is_looked_through_in_one_answer(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "SCAN", 16)
-    monkeypatch.setattr(reader.read_page, "__kwdefaults__", {**(reader.read_page.__kwdefaults__ or {}), "scan": 16})
+    monkeypatch.setattr(log_reader, "SCAN", 16)
+    monkeypatch.setattr(
+        log_reader.read_page, "__kwdefaults__", {**(log_reader.read_page.__kwdefaults__ or {}), "scan": 16}
+    )
 
     async def work() -> None:
         fed = Fed()
@@ -371,7 +374,7 @@ def test_a_transaction_too_large_for_who_wants_it_whole_is_an_error_of_the_poll(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        reader.read_whole, "__kwdefaults__", {**(reader.read_whole.__kwdefaults__ or {}), "largest": 1000}
+        log_reader.read_whole, "__kwdefaults__", {**(log_reader.read_whole.__kwdefaults__ or {}), "largest": 1000}
     )
 
     async def work() -> None:

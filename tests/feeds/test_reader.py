@@ -11,11 +11,11 @@ import pytest
 from tests.feeds.fed import FILTERS, ITEMS, WITHOUT_SIZE, Fed, Writer, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired, TransactionTooLarge
-from headwater.feeds.reader import Delivery, Page, View, pull_url, read_page, read_whole
-from headwater.feeds.subscribing import SubscribeTable, check
+from headwater.feeds.deliver.log_reader import Delivery, Page, View, pull_url, read_page, read_whole
+from headwater.feeds.subscriptions.subscribe_table import SubscribeTable, check
 from headwater.model.change import Change, Op
-from headwater.serve.asked import changes_asked, parse_query
-from headwater.serve.routes import FILTERS as OF_CHANGES
+from headwater.serve.http.query_string import changes_asked, parse_query
+from headwater.serve.http.routes import FILTERS as OF_CHANGES
 
 BIG = 1 << 40
 

@@ -16,13 +16,13 @@ from tests.feeds.sources import NAMED, NUMBERED, PAIRED, SOURCE, TABLES, FilterS
 from tests.sources.rig import Rig
 
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.feeds.filters import Filter
-from headwater.feeds.options import Options, Shard
-from headwater.feeds.router import Router
+from headwater.feeds.filters.filter import Filter
+from headwater.feeds.filters.filter_router import Router
+from headwater.feeds.subscriptions.options import Options, Shard
 from headwater.model.change import Change, Op
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
+from headwater.model.keys.span_index import SpanIndex
 from headwater.model.literal import UNAVAILABLE, to_lit
-from headwater.model.spanindex import SpanIndex
 from headwater.model.table import Column, Row, Table
 
 

@@ -15,17 +15,17 @@ from tests.feeds.fed import ITEMS, NAMES, WIDER, Fed, Told, Writer, in_loop, ins
 from headwater.config import FeedsConfig
 from headwater.errors import InvalidRequest
 from headwater.feeds import snapshot as snapshot_module
-from headwater.feeds import stream as stream_module
 from headwater.feeds.database import Database
+from headwater.feeds.deliver import stream as stream_module
+from headwater.feeds.deliver.log_reader import View, read_page
+from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
-from headwater.feeds.opening import From, Opening
-from headwater.feeds.options import Options
-from headwater.feeds.reader import View, read_page
-from headwater.feeds.registry import Registry
 from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, cut_of, highest, lowest
-from headwater.feeds.stream import Stream
-from headwater.feeds.subscribing import SubscribeTable
-from headwater.feeds.subscription import SnapshotState
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.feeds.subscriptions.subscription import SnapshotState
 from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.principal import Principal

@@ -6,8 +6,8 @@ import pytest
 from tests.feeds.fed import Fed, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired, Unavailable
-from headwater.feeds.starting import at_time, check_cursor, check_reached, cursor_of
-from headwater.feeds.subscribing import EARLIEST, LATEST, OFFSET, SNAPSHOT, TS, Start
+from headwater.feeds.deliver.start_position import at_time, check_cursor, check_reached, cursor_of
+from headwater.feeds.subscriptions.subscribe_table import EARLIEST, LATEST, OFFSET, SNAPSHOT, TS, Start
 from headwater.log.log import Retention
 
 

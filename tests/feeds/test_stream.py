@@ -31,15 +31,15 @@ from tests.feeds.fed import (
 )
 from tests.suite.waiting import PATIENCE
 
-from headwater.feeds import group as group_module
-from headwater.feeds import hub as hub_module
-from headwater.feeds import stream as stream_module
-from headwater.feeds.hub import Hub
-from headwater.feeds.options import Options
-from headwater.feeds.registry import Registry
-from headwater.feeds.seat import Seat
-from headwater.feeds.stream import Stream
-from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.feeds.deliver import group as group_module
+from headwater.feeds.deliver import hub as hub_module
+from headwater.feeds.deliver import stream as stream_module
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import parse_ts
 from headwater.model.principal import Principal

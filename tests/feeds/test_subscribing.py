@@ -12,8 +12,8 @@ from tests.feeds.sources import TABLES, FilterSource
 from tests.sources.rig import Rig
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, NotSupported
-from headwater.feeds.options import Options, Shard
-from headwater.feeds.subscribing import Request, Start, SubscribeTable, check
+from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.subscriptions.subscribe_table import Request, Start, SubscribeTable, check
 from headwater.model.table import Column, Table
 
 ODD = Table("odd", (Column("id", collation="KLINGON"), Column("note")), ("id",))

@@ -9,7 +9,7 @@ import pytest
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy
-from headwater.feeds.turns import Threads, Turns
+from headwater.feeds.fair_threads import Threads, Turns
 from headwater.model.work_context import CALLER, WHOSE, shared_context
 
 

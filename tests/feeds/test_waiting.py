@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.feeds.waiting import Waiting
+from headwater.feeds.deliver.hub_wait import Waiting
 
 
 class Group:

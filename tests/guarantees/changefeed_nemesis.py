@@ -35,8 +35,8 @@ from server_process import Asking, Gone, Refused, ServerProcess
 from tests.serve.changefeeds import Feed, at, made, span
 from tests.suite.waiting import PATIENCE
 
-from headwater.log.disk import DiskLog
-from headwater.model.key import encode_key
+from headwater.log.disk.disk_log import DiskLog
+from headwater.model.keys.key import encode_key
 
 ROWS = 200
 SETTINGS = """

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from headwater.model.change import Op, Transaction
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.model.literal import UNAVAILABLE
 
 OPEN, STEADY, VALUE, RANGE, CHECKPOINT = "open", "steady", "value", "range", "checkpoint"

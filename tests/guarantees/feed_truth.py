@@ -21,8 +21,8 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_text
 from headwater.model.literal import UNAVAILABLE, Value, to_lit, to_plain
 from headwater.model.table import Row, Table
-from headwater.sources.sqlite.order import order
-from headwater.sources.sqlite.values import to_stored
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.types import to_stored
 
 DB = "main"
 DEFAULT = "d"  # what every column that is added begins with

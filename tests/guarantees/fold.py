@@ -14,7 +14,7 @@ from typing import Any
 from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE, Value
 from headwater.model.table import Row, Table
-from headwater.sources.sqlite.values import to_stored
+from headwater.sources.sqlite.types import to_stored
 
 Raw = tuple[str, Any]  # storage class and exact content
 RawRow = tuple[Raw, ...]

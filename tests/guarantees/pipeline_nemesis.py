@@ -18,7 +18,7 @@ from server_process import ServerProcess
 
 from headwater.client import Client
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.pipeline.sinks.delta import DeltaSink, Settings
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 
 WRITER = Path(__file__).parent / "pipeline_writer.py"
 SIZES = (0, 1, 500, 20_000, 150_000, 1_000_000)
@@ -110,7 +110,7 @@ class Nemesis:
     def executor(self) -> None:
         """Whatever runs the tasks dies; the pipeline has to go on by itself."""
         found = (
-            self.pipeline.below("-m headwater.pipeline.worker_daemon")
+            self.pipeline.below("-m headwater.pipeline.spark.worker_daemon")
             if self.cluster is None
             else self.cluster.executors()
         )

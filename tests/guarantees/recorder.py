@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from headwater.errors import OffsetExpired
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Transaction
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from capturing import foreign
 
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Op
 
 MILLION = 1_000_000

@@ -20,7 +20,7 @@ from changefeed_validators import (
 )
 
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.model.table import Column, Table
 
 T = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",))

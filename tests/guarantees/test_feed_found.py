@@ -11,10 +11,10 @@ from feed_wire import HttpStream, Said, WebSocket
 from server_process import Asking, ServerProcess
 
 from headwater.errors import InvalidRequest, Unavailable
-from headwater.feeds.starting import check_reached
+from headwater.feeds.deliver.start_position import check_reached
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
-from headwater.sources.sqlite.follow import Grouping
+from headwater.sources.sqlite.capture.capture_table import Grouping
 
 
 @pytest.fixture(scope="module")

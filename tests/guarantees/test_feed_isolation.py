@@ -20,7 +20,7 @@ from feed_wire import HttpStream, WebSocket
 from recorder import Recorder
 from server_process import Asking, ServerProcess
 
-from headwater.feeds import hub
+from headwater.feeds.deliver import hub
 
 # What is shared is paid in both runs: by the first of a kind (filters, reading back), and for the frames that the hub
 # keeps, which it does for more than its own FEW streams.

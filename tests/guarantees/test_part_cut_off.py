@@ -13,7 +13,7 @@ import pytest
 from pipeline_process import children, command_of, kill
 from tests.pipeline.sink_story import Gate
 
-from headwater.pipeline.sinks.delta import DeltaSink, Settings
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 
 pytestmark = pytest.mark.spark
 
@@ -22,9 +22,9 @@ LOADER = """
 import sys
 from pathlib import Path
 from tests.pipeline.sink_story import Gate, Story, row
-from headwater.model.key import Span
-from headwater.pipeline.session import open_session
-from headwater.pipeline.sinks.delta import DeltaSink, Settings
+from headwater.model.keys.key import Span
+from headwater.pipeline.spark.session import open_session
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 from headwater.pipeline.sinks.sink import Part
 
 place, rows = sys.argv[1], int(sys.argv[2])
@@ -39,7 +39,7 @@ sink.load(story.loading(open_session(name="cut off", short_lived=True), [part], 
 """
 
 
-DAEMON = "-m headwater.pipeline.worker_daemon"  # and the workers, which it forks
+DAEMON = "-m headwater.pipeline.spark.worker_daemon"  # and the workers, which it forks
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from server_process import ServerProcess
 from tests.sources.postgres.pg_server import Server
 from validators import Atomic, Ordered, placed
 
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 
 MOST_MEMORY = 512 << 20  # of the server, whatever the size of a transaction
 

@@ -10,7 +10,7 @@ import pytest
 from pipeline_nemesis import Nemesis
 from pipeline_process import Cluster
 
-from headwater.pipeline.java import find_java
+from headwater.pipeline.spark.java import find_java
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ import pytest
 from range_puller import RangePuller
 from server_process import Asking, ServerProcess
 
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 
 ROWS = 400
 

@@ -13,7 +13,7 @@ import msgspec
 from fold import Fold, RawRow
 
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.pack import encode_row
+from headwater.model.row_msgpack import encode_row
 from headwater.model.table import Key, Table
 
 Rows = Callable[[Table], list[RawRow]]  # a table as the database has it

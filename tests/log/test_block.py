@@ -15,8 +15,8 @@ from tests.log.samples import ITEMS, ORDERS, flat, in_parts, transaction, transa
 from tests.suite.examples import examples
 
 from headwater.errors import LogDamaged
-from headwater.log.block import COMPRESS_ABOVE, MAX_RAW, PLAIN, ZSTD, Block, _decoder, decode, encode
-from headwater.log.parts import BLOCK_CHANGES, cut_into_blocks, joined
+from headwater.log.disk.block_codec import COMPRESS_ABOVE, MAX_RAW, PLAIN, ZSTD, Block, _decoder, decode, encode
+from headwater.log.transaction_parts import BLOCK_CHANGES, cut_into_blocks, joined
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 from headwater.model.table import Column, Table

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.model.model_values import VALUES
 from tests.suite.examples import examples
 
-from headwater.log.columns import IS_BUILT, columns, in_python
+from headwater.log.disk.block_columns import IS_BUILT, columns, in_python
 from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table

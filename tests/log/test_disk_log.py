@@ -19,9 +19,9 @@ from tests.log.faults import FaultyVFS
 from tests.log.samples import ORDERS, fill, flat, ids, transaction, transactions
 
 from headwater.errors import InvalidRequest, LogDamaged, NotFound, OffsetExpired, StorageFull, Unavailable
-from headwater.log import storage
-from headwater.log.block import MAX_RAW
-from headwater.log.disk import DiskLog
+from headwater.log.disk import store
+from headwater.log.disk.block_codec import MAX_RAW
+from headwater.log.disk.disk_log import DiskLog
 from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
@@ -134,7 +134,7 @@ def test_a_text_file_is_refused(path: Path) -> None:
 
 def test_a_file_of_a_newer_headwater_is_refused(path: Path) -> None:
     DiskLog.open(path).close()
-    sql(path, f"PRAGMA user_version = {storage.FORMAT + 1}")
+    sql(path, f"PRAGMA user_version = {store.FORMAT + 1}")
     with pytest.raises(LogDamaged, match="format 2") as caught:
         DiskLog.open(path)
     assert "newer" in caught.value.hint
@@ -261,7 +261,7 @@ def test_there_is_nothing_to_read_without_a_file(path: Path) -> None:
 
 READ_ALL = """
 import sys
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 log = DiskLog.open(sys.argv[1], read_only=True)
 print(log.latest, sum(len(part.changes) for part in log.scan(after=0)))
 log.close()
@@ -506,7 +506,7 @@ def test_readers_in_other_threads_never_see_a_gap(log: DiskLog) -> None:
 
 ONE_MILLION = """
 import resource, sys
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Change, Op, Transaction
 from tests.log.samples import ORDERS
 
@@ -537,7 +537,7 @@ def test_a_transaction_of_a_million_changes_needs_little_memory(path: Path) -> N
 
 APPEND_FOREVER = """
 import sys
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from tests.log.samples import transaction
 log = DiskLog.open(sys.argv[1])
 size = 0

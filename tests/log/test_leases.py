@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tests.log.samples import fill, ids, transactions
 
 from headwater.errors import OffsetExpired
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
 

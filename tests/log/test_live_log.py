@@ -15,11 +15,11 @@ from tests.suite.examples import examples
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import InvalidRequest, OffsetExpired, StorageFull
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
+from headwater.log.live.staged_tail import Tail, estimated_bytes
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
-from headwater.log.tail import Tail, estimated_bytes
 from headwater.model.change import Change, Op, Transaction
 
 

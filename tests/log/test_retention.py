@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.log.block import MAX_RAW
+from headwater.log.disk.block_codec import MAX_RAW
+from headwater.log.disk.retention import Kept, Spent, next_horizon, runs
 from headwater.log.log import Held, Retention
-from headwater.log.parts import BLOCK_CHANGES
-from headwater.log.retention import Kept, Spent, next_horizon, runs
+from headwater.log.transaction_parts import BLOCK_CHANGES
 
 
 def blocks(*counts: int, size: int = 100) -> list[Held]:

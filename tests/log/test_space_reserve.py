@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-from headwater.log.space_reserve import PLENTY, RESERVE_BYTES, SpaceReserve
+from headwater.log.disk.space_reserve import PLENTY, RESERVE_BYTES, SpaceReserve
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from model_values import INTS, VALUES, same
 
 from headwater.errors import InvalidRequest, NotSupported
-from headwater.model.key import Span, decode_key, encode_key
+from headwater.model.keys.key import Span, decode_key, encode_key
 from headwater.model.literal import UNAVAILABLE, Embedding, Json, from_json, from_lit, to_lit
 
 SEED = 20261116

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.model.dependency import (
+from headwater.model.dependencies.dependency import (
     AllOf,
     Analysis,
     AnyOf,
@@ -14,7 +14,7 @@ from headwater.model.dependency import (
     Test,
     TopGuard,
 )
-from headwater.model.dependency_words import of_condition, of_dependency, words
+from headwater.model.dependencies.description import of_condition, of_dependency, words
 from headwater.model.literal import Date
 
 

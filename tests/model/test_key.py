@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest, NotSupported
-from headwater.model.key import Span, decode_key, encode_key, prefix_end
+from headwater.model.keys.key import Span, decode_key, encode_key, prefix_end
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 
 I64_MIN, I64_MAX = -(2**63), 2**63 - 1

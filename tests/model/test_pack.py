@@ -10,7 +10,7 @@ from model_values import VALUES, same
 from tests.suite.examples import examples
 
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
-from headwater.model.pack import decode_row, encode_row, pack_row
+from headwater.model.row_msgpack import decode_row, encode_row, pack_row
 
 ROWS = st.lists(VALUES, max_size=5).map(tuple)
 

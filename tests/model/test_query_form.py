@@ -10,7 +10,9 @@ from tests.model.random_forms import Forms, shuffled
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import U64
 from headwater.model.predicate import MAX_DEPTH, MAX_NODES, Call, Col, Function, Literal
-from headwater.model.query import (
+from headwater.model.query.canonical_json import canonical, canonical_bytes, form_of
+from headwater.model.query.json_form import parse_query, parse_query_of
+from headwater.model.query.query import (
     Aggregate,
     Derived,
     Exists,
@@ -27,8 +29,6 @@ from headwater.model.query import (
     Subquery,
     With,
 )
-from headwater.model.query_canonical import canonical, canonical_bytes, form_of
-from headwater.model.query_form import parse_query, parse_query_of
 
 ID = {"col": "id"}
 ITEM = {"expr": ID}

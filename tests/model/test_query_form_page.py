@@ -7,10 +7,10 @@ import msgspec
 
 from doc_pages import blocks, page
 from headwater.model.predicate import FUNCTIONS, MAX_DEPTH, MAX_NODES
-from headwater.model.query import JOINS, SET_OPS
-from headwater.model.query_form import AGGREGATES, MAX_PARAMETERS, QUERY_FUNCTIONS, parse_query
-from headwater.queries.causality import parse
-from headwater.sources.sqlite.query_sql import query_sql
+from headwater.model.query.json_form import AGGREGATES, MAX_PARAMETERS, QUERY_FUNCTIONS, parse_query
+from headwater.model.query.query import JOINS, SET_OPS
+from headwater.queries.etag.causality import parse
+from headwater.sources.sqlite.query.query_sql import query_sql
 
 TEXT = page("docs/query-form.md")
 

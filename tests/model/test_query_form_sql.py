@@ -14,12 +14,12 @@ from tests.model.random_forms import CREATE, Forms, shuffled
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value, from_lit
-from headwater.model.query import Query
-from headwater.model.query_form import AGGREGATES, QUERY_FUNCTIONS, parse_query
-from headwater.sources.sqlite.analysis.functions import is_deterministic
+from headwater.model.query.json_form import AGGREGATES, QUERY_FUNCTIONS, parse_query
+from headwater.model.query.query import Query
 from headwater.sources.sqlite.connection import open_file
-from headwater.sources.sqlite.query_sql import constant, query_sql
-from headwater.sources.sqlite.values import Stored, to_stored
+from headwater.sources.sqlite.query.determinism.deterministic_functions import is_deterministic
+from headwater.sources.sqlite.query.query_sql import constant, query_sql
+from headwater.sources.sqlite.types import Stored, to_stored
 
 ROWS = """
 INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'B'), (3, NULL, 'it''s'), (4, 3, NULL), (5, 1, 'A');

@@ -1,6 +1,6 @@
 """What comes and goes is said at most once a minute, with a count; nothing is forgotten silently."""
 
-from headwater.model.repeats import MOST, Repeats, counted
+from headwater.model.log_throttle import MOST, Repeats, counted
 
 
 def test_the_first_is_said_and_then_one_a_minute_with_a_count() -> None:

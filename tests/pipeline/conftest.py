@@ -11,9 +11,9 @@ from tests.conformance.live import Live
 from tests.pipeline.lakes import Lake
 from tests.pipeline.twin import Twin
 
-from headwater.pipeline.frames import register
-from headwater.pipeline.jars import DELTA, FOLDER, KAFKA, have_jars
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.frames import register
+from headwater.pipeline.spark.jars import DELTA, FOLDER, KAFKA, have_jars
+from headwater.pipeline.spark.session import close_session, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.pipeline.servers import start, wait_for
 
-from headwater.pipeline.java import find_java
+from headwater.pipeline.spark.java import find_java
 
 VERSION = "3.9.1"
 ROOT = Path(__file__).parent.parent.parent

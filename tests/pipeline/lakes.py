@@ -11,15 +11,15 @@ from deltalake import DeltaTable
 from tests.conformance.live import Live
 
 from headwater.client import Client
-from headwater.pipeline import run as running
-from headwater.pipeline.carry import Carried
-from headwater.pipeline.opening import sink_of
-from headwater.pipeline.progress import MetaStore, RangeProgress, Task
-from headwater.pipeline.run import Summary, run
-from headwater.pipeline.schema import fit, rows_schema
-from headwater.pipeline.spec import PipelineSpec, parse_spec
-from headwater.pipeline.verify import TableReport, verify
-from headwater.pipeline.watch import Silent
+from headwater.pipeline.run import run as running
+from headwater.pipeline.run.carry import Carried
+from headwater.pipeline.run.events import Silent
+from headwater.pipeline.run.progress import MetaStore, RangeProgress, Task
+from headwater.pipeline.run.resources import sink_of
+from headwater.pipeline.run.run import Summary, run
+from headwater.pipeline.run.spec import PipelineSpec, parse_spec
+from headwater.pipeline.spark.schema import fit, rows_schema
+from headwater.pipeline.verify.verify import TableReport, verify
 
 if TYPE_CHECKING:
     import pytest

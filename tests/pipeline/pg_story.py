@@ -11,7 +11,7 @@ from tests.conformance.live import Live
 from tests.sources.postgres.pg_source import shared_server
 
 from headwater.config import PostgresConfig
-from headwater.sources.postgres.detach import detach
+from headwater.sources.postgres.setup.detach import detach
 
 NAME = '"we""ird.schema".Odd Name; --'  # as Headwater calls it
 TABLE = '"we""ird.schema"."Odd Name; --"'  # as SQL does

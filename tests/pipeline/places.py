@@ -51,7 +51,7 @@ class SqlTarget:
         self._url, self._mode, self._spark, self._end = url, mode, spark, end
 
     def sink(self) -> Sink:
-        from headwater.pipeline.sinks.opening import open_sink
+        from headwater.pipeline.sinks.registry import open_sink
 
         settings = {"url": self._url, "table": "target", "mode": self._mode}
         return open_sink("sql", settings, name="t", spark=self._spark)
@@ -112,7 +112,7 @@ class ParquetTarget:
         self.path, self._spark = folder / "lake", spark
 
     def sink(self) -> Sink:
-        from headwater.pipeline.sinks.opening import open_sink
+        from headwater.pipeline.sinks.registry import open_sink
 
         return open_sink("parquet", {"path": str(self.path)}, name="t", spark=self._spark)
 

@@ -19,11 +19,11 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from tests.suite.waiting import PATIENCE
 
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.ends import ended, with_end
-from headwater.pipeline.schema import changes_schema, rows_schema, struct_of
 from headwater.pipeline.sinks.sink import Part, Plan, Step
+from headwater.pipeline.spark.schema import changes_schema, rows_schema, struct_of
+from headwater.pipeline.transform.part_ends import ended, with_end
 
 Row = dict[str, Any]
 

@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from tests.pipeline.places import ForeachTarget, ParquetTarget, on_server, on_sqlite
 from tests.pipeline.servers import no_mariadb, no_postgres, start_mariadb, start_postgres
 
-from headwater.pipeline.jars import DELTA, FOLDER, have_jars
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Sink
+from headwater.pipeline.spark.jars import DELTA, FOLDER, have_jars
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parent.parent.parent
@@ -78,7 +78,7 @@ class DeltaTarget:
         return self._sink("delta")
 
     def _sink(self, kind: str) -> Sink:
-        from headwater.pipeline.sinks.opening import open_sink
+        from headwater.pipeline.sinks.registry import open_sink
 
         return open_sink(kind, {"path": str(self.path), "mode": self._mode}, name="t", spark=self._spark)
 

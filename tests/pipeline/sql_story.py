@@ -10,11 +10,11 @@ import pyarrow as pa
 import sqlalchemy as sa
 from tests.pipeline.local_frames import LocalFrame, compacted
 
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.schema import changes_schema, rows_schema
-from headwater.pipeline.sinks import sql
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Step
+from headwater.pipeline.sinks.sql import sql
+from headwater.pipeline.spark.schema import changes_schema, rows_schema
 
 TABLE = Table("t", (Column("id", "i64"), Column("name", "str")), ("id",))
 MIDDLE = encode_key((10,))

@@ -12,10 +12,10 @@ from tests.sources.foreign import Foreign
 
 from headwater.client import Client, Registered
 from headwater.errors import Conflict, NotFound, PipelineError, SinkUnfit
-from headwater.pipeline import carry, opening
-from headwater.pipeline import run as running
+from headwater.pipeline.run import carry, resources
+from headwater.pipeline.run import run as running
+from headwater.pipeline.run.spec import parse_spec
 from headwater.pipeline.sinks.sink import Step
-from headwater.pipeline.spec import parse_spec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -303,7 +303,7 @@ def test_only_some_columns_of_only_some_rows(lake: Lake, server: Live) -> None:
 def test_a_promise_that_a_sink_cannot_keep_is_refused_before_spark_starts(
     sink: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "open_session", None)
+    monkeypatch.setattr(resources, "open_session", None)
     text = f'[pipeline]\nname = "p"\n[[table]]\ntable = "t"\n[table.sink]\n{sink}\n'
     with pytest.raises(SinkUnfit, match="exactly-once"):
         running.run(parse_spec(text, folder=tmp_path, origin="test"))

@@ -7,7 +7,7 @@ from tests.conformance.live import Live
 from tests.pipeline.lakes import DELTA, Lake, Watching, in_order
 
 from headwater.errors import SchemaChanged
-from headwater.pipeline.spec import PipelineSpec
+from headwater.pipeline.run.spec import PipelineSpec
 
 
 def test_a_changed_shape_is_followed_ignored_or_refused(lake: Lake, server: Live) -> None:

@@ -6,11 +6,11 @@ import pytest
 from msgspec.structs import replace
 
 from headwater.errors import PipelineError, SchemaChanged, SinkUnfit
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
-from headwater.pipeline.choosing import check_choice, check_origin, chosen
+from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
+from headwater.pipeline.run.table_plan import check_choice, check_origin, chosen
 from headwater.pipeline.sinks.sink import Plan
-from headwater.pipeline.spec import PipelineSpec, SinkSpec, TableSpec
 
 COLUMNS = tuple(Column(name, "i64") for name in ("id", "a", "b"))
 TABLE = Table("orders", COLUMNS, ("id",), version=3)

@@ -12,10 +12,10 @@ from tests.pipeline.test_sink_contract import change
 
 from headwater.errors import SinkUnfit
 from headwater.model.table import Column, Table
-from headwater.pipeline.compaction import free, last_per_key, quoted
-from headwater.pipeline.failure import cause_of
-from headwater.pipeline.scd2 import versions
-from headwater.pipeline.schema import changes_schema, identity_of
+from headwater.pipeline.spark.failure import cause_of
+from headwater.pipeline.spark.schema import changes_schema, identity_of
+from headwater.pipeline.transform.compaction import free, last_per_key, quoted
+from headwater.pipeline.transform.scd2 import versions
 
 Row = dict[str, Any]
 

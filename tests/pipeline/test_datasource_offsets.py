@@ -9,7 +9,7 @@ from tests.pipeline.twin import TABLE
 
 from headwater.client import Described
 from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
-from headwater.pipeline.offsets import Place, Reading, check_place, cut, next_place
+from headwater.pipeline.spark.offsets import Place, Reading, check_place, cut, next_place
 
 
 def seen(latest: int, horizon: int = 1, version: int = 1, **more: Any) -> Described:

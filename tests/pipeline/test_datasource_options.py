@@ -3,8 +3,8 @@
 import pytest
 
 from headwater.errors import ConfigError
-from headwater.model.key import Span
-from headwater.pipeline.options import LogPiece, RowsPiece, parse
+from headwater.model.keys.key import Span
+from headwater.pipeline.spark.options import LogPiece, RowsPiece, parse
 
 BASE = {"url": "http://127.0.0.1:7171", "table": "t"}
 

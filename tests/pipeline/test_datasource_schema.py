@@ -11,7 +11,7 @@ from headwater.model import arrow
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import U64, Embedding
 from headwater.model.table import KINDS, Column, Table
-from headwater.pipeline import schema
+from headwater.pipeline.spark import schema
 
 EVERY = Table("t", tuple(Column(kind, kind) for kind in sorted(KINDS)), ("i64", "str"))
 HIDDEN = Table("h", (Column("rowid", "i64", hidden=True), Column("a", "str")), ("rowid",))
@@ -74,8 +74,8 @@ def test_the_identity_goes_by_the_names_of_arrow() -> None:
 
 
 def test_what_travels_to_executors_is_small() -> None:
-    from headwater.pipeline.datasource import HeadwaterDataSource, Piece
-    from headwater.pipeline.options import LogPiece, RowsPiece, Span
+    from headwater.pipeline.spark.datasource import HeadwaterDataSource, Piece
+    from headwater.pipeline.spark.options import LogPiece, RowsPiece, Span
 
     source = HeadwaterDataSource({"url": "http://h", "table": "t"})
     reader = source.reader(schema.struct_of(schema.rows_schema(EVERY)))

@@ -115,7 +115,7 @@ def test_it_cannot_begin_where_there_is_no_log(stream: Stream, twin: Twin, start
 
 def reshaped(stream: Stream, twin: Twin, policy: str) -> Exception | None:
     """Run a query while the table changes; how it ended, None if it did not."""
-    from headwater.pipeline.failure import cause_of
+    from headwater.pipeline.spark.failure import cause_of
 
     query = stream.start(False, schemaPolicy=policy)
     query.processAllAvailable()
@@ -175,7 +175,7 @@ def test_progress_tells_how_far_the_log_goes(stream: Stream) -> None:
 def test_an_idle_stream_asks_over_one_connection_and_lets_the_server_wait(twin: Twin) -> None:
     from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-    from headwater.pipeline.datasource import HeadwaterDataSource
+    from headwater.pipeline.spark.datasource import HeadwaterDataSource
 
     source = HeadwaterDataSource({"url": twin.url, "table": "t", "startingoffset": "earliest"})
     schema = source.schema()

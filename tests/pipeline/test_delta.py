@@ -22,18 +22,18 @@ from tests.pipeline.sink_targets import FACTORIES, DeltaTarget
 from tests.pipeline.test_sink_contract import apply, begun, change, load, state_of
 
 from headwater.errors import ConfigError, SinkFenced, SinkUnfit
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.ends import ended, with_end
-from headwater.pipeline.schema import changes_schema, rows_schema
-from headwater.pipeline.sinks import delta
-from headwater.pipeline.sinks.delta import DeltaSink, Settings, read_settings
-from headwater.pipeline.sinks.delta_layout import OVER, merge_of, part_app, step_app
-from headwater.pipeline.sinks.delta_merge import TooLarge
-from headwater.pipeline.sinks.delta_part import DONE, FENCED, UNFIT, PartWriter, Place
-from headwater.pipeline.sinks.delta_spark import merge_sql
-from headwater.pipeline.sinks.opening import is_exactly_once, open_sink
+from headwater.pipeline.sinks.delta import delta
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings, read_settings
+from headwater.pipeline.sinks.delta.delta_spark import merge_sql
+from headwater.pipeline.sinks.delta.layout import OVER, merge_of, part_app, step_app
+from headwater.pipeline.sinks.delta.merge import TooLarge
+from headwater.pipeline.sinks.delta.part import DONE, FENCED, UNFIT, PartWriter, Place
+from headwater.pipeline.sinks.registry import is_exactly_once, open_sink
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step
+from headwater.pipeline.spark.schema import changes_schema, rows_schema
+from headwater.pipeline.transform.part_ends import ended, with_end
 
 EVERY_CI_RUN = pytest.mark.soak(seconds=30, every_time=True)
 Row = dict[str, Any]
@@ -222,7 +222,7 @@ CHILD = """
 import sys
 from tests.pipeline.test_delta import told, batches, writer_of
 from tests.pipeline.sink_story import Part, SPANS
-from headwater.pipeline.sinks.delta import DeltaSink, Settings
+from headwater.pipeline.sinks.delta.delta import DeltaSink, Settings
 place, story = sys.argv[1], told()
 sink = DeltaSink(Settings(place))
 if sink.state() is None:
@@ -529,7 +529,7 @@ def test_a_longer_step_merged_after_a_shorter_one_repeats_nothing(spark: SparkSe
     apply(spark, sink, story, plan, start, 15)
     table = DeltaTable(str(target.path))
     names = [field.name for field in table.schema().fields]
-    from headwater.pipeline.scd2 import versions
+    from headwater.pipeline.transform.scd2 import versions
 
     source = versions(story.changes(spark, 8, story.offset), ["id"])
     late = DeltaSink(Settings(str(target.path), HISTORY))

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import ConfigError, PipelineError
-from headwater.pipeline.jars import DELTA, KAFKA, PACKAGES, fetch_jars, have_jars, jar_settings, main
+from headwater.pipeline.spark.jars import DELTA, KAFKA, PACKAGES, fetch_jars, have_jars, jar_settings, main
 
 MVN = """#!/bin/sh
 for word do case "$word" in

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import JavaMissing
-from headwater.pipeline import java
-from headwater.pipeline.java import Java, find_java, version_of
+from headwater.pipeline.spark import java
+from headwater.pipeline.spark.java import Java, find_java, version_of
 
 
 def fake(home: Path, said: str, code: int = 0) -> Path:
@@ -73,8 +73,8 @@ def test_without_a_home_folder_the_wrapper_has_a_place_too(monkeypatch: pytest.M
 
 PROGRAM = """
 import sys, tempfile
-from headwater.pipeline.frames import register
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.frames import register
+from headwater.pipeline.spark.session import close_session, open_session
 session = open_session(short_lived=True)
 register(session)
 read = dict(url=sys.argv[1], table="t")

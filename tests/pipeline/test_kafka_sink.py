@@ -13,10 +13,10 @@ from tests.pipeline.places import Book
 from tests.pipeline.sink_story import SPANS, TABLE, Story, row
 
 from headwater.errors import ConfigError, SinkFenced
-from headwater.pipeline.jars import FOLDER, KAFKA, have_jars
 from headwater.pipeline.sinks.envelope import PLAIN, Envelope
 from headwater.pipeline.sinks.kafka import KafkaSink, open_kafka
 from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.spark.jars import FOLDER, KAFKA, have_jars
 
 JARS = Path(__file__).parent.parent.parent / FOLDER
 

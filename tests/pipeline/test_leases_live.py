@@ -13,8 +13,8 @@ from tests.pipeline.lakes import Lake, Watching, fill
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import NotOwner
-from headwater.pipeline.progress import MetaStore
-from headwater.pipeline.run import Summary, run
+from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.run import Summary, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

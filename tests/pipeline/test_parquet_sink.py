@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 from tests.pipeline.sink_story import SPANS, Story, frame_of, row
 
 from headwater.errors import ConfigError, SinkFenced, SinkUnfit
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
-from headwater.pipeline.schema import changes_schema, rows_schema
-from headwater.pipeline.sinks.parquet import ParquetSink, open_parquet
+from headwater.pipeline.sinks.parquet.parquet import ParquetSink, open_parquet
 from headwater.pipeline.sinks.sink import Part, Plan, Step
+from headwater.pipeline.spark.schema import changes_schema, rows_schema
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_zombie_has_nowhere_to_rename_to_even_where_locks_do_not_reach(
         shutil.copytree(staging, tmp_path / "kept")
         other.begin(story.plan("new"))
         (tmp_path / "kept").rename(staging)
-        from headwater.pipeline.sinks.parquet import Commit
+        from headwater.pipeline.sinks.parquet.parquet import Commit
 
         with pytest.raises(SinkFenced):
             sink._commit("old", "commit=step-3", staging, [report.file for report in reports], Commit(upto=9))
@@ -84,7 +84,7 @@ def test_a_zombie_has_nowhere_to_rename_to_even_where_locks_do_not_reach(
 
 
 def test_a_commit_that_is_there_is_never_replaced(spark: SparkSession, tmp_path: Path, story: Story) -> None:
-    from headwater.pipeline.sinks.parquet import Commit
+    from headwater.pipeline.sinks.parquet.parquet import Commit
 
     sink = ParquetSink(tmp_path)
     sink.begin(story.plan("p"))

@@ -13,10 +13,10 @@ from tests.pipeline.lakes import Lake, Row
 from tests.pipeline.pg_story import CHANGES, EMPTIED, FILL, KINDS, NAME, SHAPES, PgLive
 from tests.pipeline.sink_story import canon
 
-from headwater.pipeline.jars import FOLDER, KAFKA, have_jars
-from headwater.pipeline.run import run
-from headwater.pipeline.spec import PipelineSpec, SinkSpec, TableSpec
-from headwater.pipeline.verify import verify
+from headwater.pipeline.run.run import run
+from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
+from headwater.pipeline.spark.jars import FOLDER, KAFKA, have_jars
+from headwater.pipeline.verify.verify import verify
 
 pytest_plugins = ("tests.pipeline.servers",)
 

@@ -14,20 +14,13 @@ from msgspec.structs import replace
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import ConfigError, NotFound, NotOwner, PipelineError, Unavailable
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
-from headwater.pipeline.metadb import META, PROGRESS, SUBSCRIBE, VERSION, MetaDatabase
-from headwater.pipeline.owner import Heart, owner_name, release, renew, take
-from headwater.pipeline.progress import (
-    FAILED,
-    LOG,
-    SNAPSHOT,
-    MetaStore,
-    RangeProgress,
-    Task,
-)
+from headwater.pipeline.run.meta_database import META, PROGRESS, SUBSCRIBE, VERSION, MetaDatabase
+from headwater.pipeline.run.ownership import Heart, owner_name, release, renew, take
+from headwater.pipeline.run.progress import FAILED, LOG, SNAPSHOT, MetaStore, RangeProgress, Task
+from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
 from headwater.pipeline.sinks.sink import Plan, State
-from headwater.pipeline.spec import PipelineSpec, SinkSpec, TableSpec
 
 pytest_plugins = ("tests.pipeline.servers",)
 

@@ -13,8 +13,8 @@ import pyspark
 import pytest
 
 from headwater.errors import ConfigError, PipelineError
-from headwater.pipeline import session
-from headwater.pipeline.failure import explain
+from headwater.pipeline.spark import session
+from headwater.pipeline.spark.failure import explain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -121,7 +121,7 @@ def test_a_failure_in_a_worker_is_one_clear_line_and_nothing_is_printed(
 
 
 TWICE = """
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.session import close_session, open_session
 for _ in range(2):
     session = open_session(short_lived=True)
     assert session.range(3).count() == 3
@@ -129,7 +129,7 @@ for _ in range(2):
 """
 KILLED = """
 from pyspark import SparkContext
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.session import close_session, open_session
 session = open_session(short_lived=True)
 SparkContext._gateway.proc.kill()
 SparkContext._gateway.proc.wait()
@@ -142,7 +142,7 @@ SECRET = """
 import os
 from pathlib import Path
 from pyspark import SparkContext
-from headwater.pipeline.session import close_session, open_session
+from headwater.pipeline.spark.session import close_session, open_session
 odd = r"s3cret \\ # = : ! \u00fc \U0001f600 'x' $y"
 conf = {
     "spark.hadoop.fs.s3a.secret.key": odd,
@@ -167,8 +167,8 @@ assert left == [f"{os.getpid()}.log4j2.properties"], left
 close_session(session)
 """
 BAD = """
-from headwater.pipeline.failure import explain
-from headwater.pipeline.session import open_session
+from headwater.pipeline.spark.failure import explain
+from headwater.pipeline.spark.session import open_session
 try:
     open_session(conf={"spark.driver.memory": "a lot"})
 except Exception as error:

@@ -18,10 +18,10 @@ from tests.pipeline.sink_story import MIDDLE, SPANS, TABLE, Gate, Slow, Story, c
 from tests.pipeline.sink_targets import FACTORIES, Factory, Target
 
 from headwater.errors import HeadwaterError, SinkFenced, SinkGap, SinkUnfit
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline.schema import changes_schema, rows_schema
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, Sink, State, Step
+from headwater.pipeline.spark.schema import changes_schema, rows_schema
 
 
 @pytest.fixture(params=FACTORIES, ids=lambda factory: factory.name)

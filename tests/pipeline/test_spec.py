@@ -12,10 +12,8 @@ import pytest
 
 from doc_pages import code, page, table
 from headwater.errors import ConfigError
-from headwater.pipeline.progress import MetaStore
-from headwater.pipeline.sinks.delta import Settings
-from headwater.pipeline.sinks.opening import KINDS
-from headwater.pipeline.spec import (
+from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.spec import (
     PIPELINE_KEYS,
     TABLE_KEYS,
     TEMPLATE,
@@ -26,6 +24,8 @@ from headwater.pipeline.spec import (
     parse_spec,
     read_spec,
 )
+from headwater.pipeline.sinks.delta.delta import Settings
+from headwater.pipeline.sinks.registry import KINDS
 
 FOLDER = Path("/srv/pipelines")
 SINK = '[table.sink]\nkind = "delta"\npath = "lake/{table}"\n'

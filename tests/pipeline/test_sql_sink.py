@@ -33,11 +33,11 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import ConfigError, PipelineError, SinkFenced, SinkGap, SinkUnfit, Unavailable
 from headwater.model.table import Column, Table
-from headwater.pipeline.schema import rows_schema
 from headwater.pipeline.sinks.sink import HISTORY, Part, Step
-from headwater.pipeline.sinks.sql import SqlSink, open_sql
-from headwater.pipeline.sinks.sql_rows import RowReader
-from headwater.pipeline.sinks.sql_target import Target
+from headwater.pipeline.sinks.sql.rows import RowReader
+from headwater.pipeline.sinks.sql.sql import SqlSink, open_sql
+from headwater.pipeline.sinks.sql.target import Target
+from headwater.pipeline.spark.schema import rows_schema
 
 pytest_plugins = ("tests.pipeline.servers",)
 

@@ -7,12 +7,12 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from headwater.client.structs import Described
+from headwater.client.responses import Described
 from headwater.errors import SchemaChanged, SinkFenced, SinkGap
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
+from headwater.pipeline.run.stages import Apply, Begin, Evolve, Load, Wait, decide, lowest, standing
 from headwater.pipeline.sinks.sink import Plan, State, Step, check
-from headwater.pipeline.stages import Apply, Begin, Evolve, Load, Wait, decide, lowest, standing
 
 TABLE = Table("orders", (Column("id", "i64"), Column("what", "str")), ("id",), version=3)
 

@@ -13,10 +13,10 @@ from deltalake import write_deltalake
 from tests.conformance.live import Live
 from tests.pipeline.lakes import Lake
 
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.pipeline import verify as verifying
-from headwater.pipeline.compare import Difference, comparable
+from headwater.pipeline.verify import verify as verifying
+from headwater.pipeline.verify.compare import Difference, comparable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,7 +7,17 @@ from decimal import Decimal
 from typing import Any
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import ALWAYS, AllOf, Analysis, AnyOf, Condition, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import (
+    ALWAYS,
+    AllOf,
+    Analysis,
+    AnyOf,
+    Condition,
+    Const,
+    Dependency,
+    Param,
+    Test,
+)
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table
 

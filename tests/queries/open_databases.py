@@ -9,7 +9,7 @@ from tests.suite.waiting import PATIENCE
 from headwater.app import App
 from headwater.config import Config, SqliteConfig
 from headwater.errors import NotFound
-from headwater.feeds.registry import Registry
+from headwater.feeds.subscriptions.registry import Registry
 from headwater.queries.databases import DatabaseStatus
 from headwater.sources.sqlite.source import SqliteSource
 

@@ -15,11 +15,13 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import NotFound
 from headwater.model.principal import ADMIN, VIEWER, Principal, Scope
-from headwater.queries import answering as answering_module
-from headwater.queries import looks, subscribed, tags, versions
-from headwater.queries.answering import WATCH_AFTER, Answer, Answering, Numbers
+from headwater.queries import answers as answering_module
+from headwater.queries import head_checks
+from headwater.queries.answers import WATCH_AFTER, Answer, Answering, Numbers
+from headwater.queries.dependencies import instance_versions, subscribed_instances
+from headwater.queries.etag import query_etag as tags
+from headwater.queries.etag.query_etag import QueryTag
 from headwater.queries.prepared import Prepared, query_id
-from headwater.queries.tags import QueryTag
 
 SQL = "SELECT v FROM t WHERE k = ?"
 PREPARED = Prepared(query_id("main", SQL), "main", SQL)
@@ -204,18 +206,18 @@ def test_subscribed_instance_with_large_arguments_is_bound_once(whole: Whole) ->
 def test_address_of_a_query_with_large_arguments_is_made_in_a_thread(
     whole: Whole, monkeypatch: pytest.MonkeyPatch, size: int, is_in_loop: bool
 ) -> None:
-    threads, real = [], subscribed.quote
+    threads, real = [], subscribed_instances.quote
 
     def quote(text: str, safe: str) -> str:
         threads.append(threading.get_ident())
         return real(text, safe=safe)
 
-    monkeypatch.setattr(subscribed, "quote", quote)
+    monkeypatch.setattr(subscribed_instances, "quote", quote)
 
     async def work() -> None:
         queries = whole.open_queries(asyncio.to_thread)
         kept = (await queries.prepare(ADMIN, SQL)).prepared
-        found = await subscribed.Subscribed(queries).find("main", kept.id, [{"t": "str", "v": "x" * size}])
+        found = await subscribed_instances.Subscribed(queries).find("main", kept.id, [{"t": "str", "v": "x" * size}])
         assert found.url == f"/api/v1/q/{kept.id}?args=%5B%7B%22t%22%3A%22str%22%2C%22v%22%3A%22{'x' * size}%22%7D%5D"
         assert [thread == threading.get_ident() for thread in threads] == [is_in_loop]
 
@@ -228,7 +230,7 @@ def test_address_of_a_query_with_large_arguments_is_made_in_a_thread(
 def test_ask_while_a_thread_locks_the_versions_executes_instead_of_waiting(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(looks, "CATCH_UP_SECONDS", 0.01)
+    monkeypatch.setattr(head_checks, "CATCH_UP_SECONDS", 0.01)
 
     async def work() -> None:
         found = opened(whole)
@@ -247,7 +249,7 @@ def test_ask_while_a_thread_locks_the_versions_executes_instead_of_waiting(
 
 
 def test_ask_waits_for_the_versions_outside_of_the_loop(whole: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "CATCH_UP_SECONDS", PATIENCE)
+    monkeypatch.setattr(head_checks, "CATCH_UP_SECONDS", PATIENCE)
 
     async def work() -> None:
         found = opened(whole)
@@ -324,11 +326,11 @@ def test_instance_watched_again_after_a_delayed_forget_stays_watched(whole: Whol
 def test_loop_takes_in_fewer_changes_where_many_instances_are_watched(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = versions.Versions(whole.database("main").source, whole.database("main").log)
-    write(whole, versions.LEAST_BEHIND + 1)
+    found = instance_versions.Versions(whole.database("main").source, whole.database("main").log)
+    write(whole, instance_versions.LEAST_BEHIND + 1)
     with found.try_hold() as is_held:
         assert is_held
-    monkeypatch.setattr(versions, "ROUTED_AT_ONCE", 0)  # as if there were very many
+    monkeypatch.setattr(instance_versions, "ROUTED_AT_ONCE", 0)  # as if there were very many
     with found.try_hold() as is_held:
         assert not is_held
     found.advance()
@@ -339,14 +341,14 @@ def test_loop_takes_in_fewer_changes_where_many_instances_are_watched(
 def test_changes_that_are_too_many_for_the_loop_are_taken_in_by_a_thread(
     whole: Whole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "ROUTED_AT_ONCE", 0)
+    monkeypatch.setattr(instance_versions, "ROUTED_AT_ONCE", 0)
     monkeypatch.setattr(answering_module, "MAX_BEHIND", 0)
 
     async def work() -> None:
         found = opened(whole)
         etag, log = (await ask(found)).etag, counted(found)
         assert etag is not None
-        write(whole, versions.LEAST_BEHIND + 1)
+        write(whole, instance_versions.LEAST_BEHIND + 1)
         assert (await ask(found, etag.removeprefix("W/").strip('"'))).not_modified
         assert log.scans and threading.get_ident() not in {thread for _, thread in log.scans}
 

@@ -15,11 +15,12 @@ from tests.queries.bound_tables import ONE, TABLES, TWO, VALUES, analysis, shape
 from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import AllOf, AnyOf, Condition, Const, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Const, Dependency, Param, Test
 from headwater.model.literal import U64, UNAVAILABLE, Date, Embedding, Json
 from headwater.model.table import Row
-from headwater.queries.binding import MAX_TEMPLATE_LEAVES, Bound, _binder, bind
-from headwater.queries.template import leaves
+from headwater.queries.dependencies import bound_dependencies
+from headwater.queries.dependencies.bound_dependencies import MAX_TEMPLATE_LEAVES, Bound, _binder, bind
+from headwater.queries.dependencies.template import leaves
 from headwater.sources.memory import MemorySource
 
 NEAR = 2**53 + 1  # a REAL column would round it
@@ -222,16 +223,20 @@ def test_tests_of_one_column_are_put_together() -> None:
     assert never.matters(Change(Op.TRUNCATE, T)) == 0
 
 
-def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached() -> None:
+def test_templates_with_many_leaves_are_forgotten_before_their_number_is_reached(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = MAX_TEMPLATE_LEAVES // 10
+    monkeypatch.setattr(bound_dependencies, "MAX_TEMPLATE_LEAVES", most)
     source = MemorySource("wide")
-    for turn in range(MAX_TEMPLATE_LEAVES // 800 + 20):
+    for turn in range(most // 800 + 20):
         pairs = [AllOf((Test("a", "eq", (Const(n),)), Test("d", "eq", (Const(n),)))) for n in range(450 - turn % 2)]
         columns = frozenset({"a", "d", f"x{turn}"})
         bind(source, TABLES, analysis(Dependency("t", columns, AnyOf(tuple(pairs)))), {})
     templates = _binder(source)._templates
-    assert MAX_TEMPLATE_LEAVES // 2 < templates.weight <= MAX_TEMPLATE_LEAVES
+    assert most // 2 < templates.weight <= most
     kept = [template for template, _ in templates._known.values()]
-    assert sum(len(list(leaves(template.tree))) for template in kept) <= MAX_TEMPLATE_LEAVES
+    assert sum(len(list(leaves(template.tree))) for template in kept) <= most
 
 
 def test_template_is_shared_by_instances_of_one_condition() -> None:

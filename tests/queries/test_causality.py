@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequest, PreconditionFailed
-from headwater.queries.causality import (
+from headwater.queries.etag.causality import (
     MAX_DEPS,
     Dep,
     Token,

@@ -14,16 +14,16 @@ from tests.queries.open_databases import Whole
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import OffsetExpired
-from headwater.model.dependency import Analysis
-from headwater.queries import guarded
-from headwater.queries.answering import WATCH_AFTER, Answering, Numbers
-from headwater.queries.binding import Bound, bind
-from headwater.queries.guards import GuardState
-from headwater.queries.instances import Instance
+from headwater.model.dependencies.dependency import Analysis
+from headwater.queries.answers import WATCH_AFTER, Answering, Numbers
+from headwater.queries.dependencies import guarded_instances
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.guards import GuardState
+from headwater.queries.dependencies.instance_versions import Versions
+from headwater.queries.dependencies.instances import Instance
 from headwater.queries.prepared import Prepared, query_id
-from headwater.queries.versions import Versions
 from headwater.sources.source import Read
-from headwater.sources.sqlite.analysis import analyse
+from headwater.sources.sqlite.query.analysis import analysis as analyse
 from headwater.sources.sqlite.source import SqliteSource
 
 SQL = "SELECT o.id, c.name FROM orders o JOIN customers c ON c.id = o.customer WHERE o.region = ? ORDER BY o.id"
@@ -191,20 +191,20 @@ def test_guards_end_with_what_they_were_made_for(shop: Shop, ends: Callable[[Sho
 
 
 def test_guards_are_bounded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "MAX_GUARDED", 2)
+    monkeypatch.setattr(guarded_instances, "MAX_GUARDED", 2)
     for key in "abc":
         shop.versions.watch(key, shop.bound)
         read, state = shop.read()
         shop.versions.guard(key, shop.bound, state, read.offset)
     held = shop.versions.guarded
     assert [key in held for key in "abc"] == [False, True, True]
-    monkeypatch.setattr(guarded, "MAX_HELD_KEYS", 1)
+    monkeypatch.setattr(guarded_instances, "MAX_HELD_KEYS", 1)
     shop.guard()
     assert "mine" in held and len(held) == 1 and held._keys == 1
 
 
 def test_guards_are_not_asked_for_ever(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guarded, "MAX_ASKED", 3)
+    monkeypatch.setattr(guarded_instances, "MAX_ASKED", 3)
     tag = shop.guard()
     for _ in range(5):
         shop.write(OUTSIDE)
@@ -218,7 +218,7 @@ def test_too_much_that_was_not_looked_at_is_left_to_others(shop: Shop, monkeypat
     shop.guard()
     shop.write(OUTSIDE)
     moved = shop.write(OUTSIDE)
-    monkeypatch.setattr("headwater.queries.versions.MAX_SCAN", 1)
+    monkeypatch.setattr("headwater.queries.dependencies.instance_versions.MAX_SCAN", 1)
     assert shop.versions.steady("mine", shop.bound, moved) is None
     assert shop.versions.is_guarded("mine")
 

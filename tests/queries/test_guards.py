@@ -13,7 +13,7 @@ from tests.queries.bound_tables import TABLES, analysis
 from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import (
+from headwater.model.dependencies.dependency import (
     ALWAYS,
     MAX_KEYS,
     Analysis,
@@ -28,8 +28,8 @@ from headwater.model.dependency import (
 )
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row
-from headwater.queries.binding import Bound, bind
-from headwater.queries.guards import GuardState
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.guards import GuardState
 from headwater.sources.memory import MemorySource
 from headwater.sources.source import Read
 

@@ -8,11 +8,11 @@ import pytest
 from tests.queries.bound_tables import analysis
 
 from headwater.model.literal import Embedding, Json, Value
-from headwater.queries import instances
-from headwater.queries.binding import Bound
-from headwater.queries.instances import Analyses, Instance, Instances, args_size, instance_key
+from headwater.queries.dependencies import instances
+from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.instances import Analyses, Instance, Instances, args_size, instance_key
+from headwater.queries.etag.query_etag import LONG, Question
 from headwater.queries.prepared import Prepared, query_id
-from headwater.queries.tags import LONG, Question
 
 
 def instance(value: Value, sql: str = "SELECT ?") -> Instance:

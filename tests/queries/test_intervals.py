@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from headwater.model.key import encode_key
-from headwater.queries.intervals import EVERYTHING, NOTHING, Spans, union, where_true
+from headwater.model.keys.key import encode_key
+from headwater.queries.dependencies.intervals import EVERYTHING, NOTHING, Spans, union, where_true
 
 POINTS = [b"", b"\0", b"a", b"a\0", b"a\0\0", b"ab", b"b", b"\xff", b"\xff\xff"]
 

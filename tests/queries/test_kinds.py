@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 from headwater.errors import InvalidRequest
-from headwater.model.hint import nearest
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
+from headwater.model.suggestion import nearest
 from headwater.model.table import KINDS, Column, Table
-from headwater.queries.kinds import check_columns, check_key, check_values, fit
+from headwater.queries.rows.column_values import check_columns, check_key, check_values, fit
 
 ONE_OF_EACH: dict[str, Any] = {
     "bool": True,

@@ -8,8 +8,8 @@ import apsw
 import pytest
 from tests.soundness.kit import make_case
 
-from headwater.queries.normal_form import normal_form
-from headwater.sources.sqlite.guard import ANY_BINDINGS
+from headwater.queries.sql_normal_form import normal_form
+from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS
 
 EQUAL = [
     ("SELECT a,b FROM t WHERE a=1", "SELECT a , b\n  FROM t -- all\n WHERE a = 1 ;"),

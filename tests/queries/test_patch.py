@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from headwater.errors import Conflict
 from headwater.model.literal import U64, Date, Json
-from headwater.queries.patch import OBJECTS, PLAIN, ROWS, Answer, Form, diff
-from headwater.queries.patch_apply import apply, rows_hash
-from headwater.queries.patch_steps import NoSteps, longest_rise, steps
+from headwater.queries.patch.apply import apply, rows_hash
+from headwater.queries.patch.patch import OBJECTS, PLAIN, ROWS, Answer, Form, diff
+from headwater.queries.patch.steps import NoSteps, longest_rise, steps
 
 COLUMNS = ({"name": "id"}, {"name": "v"})
 KEYS = st.one_of(st.none(), st.integers(0, 12), st.sampled_from([1.0, 2.0, "1", b"1", True, 2**62]))

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from headwater.queries.patch import Answer
-from headwater.queries.patch_results import Results
+from headwater.queries.patch.patch import Answer
+from headwater.queries.patch.recent_results import Results
 
 
 def answer(tag: str, *values: Any) -> Answer:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.literal import to_lit
-from headwater.queries.patch import Answer
-from headwater.queries.patch_apply import apply
-from headwater.queries.patch_state import ClientState, HeldRow, diff_state, fingerprint
+from headwater.queries.patch.apply import apply
+from headwater.queries.patch.client_state import ClientState, HeldRow, diff_state, fingerprint
+from headwater.queries.patch.patch import Answer
 
 COLUMNS = ({"name": "id"}, {"name": "v"})
 ROWS = st.dictionaries(st.integers(0, 9), st.sampled_from([0, 1, 1.0, "1", None])).flatmap(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequest
-from headwater.queries.preconditions import Conditions, Outcome, Tag, Tags, Verdict, decide
+from headwater.queries.etag.preconditions import Conditions, Outcome, Tag, Tags, Verdict, decide
 
 GO_ON, FAILED = Outcome(Verdict.GO_ON), Outcome(Verdict.FAILED)
 ETAGC = st.text(

@@ -9,10 +9,10 @@ import pytest
 from tests.queries.bound_tables import TABLES, analysis, args, change, query
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import AllOf, AnyOf, Const, Dependency, Param, Test
-from headwater.queries import router as router_module
-from headwater.queries.binding import Bound, bind
-from headwater.queries.router import Router
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Const, Dependency, Param, Test
+from headwater.queries.dependencies import instance_router as router_module
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.instance_router import Router
 from headwater.sources.memory import MemorySource
 
 SOURCE = MemorySource("m")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from headwater.model.literal import U64, Date
-from headwater.queries.tags import QueryTag, Question, read_tag, sorted_args
+from headwater.queries.etag.query_etag import QueryTag, Question, read_tag, sorted_args
 
 ONE = Question(db="main", generation="g", epoch="e", sql="SELECT ?", args=(("1", 1),), format="rows_json")
 

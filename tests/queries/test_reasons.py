@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from tests.sources.analysis.analysed import SHOP, opened
 
-from headwater.model.dependency import Analysis
-from headwater.queries.reasons import FALLBACK, UNCACHEABLE, Reasons, fallback, uncacheable
+from headwater.model.dependencies.dependency import Analysis
+from headwater.queries.uncacheable_reasons import FALLBACK, UNCACHEABLE, Reasons, fallback, uncacheable
 from headwater.sources.sqlite.source import SqliteSource
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headwater.errors import Conflict, InvalidRequest
 from headwater.model.literal import U64, Date, DateTime, Json
 from headwater.model.table import Column, Table
-from headwater.queries.etag import demand, one_tag, opaque, row_etag
+from headwater.queries.etag.row_etag import demand, one_tag, opaque, row_etag
 
 TABLE = Table("t", (Column("id", "i64"), Column("v"), Column("rowid", hidden=True)), ("id",))
 VALUES: list[Any] = [

@@ -12,10 +12,10 @@ from headwater.errors import Conflict, DuplicateKey, InvalidRequest, NotFound
 from headwater.model.literal import U64, DateTime, Json, Value
 from headwater.model.predicate import Expr, eq, parse_expr
 from headwater.model.principal import ANONYMOUS
-from headwater.queries.etag import row_etag
-from headwater.queries.pending import Pending
-from headwater.queries.rows import Found, Place, Rows, Stored
-from headwater.queries.transactions import Transactions
+from headwater.queries.etag.row_etag import row_etag
+from headwater.queries.rows.rows import Found, Place, Rows, Stored
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.transactions import Transactions
 
 USERS = Place("users")
 ALL = parse_expr({"lit": {"t": "bool", "v": True}})

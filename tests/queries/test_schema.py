@@ -10,8 +10,8 @@ from tests.suite.waiting import PATIENCE
 from headwater.errors import Conflict, InvalidRequest, NotFound
 from headwater.model.principal import ANONYMOUS
 from headwater.model.table import Column, Table
-from headwater.queries.schema import Schema
-from headwater.queries.transactions import Transactions
+from headwater.queries.statements.schema import Schema
+from headwater.queries.statements.transactions import Transactions
 
 USERS = Table("users", (Column("id", "i64", nullable=False, auto=True), Column("name", "str")), ("id",))
 

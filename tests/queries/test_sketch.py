@@ -10,9 +10,9 @@ import pytest
 from tests.queries.bound_tables import TABLES, analysis, args, change, query
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import AllOf, Const, Dependency, Param, Test
-from headwater.queries.binding import Bound, bind
-from headwater.queries.sketch import Sketch
+from headwater.model.dependencies.dependency import AllOf, Const, Dependency, Param, Test
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.change_sketch import Sketch
 from headwater.sources.memory import MemorySource
 
 SOURCE = MemorySource("m")

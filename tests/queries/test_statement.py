@@ -10,10 +10,10 @@ from tests.suite.waiting import PATIENCE
 from headwater.errors import DuplicateKey, Forbidden, InvalidRequest, NotFound, NotSupported
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.principal import ANONYMOUS, EDITOR, Principal, Scope
-from headwater.queries.absent import no_table
-from headwater.queries.pending import Pending
-from headwater.queries.statement import Outcome, Statement, check_format
-from headwater.queries.transactions import Transactions
+from headwater.queries.missing_names import no_table
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.sql import Outcome, Statement, check_format
+from headwater.queries.statements.transactions import Transactions
 
 
 @pytest.fixture

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.capture.capturing import running
 
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Log, Retention
 from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
-from headwater.queries import table_versions
-from headwater.queries.table_versions import NOTE, TableVersions
+from headwater.queries.etag import table_versions
+from headwater.queries.etag.table_versions import NOTE, TableVersions
 
 
 def commit(log: Log, *names: str) -> Transaction:

@@ -12,10 +12,10 @@ from tests.suite.waiting import PATIENCE
 from headwater.errors import Busy, Conflict, DuplicateKey, HeadwaterError, InvalidRequest, NotFound, TxExpired
 from headwater.model.predicate import eq
 from headwater.model.principal import ANONYMOUS, EDITOR, VIEWER, Principal, Scope
-from headwater.queries.pending import Pending
-from headwater.queries.rows import Place, Rows
-from headwater.queries.statement import Statement
-from headwater.queries.transactions import Transactions, one_tx
+from headwater.queries.rows.rows import Place, Rows
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.sql import Statement
+from headwater.queries.statements.transactions import Transactions, one_tx
 
 USERS = Place("users")
 MALLORY = Principal("mallory")

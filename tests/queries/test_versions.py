@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.capture.capturing import Running, running
 
-from headwater.queries import versions
-from headwater.queries.binding import Bound, bind
-from headwater.queries.versions import Versions
+from headwater.queries.dependencies import instance_versions
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.instance_versions import Versions
 
 QUERIES = [
     ("SELECT v FROM t WHERE k = ?", [1]),
@@ -107,7 +107,7 @@ def test_no_tag_of_the_future_is_current(one: Running) -> None:
 
 
 def test_what_is_older_than_a_scan_reaches_is_not_known(one: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions, "MAX_SCAN", 3)
+    monkeypatch.setattr(instance_versions, "MAX_SCAN", 3)
     mine = bound(one, "SELECT v FROM t WHERE k = ?", [1])
     before = one.log.latest
     for key in range(10, 20):

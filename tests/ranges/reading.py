@@ -11,14 +11,14 @@ from typing import Any
 import pyarrow as pa
 from tests.capture.capturing import Running
 
-from headwater.log.disk import DiskLog
-from headwater.model.key import Span
-from headwater.ranges.cache import Cache, Slice
-from headwater.ranges.jobs import LogJob, Pick, Place, SnapshotJob, TablesJob
-from headwater.ranges.opened import DurableLog
-from headwater.ranges.pieces import Piece, snapshot_pieces, tables_pieces
-from headwater.ranges.slices import log_pieces
-from headwater.sources.sqlite.reader import SqliteReader
+from headwater.log.disk.disk_log import DiskLog
+from headwater.model.keys.key import Span
+from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
+from headwater.ranges.pull.log_slices import log_pieces
+from headwater.ranges.pull.slice_cache import Cache, Slice
+from headwater.ranges.worker.jobs import LogJob, Pick, Place, SnapshotJob, TablesJob
+from headwater.ranges.worker.open_databases import DurableLog
+from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 Rows = list[dict[str, Any]]
 

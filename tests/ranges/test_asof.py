@@ -16,9 +16,9 @@ from headwater.log.log import Retention
 from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table
-from headwater.ranges import asof
-from headwater.ranges.asof import read_as_of
-from headwater.ranges.undo import Undo
+from headwater.ranges.pull import snapshot
+from headwater.ranges.pull.snapshot import read_as_of
+from headwater.ranges.pull.undo import Undo
 
 BIG = 10**6
 TABLES = {
@@ -158,7 +158,7 @@ def test_rows_deleted_since_come_back_a_bounded_number_at_a_time(one: Running) -
 
 
 def test_large_rows_come_fewer_at_a_time(one: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asof, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(snapshot, "PIECE_BYTES", 1000)
     one.run(TABLES["integer"])
     one.run("INSERT INTO t VALUES (1, printf('%600s', '')), (2, printf('%600s', '')), (3, 'small')")
     _, offset = contents(one)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.model.table import Column, Table
-from headwater.ranges.cache import SUFFIX, Cache, Name, Stop
+from headwater.ranges.pull.slice_cache import SUFFIX, Cache, Name, Stop
 
 TABLE = Table("t", (Column("id", "i64"),), ("id",))
 
@@ -154,7 +154,7 @@ def no_space(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def full(*args: object, **named: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("headwater.ranges.cache.tempfile.mkstemp", full)
+    monkeypatch.setattr("headwater.ranges.pull.slice_cache.tempfile.mkstemp", full)
     yield
 
 

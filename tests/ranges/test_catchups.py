@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from headwater.errors import LimitExceeded
-from headwater.ranges.catchups import Catchups
+from headwater.ranges.changefeed.catch_up_limits import Catchups
 
 
 class Clock:

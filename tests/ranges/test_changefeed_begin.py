@@ -7,7 +7,7 @@ from tests.feeds.fed import Fed, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired
 from headwater.model.clock import ts_text
-from headwater.ranges.changefeed import Base, begin, resolved, threshold
+from headwater.ranges.changefeed.changefeed import Base, begin, resolved, threshold
 
 
 def filled(*, part: int = 512) -> Fed:

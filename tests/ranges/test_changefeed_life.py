@@ -12,13 +12,13 @@ from tests.feeds.fed import ITEMS, NAMES, Fed, insert, name
 
 from headwater.errors import HeadwaterError, NotFound, NotSupported, OffsetExpired, Unavailable
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
-from headwater.ranges.catchups import Catchups
-from headwater.ranges.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
-from headwater.ranges.waiting import Waiting
-from headwater.ranges.watched import Cover, Emptied, Put, Reshaped, Spans, Told, Watched
-from headwater.sources.sqlite.order import order
+from headwater.ranges.changefeed.catch_up_limits import Catchups
+from headwater.ranges.changefeed.changefeed import INLINE, PAGE, ChangeFeed, Checkpoint, Pace, Rooms, Steady
+from headwater.ranges.changefeed.watched_spans import Cover, Emptied, Put, Reshaped, Spans, Told, Watched
+from headwater.ranges.pull.durable_wait import Waiting
+from headwater.sources.sqlite.key_order import order
 
 
 class Life:

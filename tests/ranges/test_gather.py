@@ -13,10 +13,10 @@ from headwater.log.memory import MemoryLog
 from headwater.model.arrow import Images
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
-from headwater.ranges import gather
-from headwater.ranges.gather import Gatherer
-from headwater.ranges.jobs import Pick
-from headwater.sources.sqlite.reader import SqliteReader
+from headwater.ranges.pull import table_changes
+from headwater.ranges.pull.table_changes import Gatherer
+from headwater.ranges.worker.jobs import Pick
+from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 NOW = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",), version=2)
 THEN = Table("t", (Column("k", "i64"),), ("k",), version=1)
@@ -55,7 +55,7 @@ def test_changes_taken_together_are_those_taken_one_by_one(
         try:
             found: list[Images] = []
             for many in (8, 10**9):
-                monkeypatch.setattr(gather, "MANY", many)
+                monkeypatch.setattr(table_changes, "MANY", many)
                 found += [images for images, _ in _gatherer(reader, log).batches(0, log.latest)]
         finally:
             reader.close()

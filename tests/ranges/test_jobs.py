@@ -6,8 +6,8 @@ import pytest
 
 from headwater import errors
 from headwater.errors import HeadwaterError, NotFound, OffsetExpired, StaleEpoch
-from headwater.model.key import Span
-from headwater.ranges.jobs import (
+from headwater.model.keys.key import Span
+from headwater.ranges.worker.jobs import (
     END,
     FAILURE,
     HEAD,

@@ -28,14 +28,14 @@ from headwater.errors import (
 )
 from headwater.log.log import Retention
 from headwater.model.clock import wall_ms
-from headwater.model.key import Span, encode_key
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.principal import ANONYMOUS, Principal, Scope
-from headwater.ranges import leases
-from headwater.ranges.leases import hold_again
-from headwater.ranges.looking import Described
-from headwater.ranges.range import Range
-from headwater.ranges.ranges import Ranges
-from headwater.ranges.store import Store
+from headwater.ranges.pull.table_status import Described
+from headwater.ranges.ranges import lease as leases
+from headwater.ranges.ranges.lease import hold_again
+from headwater.ranges.ranges.range import Range
+from headwater.ranges.ranges.ranges import Ranges
+from headwater.ranges.ranges.store import Store
 
 NUMBERS = "WITH RECURSIVE n(i) AS (SELECT {} UNION ALL SELECT i + 1 FROM n WHERE i < {})"
 MANY = NUMBERS.format(1, 3000) + " INSERT INTO t SELECT i, zeroblob(100) FROM n"

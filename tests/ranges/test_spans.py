@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
-from headwater.ranges import spans
-from headwater.ranges.range import Range
-from headwater.ranges.spans import (
+from headwater.ranges.ranges import split as spans
+from headwater.ranges.ranges.range import Range
+from headwater.ranges.ranges.split import (
     Merge,
     Split,
     applied,

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.errors import LogDamaged, Unavailable
-from headwater.model.key import Span
-from headwater.ranges.range import Range
-from headwater.ranges.spans import Merge, Split, applied, spans_of
-from headwater.ranges.store import Cut, Others, Pull, Store
+from headwater.model.keys.key import Span
+from headwater.ranges.ranges.range import Range
+from headwater.ranges.ranges.split import Merge, Split, applied, spans_of
+from headwater.ranges.ranges.store import Cut, Others, Pull, Store
 
 CUT = Cut("g", 1, 100, 0)
 

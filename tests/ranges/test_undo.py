@@ -5,7 +5,7 @@ import pytest
 from headwater.errors import LimitExceeded
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
-from headwater.ranges import undo
+from headwater.ranges.pull import undo
 
 
 def test_changes_past_the_most_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

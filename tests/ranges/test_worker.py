@@ -23,17 +23,17 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.log.log import Retention
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Key, Row
-from headwater.ranges import asof, gather, slices
-from headwater.ranges.asof import read_as_of
-from headwater.ranges.jobs import LogJob, Pick, SnapshotJob
-from headwater.ranges.opened import Databases
-from headwater.ranges.pieces import snapshot_pieces
-from headwater.ranges.slices import log_pieces
-from headwater.ranges.undo import LOG_DISAGREES
+from headwater.ranges.pull import log_slices, snapshot, table_changes
+from headwater.ranges.pull.arrow_pieces import snapshot_pieces
+from headwater.ranges.pull.log_slices import log_pieces
+from headwater.ranges.pull.snapshot import read_as_of
+from headwater.ranges.pull.undo import LOG_DISAGREES
+from headwater.ranges.worker.jobs import LogJob, Pick, SnapshotJob
+from headwater.ranges.worker.open_databases import Databases
 from headwater.sources.source import Chunk
-from headwater.sources.sqlite.reader import SqliteReader
+from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 KINDS = [kind for kind in TABLES if kind != "nulls in the key"]  # rows that share a key cannot be folded
 
@@ -71,9 +71,9 @@ def spans(side: Side, chooser: random.Random) -> list[Span]:
 def test_any_span_at_any_version_and_the_changes_after_it_are_the_table(
     one: Running, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE", 16)
-    monkeypatch.setattr(gather, "BATCH_BYTES", 100)
-    monkeypatch.setattr(asof, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(log_slices, "SLICE", 16)
+    monkeypatch.setattr(table_changes, "BATCH_BYTES", 100)
+    monkeypatch.setattr(snapshot, "CHUNK_ROWS", 3)
     one.run(TABLES[kind])
     key = {"composite": ("a", "k"), "no key": ("_rowid",)}.get(kind, ("k",))
     with reading(one, tmp_path / "cache") as side:
@@ -116,8 +116,8 @@ def test_chunks_of_a_span_are_exact_while_others_write_between_them(one: Running
 def test_every_stretch_of_the_log_is_the_same_from_the_cache_and_without(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE", 8)
-    monkeypatch.setattr(gather, "BATCH_BYTES", 60)
+    monkeypatch.setattr(log_slices, "SLICE", 8)
+    monkeypatch.setattr(table_changes, "BATCH_BYTES", 60)
     write(side, 20)
     upto = side.durable()
     whole = side.changes(0, upto, where="1")  # never kept: a filter might be any
@@ -137,7 +137,7 @@ def test_every_stretch_of_the_log_is_the_same_from_the_cache_and_without(
 
 
 def test_a_reader_that_takes_it_gets_compressed_slices_kept_or_not(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE", 64)
+    monkeypatch.setattr(log_slices, "SLICE", 64)
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 300)"
     side.one.run(f"{numbers} INSERT INTO t(k, v) SELECT i, 'the same words again and again' FROM n")
     upto = side.durable()
@@ -149,8 +149,8 @@ def test_a_reader_that_takes_it_gets_compressed_slices_kept_or_not(side: Side, m
 def test_batches_tell_how_far_they_go_and_a_reader_goes_on_from_there(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE", 8)
-    monkeypatch.setattr(asof, "CHUNK_ROWS", 2)
+    monkeypatch.setattr(log_slices, "SLICE", 8)
+    monkeypatch.setattr(snapshot, "CHUNK_ROWS", 2)
     write(side, 20)
     upto = side.durable()
     whole = side.changes(3, upto)
@@ -174,7 +174,7 @@ def test_batches_tell_how_far_they_go_and_a_reader_goes_on_from_there(
 def test_the_version_of_a_commit_is_its_last_offset_wherever_it_is_cut(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE", 8)
+    monkeypatch.setattr(log_slices, "SLICE", 8)
     side.one.run("INSERT INTO t VALUES " + ", ".join(f"({number}, 1)" for number in range(30)))
     upto = side.durable()
     for after, end in ((0, upto), (5, 20), (9, 10)):
@@ -275,7 +275,7 @@ def test_a_value_of_another_kind_is_a_misfit(side: Side) -> None:
 def test_no_reader_passes_unknowingly_where_rows_changed_unseen(
     side: Side, ddl: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE", 4)
+    monkeypatch.setattr(log_slices, "SLICE", 4)
     side.one.run("CREATE TABLE w(id INTEGER PRIMARY KEY, a TEXT)")
     after = side.one.source.head()
     side.one.run("INSERT INTO w VALUES (1, 'x')")
@@ -351,7 +351,7 @@ def test_a_table_that_is_not_captured_is_not_served(tmp_path: Path) -> None:
 def test_slices_cached_before_retention_passed_them_serve_what_is_left(
     side: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE", 8)
+    monkeypatch.setattr(log_slices, "SLICE", 8)
     side.one.run("INSERT INTO t VALUES " + ", ".join(f"({number}, 1)" for number in range(30)))
     upto = side.durable()
     whole = side.changes(0, upto)
@@ -392,7 +392,7 @@ def test_several_tables_come_as_json(side: Side) -> None:
 
 
 def test_changes_of_several_tables_come_in_bounded_batches(side: Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.ranges.pieces.TABLES_ROWS", 4)
+    monkeypatch.setattr("headwater.ranges.pull.arrow_pieces.TABLES_ROWS", 4)
     side.one.run("INSERT INTO t VALUES " + ", ".join(f"({number}, 1)" for number in range(10)))
     upto = side.durable()
     assert [row["_offset"] for row in side.tables(0, upto)] == list(range(1, upto + 1))

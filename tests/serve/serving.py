@@ -15,7 +15,7 @@ from headwater.config import ServeConfig
 from headwater.errors import NotFound
 from headwater.queries.databases import Databases
 from headwater.serve.api import Api
-from headwater.serve.server import Server, loop_factory
+from headwater.serve.server.server import Server, loop_factory
 
 
 class Client:

@@ -5,8 +5,8 @@ from typing import Any, cast
 import pytest
 
 from headwater.model.principal import ANONYMOUS
-from headwater.serve import again
-from headwater.serve.again import MAX_HEAD, Again
+from headwater.serve.http import not_modified_cache
+from headwater.serve.http.not_modified_cache import MAX_HEAD, Again
 
 
 def scope(number: int, size: int = 0) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def test_request_with_a_large_head_is_not_remembered(known: Again) -> None:
 
 
 def test_remembered_requests_have_a_limit_of_bytes(known: Again, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(again, "MAX_BYTES", 10 * MAX_HEAD)
+    monkeypatch.setattr(not_modified_cache, "MAX_BYTES", 10 * MAX_HEAD)
     most = 0
     for number in range(100):
         remember(known, scope(number, MAX_HEAD // 2))

@@ -9,8 +9,8 @@ from serving import NoDatabases, serving
 
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError, Forbidden, HeadwaterError, Unauthorized
-from headwater.serve.auth import Access, Gate, is_loopback
-from headwater.serve.routes import ROUTES
+from headwater.serve.auth.gate import Access, Gate, is_loopback
+from headwater.serve.http.routes import ROUTES
 
 TOKEN = "s3cret-token"
 CALLERS: dict[str, dict[str, str]] = {

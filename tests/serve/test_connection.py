@@ -14,8 +14,8 @@ from serving import Client, NoDatabases, serving
 from tests.suite.waiting import PATIENCE
 
 from headwater.config import Secret
-from headwater.serve.connection import BoundedHttp
-from headwater.serve.crowd import RESERVE
+from headwater.serve.limits.connection_limits import RESERVE
+from headwater.serve.server.http_protocol import BoundedHttp
 
 HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 LIMIT = BoundedHttp.max_head
@@ -126,7 +126,7 @@ def test_a_head_that_ended_in_time_is_not_given_up(client: Client, monkeypatch: 
 
 @pytest.mark.parametrize("said", [b"", b"\r\n", b"\r\n\r\n"])
 def test_who_asks_nothing_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.serve.server.KEEP_ALIVE_SECONDS", 0.05)
+    monkeypatch.setattr("headwater.serve.server.server.KEEP_ALIVE_SECONDS", 0.05)
     closed = contextlib.suppress(ConnectionError)  # it may be by now
     with serving(NoDatabases()) as client, connected(client) as open, closed:
         open.sendall(said)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.serve.pieces import csv_pieces
+from headwater.serve.http.body_pieces import csv_pieces
 from headwater.sources.source import Read
 
 

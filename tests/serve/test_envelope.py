@@ -8,7 +8,7 @@ import httpx
 import pytest
 from serving import Client, NoDatabases, envelope, serving
 
-from headwater.serve.methods import METHODS
+from headwater.serve.rpc.methods import METHODS
 
 
 @pytest.fixture(scope="module")

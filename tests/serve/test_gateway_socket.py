@@ -12,8 +12,8 @@ from serving import Client, serving
 from tests.conformance.gateway_client import GatewayClient
 
 from headwater.model.principal import ANONYMOUS
-from headwater.serve import gateway_socket
-from headwater.serve.gateway_socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox
+from headwater.serve.gateway import socket as gateway_socket
+from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox
 
 
 @pytest.fixture(scope="module")

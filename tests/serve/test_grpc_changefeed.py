@@ -15,8 +15,8 @@ from open_databases import Whole
 from serving import Client, serving
 
 from headwater.config import FeedsConfig, LogConfig
-from headwater.model.key import encode_key
-from headwater.ranges.changefeed import Pace
+from headwater.model.keys.key import encode_key
+from headwater.ranges.changefeed.changefeed import Pace
 from headwater.serve.grpc import changefeed as changefeed_module
 from headwater.serve.grpc.messages import message
 

@@ -16,7 +16,7 @@ from tests.suite.waiting import wait_until
 
 from headwater.config import FeedsConfig, LogConfig, Secret, ServeConfig
 from headwater.errors import Busy, HeadwaterError, LimitExceeded, LogDamaged, NotFound, StorageFull, Unavailable
-from headwater.serve.grpc.changefeed_words import failure as failure_event
+from headwater.serve.grpc.changefeed_messages import failure as failure_event
 
 ADMIN = (("authorization", "Bearer t"),)
 

@@ -19,8 +19,8 @@ from tests.suite.waiting import KEY_LIFETIME
 
 from headwater.config import Secret
 from headwater.errors import Forbidden, LimitExceeded
-from headwater.model.key import encode_key
-from headwater.serve.grpc import faults
+from headwater.model.keys.key import encode_key
+from headwater.serve.grpc import errors
 from headwater.serve.grpc.messages import FOLDER, pool
 
 ADMIN, SECRET = "admin-token", "a secret of more than thirty-two bytes"
@@ -195,10 +195,10 @@ def test_what_is_missing_is_named(world: World) -> None:
 def test_a_limit_says_when_to_come_again() -> None:
     """SochDB makes the trailer, and forgets to send it."""
     error = LimitExceeded("too many", retry_after_ms=250)
-    assert faults.text(error) == "Rate limit exceeded. Retry after 250ms."
-    assert ("retry-after-ms", "250") in faults.trailers(error)
-    assert faults.status(error) is grpc.StatusCode.RESOURCE_EXHAUSTED
-    assert faults.text(Forbidden("no")) == "no"
+    assert errors.text(error) == "Rate limit exceeded. Retry after 250ms."
+    assert ("retry-after-ms", "250") in errors.trailers(error)
+    assert errors.status(error) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert errors.text(Forbidden("no")) == "no"
 
 
 def test_without_a_lock_everybody_is_anonymous(tmp_path: Path) -> None:

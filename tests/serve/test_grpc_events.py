@@ -12,14 +12,14 @@ from tests.suite.examples import examples
 
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.images import Image, shown
-from headwater.feeds.formats.make import MAKERS, encoder
+from headwater.feeds.formats.registry import MAKERS, encoder
 from headwater.feeds.formats.sochdb import EVENT, WATCH, varint
 from headwater.feeds.formats.values import PLAIN
-from headwater.feeds.options import FORMATS, Shape
+from headwater.feeds.subscriptions.options import FORMATS, Shape
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
+from headwater.model.kv_table import SHAPE
 from headwater.model.literal import UNAVAILABLE
-from headwater.model.pairs import SHAPE
 from headwater.model.table import Column, Row, Table
 from headwater.serve.grpc.messages import message
 

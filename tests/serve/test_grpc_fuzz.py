@@ -21,7 +21,7 @@ from serving import Client, serving
 
 from headwater.config import LogConfig
 from headwater.feeds.formats.sochdb import varint
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.serve.grpc.messages import FOLDER, message, pool
 
 SEED = 20261116

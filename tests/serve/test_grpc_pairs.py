@@ -19,11 +19,11 @@ from tests.suite.waiting import PATIENCE
 from headwater.errors import Forbidden
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
-from headwater.serve.bridge import Bridge
+from headwater.serve.gateway.kv import Kv
 from headwater.serve.grpc import calls
+from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.messages import LARGE, MAX_FIELDS, decode
-from headwater.serve.grpc.pairs import KvService
-from headwater.serve.kv import Kv
+from headwater.serve.server.thread_bridge import Bridge
 
 
 @pytest.fixture

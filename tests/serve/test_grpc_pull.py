@@ -14,7 +14,7 @@ from serving import Client, serving
 from tests.suite.waiting import PATIENCE
 
 from headwater.config import LogConfig, PullConfig, Secret
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.serve.grpc.messages import message, pool
 
 ROWS = (

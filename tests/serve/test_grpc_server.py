@@ -18,9 +18,9 @@ from tests.suite.waiting import PATIENCE
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.serve.api import Api
-from headwater.serve.auth import Gate, grpc_address
+from headwater.serve.auth.gate import Gate, grpc_address
 from headwater.serve.grpc.messages import FOLDER
-from headwater.serve.server import Server
+from headwater.serve.server.server import Server
 
 LOCKED = {"token": Secret("t"), "http": "127.0.0.1:0"}
 NOBODY = "Authentication required. Provide a Bearer token or API key."

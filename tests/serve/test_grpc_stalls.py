@@ -20,12 +20,12 @@ from headwater.config import FeedsConfig, LogConfig
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.api import Api
-from headwater.serve.bridge import Bridge
-from headwater.serve.changefeed_metrics import Numbers
 from headwater.serve.grpc import calls
 from headwater.serve.grpc.calls import Caller, _Call
 from headwater.serve.grpc.changefeed import ChangeFeedService
-from headwater.serve.grpc.stalls import Stalls
+from headwater.serve.grpc.stalled_calls import Stalls
+from headwater.serve.metrics.changefeed_metrics import Numbers
+from headwater.serve.server.thread_bridge import Bridge
 
 SUBSCRIBE = f"/{SUBSCRIPTIONS}/Subscribe"
 

@@ -15,7 +15,7 @@ from open_databases import Whole
 from serving import Client, serving
 
 from headwater.config import LogConfig
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 
 INSERT, UPDATE, DELETE, SCHEMA_CHANGE = 1, 2, 3, 4
 SUBSCRIBE = f"{SUBSCRIPTIONS}/Subscribe"

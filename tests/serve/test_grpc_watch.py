@@ -13,7 +13,7 @@ from grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, Caller, calling
 from open_databases import Whole
 from serving import Client, serving
 
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 
 INSERT, UPDATE, DELETE = 1, 2, 3
 WATCH, LIST, CANCEL = (f"{SUBSCRIPTIONS}/{name}" for name in ("WatchKey", "ListSubscriptions", "CancelSubscription"))

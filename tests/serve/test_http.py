@@ -16,11 +16,11 @@ from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.queries.databases import DatabaseStatus
 from headwater.serve.api import Api
-from headwater.serve.auth import Access
-from headwater.serve.methods import METHODS
-from headwater.serve.openapi import document
-from headwater.serve.routes import ROUTES
-from headwater.serve.server import Server
+from headwater.serve.auth.gate import Access
+from headwater.serve.http.openapi import document
+from headwater.serve.http.routes import ROUTES
+from headwater.serve.rpc.methods import METHODS
+from headwater.serve.server.server import Server
 
 
 class Numbers(NoDatabases):

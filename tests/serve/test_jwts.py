@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError, Unauthorized
 from headwater.model.principal import Scope
-from headwater.serve.auth import Gate
-from headwater.serve.jwts import Jwts
+from headwater.serve.auth.gate import Gate
+from headwater.serve.auth.json_web_tokens import Jwts
 
 SECRET = "s" * 40
 NOW = int(time.time())  # as it is collected: it may run an hour later
@@ -144,7 +144,7 @@ def test_the_log_tells_apart_how_a_token_was_signed_and_for_whom(
 def test_bad_tokens_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     one = checker()
     for now in (1.0, 2.0, 3.0, 62.0):
-        monkeypatch.setattr("headwater.serve.jwts.time.monotonic", lambda now=now: now)
+        monkeypatch.setattr("headwater.serve.auth.json_web_tokens.time.monotonic", lambda now=now: now)
         for token in (signed({"sub": ""}), b"a.b.c"):
             with pytest.raises(Unauthorized):
                 one.check(token)
@@ -193,7 +193,7 @@ def test_a_token_does_not_choose_how_it_is_checked(jwks: str, pair: Any) -> None
 def test_one_that_was_good_expires_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     one, token = checker(), signed({"exp": LATER})
     assert one.check(token).until == (LATER + 30) * 1000
-    monkeypatch.setattr("headwater.serve.jwts.time.time_ns", lambda: (LATER + 31) * 1_000_000_000)
+    monkeypatch.setattr("headwater.serve.auth.json_web_tokens.time.time_ns", lambda: (LATER + 31) * 1_000_000_000)
     with pytest.raises(Unauthorized, match="expired"):
         one.check(token)
 

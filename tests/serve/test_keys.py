@@ -7,7 +7,7 @@ import pytest
 
 from headwater.errors import ConfigError, NotFound, StorageFull
 from headwater.model.principal import Scope
-from headwater.serve.keys import Keys
+from headwater.serve.auth.api_keys import Keys
 
 
 def test_a_key_lets_in_whoever_holds_it_also_after_a_restart(tmp_path: Path) -> None:

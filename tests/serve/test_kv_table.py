@@ -13,8 +13,8 @@ from open_databases import Files
 from headwater.errors import Forbidden, InvalidRequest, NotFound, RequestTooLarge
 from headwater.model.principal import EDITOR, VIEWER, Principal, Scope
 from headwater.serve.api import Api
-from headwater.serve.bridge import Bridge
-from headwater.serve.kv import MOST_BYTES, MOST_KEYS, SWEEP_MS, Entry, Kv
+from headwater.serve.gateway.kv import MOST_BYTES, MOST_KEYS, SWEEP_MS, Entry, Kv
+from headwater.serve.server.thread_bridge import Bridge
 
 T = TypeVar("T")
 EDIT = Principal("ed", EDITOR)

@@ -16,14 +16,16 @@ from tests.suite.waiting import PATIENCE, wait_until
 from headwater.config import ServeConfig
 from headwater.errors import Busy, RequestTooLarge
 from headwater.model.principal import Principal
-from headwater.serve import body as bodies
-from headwater.serve import gateway_messages, row_pages, rpc
 from headwater.serve.api import Api
-from headwater.serve.body import LARGE, MAX_ELEMENTS, BodyMemory, check_elements
-from headwater.serve.bridge import Bridge
-from headwater.serve.limits import Limits
-from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places
+from headwater.serve.gateway import messages
+from headwater.serve.http import request_body as bodies
+from headwater.serve.http.handlers import rows
+from headwater.serve.http.request_body import LARGE, MAX_ELEMENTS, BodyMemory, check_elements
+from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.stream_limits import Places
+from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc import envelope as rpc
+from headwater.serve.server.thread_bridge import Bridge
 
 LISTS = b"[" + b"[]," * MAX_ELEMENTS + b"[]]"
 JSON = {"content-type": "application/json"}
@@ -57,8 +59,8 @@ def test_marks_inside_texts_are_not_counted() -> None:
 
 def test_row_and_gateway_message_with_too_many_elements_are_refused() -> None:
     with pytest.raises(RequestTooLarge):
-        row_pages._columns(b'{"name":%s}' % LISTS)
-    asked = gateway_messages.read((b'{"id":1,"type":"sql","payload":%s}' % LISTS).decode())
+        rows._columns(b'{"name":%s}' % LISTS)
+    asked = messages.read((b'{"id":1,"type":"sql","payload":%s}' % LISTS).decode())
     assert isinstance(asked.error, RequestTooLarge)
 
 

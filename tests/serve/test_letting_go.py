@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from open_databases import Whole
 from serving import Client, serving
 from tests.suite.waiting import KEY_LIFETIME, PATIENCE
 
 from headwater.config import Secret
-from headwater.serve.patience import Patience
+from headwater.serve.limits.slow_reader_limits import Patience
 
 ADMIN = {"authorization": "Bearer admin"}
 GROW = (
@@ -123,7 +124,11 @@ def test_who_reads_is_told_before_and_whoever_else_is_there_stays(client: Client
     path = "/api/v1/changes/main/t"
     with contextlib.ExitStack() as stack:
         goes, stays = (
-            stack.enter_context(client.http.stream("GET", path, headers={"authorization": f"Bearer {one['token']}"}))
+            stack.enter_context(
+                stack.enter_context(httpx.Client(base_url=client.http.base_url, timeout=PATIENCE)).stream(
+                    "GET", path, headers={"authorization": f"Bearer {one['token']}"}
+                )
+            )
             for one in tokens
         )
         client.ok("security.token.revoke", id=tokens[0]["id"])

@@ -9,8 +9,8 @@ from open_databases import Whole
 from serving import serving
 
 from headwater.errors import InvalidRequest
-from headwater.serve.query_params import MAX_ARGS, values_of
-from headwater.serve.rpc import LARGE
+from headwater.serve.rpc.envelope import LARGE
+from headwater.serve.rpc.query_params import MAX_ARGS, values_of
 
 
 def test_more_arguments_than_can_be_bound_are_refused() -> None:

@@ -11,7 +11,7 @@ from tests.suite.waiting import PATIENCE
 from websockets.sync.client import connect
 
 from headwater.queries.databases import DatabaseStatus
-from headwater.serve.metrics import METRICS, Metrics
+from headwater.serve.metrics.metrics import METRICS, Metrics
 
 FULL = DatabaseStatus(
     ready=True,

@@ -14,8 +14,8 @@ import pytest
 from serving import NoDatabases, serving
 from tests.suite.waiting import PATIENCE
 
-from headwater.serve import server
-from headwater.serve.crowd import MIN_SPARE_FILES, RESERVE, connections_for, spare_files
+from headwater.serve.limits.connection_limits import MIN_SPARE_FILES, RESERVE, connections_for, spare_files
+from headwater.serve.server import server
 
 HEAD = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 

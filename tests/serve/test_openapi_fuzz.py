@@ -17,8 +17,8 @@ from open_databases import Whole
 from schemathesis import Case, GenerationMode
 from serving import Client, serving
 
-from headwater.serve import openapi
-from headwater.serve.routes import ROUTES
+from headwater.serve.http import openapi
+from headwater.serve.http.routes import ROUTES
 
 SEED = 20261115
 OPERATIONS = sorted(f"{route.method} {route.path}" for route in ROUTES if not route.websocket or route.stream)

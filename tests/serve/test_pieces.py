@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation
 from headwater.model.literal import Json, to_lit, to_plain
-from headwater.serve import pieces, query_answers
-from headwater.serve.pieces import Pieces, csv_pieces, data_pieces, encode_with
+from headwater.serve.http import body_pieces
+from headwater.serve.http.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
+from headwater.serve.http.handlers import query_body
 from headwater.sources.source import Read
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=200) | st.sampled_from(["a\udc80b" * 30, '"' * 50, "\r\n", ""])
@@ -46,8 +47,8 @@ SIZES = pytest.mark.parametrize("size", [8, 64, 1 << 20])
 def pieces_of(size: int) -> Iterator[None]:
     """Encode in pieces of `size` bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pieces, "PIECE", size)
-        patch.setattr(pieces, "_BASE64", max(size // 4 * 3, 3))
+        patch.setattr(body_pieces, "PIECE", size)
+        patch.setattr(body_pieces, "_BASE64", max(size // 4 * 3, 3))
         yield
 
 
@@ -55,9 +56,9 @@ def pieces_of(size: int) -> Iterator[None]:
 @SIZES
 @pytest.mark.parametrize("format", ["rows_json", "objects_json", "plain_json"])
 def test_pieces_of_json_are_the_json(size: int, format: str, read: Read) -> None:
-    whole = msgspec.json.encode({"etag": "x", "data": query_answers.data_of(read, format)})
+    whole = msgspec.json.encode({"etag": "x", "data": query_body.data_of(read, format)})
     with pieces_of(size):
-        made = encode_with({"etag": "x", "data": query_answers.encode_data(read, format)})
+        made = encode_with({"etag": "x", "data": query_body.encode_data(read, format)})
     assert isinstance(made, Pieces)
     assert made.joined() == whole
     assert made.size == len(whole)
@@ -75,7 +76,7 @@ def test_pieces_of_csv_do_not_depend_on_their_size(size: int, read: Read) -> Non
 def test_pieces_of_arrow_hold_every_row(size: int) -> None:
     rows = tuple((place, "x" * place) for place in range(100))
     with pieces_of(size):
-        body = query_answers._arrow(Read(("id", "v"), rows, 0))
+        body = query_body._arrow(Read(("id", "v"), rows, 0))
     found = pa.ipc.open_stream(body.joined()).read_all().to_pydict()
     assert (found["id"], found["v"]) == ([row[0] for row in rows], [row[1] for row in rows])
 
@@ -92,7 +93,7 @@ def test_json_values_are_counted_by_their_text() -> None:
 def test_answer_without_rows_is_whole() -> None:
     read = Read(("a",), (), 0)
     assert msgspec.json.decode(data_pieces(read, to_lit).joined()) == {"columns": [{"name": "a"}], "rows": []}
-    assert query_answers._arrow(read).size > 0
+    assert query_body._arrow(read).size > 0
     assert csv_pieces(read).joined() == b"a\r\n"
 
 
@@ -142,7 +143,7 @@ def test_body_is_sent_piece_by_piece() -> None:
     body = Pieces()
     body.add(b"a")
     body.add(b"bc")
-    asyncio.run(pieces.send_body(send, body))
+    asyncio.run(body_pieces.send_body(send, body))
     assert [(each["body"], each.get("more_body", False)) for each in sent] == [
         (b"a", True),
         (b"bc", True),
@@ -156,5 +157,5 @@ def test_another_type_is_still_refused() -> None:
 
 
 def test_equal_names_of_columns_get_numbers() -> None:
-    assert query_answers._unique(("a", "a", "a_2", "b", "a")) == ["a", "a_2", "a_2_2", "b", "a_3"]
-    assert len({*query_answers._unique(("a",) * 30_000)}) == 30_000  # at once: each is looked up, not searched for
+    assert query_body._unique(("a", "a", "a_2", "b", "a")) == ["a", "a_2", "a_2_2", "b", "a_3"]
+    assert len({*query_body._unique(("a",) * 30_000)}) == 30_000  # at once: each is looked up, not searched for

@@ -13,7 +13,7 @@ from open_databases import Whole
 from serving import Client, NoDatabases, serving
 from tests.suite.waiting import PATIENCE, wait_until
 
-from headwater.serve.connection import MAX_PIPELINED, BoundedHttp
+from headwater.serve.server.http_protocol import MAX_PIPELINED, BoundedHttp
 
 GET = b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
 LAST = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from headwater.errors import LimitExceeded
-from headwater.serve.places import Places
+from headwater.serve.limits.stream_limits import Places
 
 
 def test_a_client_has_so_many_places_and_no_more() -> None:

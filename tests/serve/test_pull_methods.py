@@ -13,7 +13,7 @@ from open_databases import Files, Whole
 from serving import Client, serving
 
 from headwater.config import LogConfig, Secret
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.model.table import Table
 
 ROWS = (

@@ -11,7 +11,7 @@ from serving import Client, serving, unread
 from tests.suite.waiting import wait_until
 
 from headwater.config import Secret
-from headwater.serve import bulk, pulls
+from headwater.serve.http.handlers import pulls, table_snapshots
 
 GROW = (
     "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300) "
@@ -29,7 +29,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize(("room", "path"), [(pulls, "pull/main/t/snapshot"), (bulk, "snapshot/main/t")])
+@pytest.mark.parametrize(("room", "path"), [(pulls, "pull/main/t/snapshot"), (table_snapshots, "snapshot/main/t")])
 def test_caller_with_its_share_is_refused_and_others_are_not(
     client: Client, room: ModuleType, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from tests.suite.examples import examples
 from tests.suite.waiting import PATIENCE
 
 from headwater import errors
-from headwater.serve.methods import METHODS
+from headwater.serve.rpc.methods import METHODS
 
 DDL = (
     "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT NOT NULL UNIQUE, age INTEGER, extra JSON)",

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headwater.serve.rates import Buckets, place_of, too_often
+from headwater.serve.limits.rates import Buckets, place_of, too_often
 
 
 class Clock:

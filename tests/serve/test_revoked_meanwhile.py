@@ -21,10 +21,10 @@ from websockets.sync.client import connect
 
 from headwater.config import Secret
 from headwater.feeds.feeds import Feeds
-from headwater.serve.bulk import Snapshots
+from headwater.serve.auth.api_keys import Key, Keys
 from headwater.serve.grpc.messages import message
-from headwater.serve.keys import Key, Keys
-from headwater.serve.pulls import Pulls
+from headwater.serve.http.handlers.pulls import Pulls
+from headwater.serve.http.handlers.table_snapshots import Snapshots
 
 
 @pytest.fixture(scope="module")

@@ -9,12 +9,12 @@ from serving import NoDatabases
 from headwater.config import ServeConfig
 from headwater.model.principal import Principal
 from headwater.serve.api import Api
-from headwater.serve.bridge import Bridge
-from headwater.serve.limits import Limits
-from headwater.serve.methods import METHODS
-from headwater.serve.metrics import Metrics
-from headwater.serve.places import Places
-from headwater.serve.rpc import Rpc
+from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.stream_limits import Places
+from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.envelope import Rpc
+from headwater.serve.rpc.methods import METHODS
+from headwater.serve.server.thread_bridge import Bridge
 
 WRITER = {"data.insert", "data.update", "data.delete", "sql.exec"}
 OWNER = {

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.feeds.seat import snapshot_url
-from headwater.serve.routes import find
+from headwater.feeds.deliver.reader_state import snapshot_url
+from headwater.serve.http.routes import find
 
 names = st.binary(min_size=1).map(lambda raw: raw.decode("utf-8", "surrogateescape"))
 

@@ -17,9 +17,9 @@ from tests.suite.waiting import PATIENCE
 from headwater.config import Secret
 from headwater.model.change import Op
 from headwater.model.principal import Principal
-from headwater.queries.causality import from_header, to_header, token
-from headwater.serve.answers import OBJECTS
-from headwater.serve.call import wanted_kind
+from headwater.queries.etag.causality import from_header, to_header, token
+from headwater.serve.http.call import wanted_kind
+from headwater.serve.rpc.results import OBJECTS
 
 DDL = (
     "CREATE TABLE users (id INTEGER PRIMARY KEY, email TEXT NOT NULL UNIQUE, age INTEGER DEFAULT 7, extra JSON)",
@@ -344,7 +344,7 @@ def test_keys_of_four_kinds_at_once(rows: Rows) -> None:
 
 
 def test_a_slash_or_comma_in_a_value_is_never_a_separator() -> None:
-    from headwater.serve.routes import find, key_parts
+    from headwater.serve.http.routes import find, key_parts
 
     random = Random(5)
     for _ in range(500):

@@ -14,8 +14,8 @@ from serving import Client, serving
 from tests.suite.waiting import KEY_LIFETIME, PATIENCE
 
 from headwater.config import Secret
-from headwater.serve.methods import METHODS
-from headwater.serve.routes import ROUTES
+from headwater.serve.http.routes import ROUTES
+from headwater.serve.rpc.methods import METHODS
 
 ADMIN = "admin-token"
 PEOPLE = {  # name -> role and scopes
@@ -343,7 +343,7 @@ def test_a_remembered_304_is_forgotten_with_its_key(world: World, end: str, monk
     if end == "revoked":
         world.call(world.admin, "security.token.revoke", id=made["id"])
     else:
-        monkeypatch.setattr("headwater.serve.auth.time.time_ns", lambda: made["expires_at_ms"] * 1_000_000)
+        monkeypatch.setattr("headwater.serve.auth.gate.time.time_ns", lambda: made["expires_at_ms"] * 1_000_000)
     assert client.get(path, headers=headers).status_code == 401
     client.close()
 

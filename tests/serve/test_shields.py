@@ -14,8 +14,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from headwater.config import Secret
-from headwater.serve.routes import ROUTES, Route
-from headwater.serve.shields import PLAIN, shielded
+from headwater.serve.http.routes import ROUTES, Route
+from headwater.serve.http.security_headers import PLAIN, shielded
 
 DATA = {
     "x-content-type-options": "nosniff",

@@ -20,7 +20,7 @@ sys.path.insert(0, sys.argv[1])
 from serving import NoDatabases
 from headwater.config import ServeConfig
 from headwater.serve.api import Api
-from headwater.serve.server import Server, loop_factory
+from headwater.serve.server.server import Server, loop_factory
 
 class Slow(NoDatabases):
     def names(self):

@@ -25,8 +25,8 @@ from tests.suite.waiting import PATIENCE
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from headwater.serve.gateway_messages import TYPES
-from headwater.serve.routes import ROUTES
+from headwater.serve.gateway.messages import TYPES
+from headwater.serve.http.routes import ROUTES
 
 SEED = 20261116
 MEANT = {1000, 1002, 1003, 1007, 1008, 1009, 1010, 4400}  # closes that are the client's own doing

@@ -16,7 +16,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.config import Secret
 from headwater.errors import Forbidden
-from headwater.model.dependency import Analysis, Dependency
+from headwater.model.dependencies.dependency import Analysis, Dependency
 from headwater.model.principal import VIEWER, Principal, Scope
 
 ADMIN = "admin-token"

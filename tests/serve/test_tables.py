@@ -7,8 +7,8 @@ import pytest
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.table import KINDS
-from headwater.serve.params import CreateTable
-from headwater.serve.tables import table_of
+from headwater.serve.rpc.params import CreateTable
+from headwater.serve.rpc.table_types import table_of
 
 
 def made(**found: Any) -> Any:

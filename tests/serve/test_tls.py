@@ -26,10 +26,10 @@ from tests.suite.waiting import PATIENCE, wait_until
 from headwater.config import Secret, ServeConfig
 from headwater.errors import ConfigError
 from headwater.serve.api import Api
-from headwater.serve.crowd import RESERVE
-from headwater.serve.server import Server
-from headwater.serve.tls import Tls
-from headwater.serve.tls_server import TlsServer
+from headwater.serve.limits.connection_limits import RESERVE
+from headwater.serve.server.server import Server
+from headwater.serve.server.tls import Tls
+from headwater.serve.server.tls_handshakes import TlsServer
 
 
 @pytest.fixture
@@ -250,7 +250,7 @@ sys.path.insert(0, sys.argv[1])
 from serving import NoDatabases
 from headwater.config import ServeConfig
 from headwater.serve.api import Api
-from headwater.serve.server import Server, loop_factory
+from headwater.serve.server.server import Server, loop_factory
 
 class Told(logging.Handler):
     def emit(self, record):

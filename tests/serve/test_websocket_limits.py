@@ -13,8 +13,8 @@ from serving import Client, serving
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.config import Secret
-from headwater.serve import sockets
-from headwater.serve.sockets import MAX_SHORT_FRAGMENTS, PARSED_BYTES, TURN_FRAMES, FramedWebSocket
+from headwater.serve.server import websocket_protocol
+from headwater.serve.server.websocket_protocol import MAX_SHORT_FRAGMENTS, PARSED_BYTES, TURN_FRAMES, FramedWebSocket
 
 CONT, TEXT, CLOSE, PING, PONG = 0, 1, 8, 9, 10
 ASK = b'{"id": 1, "type": "ping"}'
@@ -172,7 +172,7 @@ def test_a_flood_of_control_frames_closes_the_connection(client: Client, opcode:
 
 @pytest.mark.slow
 def test_pongs_that_nobody_reads_take_no_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MAX_CONTROL_FRAMES", NO_LIMIT)
+    monkeypatch.setattr(websocket_protocol, "MAX_CONTROL_FRAMES", NO_LIMIT)
     inherited, unread, largest = FramedWebSocket.handle_ping, [0], [0]
 
     def watched(self: FramedWebSocket) -> None:
@@ -202,7 +202,7 @@ def test_pongs_that_nobody_reads_take_no_memory(client: Client, monkeypatch: pyt
 
 
 def test_many_frames_in_one_read_are_handled_in_several_turns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "MAX_CONTROL_FRAMES", NO_LIMIT)
+    monkeypatch.setattr(websocket_protocol, "MAX_CONTROL_FRAMES", NO_LIMIT)
     inherited, turn, handled = FramedWebSocket.handle_pong, [0], dict[int, int]()
     over = threading.Event()
 

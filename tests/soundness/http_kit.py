@@ -24,7 +24,7 @@ from tests.soundness.schemas import Step
 from tests.suite.waiting import PATIENCE
 
 from headwater.model.literal import to_lit
-from headwater.queries.causality import dominates, from_header, from_json, to_header
+from headwater.queries.etag.causality import dominates, from_header, from_json, to_header
 
 QUERIES = 6
 OPERATIONS = 60  # of one schema, on average

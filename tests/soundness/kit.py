@@ -28,10 +28,10 @@ from tests.suite.waiting import PATIENCE
 from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change, Op
-from headwater.model.dependency import Analysis
-from headwater.queries.binding import bind
-from headwater.queries.router import Router
-from headwater.queries.sketch import Sketch
+from headwater.model.dependencies.dependency import Analysis
+from headwater.queries.dependencies.bound_dependencies import bind
+from headwater.queries.dependencies.change_sketch import Sketch
+from headwater.queries.dependencies.instance_router import Router
 from headwater.sources.source import Session
 from headwater.sources.sqlite.source import SqliteSource
 

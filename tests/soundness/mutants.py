@@ -16,11 +16,13 @@ from tests.soundness.kit import Case
 from tests.soundness.schemas import Step
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import AllOf, Analysis, AnyOf, Condition, Const, Test
+from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Const, Test
 from headwater.model.table import Table
-from headwater.queries.binding import Bound
-from headwater.sources.sqlite.analysis import analyse, facts, joins, push, tree
-from headwater.sources.sqlite.analysis.facts import Fact, Kind, kind_of
+from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.sources.sqlite.query.analysis import analysis as analyse
+from headwater.sources.sqlite.query.facts import facts, join_conditions, predicate_pushdown
+from headwater.sources.sqlite.query.facts.facts import Fact, Kind, kind_of
+from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.source import SqliteSource
 
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -161,14 +163,14 @@ def _all_total(monkeypatch: pytest.MonkeyPatch) -> None:
 def _on_restricts_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def outer(self: Any, kept: Any, made_up: Any, theirs: Any, others: Any, facts: list[Fact], on: list[Fact]) -> None:
         known = self._closed([fact for fact in facts if fact.about.isdisjoint(others)] + on)
-        self.restrict(kept, joins._without(known, others))
-        self.restrict(made_up, joins._without(known, theirs))
+        self.restrict(kept, join_conditions._without(known, others))
+        self.restrict(made_up, join_conditions._without(known, theirs))
 
-    monkeypatch.setattr(joins._Join, "_outer", outer)
+    monkeypatch.setattr(join_conditions._Join, "_outer", outer)
 
 
 def _where_unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = push.Push._mark
+    real = predicate_pushdown.Push._mark
 
     def mark(self: Any, select: Any, *rest: Any) -> None:
         where, select.where = select.where, None
@@ -177,14 +179,14 @@ def _where_unmarked(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             select.where = where
 
-    monkeypatch.setattr(push.Push, "_mark", mark)
+    monkeypatch.setattr(predicate_pushdown.Push, "_mark", mark)
 
 
 def _simplified(change: Callable[[str, list[Fact]], tuple[str, list[Fact]]]) -> Patch:
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        real = joins._simplified
+        real = join_conditions._simplified
         monkeypatch.setattr(
-            joins, "_simplified", lambda kind, facts, left, right: real(*change(kind, facts), left, right)
+            join_conditions, "_simplified", lambda kind, facts, left, right: real(*change(kind, facts), left, right)
         )
 
     return patch
@@ -203,7 +205,7 @@ def _all_of_one_rule(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = push.Push.query
+    real = predicate_pushdown.Push.query
 
     def query(self: Any, query: Any, asked: Any) -> None:
         limit, query.limit = query.limit, None
@@ -212,11 +214,11 @@ def _through_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             query.limit = limit
 
-    monkeypatch.setattr(push.Push, "query", query)
+    monkeypatch.setattr(predicate_pushdown.Push, "query", query)
 
 
 def _through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push.Nature, "lets_through", lambda nature, ref: kind_of(ref) is not None)
+    monkeypatch.setattr(predicate_pushdown.Nature, "lets_through", lambda nature, ref: kind_of(ref) is not None)
 
 
 def _through_any_set_operation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +228,8 @@ def _through_any_set_operation(monkeypatch: pytest.MonkeyPatch) -> None:
         return kind_of(of) if select.values is None and isinstance(of, tree.Ref) else None
 
     monkeypatch.setattr(facts, "output_kind", first_branch)
-    monkeypatch.setattr(push, "output_kind", first_branch)
-    monkeypatch.setattr(push, "_fits", lambda *_: True)
+    monkeypatch.setattr(predicate_pushdown, "output_kind", first_branch)
+    monkeypatch.setattr(predicate_pushdown, "_fits", lambda *_: True)
 
 
 def _without_plans(monkeypatch: pytest.MonkeyPatch) -> None:

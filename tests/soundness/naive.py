@@ -7,11 +7,11 @@ from typing import Any
 import apsw
 
 from headwater.model.change import Change, Op
-from headwater.model.dependency import AllOf, Analysis, AnyOf, Condition, Dependency, Param, Test
+from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Dependency, Param, Test
 from headwater.model.literal import Unavailable, Value
 from headwater.model.table import Row, Table
-from headwater.sources.sqlite.affinity import declaration
-from headwater.sources.sqlite.values import to_stored
+from headwater.sources.sqlite.query.affinity import declaration
+from headwater.sources.sqlite.types import to_stored
 
 _SQL = {
     "eq": "{c} = ?1",

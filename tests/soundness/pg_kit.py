@@ -25,11 +25,11 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change
-from headwater.model.dependency import ALWAYS, Analysis
-from headwater.model.pack import encode_row
-from headwater.queries.binding import Bound, bind
-from headwater.queries.router import Router
-from headwater.sources.postgres.reading import Place
+from headwater.model.dependencies.dependency import ALWAYS, Analysis
+from headwater.model.row_msgpack import encode_row
+from headwater.queries.dependencies.bound_dependencies import Bound, bind
+from headwater.queries.dependencies.instance_router import Router
+from headwater.sources.postgres.read.row_reads import Place
 from headwater.sources.source import Session
 
 QUERIES, STEPS = 12, 8

@@ -9,11 +9,11 @@ from typing import Any
 from headwater.errors import HeadwaterError
 from headwater.log.memory import MemoryLog
 from headwater.model.change import Transaction
-from headwater.model.dependency import Analysis
+from headwater.model.dependencies.dependency import Analysis
 from headwater.model.table import Table
-from headwater.queries.answering import Answering, Numbers
-from headwater.queries.binding import Bound
-from headwater.queries.instances import Instance
+from headwater.queries.answers import Answering, Numbers
+from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.dependencies.instances import Instance
 from headwater.queries.prepared import Prepared, query_id
 from headwater.sources.source import Read
 from headwater.sources.sqlite.source import SqliteSource

@@ -13,7 +13,7 @@ from tests.conformance.live import Live
 from tests.soundness.guarded_cases import GuardedWorld
 from tests.soundness.kit import Unsound
 
-from headwater.feeds import hub
+from headwater.feeds.deliver import hub
 
 QUERIES = 8
 

@@ -11,9 +11,9 @@ from tests.soundness.guarded_cases import guarded_case
 from tests.soundness.kit import Trial, Unsound
 from tests.soundness.naive import Judge
 
-from headwater.queries.guarded import Guarded
-from headwater.queries.guards import GuardState
-from headwater.queries.versions import Versions, Watched
+from headwater.queries.dependencies.guarded_instances import Guarded
+from headwater.queries.dependencies.guards import GuardState
+from headwater.queries.dependencies.instance_versions import Versions, Watched
 
 CASES = 40  # of one shard
 SOAK_SHARDS = 20

@@ -20,9 +20,9 @@ from tests.soundness.guarded_cases import CapturedShop
 from tests.soundness.http_kit import HttpTrial
 from tests.soundness.kit import Unsound, folder
 
-from headwater.queries.answering import Answering
-from headwater.queries.guards import GuardState
-from headwater.queries.versions import Versions, Watched
+from headwater.queries.answers import Answering
+from headwater.queries.dependencies.guards import GuardState
+from headwater.queries.dependencies.instance_versions import Versions, Watched
 
 SCHEMAS = 5  # behind one server
 SOAK_SCHEMAS = 25

@@ -12,12 +12,23 @@ from tests.soundness.naive import Judge
 from tests.soundness.schemas import World
 
 from headwater.model.change import Change
-from headwater.model.dependency import OPS, AllOf, Analysis, AnyOf, Condition, Const, Dependency, Operand, Param, Test
+from headwater.model.dependencies.dependency import (
+    OPS,
+    AllOf,
+    Analysis,
+    AnyOf,
+    Condition,
+    Const,
+    Dependency,
+    Operand,
+    Param,
+    Test,
+)
 from headwater.model.table import Table
-from headwater.queries.binding import bind
-from headwater.queries.router import Router
-from headwater.queries.sketch import Sketch
-from headwater.sources.sqlite.affinity import doubt
+from headwater.queries.dependencies.bound_dependencies import bind
+from headwater.queries.dependencies.change_sketch import Sketch
+from headwater.queries.dependencies.instance_router import Router
+from headwater.sources.sqlite.query.affinity import doubt
 
 INSTANCES = 40
 ARGS = 4

@@ -13,14 +13,14 @@ from tests.soundness.pg_kit import Kit, Trial, Unsound
 from tests.soundness.pg_worlds import ByHand
 from tests.sources.postgres.pg_source import PgRig, shared_server
 
-from headwater.model.dependency import Dependency
+from headwater.model.dependencies.dependency import Dependency
 from headwater.model.literal import UNAVAILABLE
-from headwater.queries.shapes import View
-from headwater.sources.postgres.analysis import analyse
-from headwater.sources.postgres.analysis.order import Judged
-from headwater.sources.postgres.analysis.places import Conditions
-from headwater.sources.postgres.positions import Positions
-from headwater.sources.postgres.reading import Place
+from headwater.queries.dependencies.column_bytes import View
+from headwater.sources.postgres.capture.log_positions import Positions
+from headwater.sources.postgres.query.analysis import analysis
+from headwater.sources.postgres.query.analysis.result_order import Judged
+from headwater.sources.postgres.query.analysis.row_conditions import Conditions
+from headwater.sources.postgres.read.row_reads import Place
 
 FIXED, FRESH, SOAK = 7, 3, 20  # schemas of one test; each takes as long as fifty on SQLite
 SOAK_SHARDS = 5 * int(os.environ.get("SOAK_SEEDS", "20")) // 2
@@ -104,7 +104,7 @@ def _missing(patch: pytest.MonkeyPatch) -> None:
 
 def _columns(patch: pytest.MonkeyPatch) -> None:
     """A column that is read is not counted."""
-    real: Any = analyse.dependencies
+    real: Any = analysis.dependencies
 
     def fewer(*args: Any, **more: Any) -> tuple[Dependency, ...]:
         found = real(*args, **more)
@@ -113,7 +113,7 @@ def _columns(patch: pytest.MonkeyPatch) -> None:
             for each in found
         )
 
-    patch.setattr(analyse, "dependencies", fewer)
+    patch.setattr(analysis, "dependencies", fewer)
 
 
 def _outer(patch: pytest.MonkeyPatch) -> None:
@@ -123,8 +123,8 @@ def _outer(patch: pytest.MonkeyPatch) -> None:
 
 def _ordered(patch: pytest.MonkeyPatch) -> None:
     """Any order is taken for a total one."""
-    real: Any = analyse.judge
-    patch.setattr(analyse, "judge", lambda trees, known: Judged(real(trees, known).reasons, ()))
+    real: Any = analysis.judge
+    patch.setattr(analysis, "judge", lambda trees, known: Judged(real(trees, known).reasons, ()))
 
 
 TABLE = "CREATE TABLE t (k int PRIMARY KEY, a int, b int)"

@@ -8,7 +8,7 @@ from typing import Any
 import apsw
 
 from headwater.model.table import Column, Row, Table
-from headwater.sources.sqlite.values import FROM_STORED, kind_of
+from headwater.sources.sqlite.types import FROM_STORED, kind_of
 
 TYPES = [
     "INTEGER",

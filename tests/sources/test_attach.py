@@ -16,7 +16,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
 from headwater.errors import Busy, SourceMismatch, SourceUnfit
-from headwater.sources.sqlite.detach import detach
+from headwater.sources.sqlite.setup.detach import detach
 from headwater.sources.sqlite.source import SqliteSource
 
 Attach = Callable[..., Rig]

@@ -10,9 +10,9 @@ from tests.guarantees.fold import raw_row
 from tests.sources.rig import Rig
 
 from headwater.errors import NotFound
-from headwater.model.key import Span, encode_key, prefix_end
+from headwater.model.keys.key import Span, encode_key, prefix_end
 from headwater.model.table import Key, Row
-from headwater.sources.sqlite.chunk import MAX_BYTES, _statement
+from headwater.sources.sqlite.read.key_order_page import MAX_BYTES, _statement
 
 Attach = Callable[..., Rig]
 

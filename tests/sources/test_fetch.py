@@ -3,7 +3,7 @@
 import apsw
 import pytest
 
-from headwater.sources.sqlite import fetch
+from headwater.sources.sqlite import row_fetch
 
 HUNDRED = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 100) SELECT x FROM c"
 
@@ -24,15 +24,15 @@ class Clock:
 
 
 def test_reading_longer_than_a_turn_pauses_for_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(fetch.TURN / 10)
-    monkeypatch.setattr(fetch, "time", clock)
-    rows = list(fetch.paced(apsw.Connection(":memory:").execute(HUNDRED)))
+    clock = Clock(row_fetch.TURN / 10)
+    monkeypatch.setattr(row_fetch, "time", clock)
+    rows = list(row_fetch.paced(apsw.Connection(":memory:").execute(HUNDRED)))
     assert rows == [(value,) for value in range(1, 101)]
     assert 8 <= len(clock.pauses) <= 10
 
 
 def test_short_reading_makes_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(0)
-    monkeypatch.setattr(fetch, "time", clock)
-    assert len(list(fetch.paced(apsw.Connection(":memory:").execute(HUNDRED)))) == 100
+    monkeypatch.setattr(row_fetch, "time", clock)
+    assert len(list(row_fetch.paced(apsw.Connection(":memory:").execute(HUNDRED)))) == 100
     assert clock.pauses == []

@@ -8,7 +8,7 @@ import pytest
 from tests.sources.rig import Rig, ops
 from tests.suite.waiting import PATIENCE
 
-from headwater.sources.sqlite.follow import PAGE
+from headwater.sources.sqlite.capture.capture_table import PAGE
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, x)"

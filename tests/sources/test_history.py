@@ -15,13 +15,13 @@ from tests.suite.waiting import PATIENCE
 from headwater.capture.capture import Capture
 from headwater.config import SqliteConfig
 from headwater.errors import SourceMismatch, Unavailable
-from headwater.log.disk import DiskLog
-from headwater.log.live import LiveLog
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
-from headwater.sources.sqlite.chain import settle
-from headwater.sources.sqlite.continuity import compare
+from headwater.sources.sqlite.capture.file_history import compare
+from headwater.sources.sqlite.capture.image_chain import settle
 from headwater.sources.sqlite.source import SqliteSource
 
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"

@@ -12,7 +12,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, TxExpired
 from headwater.sources.source import Session
-from headwater.sources.sqlite import tx as room
+from headwater.sources.sqlite.write import interactive_transaction as room
 
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c WHERE x < 0"
@@ -112,7 +112,7 @@ def test_a_transaction_that_has_read_waits_for_a_foreign_lock(rig: Callable[...,
 def test_a_foreign_lock_held_too_long_is_named(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, first: str | None
 ) -> None:
-    monkeypatch.setattr("headwater.sources.sqlite.opening.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("headwater.sources.sqlite.setup.database_file.BUSY_SECONDS", 0.1)
     monkeypatch.setattr(room, "BUSY_SECONDS", 0.1)
     one = rig(TABLE)
     tx = one.source.begin()

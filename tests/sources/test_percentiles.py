@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headwater.sources.sqlite import percentiles
-from headwater.sources.sqlite.percentiles import SortedRuns, replace_percentiles
+from headwater.sources.sqlite.query import percentiles
+from headwater.sources.sqlite.query.percentiles import SortedRuns, replace_percentiles
 
 NUMBERS = st.integers(-5, 5) | st.integers(2**60, 2**60 + 9) | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.lists(st.none() | NUMBERS, max_size=14)

@@ -13,8 +13,8 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
 from headwater.errors import NotFound
-from headwater.model.key import Span
-from headwater.ranges.spans import cut, sizes
+from headwater.model.keys.key import Span
+from headwater.ranges.ranges.split import cut, sizes
 from headwater.sources.source import Sample
 from headwater.sources.sqlite.source import SqliteSource
 

@@ -19,8 +19,8 @@ from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.predicate import Call, Col, Function, Literal
 from headwater.model.table import Column, Table
-from headwater.sources.sqlite.predicate_engine import Engine
-from headwater.sources.sqlite.slow_functions import CAP, PIECE, LinearFunctions
+from headwater.sources.sqlite.query.predicate_engine import Engine
+from headwater.sources.sqlite.query.slow_functions import CAP, PIECE, LinearFunctions
 from headwater.sources.sqlite.source import SqliteSource
 
 SECONDS = 1.0  # for statements that would run for minutes
@@ -103,7 +103,7 @@ def test_replace_in_pieces_equals_the_built_in(
     both: tuple[apsw.Connection, apsw.Connection], text: str, old: str, new: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("headwater.sources.sqlite.slow_functions.PIECE", 3)
+        patched.setattr("headwater.sources.sqlite.query.slow_functions.PIECE", 3)
         _compare(both, "replace(?, ?, ?)", text, old, new)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.sources.sqlite.spread import Around, Draw, spread
+from headwater.sources.sqlite.read.even_spread import Around, Draw, spread
 
 I64 = st.integers(-(2**63), 2**63 - 1)
 

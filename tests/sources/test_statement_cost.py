@@ -16,12 +16,12 @@ from headwater.config import SqliteConfig
 from headwater.errors import InvalidRequest
 from headwater.model.predicate import Call, Col, Literal
 from headwater.model.table import Column, Table
-from headwater.sources.sqlite import guard
-from headwater.sources.sqlite.guard import ANY_BINDINGS
-from headwater.sources.sqlite.predicate_engine import Engine
-from headwater.sources.sqlite.slow_functions import SLOW, tiers_of
+from headwater.sources.sqlite.query import authorizer
+from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS
+from headwater.sources.sqlite.query.predicate_engine import Engine
+from headwater.sources.sqlite.query.slow_functions import SLOW, tiers_of
+from headwater.sources.sqlite.query.statement_cost import Cost, cost_of, is_plain
 from headwater.sources.sqlite.source import SqliteSource
-from headwater.sources.sqlite.statement_cost import Cost, cost_of, is_plain
 
 LONG_ARRAY = "[" + "1," * 4_500_000 + "1]"
 FAR = "'$[4500000]'"
@@ -158,7 +158,7 @@ def test_filter_with_too_many_paths_for_a_long_value_is_refused() -> None:
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every look at the clock find that the time is up."""
     hours = itertools.count(step=3600)
-    monkeypatch.setattr(guard, "time", types.SimpleNamespace(monotonic=lambda: float(next(hours))))
+    monkeypatch.setattr(authorizer, "time", types.SimpleNamespace(monotonic=lambda: float(next(hours))))
 
 
 @pytest.mark.usefixtures("late")

@@ -11,11 +11,11 @@ from tests.sources.analysis import chinook, tpch
 from tests.sources.analysis.analysed import opened, run
 
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.sources.sqlite import guard as guards
-from headwater.sources.sqlite.analysis import engine
-from headwater.sources.sqlite.guard import Guard
+from headwater.sources.sqlite.query import authorizer as guards
+from headwater.sources.sqlite.query.analysis import authorizer_reads
+from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.query.statement_growth import TOO_LARGE, check_growth
 from headwater.sources.sqlite.source import SqliteSource
-from headwater.sources.sqlite.statement_growth import TOO_LARGE, check_growth
 
 LEVELS = 20
 
@@ -144,7 +144,7 @@ def test_views_made_one_by_one_are_refused_where_they_are_used(source: SqliteSou
 
 
 def test_program_past_the_limit_is_not_listed(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "MAX_NODES", 20)
+    monkeypatch.setattr(authorizer_reads, "MAX_NODES", 20)
     with pytest.raises(InvalidRequest, match=TOO_LARGE):
         source.analyse(f"SELECT a FROM t WHERE {' AND '.join(f'a <> {i}' for i in range(30))}")
     assert source.analyse("SELECT a FROM t").tables == ("t",)

@@ -13,7 +13,9 @@ from tests.suite.waiting import PATIENCE
 from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
 from headwater.model.answer_limits import MEMORY
 from headwater.sources.source import Result
-from headwater.sources.sqlite import guard, pool, session
+from headwater.sources.sqlite import connection_pool
+from headwater.sources.sqlite.query import authorizer
+from headwater.sources.sqlite.write import session
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
@@ -107,7 +109,7 @@ def test_a_value_larger_than_callers_may_make_is_refused(rig: Attach) -> None:
 def test_capture_reads_a_value_that_is_larger_than_callers_may_make(
     rig: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guard, "MAX_LENGTH", 100_000)
+    monkeypatch.setattr(authorizer, "MAX_LENGTH", 100_000)
     r = rig(T, SEED)
     r.foreign.run("INSERT INTO t(v) VALUES (zeroblob(200000))")
     r.check()
@@ -276,7 +278,7 @@ _NUMBERS = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT
 def test_temporary_rows_past_the_memory_limit_are_refused(
     rig: Attach, monkeypatch: pytest.MonkeyPatch, read_only_transaction: bool
 ) -> None:
-    monkeypatch.setattr(pool, "READ_HEAP", apsw.memory_used() + (16 << 20))
+    monkeypatch.setattr(connection_pool, "READ_HEAP", apsw.memory_used() + (16 << 20))
     r = rig(T, SEED)
     sql = _NUMBERS.format(100_000) + ", m AS MATERIALIZED (SELECT zeroblob(1000) AS z FROM n) SELECT count(z) FROM m"
 
@@ -304,7 +306,7 @@ def test_sort_of_a_million_rows_fits_in_memory(rig: Attach) -> None:
 
 
 def test_long_statement_text_is_not_remembered() -> None:
-    watched = guard.Guard(apsw.Connection(":memory:"), 30)
-    short, long = "SELECT 1 AS v", f"SELECT 1 AS v /*{'x' * guard.MAX_KNOWN_TEXT}*/"
+    watched = authorizer.Guard(apsw.Connection(":memory:"), 30)
+    short, long = "SELECT 1 AS v", f"SELECT 1 AS v /*{'x' * authorizer.MAX_KNOWN_TEXT}*/"
     assert watched.examine(short) == watched.examine(long)
     assert list(watched._known) == [short]

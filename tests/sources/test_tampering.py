@@ -13,8 +13,8 @@ from tests.sources.rig import Rig, schema_changes
 from tests.sources.test_history import T, running, wait_for
 
 from headwater.errors import Busy, HeadwaterError, LogDamaged, SourceMismatch, Unavailable
-from headwater.log.disk import DiskLog
-from headwater.sources.sqlite.lock import SUFFIX, FileLock
+from headwater.log.disk.disk_log import DiskLog
+from headwater.sources.sqlite.file_lock import SUFFIX, FileLock
 
 Attach = Callable[..., Rig]
 M = "CREATE TABLE m(id INTEGER PRIMARY KEY, v)"

@@ -14,8 +14,8 @@ from tests.sources.rig import Rig, images
 
 from headwater.errors import HeadwaterError
 from headwater.model.literal import U64, Date, DateTime, Json, Time
-from headwater.sources.sqlite.triggers import MAX_COLUMNS
-from headwater.sources.sqlite.values import FROM_STORED, to_stored
+from headwater.sources.sqlite.capture.triggers import MAX_COLUMNS
+from headwater.sources.sqlite.types import FROM_STORED, to_stored
 
 Attach = Callable[..., Rig]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.capture.capturing import Running, foreign, running
 
 from headwater.model.change import Op
-from headwater.sources.sqlite.views import moved, read_by, remembered
+from headwater.sources.sqlite.schema.view_definitions import moved, read_by, remembered
 
 
 def test_what_moved_is_what_went_came_back_or_is_another() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.sources.foreign import Foreign
 from tests.sources.rig import Rig
 
-from headwater.sources.sqlite.watch import Waker
+from headwater.sources.sqlite.capture.commit_watch import Waker
 
 Attach = Callable[..., Rig]
 LONG = 30.0  # nothing here waits as long as this unless it is broken

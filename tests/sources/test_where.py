@@ -18,12 +18,12 @@ from tests.suite.examples import examples
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import InvalidRequest, NotSupported
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.model.literal import Date, Json
 from headwater.model.table import Column, Row, Table
-from headwater.sources.sqlite.order import order
-from headwater.sources.sqlite.predicate_engine import Engine
-from headwater.sources.sqlite.where import Predicates, SqliteCondition
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.query.predicate_engine import Engine
+from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
 
 ORDERS = Table(
     "orders",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headwater.model.table import Column, Row, Table
-from headwater.sources.sqlite.analysis.expressions import Expressions
-from headwater.sources.sqlite.analysis.parser import parse_expression
-from headwater.sources.sqlite.where import Predicates
+from headwater.sources.sqlite.query.syntax.expressions import Expressions
+from headwater.sources.sqlite.query.syntax.parser import parse_expression
+from headwater.sources.sqlite.query.where import Predicates
 
 ORDERS = Table(
     "orders",

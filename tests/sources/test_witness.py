@@ -8,9 +8,9 @@ import pytest
 from tests.sources.foreign import Foreign
 from tests.sources.test_history import T, running
 
-from headwater.log.disk import DiskLog
+from headwater.log.disk.disk_log import DiskLog
 from headwater.log.memory import MemoryLog
-from headwater.sources.sqlite.witness import Witness, boot_id
+from headwater.sources.sqlite.capture.power_loss import Witness, boot_id
 
 OTHER_BOOT = {"boot_id": "an earlier boot"}
 

@@ -13,8 +13,8 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
 from headwater.sources.source import Session
-from headwater.sources.sqlite import writer
 from headwater.sources.sqlite.source import SqliteSource
+from headwater.sources.sqlite.write import writer
 
 Attach = Callable[..., Rig]
 Step = Callable[[Session], Any]

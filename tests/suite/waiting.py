@@ -7,12 +7,14 @@ a machine that is busy with something else.
 import time
 from collections.abc import Callable
 
-from headwater.feeds import confirming, heads, subscriptions
-from headwater.queries import looks
-from headwater.ranges import looking
-from headwater.serve import bulk, pulls
+from headwater.feeds.deliver import source_head
+from headwater.feeds.query_feeds import answer_confirmation
+from headwater.feeds.subscriptions import subscriptions
+from headwater.queries import head_checks
+from headwater.ranges.pull import table_status
 from headwater.serve.grpc import changefeed
-from headwater.sources.postgres import barriers
+from headwater.serve.http.handlers import pulls, table_snapshots
+from headwater.sources.postgres.capture import barriers
 
 PATIENCE = 120.0  # seconds: nothing takes this long unless it is broken
 KEY_LIFETIME = 5  # seconds: long enough to open a stream with a key on a busy machine, short enough to wait for
@@ -20,8 +22,11 @@ CATCH_UP_SECONDS = 5.0  # that a server in this process waits for its log
 
 # What a server does when these run out is the subject of tests of their own, which set them; all others would fail when
 # the machine is busy for that long.
-LIMITS = [(module, "CATCH_UP_SECONDS") for module in (bulk, changefeed, heads, looking, looks, pulls, subscriptions)]
-LIMITS += [(confirming, "WAIT_SECONDS"), (barriers, "SECONDS")]
+LIMITS = [
+    (module, "CATCH_UP_SECONDS")
+    for module in (table_snapshots, changefeed, source_head, table_status, head_checks, pulls, subscriptions)
+]
+LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS")]
 
 
 def lengthen_limits() -> None:

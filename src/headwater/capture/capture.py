@@ -16,13 +16,13 @@ import time
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from headwater.capture.stamp import Stamper
+from headwater.capture.commit_timestamps import Stamper
 from headwater.errors import HeadwaterError, LogDamaged, SourceMismatch, StorageFull
-from headwater.log.live import LiveLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
-from headwater.model.repeats import Repeats, counted
+from headwater.model.log_throttle import Repeats, counted
 from headwater.sources.source import STOPPED, Look, Source
 
 logger = logging.getLogger("headwater.capture")

@@ -16,11 +16,11 @@ from contextlib import closing, suppress
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
+from headwater.cli.commands.config import load_config
+from headwater.cli.connection_failure import no_answer, reason, unreachable
 from headwater.cli.failure import FAILED, UNREACHABLE, Failure
 from headwater.cli.filters import Place
 from headwater.cli.remote import connection_to
-from headwater.cli.settings import load_config
-from headwater.cli.unreachable import no_answer, reason, unreachable
 
 SILENCE_SECONDS = 45.0  # a live server gives a sign of life every 15
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0

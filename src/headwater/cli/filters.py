@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from headwater.cli.failure import Failure
 from headwater.cli.remote import Remote
-from headwater.model.database import real_name
+from headwater.model.database_name import real_name
 
 MAIN = "main"
 EVERY = "*"  # in place of a table: all of a database

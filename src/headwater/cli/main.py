@@ -9,13 +9,26 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from headwater import __version__
-from headwater.cli import debug, doctor, log, pipeline, serve, settings, source, sql, status, subscription, tail, token
+from headwater.cli.commands import (
+    config,
+    debug,
+    doctor,
+    log,
+    pipeline,
+    serve,
+    source,
+    sql,
+    status,
+    subscription,
+    tail,
+    token,
+)
 from headwater.cli.demo import command as demo
 from headwater.cli.failure import FAILED, OK, USAGE, Failure
-from headwater.cli.output import add_output, print_json, printable
+from headwater.cli.output.tables import add_output, print_json, printable
 from headwater.errors import ConfigError, HeadwaterError
 
-GROUPS = (serve, status, doctor, source, sql, tail, subscription, token, pipeline, log, debug, settings, demo)
+GROUPS = (serve, status, doctor, source, sql, tail, subscription, token, pipeline, log, debug, config, demo)
 INTERRUPTED = 130  # as shells say of Ctrl-C
 EPILOG = """exit codes: 0 done, 1 failed or unhealthy, 2 wrong usage or setting, 3 no server answers.
 The credential comes from HEADWATER_TOKEN or --token-file, never from an argument."""

@@ -10,9 +10,9 @@ import ssl
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from headwater.cli.commands.config import add_token_file, load_config
+from headwater.cli.connection_failure import unreachable
 from headwater.cli.failure import FAILED, UNREACHABLE, USAGE, Failure
-from headwater.cli.settings import add_token_file, load_config
-from headwater.cli.unreachable import unreachable
 
 if TYPE_CHECKING:
     from headwater.config import ServeConfig
@@ -105,7 +105,7 @@ def connection_to(url: str, tls: ssl.SSLContext | None, timeout: float) -> http.
 
 
 def _trusting(ca: str | None) -> ssl.SSLContext:
-    from headwater.client.trust import trusting  # imported late: few commands need it
+    from headwater.client.tls_trust import trusting  # imported late: few commands need it
 
     return trusting(ca)
 

@@ -8,10 +8,10 @@ Client, AsyncClient ── asking ──┬── protocol   requests, answers, 
 from typing import TYPE_CHECKING, Any
 
 from headwater.client.client import Client
-from headwater.client.structs import Described, Page, Range, Registered, Subscribed
+from headwater.client.responses import Described, Page, Range, Registered, Subscribed
 
 if TYPE_CHECKING:
-    from headwater.client.aio import AsyncClient
+    from headwater.client.async_client import AsyncClient
 
 __all__ = ["AsyncClient", "Client", "Described", "Page", "Range", "Registered", "Subscribed"]
 
@@ -19,7 +19,7 @@ __all__ = ["AsyncClient", "Client", "Described", "Page", "Range", "Registered", 
 def __getattr__(name: str) -> Any:
     # httpx is loaded by those only who want to wait for it.
     if name == "AsyncClient":
-        from headwater.client.aio import AsyncClient
+        from headwater.client.async_client import AsyncClient
 
         return AsyncClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,15 +10,15 @@ from collections.abc import Collection, Generator, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from headwater.client.asking import Asking, check_follow, page_of
-from headwater.client.batches import Kept, read_batches
-from headwater.client.connections import Connections
-from headwater.client.frames import Feed, Following
+from headwater.client.arrow_stream import Kept, read_batches
+from headwater.client.http_connections import Connections
 from headwater.client.protocol import may_repeat, ranges_of, read, rpc_request, rpc_result
-from headwater.client.structs import Described, Page, Range, Registered, Subscribed
-from headwater.client.walking import Pull
+from headwater.client.pull_state import Pull
+from headwater.client.request_base import Asking, check_follow, page_of
+from headwater.client.responses import Described, Page, Range, Registered, Subscribed
+from headwater.client.sse import Feed, Following
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 
 if TYPE_CHECKING:
     import pyarrow as pa

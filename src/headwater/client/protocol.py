@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from headwater.client.structs import Described as Described
-from headwater.client.structs import Range, WireRange
+from headwater.client.responses import Described as Described
+from headwater.client.responses import Range, WireRange
 from headwater.errors import (
     ConfigError,
     Forbidden,

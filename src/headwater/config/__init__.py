@@ -1,8 +1,8 @@
 """Settings: one frozen dataclass per room, read once from flags, environment and a TOML file, in that order."""
 
-from headwater.config.kinds import Kind, Secret
 from headwater.config.load import SETTINGS, Setting, load
-from headwater.config.rooms import (
+from headwater.config.setting_types import Kind, Secret
+from headwater.config.settings import (
     ROOMS,
     Config,
     DatabaseConfig,

@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headwater.config.kinds import SECRET, Kind, unknown
-from headwater.config.rooms import DATABASES, ROOMS, Config
+from headwater.config.setting_types import SECRET, Kind, unknown
+from headwater.config.settings import DATABASES, ROOMS, Config
 from headwater.errors import ConfigError
 
 PREFIX = "HEADWATER_"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headwater.log.live import LiveLog
+from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.sources.source import Source
 

@@ -9,31 +9,31 @@ from typing import Any
 
 from headwater.config import FeedsConfig
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
-from headwater.feeds.batches import Batches
+from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.database import Database, Databases
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.hub_wait import silent
+from headwater.feeds.deliver.log_reader import View
+from headwater.feeds.deliver.poll import Asked, Poll
+from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.deliver.source_head import Heads
+from headwater.feeds.deliver.start_position import check_cursor, check_reached, cursor_of
+from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.delivery_counts import Tally
+from headwater.feeds.fair_threads import Threads
 from headwater.feeds.formats.invalidation import BRIEF
-from headwater.feeds.heads import Heads
-from headwater.feeds.hub import Hub
-from headwater.feeds.opening import From, Opening
-from headwater.feeds.options import Options
-from headwater.feeds.polling import Asked, Poll
-from headwater.feeds.query_view import QueryView
-from headwater.feeds.questions import Args, Questions
-from headwater.feeds.reader import View
-from headwater.feeds.registry import Registry
-from headwater.feeds.seat import Seat
+from headwater.feeds.query_feeds.query_instances import Args, Questions
+from headwater.feeds.query_feeds.query_view import QueryView
+from headwater.feeds.query_feeds.watched_instances import Watching, allowed
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
-from headwater.feeds.starting import check_cursor, check_reached, cursor_of
-from headwater.feeds.stream import Stream
-from headwater.feeds.subscribing import SNAPSHOT, Request, SubscribeTable, check, named_tables
-from headwater.feeds.subscribing_query import SubscribeQuery, lits_of
-from headwater.feeds.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
-from headwater.feeds.subscriptions import Subscriptions, tables_of
-from headwater.feeds.tally import Tally
-from headwater.feeds.turns import Threads
-from headwater.feeds.waiting import silent
-from headwater.feeds.watching import Watching, allowed
-from headwater.model.database import real_name
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, lits_of
+from headwater.feeds.subscriptions.subscribe_table import SNAPSHOT, Request, SubscribeTable, check, named_tables
+from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
+from headwater.feeds.subscriptions.subscriptions import Subscriptions, tables_of
+from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 
 THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter

@@ -20,14 +20,14 @@ import msgspec
 from msgspec.structs import replace
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
-from headwater.feeds.backpressure import LOG_GENERATION_CHANGED
 from headwater.feeds.database import Database
-from headwater.feeds.filters import Cut
-from headwater.feeds.reader import View
-from headwater.feeds.subscription import END, SnapshotState
+from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED
+from headwater.feeds.deliver.log_reader import View
+from headwater.feeds.filters.filter import Cut
+from headwater.feeds.subscriptions.subscription import END, SnapshotState
 from headwater.model.change import Change, Op
-from headwater.model.pack import decode_row, encode_row
-from headwater.model.pertable import PerTable
+from headwater.model.per_table import PerTable
+from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Chunk, Source
 

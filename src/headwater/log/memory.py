@@ -7,10 +7,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 
 from headwater.errors import InvalidRequest, OffsetExpired
-from headwater.log.block import Block, encode
+from headwater.log.disk.block_codec import Block, encode
+from headwater.log.disk.retention import held_back, next_horizon, step_end, whole
 from headwater.log.log import Held, Retention
-from headwater.log.parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
-from headwater.log.retention import held_back, next_horizon, step_end, whole
+from headwater.log.transaction_parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
 from headwater.model.change import Transaction
 
 

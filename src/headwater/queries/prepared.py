@@ -12,7 +12,7 @@ import apsw
 import msgspec
 
 from headwater.errors import InvalidRequest, LimitExceeded, NotFound
-from headwater.log.own_file import OwnFile
+from headwater.log.sqlite_file import OwnFile
 from headwater.model.principal import OWNER, RANK, is_label
 
 MAX_TEXT = 100_000  # characters

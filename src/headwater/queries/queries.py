@@ -9,19 +9,19 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.model.database import real_name
-from headwater.model.dependency import Analysis
+from headwater.model.database_name import real_name
+from headwater.model.dependencies.dependency import Analysis
 from headwater.model.principal import OWNER, Principal
-from headwater.queries.absent import no_table
-from headwater.queries.answering import Answer, Answering, Numbers
-from headwater.queries.causality import Token
+from headwater.queries.answers import Answer, Answering, Numbers
 from headwater.queries.database import Databases
-from headwater.queries.instances import Args
-from headwater.queries.looks import Run
-from headwater.queries.normal_form import normal_form
-from headwater.queries.patch_results import Results
+from headwater.queries.dependencies.instance_versions import Versions
+from headwater.queries.dependencies.instances import Args
+from headwater.queries.etag.causality import Token
+from headwater.queries.head_checks import Run
+from headwater.queries.missing_names import no_table
+from headwater.queries.patch.recent_results import Results
 from headwater.queries.prepared import MAX_TEXT, Prepared, PreparedQueries, query_id, unknown_query
-from headwater.queries.versions import Versions
+from headwater.queries.sql_normal_form import normal_form
 
 MAX_CHECKED = 10_000
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headwater.errors import NotFound
-from headwater.model.database import real_name
-from headwater.model.hint import nearest
+from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
+from headwater.model.suggestion import nearest
 from headwater.queries.databases import Databases, DatabaseStatus
 
 

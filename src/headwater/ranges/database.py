@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from headwater.errors import NotFound, NotSupported
-from headwater.log.live import LiveLog
-from headwater.model.hint import nearest
+from headwater.log.live.live_log import LiveLog
 from headwater.model.principal import Principal
+from headwater.model.suggestion import nearest
 from headwater.model.table import Table
 from headwater.sources.source import Source
 

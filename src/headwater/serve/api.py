@@ -9,13 +9,13 @@ from headwater.errors import Unavailable
 from headwater.feeds.feeds import Feeds
 from headwater.queries.databases import Databases, DatabaseStatus
 from headwater.queries.queries import Queries
-from headwater.queries.rows import Rows
-from headwater.queries.schema import Schema
-from headwater.queries.statement import Statement
+from headwater.queries.rows.rows import Rows
+from headwater.queries.statements.schema import Schema
+from headwater.queries.statements.sql import Statement
+from headwater.queries.statements.transactions import Transactions
 from headwater.queries.stats import Stats
-from headwater.queries.transactions import Transactions
-from headwater.ranges.ranges import Ranges, Run
-from headwater.serve.auth import Gate
+from headwater.ranges.ranges.ranges import Ranges, Run
+from headwater.serve.auth.gate import Gate
 
 STARTING = "starting"
 

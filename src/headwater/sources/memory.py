@@ -9,15 +9,15 @@ from typing import Any, TypeVar
 
 from headwater.errors import NotFound, NotSupported, SourceMismatch
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.dependency import Analysis
-from headwater.model.key import Span, encode_key
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.keys.key import Span, encode_key
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER
-from headwater.model.query import Query
+from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Args, Chunk, Condition, Look, Point, Read, Sample, Tx, Work, Written
-from headwater.sources.sqlite.order import column_of
-from headwater.sources.sqlite.where import Predicates
+from headwater.sources.sqlite.key_order import column_of
+from headwater.sources.sqlite.query.where import Predicates
 
 T = TypeVar("T")
 

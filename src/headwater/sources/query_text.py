@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.errors import InvalidRequest
 from headwater.model.predicate import Expr, Queried
-from headwater.model.query import (
+from headwater.model.query.query import (
     Aggregate,
     Body,
     Derived,

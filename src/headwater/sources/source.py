@@ -10,12 +10,12 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import msgspec
 
 from headwater.model.change import Transaction
-from headwater.model.dependency import Analysis
-from headwater.model.key import Span
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.keys.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.principal import OWNER
-from headwater.model.query import Query
+from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from tests.sources.rig import MemoryNotes
 from tests.suite.waiting import PATIENCE
 
 from headwater.config import SqliteConfig
-from headwater.model.dependency import Analysis
-from headwater.model.dependency_words import of_dependency
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.dependencies.description import of_dependency
 from headwater.sources.sqlite.source import SqliteSource
 
 SHOP = (

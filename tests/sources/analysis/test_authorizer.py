@@ -12,11 +12,11 @@ from tests.sources.analysis.test_constructs import CASES
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import HeadwaterError
-from headwater.sources.sqlite.analysis.engine import facts_of, view_texts
-from headwater.sources.sqlite.analysis.lexer import Unsupported
-from headwater.sources.sqlite.analysis.names import Names
-from headwater.sources.sqlite.analysis.parser import parse
-from headwater.sources.sqlite.analysis.verify import verify
+from headwater.sources.sqlite.query.analysis.authorizer_reads import facts_of, view_texts
+from headwater.sources.sqlite.query.analysis.parser_check import verify
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.name_resolution import Names
+from headwater.sources.sqlite.query.syntax.parser import parse
 from headwater.sources.sqlite.source import SqliteSource
 
 Columns = set[tuple[str, str]]

@@ -8,7 +8,7 @@ import pytest
 from tests.sources.analysis import chinook, tpch
 from tests.sources.analysis.analysed import opened
 
-from headwater.model.dependency import ALWAYS, Analysis
+from headwater.model.dependencies.dependency import ALWAYS, Analysis
 from headwater.sources.sqlite.source import SqliteSource
 
 # Per query of TPC-H: the places with a condition, by table.

@@ -9,8 +9,10 @@ import pytest
 from tests.sources.analysis.analysed import opened, told
 
 from headwater.errors import InvalidRequest
-from headwater.sources.sqlite.analysis import closer, facts, tree, verify
-from headwater.sources.sqlite.analysis.lexer import Unsupported
+from headwater.sources.sqlite.query.analysis import parser_check, select_analysis
+from headwater.sources.sqlite.query.facts import facts
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 from headwater.sources.sqlite.source import SqliteSource
 
 
@@ -84,7 +86,7 @@ def test_whatever_fails_in_the_parser_leaves_the_engines_word(
     def fail(sql: str) -> None:
         raise error
 
-    monkeypatch.setattr(closer, "parse", fail)
+    monkeypatch.setattr(select_analysis, "parse", fail)
     found = shop.analyse("SELECT id FROM c WHERE id = 1")
     assert told(found) == ["c: all columns"]
     assert found.doubts and not found.is_total
@@ -92,19 +94,19 @@ def test_whatever_fails_in_the_parser_leaves_the_engines_word(
 
 def test_another_program_is_not_believed(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
     """The known misparse: BETWEEN ?1 AND 5 read as BETWEEN ? AND 1 AND 5."""
-    monkeypatch.setattr(verify, "render", lambda query: "SELECT id FROM c WHERE id BETWEEN ? AND 1 AND 5")
+    monkeypatch.setattr(parser_check, "render", lambda query: "SELECT id FROM c WHERE id BETWEEN ? AND 1 AND 5")
     found = shop.analyse("SELECT id FROM c WHERE id BETWEEN ?1 AND 5")
     assert told(found) == ["c: all columns"]
     assert found.doubts == ("SQLite makes another program of what was understood",)
 
 
 def test_a_column_that_was_overlooked_is_noticed(shop: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forgetful(closer.Names):
+    class Forgetful(select_analysis.Names):
         def query(self, *args: object) -> None:
             super().query(*args)  # type: ignore[arg-type]
             self.read.discard(("c", "name"))
 
-    monkeypatch.setattr(closer, "Names", Forgetful)
+    monkeypatch.setattr(select_analysis, "Names", Forgetful)
     found = shop.analyse("SELECT id FROM c WHERE name = 'x'")
     assert found.doubts == ("SQLite reads c.name, which was not found in the statement",)
 

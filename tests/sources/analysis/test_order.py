@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.sources.analysis.analysed import opened
 
-from headwater.model.dependency import Const, KeyGuard, Param, TopGuard
+from headwater.model.dependencies.dependency import Const, KeyGuard, Param, TopGuard
 from headwater.sources.sqlite.source import SqliteSource
 
 

@@ -14,8 +14,8 @@ from tests.sources.analysis.analysed import opened, run
 from tests.sources.rig import MemoryNotes
 
 from headwater.config import SqliteConfig
-from headwater.model.dependency import Analysis
-from headwater.sources.sqlite.analysis import planning
+from headwater.model.dependencies.dependency import Analysis
+from headwater.sources.sqlite.query.analysis import planner_inputs
 from headwater.sources.sqlite.source import SqliteSource
 
 TABLES = (
@@ -183,8 +183,8 @@ def test_a_reader_that_was_idle_reads_the_statistics_before_it_answers(analysed:
 
 def test_another_library_is_another_epoch(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
     total, other = source.analyse("SELECT id FROM g"), source.analyse(MOVED["group_concat"])
-    monkeypatch.setattr(planning, "_LIBRARY", ("a later one",))
-    source._analyses._planning = planning.Planning()  # as after a restart
+    monkeypatch.setattr(planner_inputs, "_LIBRARY", ("a later one",))
+    source._analyses._planning = planner_inputs.Planning()  # as after a restart
     assert source.analyse("SELECT id FROM g").epoch == total.epoch
     assert source.analyse(MOVED["group_concat"]).epoch != other.epoch
 

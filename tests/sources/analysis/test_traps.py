@@ -16,9 +16,9 @@ import pytest
 from tests.sources.analysis.analysed import SHOP, opened, run, told
 
 from headwater.errors import HeadwaterError
-from headwater.sources.sqlite.analysis.functions import is_deterministic
-from headwater.sources.sqlite.analysis.names import is_aggregate
-from headwater.sources.sqlite.analysis.parser import parse
+from headwater.sources.sqlite.query.determinism.deterministic_functions import is_deterministic
+from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
+from headwater.sources.sqlite.query.syntax.parser import parse
 from headwater.sources.sqlite.source import SqliteSource
 
 ELSEWHERE = {

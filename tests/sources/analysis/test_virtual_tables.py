@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.sources.analysis.analysed import opened, settle
 
-from headwater.sources.sqlite.analysis import engine
+from headwater.sources.sqlite.query.analysis import authorizer_reads
 from headwater.sources.sqlite.source import SqliteSource
 
 SCHEMA = (
@@ -58,9 +58,9 @@ def test_virtual_table_that_only_a_join_names_is_found(source: SqliteSource, sql
 
 
 def test_virtual_table_of_unknown_name_is_out_of_scope(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_candidates", lambda reader, texts: {})
+    monkeypatch.setattr(authorizer_reads, "_candidates", lambda reader, texts: {})
     found = source.analyse("SELECT id, a FROM t JOIN n2 USING (a)")
-    assert found.beyond == (engine.UNKNOWN_VIRTUAL_TABLE,)
+    assert found.beyond == (authorizer_reads.UNKNOWN_VIRTUAL_TABLE,)
     assert not found.is_cacheable
 
 

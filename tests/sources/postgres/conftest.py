@@ -11,7 +11,8 @@ from tests.sources.postgres.pg_rig import Rig
 from tests.sources.postgres.pg_server import DEBIAN, Server, Stream, embedded
 from tests.sources.postgres.pg_source import PgRig
 
-from headwater.sources.postgres import cells, rows
+from headwater.sources.postgres.capture.decode import row_decoder
+from headwater.sources.postgres.read import text_cells
 
 _numbers = itertools.count(1)
 
@@ -20,8 +21,8 @@ _numbers = itertools.count(1)
 def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """`HEADWATER_TEST_TWIN=python` runs everything here without the compiled modules."""
     if os.environ.get("HEADWATER_TEST_TWIN") == "python":
-        monkeypatch.setattr(rows, "twin", lambda: rows.PYTHON)
-        monkeypatch.setattr(cells, "COMPILED", None)
+        monkeypatch.setattr(row_decoder, "twin", lambda: row_decoder.PYTHON)
+        monkeypatch.setattr(text_cells, "COMPILED", None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

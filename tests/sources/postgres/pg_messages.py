@@ -3,8 +3,8 @@
 import struct
 from collections.abc import Mapping, Sequence
 
-from headwater.sources.postgres.facts import TableFact
-from headwater.sources.postgres.relations import Relations
+from headwater.sources.postgres.capture.decode.relations import Relations
+from headwater.sources.postgres.schema.table_facts import TableFact
 from headwater.sources.postgres.types import TypeFact
 
 Cell = bytes | None | str  # "u": unchanged

@@ -10,13 +10,13 @@ from tests.sources.postgres.pg_server import Stream
 from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Op, Transaction
-from headwater.sources.postgres.columns import Columns
-from headwater.sources.postgres.link import Pool
-from headwater.sources.postgres.reading import Reading
-from headwater.sources.postgres.shapes import Shapes
-from headwater.sources.postgres.stretch import Decoded, Take
-from headwater.sources.postgres.tx import PostgresTx
-from headwater.sources.postgres.writing import Writers
+from headwater.sources.postgres.protocol_session import Pool
+from headwater.sources.postgres.read.key_order_page import Decoded, Take
+from headwater.sources.postgres.read.row_reads import Reading
+from headwater.sources.postgres.schema.column_probe import Columns
+from headwater.sources.postgres.schema.table_shapes import Shapes
+from headwater.sources.postgres.write.interactive_transaction import PostgresTx
+from headwater.sources.postgres.write.writer import Writers
 from headwater.sources.source import Result
 
 

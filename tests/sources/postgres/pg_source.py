@@ -16,8 +16,8 @@ from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, SourceMismatch
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row
+from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.slot import drop
 from headwater.sources.postgres.source import PostgresSource
 
 GENERATION = "g"

@@ -20,10 +20,10 @@ from tests.ranges.reading import folded
 from tests.sources.postgres.pg_source import shared_server
 
 from headwater.model.principal import ADMIN
-from headwater.serve.bridge import Bridge
-from headwater.serve.kv import Entry, Kv
+from headwater.serve.gateway.kv import Entry, Kv
+from headwater.serve.server.thread_bridge import Bridge
+from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.slot import drop
 
 BY_ID = {"op": "eq", "a": {"col": "id"}, "b": {"param": 0}}
 AFTER = {"after": True}

@@ -18,15 +18,15 @@ from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, TxExpired
 from headwater.model.work_context import CALLER
-from headwater.sources.postgres import link as links
-from headwater.sources.postgres import tx as transactions
-from headwater.sources.postgres.abandoned import MOST, Abandoned
-from headwater.sources.postgres.analysis.engine import MAX_TREE
-from headwater.sources.postgres.analysis.parameters import marked
+from headwater.sources.postgres import protocol_session as links
+from headwater.sources.postgres.abandoned_statements import MOST, Abandoned
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.faults import CANCELED, state_of
-from headwater.sources.postgres.link import WORDS, Link, Pool
-from headwater.sources.postgres.statements import _CALLED, _CALLED_QUOTED, MAX_TEXT, check_allowed, placed
+from headwater.sources.postgres.errors import CANCELED, state_of
+from headwater.sources.postgres.protocol_session import WORDS, Link, Pool
+from headwater.sources.postgres.query.analysis.parameters import marked
+from headwater.sources.postgres.query.analysis.parse_tree_source import MAX_TREE
+from headwater.sources.postgres.query.statement_rules import _CALLED, _CALLED_QUOTED, MAX_TEXT, check_allowed, placed
+from headwater.sources.postgres.write import interactive_transaction as transactions
 
 READER, WRITER = f"costly_reader_{os.getpid()}", f"costly_writer_{os.getpid()}"
 DEAF = "SELECT strpos(repeat('a', 240000), 'b' || repeat('a', 120000))"  # about ten seconds, without interrupts

@@ -6,8 +6,8 @@ import pytest
 
 from headwater.feeds.snapshot import _ALTER
 from headwater.model.table import Column, Table
-from headwater.ranges.gather import _WENT
-from headwater.sources.postgres.ddl_text import ddl_text
+from headwater.ranges.pull.table_changes import _WENT
+from headwater.sources.postgres.schema.ddl_text import ddl_text
 
 ID, NOTE = Column("id", "i64", "integer", nullable=False), Column("note", "str", "text")
 OLD = Table("shop.t", (ID, NOTE), ("id",))

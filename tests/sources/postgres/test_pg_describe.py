@@ -13,9 +13,9 @@ from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import SourceUnfit
 from headwater.model.change import Op
-from headwater.sources.postgres.catalogue import describe
-from headwater.sources.postgres.link import Pool
-from headwater.sources.postgres.shapes import Shapes
+from headwater.sources.postgres.protocol_session import Pool
+from headwater.sources.postgres.schema.catalog import describe
+from headwater.sources.postgres.schema.table_shapes import Shapes
 
 TABLES = {
     "plain": ('(a int, b text COLLATE "C" NOT NULL, c numeric(10, 2) DEFAULT 1, PRIMARY KEY (b, a))', "(1, 'x', 2)"),

@@ -14,8 +14,15 @@ import pytest
 from tests.cli.commands import run, run_json, served
 from tests.sources.postgres.pg_source import shared_server
 
-from headwater.sources.postgres.fitness import MOST_WARNINGS, Finding, TableFit, slot_findings, table_findings, warnings
-from headwater.sources.postgres.slot import Slot
+from headwater.sources.postgres.capture.slot.slot import Slot
+from headwater.sources.postgres.setup.doctor import (
+    MOST_WARNINGS,
+    Finding,
+    TableFit,
+    slot_findings,
+    table_findings,
+    warnings,
+)
 
 ROLE = f"doctor_{os.getpid()}"
 SCHEMA = (

@@ -10,7 +10,7 @@ from tests.sources.postgres.pg_source import shared_server
 from tests.sources.postgres.test_pg_logins import Site
 
 from headwater.errors import InvalidRequest
-from headwater.sources.postgres.analysis.growth import MAX_WORDS, check_text
+from headwater.sources.postgres.query.analysis.statement_growth import MAX_WORDS, check_text
 
 READER, WRITER = f"growth_reader_{os.getpid()}", f"growth_writer_{os.getpid()}"
 

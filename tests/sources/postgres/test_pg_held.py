@@ -10,10 +10,10 @@ import pytest
 from headwater.errors import InvalidRequest, SourceError
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
-from headwater.sources.postgres import held as module
-from headwater.sources.postgres.held import Held, Point, Shapes
-from headwater.sources.postgres.history import brought_up
-from headwater.sources.postgres.statements import placed
+from headwater.sources.postgres.capture import replication_buffer as module
+from headwater.sources.postgres.capture.replication_buffer import Held, Point, Shapes
+from headwater.sources.postgres.capture.slot.server_history import brought_up
+from headwater.sources.postgres.query.statement_rules import placed
 
 T = Table("t", (Column("k", "i64"),), ("k",))
 START = Point(10, 1000, Shapes())

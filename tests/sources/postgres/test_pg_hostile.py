@@ -16,8 +16,8 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Forbidden, SourceUnfit
 from headwater.model.change import Change, Op
+from headwater.sources.postgres.capture.slot.server_history import NOTE
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.history import NOTE
 
 _numbers = itertools.count(1)
 TABLE = "CREATE TABLE t(k serial PRIMARY KEY, v text, m money, d timestamptz, i interval, f float8, b bytea, e mood)"

@@ -15,11 +15,11 @@ from headwater.errors import AnswerTooLarge, HeadwaterError, InvalidRequest
 from headwater.model.answer_limits import MEMORY
 from headwater.model.principal import OWNER
 from headwater.model.table import Column, Table
-from headwater.sources.postgres import columns
-from headwater.sources.postgres.analysis import analyse
-from headwater.sources.postgres.columns import MAX_KEPT
-from headwater.sources.postgres.faults import CANCELED, state_of
-from headwater.sources.postgres.link import Link, Pool
+from headwater.sources.postgres.errors import CANCELED, state_of
+from headwater.sources.postgres.protocol_session import Link, Pool
+from headwater.sources.postgres.query.analysis import analysis
+from headwater.sources.postgres.schema import column_probe
+from headwater.sources.postgres.schema.column_probe import MAX_KEPT
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_slow_conversion_of_value_ends_at_the_time_limit(pg_rig: Callable[..., R
         "CREATE FUNCTION slow(text) RETURNS bool LANGUAGE sql AS 'SELECT pg_sleep(60) IS NOT NULL'",
         "CREATE DOMAIN slowly AS text CHECK (slow(VALUE))",
     )
-    asked = columns.Columns(rig.pool, seconds=0.3)
+    asked = column_probe.Columns(rig.pool, seconds=0.3)
     with pytest.raises(HeadwaterError) as found:
         asked.stored(table("slowly"), ["c"], ("x",))
     assert state_of(found.value) == CANCELED
@@ -142,7 +142,7 @@ def test_astral_text_counts_four_bytes_for_each_character(own: PgRig) -> None:
         known.clear()
         own.source.analyse(f"SELECT 1 --{sign * 10_000}")
         sizes.append(known.weight)
-    assert sizes[1] > 3 * sizes[0] and sizes[0] >= analyse.TEXT_FACTOR * 10_000
+    assert sizes[1] > 3 * sizes[0] and sizes[0] >= analysis.TEXT_FACTOR * 10_000
 
 
 def test_names_of_many_columns_count(own: PgRig) -> None:
@@ -152,7 +152,7 @@ def test_names_of_many_columns_count(own: PgRig) -> None:
     few = known.weight
     known.clear()
     own.source.analyse("SELECT * FROM json_to_recordset('[]') AS r(" + ",".join(f"a{n} int" for n in range(500)) + ")")
-    assert known.weight > few + 500 * analyse.NAME
+    assert known.weight > few + 500 * analysis.NAME
 
 
 def test_refused_statement_is_not_remembered(own: PgRig) -> None:

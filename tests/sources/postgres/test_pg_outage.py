@@ -13,7 +13,7 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError, SourceError
-from headwater.sources.postgres.stream import Stream, pace_for
+from headwater.sources.postgres.capture.stream.replication_stream import Stream, pace_for
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 ROWS = 60_000  # far more than is held, and than fits between the server and us
@@ -39,7 +39,7 @@ def raised(work: Callable[[], Any]) -> list[HeadwaterError]:
 def test_who_takes_a_large_transaction_is_told_at_once_that_the_server_is_gone(
     pg: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 2_000)
+    monkeypatch.setattr("headwater.sources.postgres.capture.replication_buffer.MOST_CHANGES", 2_000)
     server = Server(pg.programs, logical_decoding_work_mem="512MB")  # so that it is sent when it is committed
     own = PgRig(server, "outage", TABLE)
     try:

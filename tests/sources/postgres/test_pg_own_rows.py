@@ -11,11 +11,11 @@ from tests.sources.postgres.pg_rig import Rig
 from tests.sources.postgres.pg_server import PATIENCE
 
 from headwater.errors import Busy, Forbidden, NotFound
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.predicate import eq
-from headwater.sources.postgres.link import Link
-from headwater.sources.postgres.sampling import sample
-from headwater.sources.postgres.shapes import Shapes, hold
+from headwater.sources.postgres.protocol_session import Link
+from headwater.sources.postgres.read.sample import sample
+from headwater.sources.postgres.schema.table_shapes import Shapes, hold
 
 Attach = Callable[..., Rig]
 FAMILY = (

@@ -15,9 +15,10 @@ from tests.sources.postgres.pg_rig import Rig
 from headwater.errors import NotSupported
 from headwater.model import arrow
 from headwater.model.table import Row
-from headwater.sources.postgres import cells, stretch
-from headwater.sources.postgres.packed import Packed, PackedRows
-from headwater.sources.postgres.reading import Reading
+from headwater.sources.postgres.read import key_order_page
+from headwater.sources.postgres.read import text_cells as cells
+from headwater.sources.postgres.read.row_reads import Reading
+from headwater.sources.postgres.read.text_columns import Packed, PackedRows
 from headwater.sources.source import Chunk
 
 Attach = Callable[..., Rig]
@@ -208,8 +209,8 @@ def test_an_empty_table(pg_rig: Attach, twin: str) -> None:
 
 
 def test_chunks_of_several_fetches_are_whole(pg_rig: Attach, twin: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretch, "FETCH", 50)
-    monkeypatch.setattr(stretch, "MAX_BYTES", 20_000)
+    monkeypatch.setattr(key_order_page, "FETCH", 50)
+    monkeypatch.setattr(key_order_page, "MAX_BYTES", 20_000)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, a text)")
     r.run("INSERT INTO t SELECT n, repeat('x', n % 100) FROM generate_series(1, 900) n")
     chunks = list(both(r, "t", 400))
@@ -228,7 +229,7 @@ def test_rows_that_grow_without_warning_are_not_all_held_at_once(
             super().add(result)
             held.append(self.weight)
 
-    monkeypatch.setattr(stretch, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(key_order_page, "MAX_BYTES", 1_000_000)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, a text)", take=Counted)
     r.run(
         "INSERT INTO t SELECT n, repeat('x', CASE WHEN n <= 2000 THEN 10 ELSE 5000 END) FROM generate_series(1, 4000) n"
@@ -240,7 +241,7 @@ def test_rows_that_grow_without_warning_are_not_all_held_at_once(
         found += [row[0] for row in chunk.rows]
         after = chunk.next_key
     assert found == list(range(1, 4001))
-    assert max(held) < 1_000_000 + 5_100 * stretch.PART
+    assert max(held) < 1_000_000 + 5_100 * key_order_page.PART
 
 
 @pytest.mark.parametrize("fits", [1, 3, 15])
@@ -254,7 +255,7 @@ def test_rows_that_are_too_large_for_arrow_together_come_in_fewer(
             raise OverflowError
         return whole(result)
 
-    monkeypatch.setattr("headwater.sources.postgres.packed.texts_of", overflows)
+    monkeypatch.setattr("headwater.sources.postgres.read.text_columns.texts_of", overflows)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 20)", take=Packed)
     found: list[int] = []
     after: tuple[Any, ...] | None = None
@@ -267,13 +268,13 @@ def test_rows_that_are_too_large_for_arrow_together_come_in_fewer(
 
 @pytest.mark.skipif(not COMPILED, reason="not compiled")
 def test_columns_beyond_what_arrow_holds_are_refused(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.sources.postgres import cells_compiled
+    from headwater.sources.postgres.read import text_cells_compiled
 
     def overflows(*args: int) -> None:
         raise OverflowError
 
     monkeypatch.setattr(cells, "COMPILED", COMPILED)
-    monkeypatch.setattr(cells_compiled, "columns", overflows)
+    monkeypatch.setattr(text_cells_compiled, "columns", overflows)
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", take=Packed)
     with pytest.raises(NotSupported, match="2 GiB"):
         r.reading.chunk("t", after=None, span=None, limit=5)

@@ -18,8 +18,8 @@ from tests.sources.postgres.pg_source import PgRig
 from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
 from headwater.ranges.database import Database
-from headwater.ranges.questions import Asked, Desk
-from headwater.sources.postgres import barriers
+from headwater.ranges.worker.position_requests import Asked, Desk
+from headwater.sources.postgres.capture import barriers
 from headwater.sources.source import Read
 
 _numbers = itertools.count(1)

@@ -15,7 +15,7 @@ from tests.sources.postgres.pg_source import PgRig
 from headwater.config import PostgresConfig
 from headwater.errors import SourceUnfit
 from headwater.model.change import Change, Op
-from headwater.sources.postgres.inspection import inspect
+from headwater.sources.postgres.setup.inspection import inspect
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
 PARTLY = {"rows": "t WHERE (k > 10)", "columns": "t (k, a)"}
@@ -152,7 +152,7 @@ def test_a_table_that_cannot_be_published_is_told_once(
         raise SourceUnfit("must be owner of table late", hint="As a superuser run: …")
 
     own.run("CREATE TABLE late(k int PRIMARY KEY)")
-    monkeypatch.setattr("headwater.sources.postgres.publication.run_as_owner", refuse)
+    monkeypatch.setattr("headwater.sources.postgres.capture.slot.publication.run_as_owner", refuse)
     with caplog.at_level(logging.WARNING, "headwater.postgres.fitness"):
         for _ in range(3):
             own.source._attachment.join()

@@ -14,8 +14,8 @@ from headwater.config import PostgresConfig
 from headwater.errors import SourceUnfit
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
-from headwater.sources.postgres import publication
-from headwater.sources.postgres.inspection import inspect
+from headwater.sources.postgres.capture.slot import publication
+from headwater.sources.postgres.setup.inspection import inspect
 from headwater.sources.source import Session
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int)"

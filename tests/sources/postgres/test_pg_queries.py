@@ -13,10 +13,10 @@ from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.model.dependency_words import of_condition
+from headwater.model.dependencies.description import of_condition
 from headwater.model.literal import DateTime, Json
-from headwater.model.query_form import parse_query
-from headwater.sources.postgres.analysis import analyse
+from headwater.model.query.json_form import parse_query
+from headwater.sources.postgres.query.analysis import analysis
 from headwater.sources.source import Read
 
 SCHEMA = [
@@ -422,7 +422,7 @@ def test_a_name_that_comes_to_mean_another_table_while_it_runs_is_noticed(
     found = own.source.analyse("SELECT id FROM t")
     source, once = own.source, threading.Event()
 
-    real = analyse.state_in
+    real = analysis.state_in
 
     def between(link: Any) -> Any:
         found = real(link)
@@ -431,7 +431,7 @@ def test_a_name_that_comes_to_mean_another_table_while_it_runs_is_noticed(
             own.run("CREATE SCHEMA postgres", "CREATE TABLE postgres.t(id int PRIMARY KEY)")
         return found
 
-    monkeypatch.setattr(analyse, "state_in", between)
+    monkeypatch.setattr(analysis, "state_in", between)
     assert source.answer(found, {}) is None
     assert once.is_set()
     assert source.analyse("SELECT id FROM t").tables == ("postgres.t",)

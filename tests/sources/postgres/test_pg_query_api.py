@@ -18,8 +18,8 @@ from tests.conformance.live import Live
 from tests.sources.postgres.pg_source import shared_server
 from tests.suite.waiting import PATIENCE, wait_until
 
+from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.slot import drop
 
 _numbers = itertools.count(1)
 

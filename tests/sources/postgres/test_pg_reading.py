@@ -16,14 +16,14 @@ from tests.sources.postgres.pg_rig import Rig
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, InvalidRequest, NotFound, NotSupported
-from headwater.model.key import Span, prefix_end
+from headwater.model.keys.key import Span, prefix_end
 from headwater.model.literal import DateTime
 from headwater.model.table import Column, Row, Table
-from headwater.sources.postgres import stretch as room
-from headwater.sources.postgres.order import is_own_order, order
-from headwater.sources.postgres.packed import Packed
-from headwater.sources.postgres.sampling import sample
-from headwater.sources.postgres.stretch import Decoded
+from headwater.sources.postgres.key_order import is_own_order, order
+from headwater.sources.postgres.read import key_order_page as room
+from headwater.sources.postgres.read.key_order_page import Decoded
+from headwater.sources.postgres.read.sample import sample
+from headwater.sources.postgres.read.text_columns import Packed
 from headwater.sources.postgres.values import to_text
 
 Attach = Callable[..., Rig]

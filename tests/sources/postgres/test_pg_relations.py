@@ -5,19 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources.postgres import pg_messages as pg
 
-from headwater.model.key import encode_key
+from headwater.model.keys.key import encode_key
 from headwater.model.table import Column, Table
-from headwater.sources.postgres.ddl_text import ddl_text
-from headwater.sources.postgres.facts import ColumnFact, TableFact
-from headwater.sources.postgres.pgoutput import Relation, decode
-from headwater.sources.postgres.relations import (
-    Relations,
-    column_of,
-    split_name,
-    table_name,
-    table_of,
-)
-from headwater.sources.postgres.reshaping import schema_change
+from headwater.sources.postgres.capture.decode.pgoutput import Relation, decode
+from headwater.sources.postgres.capture.decode.relations import Relations, column_of, split_name, table_name, table_of
+from headwater.sources.postgres.schema.ddl_text import ddl_text
+from headwater.sources.postgres.schema.shape_changes import schema_change
+from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
 from headwater.sources.postgres.types import TypeFact
 
 IDENTIFIER = st.text(st.one_of(st.sampled_from('."ab '), st.characters(exclude_categories=["Cs"])), min_size=1)

@@ -10,7 +10,7 @@ from tests.sources.postgres.pg_server import PATIENCE
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.model.change import Change, Op
-from headwater.sources.postgres import meanings
+from headwater.sources.postgres.schema import definition_changes
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"
 ROWS = "INSERT INTO t VALUES (1, 10, 20)"
@@ -175,11 +175,11 @@ def test_whose_a_name_is_that_was_learnt_late_is_kept(rig: Callable[..., PgRig])
     own = rig()
     own.run(TABLE, ROWS)
     own.pull()
-    own.notes.set_notes(**{meanings.NOTE: ""})
+    own.notes.set_notes(**{definition_changes.NOTE: ""})
     own.open()
     own.run("UPDATE t SET a = 11")
     changes(own)
-    own.notes.set_notes(**{meanings.NOTE: ""})
+    own.notes.set_notes(**{definition_changes.NOTE: ""})
     own.open()
     own.run("DROP TABLE t", TABLE, "INSERT INTO t VALUES (2, 2, 2)")
     assert [(change.op, change.ddl, change.resnapshot) for change in changes(own)[:2]] == [

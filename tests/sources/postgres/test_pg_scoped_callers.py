@@ -11,7 +11,7 @@ import pytest
 from tests.sources.postgres.pg_source import shared_server
 from tests.sources.postgres.test_pg_logins import Site
 
-from headwater.sources.postgres.analysis.reading import Reader
+from headwater.sources.postgres.query.analysis.tree_reads import Reader
 
 READER, WRITER = f"scoped_reader_{os.getpid()}", f"scoped_writer_{os.getpid()}"
 WORD = "the-word-of-others"

@@ -26,7 +26,7 @@ from headwater.model.answer_limits import MEMORY
 from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding, Json, Time
 from headwater.model.predicate import Call, Col, Literal, eq, key_is
 from headwater.model.table import Column, Table
-from headwater.sources.postgres import session as room
+from headwater.sources.postgres.write import session as room
 from headwater.sources.source import Session
 
 Attach = Callable[..., Rig]
@@ -402,7 +402,7 @@ def test_a_row_that_came_meanwhile_is_seen_by_the_second_attempt(pg_rig: Attach)
 
 
 def test_a_lock_held_by_others_makes_busy(pg_rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.sources.postgres.writing.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("headwater.sources.postgres.write.writer.LOCK_SECONDS", 0.2)
     r = pg_rig(T, SEED)
     with r.connect() as other, other.transaction():
         other.execute("UPDATE t SET v = 'x' WHERE id = 1")

@@ -26,9 +26,9 @@ from headwater.errors import (
     SourceUnfit,
     Unavailable,
 )
+from headwater.sources.postgres.capture.slot.slot import Identity, Known, Slot, drop_slot, judge
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.link import Link
-from headwater.sources.postgres.slot import Identity, Known, Slot, drop_slot, judge
+from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.source import PostgresSource
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
@@ -361,7 +361,7 @@ def test_an_idle_table_does_not_pin_the_servers_log(rig: Callable[..., PgRig]) -
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 2_000)
+    monkeypatch.setattr("headwater.sources.postgres.capture.replication_buffer.MOST_CHANGES", 2_000)
 
 
 def test_a_large_transaction_is_handed_on_in_parts_and_little_of_it_is_held(
@@ -443,7 +443,7 @@ def test_a_stream_that_is_behind_does_not_claim_to_know_the_head(
     monkeypatch: pytest.MonkeyPatch, rig: Callable[..., PgRig]
 ) -> None:
     own = rig(TABLE)
-    monkeypatch.setattr("headwater.sources.postgres.held.MOST_CHANGES", 1)
+    monkeypatch.setattr("headwater.sources.postgres.capture.replication_buffer.MOST_CHANGES", 1)
     own.open()
     own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
     assert own.source.look().settled is False

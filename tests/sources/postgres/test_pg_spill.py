@@ -15,8 +15,8 @@ from tests.sources.postgres.pg_source import PgRig
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig
 from headwater.errors import ConfigError, StorageFull
-from headwater.sources.postgres import spill
-from headwater.sources.postgres.spill import FileSpill
+from headwater.sources.postgres.capture.stream import transaction_spill as spill
+from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.integers(1, 50), st.sampled_from([1, 1 << 20]))

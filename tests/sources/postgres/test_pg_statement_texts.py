@@ -1,7 +1,7 @@
 """Texts of callers that are read in one pass, however they are made."""
 
-from headwater.sources.postgres.analysis.parameters import may_say_now
-from headwater.sources.postgres.statements import _WRITING_PLAN
+from headwater.sources.postgres.query.analysis.parameters import may_say_now
+from headwater.sources.postgres.query.statement_rules import _WRITING_PLAN
 
 BREAKS = "\n" * 1_000_000  # quadratic reading would take hours
 

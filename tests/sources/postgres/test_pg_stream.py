@@ -8,10 +8,10 @@ from tests.sources.postgres.pg_server import Facts, Stream, feed, tokens
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
-from headwater.sources.postgres.assembly import Item, Resume
-from headwater.sources.postgres.frames import lsn_of
-from headwater.sources.postgres.pgoutput import Relation, StreamStart, decode
-from headwater.sources.postgres.relations import Relations, split_name
+from headwater.sources.postgres.capture.decode.pgoutput import Relation, StreamStart, decode
+from headwater.sources.postgres.capture.decode.relations import Relations, split_name
+from headwater.sources.postgres.capture.stream.replication_frames import lsn_of
+from headwater.sources.postgres.capture.stream.transaction_assembly import Item, Resume
 
 Start = Callable[..., Stream]
 U = UNAVAILABLE

@@ -13,7 +13,7 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.model.change import Change, Op
-from headwater.sources.postgres import history
+from headwater.sources.postgres.capture.slot import server_history
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
 pytestmark = pytest.mark.usefixtures("watchful")
@@ -264,7 +264,7 @@ def test_what_is_told_of_tables_is_ours_or_nothing(rig: Callable[..., PgRig]) ->
             forged(own, user, secret="0" * 32, **told)
         assert reshaped(own) == []
         odd = msgspec.structs.replace(table, key=("nope",))
-        shapes = history.load(own.notes.note(history.NOTE)).point.shapes  # type: ignore[union-attr]
+        shapes = server_history.load(own.notes.note(server_history.NOTE)).point.shapes  # type: ignore[union-attr]
         forged(own, "postgres", secret=shapes.secret, tables={str(oid): odd})
         assert reshaped(own) == []
         forged(own, "postgres", secret=shapes.secret, unseen={"t": "we know our own"})
@@ -288,15 +288,15 @@ def test_what_was_told_of_tables_before_we_were_killed_comes_again_as_it_was(rig
 def test_a_log_of_before_there_was_a_secret_gets_one(rig: Callable[..., PgRig]) -> None:
     own = rig(TABLE, "CREATE TABLE u(k int PRIMARY KEY)")
     own.source.close()
-    kept = history.load(own.notes.note(history.NOTE))
+    kept = server_history.load(own.notes.note(server_history.NOTE))
     assert kept is not None and len(kept.point.shapes.secret) == 32
     shapes = msgspec.structs.replace(kept.point.shapes, secret="")
     bare = msgspec.structs.replace(kept, point=msgspec.structs.replace(kept.point, shapes=shapes))
-    own.notes.set_notes(**{history.NOTE: history.save(bare)})
+    own.notes.set_notes(**{server_history.NOTE: server_history.save(bare)})
     made = []
     for _ in range(2):
         own.open()
-        kept = history.load(own.notes.note(history.NOTE))
+        kept = server_history.load(own.notes.note(server_history.NOTE))
         assert kept is not None and len(kept.point.shapes.secret) == 32
         made.append(kept.point.shapes.secret)
     assert made[0] == made[1]

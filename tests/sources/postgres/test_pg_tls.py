@@ -26,7 +26,8 @@ from tests.sources.postgres.pg_server import DEBIAN, PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
 from headwater.errors import HeadwaterError
-from headwater.sources.postgres import barriers, rows
+from headwater.sources.postgres.capture import barriers
+from headwater.sources.postgres.capture.decode import row_decoder
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.source import PostgresSource
 
@@ -131,15 +132,15 @@ class Front(socketserver.ThreadingTCPServer):
         self.server_close()
 
 
-@pytest.mark.parametrize("twin", [rows.PYTHON, rows.COMPILED], ids=["plain", "received"])
+@pytest.mark.parametrize("twin", [row_decoder.PYTHON, row_decoder.COMPILED], ids=["plain", "received"])
 def test_nothing_of_a_record_stays_behind(
-    pg: Server, twin: rows.Twin | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pg: Server, twin: row_decoder.Twin | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """No poll tells of what TLS has read already: it must be taken before anybody waits. Newer libpq does
     so itself."""
     if twin is None:
         pytest.skip("not compiled")
-    monkeypatch.setattr(rows, "twin", lambda: twin)
+    monkeypatch.setattr(row_decoder, "twin", lambda: twin)
     monkeypatch.setattr(barriers, "SECONDS", PATIENCE)  # what stays behind does so for ever
     seed, front = random.Random(0x715), Front(pg, authority := Authority(tmp_path))
     host, port = front.server_address[:2]

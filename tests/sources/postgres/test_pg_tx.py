@@ -11,7 +11,7 @@ from tests.sources.postgres.pg_rig import Rig
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, DuplicateKey, InvalidRequest, TxExpired
-from headwater.sources.postgres import tx as room
+from headwater.sources.postgres.write import interactive_transaction as room
 from headwater.sources.source import Session
 
 Attach = Callable[..., Rig]

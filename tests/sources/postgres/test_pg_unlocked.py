@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from tests.sources.postgres.pg_server import Server
 
-from headwater.sources.postgres import meanings
-from headwater.sources.postgres.catalogue import Facts, describe, schema_number
-from headwater.sources.postgres.fitness import all_tables
-from headwater.sources.postgres.publication import find_publication
-from headwater.sources.postgres.unlocked import COUNTS, published_sql
+from headwater.sources.postgres.capture.slot.publication import find_publication
+from headwater.sources.postgres.schema import definition_changes
+from headwater.sources.postgres.schema.catalog import Facts, describe, schema_number
+from headwater.sources.postgres.schema.lock_free_catalog import COUNTS, published_sql
+from headwater.sources.postgres.setup.doctor import all_tables
 
 NAME = "unlocked"
 SETUP = (
@@ -92,12 +92,17 @@ def test_nothing_waits_for_somebody_who_alters_a_table(pg: Server, db: psycopg.C
         db.execute(statement.encode())
     db.execute("CREATE PUBLICATION p FOR ALL TABLES")
     db.execute("SET lock_timeout = '1s'")  # a wait is an error
-    before = describe(db, "p"), meanings.read_meanings(db), schema_number(db), all_tables(db, "p")
+    before = describe(db, "p"), definition_changes.read_meanings(db), schema_number(db), all_tables(db, "p")
     with pg.connect(NAME) as other, other.transaction():
         other.execute("ALTER TABLE root ADD w int")
         other.execute("ALTER TABLE plain ADD w serial")
         other.execute('LOCK TABLE parent, child, other.root, other."of its own", seen IN ACCESS EXCLUSIVE MODE')
-        assert before == (describe(db, "p"), meanings.read_meanings(db), schema_number(db), all_tables(db, "p"))
+        assert before == (
+            describe(db, "p"),
+            definition_changes.read_meanings(db),
+            schema_number(db),
+            all_tables(db, "p"),
+        )
         assert all(Facts(db).table(oid) is not None for oid in before[0].oids.values())
         assert find_publication(db, "p") is not None
     assert "w" in {column.name for column in describe(db, "p").tables["plain"].columns}

@@ -22,9 +22,9 @@ from tests.sources.rig import MemoryNotes
 
 from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError
-from headwater.sources.postgres import held
+from headwater.sources.postgres.capture import replication_buffer
+from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
-from headwater.sources.postgres.slot import drop
 from headwater.sources.postgres.source import PostgresSource
 from headwater.sources.source import Read
 
@@ -126,7 +126,7 @@ def test_after_a_restart_it_has_no_place_either(own: PgRig) -> None:
 
 
 def test_a_large_transaction_waits_too(own: PgRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "MOST_CHANGES", 1_000)
+    monkeypatch.setattr(replication_buffer, "MOST_CHANGES", 1_000)
     own.open()
     hidden = Unseen(own.server, own.name, "INSERT INTO t SELECT n, 'many' FROM generate_series(10, 5009) n")
     until(lambda: own.source._held is not None and own.source._held.large)

@@ -19,11 +19,11 @@ from tests.suite.waiting import wait_until
 from headwater.app import App
 from headwater.config import Config, DatabaseConfig, PostgresConfig
 from headwater.errors import SourceError
-from headwater.serve.metrics import Metrics
-from headwater.sources.postgres.detach import detach
-from headwater.sources.postgres.slot import Slot, find_slot
-from headwater.sources.postgres.stream import Stream
-from headwater.sources.postgres.watch import Watch, concern
+from headwater.serve.metrics.metrics import Metrics
+from headwater.sources.postgres.capture.slot.slot import Slot, find_slot
+from headwater.sources.postgres.capture.slot.slot_monitor import Watch, concern
+from headwater.sources.postgres.capture.stream.replication_stream import Stream
+from headwater.sources.postgres.setup.detach import detach
 
 SLOT = Slot("pgoutput", "d", 7, 600, 400, "reserved", False, 200, None)
 
@@ -103,7 +103,7 @@ def test_a_stream_that_flaps_is_told_once_with_a_count(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("headwater.sources.postgres.stream.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("headwater.sources.postgres.capture.stream.replication_stream.time.monotonic", lambda: now[0])
     address = type("Address", (), {"name": "shop"})()
     stream = Stream(address, "s", "p", object(), Quiet(), all_tables=True)  # type: ignore[arg-type]
     for _ in range(50):

@@ -14,8 +14,8 @@ from tests.sources.postgres.pg_rig import Rig
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Table
-from headwater.sources.postgres.order import order
-from headwater.sources.postgres.where import PostgresCondition, Predicates
+from headwater.sources.postgres.key_order import order
+from headwater.sources.postgres.query.where import PostgresCondition, Predicates
 
 Attach = Callable[..., Rig]
 T = """CREATE TABLE t(id int PRIMARY KEY, big bigint, n numeric, s text, vc varchar(9), c char(4), b bool, d date,

@@ -13,9 +13,9 @@ from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_server import PATIENCE, Stream
 
 from headwater.errors import SourceError
-from headwater.sources.postgres import rows
-from headwater.sources.postgres.frames import DATA, DATA_HEAD, status_update
-from headwater.sources.postgres.wire import Plain, Received, Wire, _made
+from headwater.sources.postgres.capture.decode import row_decoder
+from headwater.sources.postgres.capture.stream.replication_frames import DATA, DATA_HEAD, status_update
+from headwater.sources.postgres.capture.stream.replication_receiver import Plain, Received, Wire, _made
 
 Start = Callable[..., Stream]
 Open = Callable[[Stream], Wire]
@@ -74,7 +74,7 @@ def mark(one: Stream) -> None:
 
 
 def test_it_was_compiled() -> None:
-    if rows.COMPILED is None or _made() is None:
+    if row_decoder.COMPILED is None or _made() is None:
         missing("the compiled receiver was not built: make setup, with a C compiler")
 
 

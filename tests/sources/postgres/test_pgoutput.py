@@ -14,18 +14,8 @@ from headwater.errors import SourceError
 from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE, Json
 from headwater.model.table import Column, Table
-from headwater.sources.postgres import rows
-from headwater.sources.postgres.frames import (
-    BadMessage,
-    Data,
-    Keepalive,
-    decode_frame,
-    lsn_of,
-    lsn_text,
-    status_update,
-    unix_us,
-)
-from headwater.sources.postgres.pgoutput import (
+from headwater.sources.postgres.capture.decode import row_decoder
+from headwater.sources.postgres.capture.decode.pgoutput import (
     UNCHANGED,
     Begin,
     Binary,
@@ -49,8 +39,18 @@ from headwater.sources.postgres.pgoutput import (
     decode_begin,
     decode_commit,
 )
-from headwater.sources.postgres.row_plan import HEAD, Careful
-from headwater.sources.postgres.rows import RowDecoders
+from headwater.sources.postgres.capture.decode.row_decoder import RowDecoders
+from headwater.sources.postgres.capture.decode.row_plan import HEAD, Careful
+from headwater.sources.postgres.capture.stream.replication_frames import (
+    BadMessage,
+    Data,
+    Keepalive,
+    decode_frame,
+    lsn_of,
+    lsn_text,
+    status_update,
+    unix_us,
+)
 from headwater.sources.postgres.types import converter
 
 OLD, NEW = pg.tupled(b"O", [b"1", None]), pg.tupled(b"N", [b"1", "u"])
@@ -133,26 +133,30 @@ CAREFUL = Careful(TABLE, KEYS, CONVERTS)
 both = pytest.mark.parametrize(
     "twin",
     [
-        pytest.param(rows.PYTHON, id="python"),
-        pytest.param(rows.COMPILED, id="compiled", marks=pytest.mark.skipif(not rows.COMPILED, reason="not compiled")),
+        pytest.param(row_decoder.PYTHON, id="python"),
+        pytest.param(
+            row_decoder.COMPILED,
+            id="compiled",
+            marks=pytest.mark.skipif(not row_decoder.COMPILED, reason="not compiled"),
+        ),
     ],
 )
 
 
 def test_the_decoder_was_compiled() -> None:
-    if rows.COMPILED is None:
+    if row_decoder.COMPILED is None:
         missing("the compiled decoder was not built: make setup, with a C compiler")
 
 
 @functools.cache
-def decoders(twin: rows.Twin, careful: bool = True) -> RowDecoders:
+def decoders(twin: row_decoder.Twin, careful: bool = True) -> RowDecoders:
     found = RowDecoders(pg.OID, TABLE, KEYS, CONVERTS, twin)
     if not careful:
         found._careful = None  # type: ignore[assignment]  # would be called in vain
     return found
 
 
-def fast(twin: rows.Twin, message: bytes, careful: bool = True) -> Change:
+def fast(twin: row_decoder.Twin, message: bytes, careful: bool = True) -> Change:
     found = decoders(twin, careful).of(message[:HEAD])
     if found is None:
         raise BadMessage("nobody reads this")
@@ -186,14 +190,14 @@ MESSAGE = st.one_of(
 
 @both
 @given(MESSAGE)
-def test_the_fast_decoders_agree_with_the_slow_one_and_need_it_not(twin: rows.Twin, message: bytes) -> None:
+def test_the_fast_decoders_agree_with_the_slow_one_and_need_it_not(twin: row_decoder.Twin, message: bytes) -> None:
     assert repr(fast(twin, message, careful=False)) == repr(CAREFUL(message))
 
 
 @both
 @given(st.lists(st.tuples(MESSAGE, st.booleans()), max_size=12), st.integers(1, 8), st.integers(1, 2000))
 def test_rows_are_taken_until_something_else_comes_or_it_is_enough(
-    twin: rows.Twin, sent: list[tuple[bytes, bool]], most: int, most_bytes: int
+    twin: row_decoder.Twin, sent: list[tuple[bytes, bool]], most: int, most_bytes: int
 ) -> None:
     made = decoders(twin)
     for message, is_known in sent:
@@ -218,7 +222,7 @@ def test_rows_are_taken_until_something_else_comes_or_it_is_enough(
 
 @both
 @pytest.mark.parametrize("frame", [b"k" + bytes(17), b"k" + bytes(40), b"w" + bytes(24) + b"E", b"w", b"\0" * 50])
-def test_what_is_no_row_is_not_taken(twin: rows.Twin, frame: bytes) -> None:
+def test_what_is_no_row_is_not_taken(twin: row_decoder.Twin, frame: bytes) -> None:
     changes: list[Change] = []
     assert twin.take(lambda _: (len(frame), memoryview(frame)), {}, changes, 9, 9) == (len(frame), frame, 0)
     assert twin.take(lambda _: (-1, memoryview(b"")), {}, changes, 9, 9) == (-1, b"", 0)
@@ -226,7 +230,7 @@ def test_what_is_no_row_is_not_taken(twin: rows.Twin, frame: bytes) -> None:
 
 
 @both
-def test_a_row_that_cannot_be_read_says_so_from_inside_a_run(twin: rows.Twin) -> None:
+def test_a_row_that_cannot_be_read_says_so_from_inside_a_run(twin: row_decoder.Twin) -> None:
     message = pg.insert(b"1")
     head = message[:HEAD]
     found = decoders(twin).of(head)
@@ -238,7 +242,7 @@ def test_a_row_that_cannot_be_read_says_so_from_inside_a_run(twin: rows.Twin) ->
 
 @both
 @pytest.mark.parametrize("text", ["0", "-0", "-1", "9" * 18, "-" + "9" * 18, str(2**63 - 1), str(-(2**63)), "9" * 30])
-def test_integers_of_any_length(twin: rows.Twin, text: str) -> None:
+def test_integers_of_any_length(twin: row_decoder.Twin, text: str) -> None:
     assert fast(twin, pg.insert(text.encode(), *[None] * 7), careful=False).after == (int(text), *[None] * 7)
 
 
@@ -246,14 +250,14 @@ def test_integers_of_any_length(twin: rows.Twin, text: str) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"-", b"--1", b"1-", b"1\x002", b"\xc2\xb2", b"t", b"0x1p3", b"1_0", b" 1", b"9" * 99]
 )
-def test_odd_numbers_are_read_alike(twin: rows.Twin, text: bytes) -> None:
+def test_odd_numbers_are_read_alike(twin: row_decoder.Twin, text: bytes) -> None:
     message = pg.insert(text, text, text, *[None] * 5)
     assert repr(fast(twin, message)) == repr(CAREFUL(message))
 
 
 @both
 @given(MESSAGE, st.data())
-def test_a_row_that_is_cut_is_refused(twin: rows.Twin, message: bytes, data: st.DataObject) -> None:
+def test_a_row_that_is_cut_is_refused(twin: row_decoder.Twin, message: bytes, data: st.DataObject) -> None:
     end = data.draw(st.integers(0, len(message) - 1))
     with pytest.raises(BadMessage):
         fast(twin, message[:end])
@@ -263,7 +267,9 @@ def test_a_row_that_is_cut_is_refused(twin: rows.Twin, message: bytes, data: st.
 
 @both
 @given(MESSAGE, st.data())
-def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(twin: rows.Twin, message: bytes, data: st.DataObject) -> None:
+def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(
+    twin: row_decoder.Twin, message: bytes, data: st.DataObject
+) -> None:
     place = data.draw(st.integers(5, len(message) - 1))
     broken = message[:place] + bytes([data.draw(st.integers(0, 255))]) + message[place + 1 :]
     try:
@@ -274,7 +280,7 @@ def test_a_row_with_a_wrong_byte_is_refused_or_read_alike(twin: rows.Twin, messa
 
 
 @both
-def test_what_cannot_be_converted_keeps_its_text(twin: rows.Twin) -> None:
+def test_what_cannot_be_converted_keeps_its_text(twin: row_decoder.Twin) -> None:
     odd = (b"no number", b"maybe", b"1.5.5", b"\xff\xfe", b"x", b"{", b"yesterday", b"\\xzz")
     change = fast(twin, pg.insert(*odd))
     assert change.after == tuple(value.decode("utf-8", "surrogateescape") for value in odd)
@@ -282,19 +288,19 @@ def test_what_cannot_be_converted_keeps_its_text(twin: rows.Twin) -> None:
 
 
 @both
-def test_binary_values_are_refused_until_somebody_asks_for_them(twin: rows.Twin) -> None:
+def test_binary_values_are_refused_until_somebody_asks_for_them(twin: row_decoder.Twin) -> None:
     with pytest.raises(BadMessage, match="binary"):
         fast(twin, pg.row(b"I", b"N\0\x08" + b"b\0\0\0\1x" + b"n" * 7))
 
 
 @both
-def test_a_row_of_another_width_is_refused(twin: rows.Twin) -> None:
+def test_a_row_of_another_width_is_refused(twin: row_decoder.Twin) -> None:
     with pytest.raises(BadMessage, match="has 1 values"):
         fast(twin, pg.insert(b"1"))
 
 
 @both
-def test_a_table_without_columns_has_rows_too(twin: rows.Twin) -> None:
+def test_a_table_without_columns_has_rows_too(twin: row_decoder.Twin) -> None:
     message = pg.insert()
     found = RowDecoders(pg.OID, Table("t", ()), [], [], twin).of(message[:HEAD])
     assert found is not None

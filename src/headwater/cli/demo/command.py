@@ -13,13 +13,13 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, UNREACHABLE, Failure
-from headwater.cli.output import counted
+from headwater.cli.output.tables import counted
 
 if TYPE_CHECKING:
-    from headwater.cli.demo.child import Child
+    from headwater.cli.demo.database import Ground
     from headwater.cli.demo.follower import Arrival, Follower
-    from headwater.cli.demo.ground import Ground
-    from headwater.cli.demo.page import Page
+    from headwater.cli.demo.output import Page
+    from headwater.cli.demo.server_process import Child
     from headwater.model.change import Transaction
 
 PATIENCE_SECONDS = 10.0
@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from headwater.cli.demo.ground import ground_of
+    from headwater.cli.demo.database import ground_of
 
     with tempfile.TemporaryDirectory(prefix="headwater-demo-") as folder:
         ground = ground_of(args.source, args.url, Path(folder))
@@ -52,8 +52,8 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _play(data: Path, ground: Ground) -> None:
-    from headwater.cli.demo.child import Child
-    from headwater.cli.demo.page import Page
+    from headwater.cli.demo.output import Page
+    from headwater.cli.demo.server_process import Child
 
     page = Page()
     page.heading(1, ground.title)
@@ -74,7 +74,7 @@ class Story:
     """What happens, in order. Commits and orders are counted when they are acknowledged."""
 
     def __init__(self, page: Page, data: Path, child: Child, ground: Ground) -> None:
-        from headwater.log.disk import DiskLog
+        from headwater.log.disk.disk_log import DiskLog
 
         self._page, self._data, self._child, self._ground = page, data, child, ground
         self._log = DiskLog.open(data / "main.log.db", read_only=True)
@@ -183,7 +183,7 @@ class Story:
         self._check(self._latest() == before, f"the log still ends at offset {before}")
 
     def _kill(self) -> None:
-        from headwater.cli.demo.child import Child
+        from headwater.cli.demo.server_process import Child
 
         self._page.heading(7, "kill -9 while orders come in")
         enough, counted = threading.Event(), [0]
@@ -347,7 +347,7 @@ class Story:
 
 def wire(parts: list[Transaction]) -> Iterator[dict[str, Any]]:
     """Every change as it goes over the wire."""
-    from headwater.cli.changes import as_json, numbered
+    from headwater.cli.output.changes import as_json, numbered
 
     return (as_json("main", part, offset, change) for part in parts for offset, change in numbered(part))
 

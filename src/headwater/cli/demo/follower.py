@@ -7,10 +7,10 @@ import threading
 import time
 from typing import Any, NamedTuple
 
-from headwater.cli.changes import OPS
 from headwater.cli.failure import Failure
 from headwater.cli.feed import Broken, Feed, Frame
 from headwater.cli.filters import Place
+from headwater.cli.output.changes import OPS
 
 PATIENCE_SECONDS = 10.0
 SHOWN = {"format": "plain_json", "include": "before,after"}

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from headwater.cli.failure import Failure
 
 if TYPE_CHECKING:
-    from headwater.pipeline.run import Summary
-    from headwater.pipeline.spec import PipelineSpec
-    from headwater.pipeline.verify import TableReport
+    from headwater.pipeline.run.run import Summary
+    from headwater.pipeline.run.spec import PipelineSpec
+    from headwater.pipeline.verify.verify import TableReport
 
 SPARK_SECONDS = 120.0  # longest wait for one step of Spark on a slow machine
 TABLES = ("customers", "orders", "products", "visits")
@@ -46,9 +46,9 @@ class Lake:
     """A pipeline over the tables of the demo's server, in this process."""
 
     def __init__(self, folder: Path, url: str) -> None:
-        from headwater.pipeline.frames import register
-        from headwater.pipeline.session import open_session
-        from headwater.pipeline.spec import read_spec
+        from headwater.pipeline.run.spec import read_spec
+        from headwater.pipeline.spark.frames import register
+        from headwater.pipeline.spark.session import open_session
 
         self.folder, self.file = folder, folder / "lake.toml"
         self.file.write_text(SPEC.format(url=url))
@@ -64,7 +64,7 @@ class Lake:
     @contextmanager
     def running(self) -> Iterator[Future[Summary]]:
         """While the pipeline runs: bars on a terminal, lines elsewhere."""
-        from headwater.pipeline.run import run
+        from headwater.pipeline.run.run import run
 
         with _show() as show:
             self._seen.show = show
@@ -84,7 +84,7 @@ class Lake:
 
     def verify(self) -> list[TableReport]:
         """Every table, range by range."""
-        from headwater.pipeline.verify import verify
+        from headwater.pipeline.verify.verify import verify
 
         return verify(self.spec, spark=self._spark)
 
@@ -96,7 +96,7 @@ class Lake:
 
     def close(self) -> None:
         """Stop Spark."""
-        from headwater.pipeline.session import close_session, forget_log
+        from headwater.pipeline.spark.session import close_session, forget_log
 
         self._stop.set()
         self._threads.shutdown()
@@ -105,8 +105,8 @@ class Lake:
 
 
 def _show() -> Any:
-    from headwater.cli.pipeline_bars import Bars
-    from headwater.cli.pipeline_shows import Lines
+    from headwater.cli.output.pipeline_bars import Bars
+    from headwater.cli.output.pipeline_lines import Lines
 
     return Bars() if sys.stdout.isatty() else Lines()
 

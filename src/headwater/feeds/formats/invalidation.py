@@ -8,12 +8,12 @@ from typing import Protocol
 
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
-from headwater.feeds.gathering import Gathering
-from headwater.feeds.options import Shape
-from headwater.feeds.questions import Question
+from headwater.feeds.query_feeds.query_instances import Question
+from headwater.feeds.query_feeds.relevant_changes import Gathering
+from headwater.feeds.subscriptions.options import Shape
 from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
-from headwater.model.pertable import PerTable
+from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 
 BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, encode, name
-from headwater.feeds.options import Shape
+from headwater.feeds.subscriptions.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
-from headwater.model.pertable import PerTable
+from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 
 SCHEMA_CHANGE = Op.SCHEMA_CHANGE

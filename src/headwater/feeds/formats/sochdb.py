@@ -12,11 +12,11 @@ from collections.abc import Callable
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.images import Image, Unknown, delivered, shown
 from headwater.feeds.formats.values import PLAIN, clean
-from headwater.feeds.options import Shape
+from headwater.feeds.subscriptions.options import Shape
 from headwater.model.change import Change, Op, Transaction
-from headwater.model.key import encode_key
-from headwater.model.pairs import KEY, VALUE, holds_pairs
-from headwater.model.pertable import PerTable
+from headwater.model.keys.key import encode_key
+from headwater.model.kv_table import KEY, VALUE, holds_pairs
+from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.sources.source import Source
 

@@ -21,7 +21,7 @@ from headwater.pipeline.sinks.sink import Part, Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headwater.pipeline.sinks.opening import Needs
+    from headwater.pipeline.sinks.registry import Needs
 
 Function = Callable[["DataFrame", Step | list[Part], Table], object]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headwater.model.table import Table
-from headwater.pipeline.scd2 import SNAPSHOT
-from headwater.pipeline.schema import changes_schema
 from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.spark.schema import changes_schema
+from headwater.pipeline.transform.scd2 import SNAPSHOT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

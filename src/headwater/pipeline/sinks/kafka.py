@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ConfigError, PipelineError
-from headwater.model.hint import nearest
+from headwater.model.suggestion import nearest
 from headwater.model.table import Table
 from headwater.pipeline.sinks.envelope import FORMATS, PLAIN, Envelope
 from headwater.pipeline.sinks.ledger import LedgerSink
@@ -25,7 +25,7 @@ from headwater.pipeline.sinks.sink import Part, Step
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from headwater.pipeline.sinks.opening import Needs
+    from headwater.pipeline.sinks.registry import Needs
 
 _SETTINGS = ("servers", "topic", "format", "tombstones", "options")
 
@@ -64,7 +64,8 @@ class KafkaSink(LedgerSink):
             if "kafka" not in str(error).lower():
                 raise
             raise PipelineError(
-                "Spark has no Kafka here", hint="Fetch its jars: python -m headwater.pipeline.jars, or `make jars`."
+                "Spark has no Kafka here",
+                hint="Fetch its jars: python -m headwater.pipeline.spark.jars, or `make jars`.",
             ) from None
 
 

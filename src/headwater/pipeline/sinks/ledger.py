@@ -12,8 +12,8 @@ import msgspec
 
 from headwater.errors import SinkFenced, SinkUnfit
 from headwater.model.table import Table
-from headwater.pipeline.compaction import about, quoted
 from headwater.pipeline.sinks.sink import HISTORY, Part, Plan, State, Step, check
+from headwater.pipeline.transform.compaction import about, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

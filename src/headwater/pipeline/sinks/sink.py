@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from headwater.errors import SinkFenced, SinkGap
-from headwater.model.key import Span
+from headwater.model.keys.key import Span
 from headwater.model.table import Table
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ class Sink(Protocol):
     name: str  # for people: kind and place, no secrets
     exactly_once: bool  # whether rows and progress are one commit
     mode: str  # UPSERT or HISTORY
-    keeps: bool  # whether an upsert can leave columns as they are, see pipeline/whole.py
+    keeps: bool  # whether an upsert can leave columns as they are, see pipeline/transform/whole_rows.py
 
-    needs_ends: bool  # whether parts must tell their end, see pipeline/ends.py: where tasks commit them
+    needs_ends: bool  # whether parts must tell their end, see pipeline/transform/part_ends.py: where tasks commit them
 
     def state(self) -> State | None:
         """Where it stands; None when nothing was begun."""

@@ -24,18 +24,18 @@ from headwater.model.answer_limits import UNCOUNTED, AnswerMemory
 from headwater.model.principal import OWNER, Principal
 from headwater.model.work_context import CALLER
 from headwater.queries.databases import Databases
-from headwater.serve.auth import Gate
-from headwater.serve.body import BodyReservation
-from headwater.serve.bridge import Bridge
-from headwater.serve.grpc import faults
+from headwater.serve.auth.gate import Gate
+from headwater.serve.grpc import errors
 from headwater.serve.grpc.messages import LARGE, decode
 from headwater.serve.grpc.request_slots import RequestSlots
-from headwater.serve.grpc.stalls import Stalls
-from headwater.serve.limits import Limits, identity
-from headwater.serve.metrics import Metrics
-from headwater.serve.missing import told
-from headwater.serve.rates import place_of
-from headwater.serve.rpc import unexpected
+from headwater.serve.grpc.stalled_calls import Stalls
+from headwater.serve.http.request_body import BodyReservation
+from headwater.serve.limits.limits import Limits, identity
+from headwater.serve.limits.rates import place_of
+from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.envelope import unexpected
+from headwater.serve.rpc.hidden_names import told
+from headwater.serve.server.thread_bridge import Bridge
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
 HEALTH_SECONDS = 10.0  # in which a request for health arrives
@@ -100,7 +100,7 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
         try:
             data = await slots.receive(key(context), context)
         except HeadwaterError as error:
-            await context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+            await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
         if data is None:
             return None
         try:
@@ -323,7 +323,7 @@ class _Call:
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
         error = self.told(error)
         self._metrics.called(self._name, error.grpc_status)
-        await self._context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+        await self._context.abort(errors.status(error), errors.text(error), errors.trailers(error))
 
 
 def _defect(error: BaseException) -> HeadwaterError:
@@ -351,7 +351,7 @@ def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[An
             limits.ask_in_vain(address_of(context))
         except LimitExceeded as too_often:
             why = too_often
-        await context.abort(faults.status(why), faults.text(why), faults.trailers(why))
+        await context.abort(errors.status(why), errors.text(why), errors.trailers(why))
 
     return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 

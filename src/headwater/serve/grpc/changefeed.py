@@ -11,20 +11,28 @@ from typing import Any
 from headwater.errors import HeadwaterError, NotFound
 from headwater.feeds.feeds import Feeds
 from headwater.model.clock import ts_text
-from headwater.model.database import real_name
+from headwater.model.database_name import real_name
 from headwater.model.principal import VIEWER, Principal
-from headwater.ranges.catchups import Catchups
-from headwater.ranges.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
+from headwater.ranges.changefeed.catch_up_limits import Catchups
+from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
+from headwater.ranges.changefeed.watched_spans import Spans
 from headwater.ranges.database import Database
-from headwater.ranges.waiting import Waiting
-from headwater.ranges.watched import Spans
+from headwater.ranges.pull.durable_wait import Waiting
 from headwater.serve.api import Api
-from headwater.serve.bridge import Bridge
-from headwater.serve.changefeed_metrics import Numbers
 from headwater.serve.grpc.calls import Answer, Caller, Pour
-from headwater.serve.grpc.changefeed_asked import Held, base_of, enter, interval_of, least_interval, spans_of, tables_of
-from headwater.serve.grpc.changefeed_words import Words, failure, images, response
-from headwater.serve.limits import identity
+from headwater.serve.grpc.changefeed_messages import Words, failure, images, response
+from headwater.serve.grpc.changefeed_request import (
+    Held,
+    base_of,
+    enter,
+    interval_of,
+    least_interval,
+    spans_of,
+    tables_of,
+)
+from headwater.serve.limits.limits import identity
+from headwater.serve.metrics.changefeed_metrics import Numbers
+from headwater.serve.server.thread_bridge import Bridge
 
 CATCH_UP_SECONDS = 0.25  # longest a feed waits at first for what was committed before it
 

@@ -13,13 +13,13 @@ from grpc_reflection.v1alpha import reflection
 
 from headwater.errors import ConfigError, LimitExceeded
 from headwater.model.principal import ANONYMOUS
-from headwater.serve.binding import joined
-from headwater.serve.grpc import faults
+from headwater.serve.grpc import errors
 from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour, address_of
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
-from headwater.serve.limits import Limits
-from headwater.serve.tls import Pems, Tls
+from headwater.serve.limits.limits import Limits
+from headwater.serve.server.listen_address import joined
+from headwater.serve.server.tls import Pems, Tls
 
 SPARE = 1 << 20  # bytes by which a message may be too large and still be refused in our own words
 OPTIONS = (
@@ -137,7 +137,7 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
             with self._limits.stay(ANONYMOUS, None, address_of(context)):
                 await super().Watch(request, context)
         except LimitExceeded as error:
-            await context.abort(faults.status(error), faults.text(error), faults.trailers(error))
+            await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only

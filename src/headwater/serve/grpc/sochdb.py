@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, NotSupported, OffsetExpired, Unavailable
+from headwater.feeds.deliver.stream import PAGE, Stream
+from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.formats.sochdb import EVENT, WATCH
-from headwater.feeds.opening import From, Opening
-from headwater.feeds.registry import may_see
-from headwater.feeds.stream import PAGE, Stream
-from headwater.feeds.subscribing import SubscribeTable
-from headwater.model import pairs
+from headwater.feeds.subscriptions.registry import may_see
+from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.model import kv_table
 from headwater.model.change import Op
-from headwater.model.database import real_name
-from headwater.model.key import encode_key
+from headwater.model.database_name import real_name
+from headwater.model.keys.key import encode_key
 from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
-from headwater.serve.bridge import Bridge
+from headwater.serve.gateway.sochdb_refusals import in_sequences
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import message
-from headwater.serve.sequences import in_sequences
+from headwater.serve.server.thread_bridge import Bridge
 
 OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
 ROW_OPS = [word for number in (1, 2, 3) for word in OPS[number]]
@@ -129,7 +129,7 @@ class SubscriptionService:
     async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         db, table, key = real_name(asked.namespace), asked.table, asked.key
         everywhere = bool(key) and not table  # one key, of whatever table
-        raw = not everywhere and table == pairs.TABLE and await self._holds_pairs(caller.who, db)
+        raw = not everywhere and table == kv_table.TABLE and await self._holds_pairs(caller.who, db)
         opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(key, raw=raw))
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
         stream = await self._open(caller, params, opening)
@@ -144,9 +144,9 @@ class SubscriptionService:
     async def _holds_pairs(self, who: Principal, db: str) -> bool:
         """Whether keys of the table `kv` are the bytes that were put; it may be somebody's own table."""
         who.need(VIEWER, "a stream")
-        who.check(db, [pairs.TABLE])
-        table = (await self._bridge.call(self._api.databases.get(db).describe)).get(pairs.TABLE)
-        return table is None or pairs.holds_pairs(table)
+        who.check(db, [kv_table.TABLE])
+        table = (await self._bridge.call(self._api.databases.get(db).describe)).get(kv_table.TABLE)
+        return table is None or kv_table.holds_pairs(table)
 
     async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, start: int = 0) -> Stream:
         """From the sequence `start` on; 0 is now."""

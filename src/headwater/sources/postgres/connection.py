@@ -18,7 +18,7 @@ from psycopg import conninfo, pq
 from psycopg.pq.abc import PGconn
 
 from headwater.errors import ConfigError, HeadwaterError, InvalidRequest, SourceError, SourceUnfit
-from headwater.sources.postgres.faults import DENIED, fault
+from headwater.sources.postgres.errors import DENIED, fault
 from headwater.sources.postgres.types import SETTINGS
 
 CONNECT_SECONDS = 10

@@ -17,39 +17,39 @@ from typing import Any, TypeVar
 from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
-from headwater.model.dependency import Analysis
-from headwater.model.key import Span
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.keys.key import Span
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER, VIEWER
-from headwater.model.query import Query
+from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.postgres.analysis.analyse import Analyses
-from headwater.sources.postgres.attachment import Attachment
-from headwater.sources.postgres.barriers import Barriers, Passed, Side
-from headwater.sources.postgres.callers import Callers
-from headwater.sources.postgres.catalogue import describe
-from headwater.sources.postgres.columns import Columns
+from headwater.sources.postgres.capture.barriers import Barriers, Passed, Side
+from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.capture.log_positions import Positions
+from headwater.sources.postgres.capture.replication_buffer import Held, Point
+from headwater.sources.postgres.capture.slot.log_attachment import Attachment
+from headwater.sources.postgres.capture.slot.slot import Identity
+from headwater.sources.postgres.capture.slot.slot_monitor import Watch
+from headwater.sources.postgres.capture.snapshot_visibility import Visibility
+from headwater.sources.postgres.capture.stream.replication_stream import Stream
+from headwater.sources.postgres.capture.visible_commits import Sight
 from headwater.sources.postgres.connection import Connection, Server
-from headwater.sources.postgres.fitness import Finding, whole_rows_remedy
-from headwater.sources.postgres.held import Held, Point
-from headwater.sources.postgres.link import Pool
-from headwater.sources.postgres.logins import Logins
-from headwater.sources.postgres.order import order
-from headwater.sources.postgres.positions import Positions
-from headwater.sources.postgres.query_sql import query_sql
-from headwater.sources.postgres.reading import Reading
-from headwater.sources.postgres.relations import split_name
-from headwater.sources.postgres.sampling import sample
-from headwater.sources.postgres.session import is_read_only
-from headwater.sources.postgres.shapes import Shapes
-from headwater.sources.postgres.sight import Sight
-from headwater.sources.postgres.slot import Identity
-from headwater.sources.postgres.stream import Stream
-from headwater.sources.postgres.tx import PostgresTx
-from headwater.sources.postgres.visibility import Visibility
-from headwater.sources.postgres.watch import Watch
-from headwater.sources.postgres.where import Predicates
-from headwater.sources.postgres.writing import Writers
+from headwater.sources.postgres.key_order import order
+from headwater.sources.postgres.protocol_session import Pool
+from headwater.sources.postgres.query.analysis.analysis import Analyses
+from headwater.sources.postgres.query.caller_connections import Callers
+from headwater.sources.postgres.query.query_sql import query_sql
+from headwater.sources.postgres.query.where import Predicates
+from headwater.sources.postgres.read.row_reads import Reading
+from headwater.sources.postgres.read.sample import sample
+from headwater.sources.postgres.schema.catalog import describe
+from headwater.sources.postgres.schema.column_probe import Columns
+from headwater.sources.postgres.schema.table_shapes import Shapes
+from headwater.sources.postgres.setup.doctor import Finding, whole_rows_remedy
+from headwater.sources.postgres.setup.logins import Logins
+from headwater.sources.postgres.write.interactive_transaction import PostgresTx
+from headwater.sources.postgres.write.session import is_read_only
+from headwater.sources.postgres.write.writer import Writers
 from headwater.sources.source import Args, Chunk, Condition, Look, Notes, Read, Sample, Work, Written
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
 from headwater.model.table import Table
-from headwater.sources.postgres.shapes import Shape, ident
+from headwater.sources.postgres.schema.table_shapes import Shape, ident
 from headwater.sources.postgres.values import Bound, own_type, to_bound
 
 _BINARY = {

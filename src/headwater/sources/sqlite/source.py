@@ -15,22 +15,21 @@ import apsw
 from headwater.config import SqliteConfig
 from headwater.errors import SourceMismatch, Unavailable
 from headwater.model.change import Transaction
-from headwater.model.dependency import Analysis
-from headwater.model.key import Span
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.keys.key import Span
 from headwater.model.literal import Value
 from headwater.model.predicate import key_is
 from headwater.model.principal import OWNER
-from headwater.model.query import Query
+from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.creating import rows_only
 from headwater.sources.source import Args, Chunk, Look, Notes, Read, Sample, Work, Written
-from headwater.sources.sqlite.analysis.analyse import Analyses
-from headwater.sources.sqlite.chunk import read_chunk
-from headwater.sources.sqlite.connection import OURS, immediate, sqlite_errors
-from headwater.sources.sqlite.continuity import Facts, compare, judge
-from headwater.sources.sqlite.follow import PAGE, Follower
-from headwater.sources.sqlite.glance import Glance
-from headwater.sources.sqlite.install import (
+from headwater.sources.sqlite.capture.capture_table import PAGE, Follower
+from headwater.sources.sqlite.capture.capture_trim import Trimmer
+from headwater.sources.sqlite.capture.commit_watch import Waker
+from headwater.sources.sqlite.capture.file_head import Glance
+from headwater.sources.sqlite.capture.file_history import Facts, compare, judge
+from headwater.sources.sqlite.capture.power_loss import Witness
+from headwater.sources.sqlite.capture.trigger_installation import (
     add_columns,
     capturable,
     check_format,
@@ -41,19 +40,20 @@ from headwater.sources.sqlite.install import (
     newest,
     reconcile,
 )
-from headwater.sources.sqlite.lock import FileLock, InodeLock
-from headwater.sources.sqlite.opening import Connected, open_database
-from headwater.sources.sqlite.order import order
-from headwater.sources.sqlite.pool import Pool, limit_temporary
-from headwater.sources.sqlite.query_sql import query_sql
-from headwater.sources.sqlite.sample import read_sample
-from headwater.sources.sqlite.session import SqliteSession, run_statement
-from headwater.sources.sqlite.trim import Trimmer
-from headwater.sources.sqlite.tx import SqliteTx
-from headwater.sources.sqlite.watch import Waker
-from headwater.sources.sqlite.where import Predicates, SqliteCondition
-from headwater.sources.sqlite.witness import Witness
-from headwater.sources.sqlite.writer import Ledger, Writer
+from headwater.sources.sqlite.connection import OURS, immediate, sqlite_errors
+from headwater.sources.sqlite.connection_pool import Pool, limit_temporary
+from headwater.sources.sqlite.file_lock import FileLock, InodeLock
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.query.analysis.analysis import Analyses
+from headwater.sources.sqlite.query.query_sql import query_sql
+from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
+from headwater.sources.sqlite.read.key_order_page import read_chunk
+from headwater.sources.sqlite.read.sample import read_sample
+from headwater.sources.sqlite.setup.database_file import Connected, open_database
+from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
+from headwater.sources.sqlite.write.session import SqliteSession, run_statement
+from headwater.sources.sqlite.write.writer import Ledger, Writer
+from headwater.sources.table_creation import rows_only
 
 T = TypeVar("T")
 MODE = "journal_mode_before"  # a note, until the file itself has it

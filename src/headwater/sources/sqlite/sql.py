@@ -7,7 +7,7 @@ from headwater.model.literal import Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
 from headwater.model.table import Table
 from headwater.sources.sqlite.connection import ident
-from headwater.sources.sqlite.values import DECLARED, Stored, to_stored
+from headwater.sources.sqlite.types import DECLARED, Stored, to_stored
 
 _BINARY = {
     "eq": "=",

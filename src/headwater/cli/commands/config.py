@@ -1,0 +1,175 @@
+"""The settings of a command: flags over environment over file; also the command `config`, which shows them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.cli.failure import OK, USAGE, Failure
+from headwater.cli.output.tables import add_output, print_json, print_table
+
+if TYPE_CHECKING:
+    from headwater.config import Config, Setting
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}\Z")
+_PASSWORD = re.compile(r"(://[^:@/]*:)[^/]*(@)")
+
+
+def add_config_flags(parser: argparse.ArgumentParser) -> None:
+    """Where settings come from, for commands that read them."""
+    parser.add_argument("--data", metavar="DIR", help="directory of Headwater's own files (./headwater-data)")
+    parser.add_argument("--config", metavar="FILE", help="settings in TOML")
+
+
+def add_databases(parser: argparse.ArgumentParser) -> None:
+    """The databases a command is about."""
+    parser.add_argument(
+        "database", nargs="*", metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL"
+    )
+
+
+def add_token_file(parser: argparse.ArgumentParser) -> None:
+    """The credential, never in argv: other users see it there."""
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="file with the credential, mode 0600 (else HEADWATER_TOKEN)"
+    )
+
+
+def load_config(args: argparse.Namespace, **flags: Any) -> Config:
+    """The settings this command runs with; `flags` by setting name with `__` for the dot."""
+    from headwater.config import load
+
+    given: dict[str, Any] = {name.replace("__", "."): value for name, value in flags.items()}
+    given["data"] = getattr(args, "data", None)
+    if getattr(args, "database", None):
+        given["databases"] = name_databases(args.database)
+    file = getattr(args, "config", None)
+    return load(file=Path(file) if file else None, environ=environment(args), flags=given)
+
+
+def environment(args: argparse.Namespace) -> Mapping[str, str]:
+    """The environment, with the credential of --token-file in it."""
+    file = getattr(args, "token_file", None)
+    return os.environ if file is None else {**os.environ, "HEADWATER_TOKEN": read_token(Path(file))}
+
+
+def read_token(file: Path) -> str:
+    """The credential in `file`, which nobody else may read."""
+    try:
+        with file.open(encoding="utf-8") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            text = opened.read().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Failure(f"cannot read the token file {file}: {error}", exit_code=USAGE) from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise Failure(f"others may read the token file {file}", hint=f"chmod 600 {file}", exit_code=USAGE)
+    if not text:
+        raise Failure(f"the token file {file} is empty", exit_code=USAGE)
+    return text
+
+
+def name_databases(urls: Sequence[str]) -> dict[str, str]:
+    """Name to URL. One alone is `main`, as requests without `db` mean that; several go by their file names."""
+    named: dict[str, str] = {}
+    for text in urls:
+        name, url = _split(text)
+        name = name or ("main" if len(urls) == 1 else _stem(url))
+        if name in named:
+            raise Failure(f"two databases are called {name!r}", hint="Name them: NAME=FILE.", exit_code=USAGE)
+        named[name] = url
+    return named
+
+
+def _split(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    return (name, url) if equals and url and _NAME.match(name) else ("", text)
+
+
+def _stem(url: str) -> str:
+    stem = Path(url.removeprefix("sqlite:").partition("?")[0]).name.partition(".")[0]
+    if not _NAME.match(stem) or stem == "default":
+        shown = _PASSWORD.sub(r"\1***\2", url)
+        raise Failure(f"{stem!r} cannot name a database", hint=f"Give it a name: NAME={shown}", exit_code=USAGE)
+    return stem
+
+
+# --- the command `config` ------------------------------------------------------------------------------------
+
+
+def add(commands: Any) -> None:
+    """Register `config`."""
+    group = commands.add_parser("config", help="show settings").add_subparsers(dest="verb", required=True)
+    show = group.add_parser("show", help="the settings in force here, secrets hidden")
+    add_databases(show)
+    add_config_flags(show)
+    add_output(show)
+    show.set_defaults(run=_show)
+    settings = group.add_parser("settings", help="every setting there is")
+    add_output(settings)
+    settings.set_defaults(run=_settings)
+
+
+def _show(args: argparse.Namespace) -> int:
+    from headwater.config import SETTINGS
+
+    config = load_config(args)
+    found = {setting.name: _value(config, setting) for setting in SETTINGS}
+    if args.output == "json":
+        print_json(found)
+    else:
+        print_table(("setting", "value"), [(name, _shown(value)) for name, value in found.items()])
+    return OK
+
+
+def _value(config: Config, setting: Setting) -> Any:
+    room = getattr(config, setting.room) if setting.room else config
+    value = getattr(room, setting.name.rpartition(".")[2])
+    if setting.secret:
+        return None if value is None else "***"
+    if setting.name == "databases":
+        return {database.name: _PASSWORD.sub(r"\1***\2", database.url) for database in value}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return ", ".join(f"{name}={url}" for name, url in value.items()) or "none"
+        case list():
+            return ", ".join(map(str, value)) or "none"
+        case _:
+            return str(value)
+
+
+def _settings(args: argparse.Namespace) -> int:
+    from headwater.config import SETTINGS
+
+    if args.output == "json":
+        print_json([_described(setting) for setting in SETTINGS])
+    else:
+        rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in SETTINGS]
+        print_table(("setting", "type", "default", "environment", "meaning"), rows)
+    return OK
+
+
+def _described(setting: Setting) -> dict[str, Any]:
+    return {
+        "name": setting.name,
+        "type": setting.type,
+        "default": _default(setting),
+        "environment": list(setting.environment),
+        "doc": setting.doc,
+    }
+
+
+def _default(setting: Setting) -> Any:
+    return list(setting.default) if isinstance(setting.default, tuple) else setting.default

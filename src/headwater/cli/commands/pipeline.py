@@ -1,0 +1,250 @@
+"""`headwater pipeline`: tables carried into lakes and databases by Spark: run, verified, looked at, begun anew."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from headwater.cli.commands import pipeline_status as standing
+from headwater.cli.failure import FAILED, OK, UNREACHABLE, USAGE, Failure
+from headwater.cli.output.tables import counted
+from headwater.cli.remote import open_remote
+from headwater.errors import Unavailable
+
+if TYPE_CHECKING:
+    from headwater.cli.output.pipeline_bars import Bars
+    from headwater.cli.output.pipeline_lines import JsonLines, Lines
+    from headwater.pipeline.run.spec import PipelineSpec
+
+T = TypeVar("T")
+
+FILE = "pipeline.toml"
+SHOW_CURSOR = "\x1b[?25h"
+STOPPING = "stops after the current commit; once more: at once"
+FOREIGN = ("pyspark", "py4j")  # whose errors are Spark's, many lines long
+
+
+def add(commands: Any) -> None:
+    """Register `pipeline`."""
+    group = commands.add_parser("pipeline", help="carry tables into lakes and databases").add_subparsers(
+        dest="verb", required=True
+    )
+    run = _verb(group, "run", "carry the tables of a file, until stopped", _run)
+    run.add_argument("file", metavar="FILE", help="the pipeline, in TOML (`init` writes a first one)")
+    run.add_argument("--once", action="store_true", help="only up to what is there now")
+    run.add_argument("--verify", action="store_true", help="compare source and sink in the end")
+    _add_master(run)
+    run.add_argument("-o", "--output", choices=("text", "json"), default="text", help="how to tell progress (text)")
+    verify = _verb(group, "verify", "compare source and sink range by range", _verify)
+    verify.add_argument("file", metavar="FILE", help="the pipeline, in TOML")
+    verify.add_argument("--repair", action="store_true", help="make ranges that differ right")
+    _add_master(verify)
+    verify.add_argument("-o", "--output", choices=("text", "json"), default="text", help="how to tell it (text)")
+    init = _verb(group, "init", "write a first file, every key explained", _init)
+    init.add_argument("file", nargs="?", default=FILE, metavar="FILE", help=f"where to write it ({FILE})")
+    init.add_argument("--table", action="append", default=[], metavar="[DB.]TABLE", help="carry it; may be repeated")
+    init.add_argument("--server", metavar="URL", help="the server to read from (where `headwater sql` would ask)")
+    init.add_argument("--force", action="store_true", help="also over a file that is there")
+    standing.add(group, _verb)
+
+
+def _verb(group: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = group.add_parser(name, help=text, allow_abbrev=False)
+    parser.set_defaults(run=_with_extra(run))
+    return parser
+
+
+def _add_master(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--master", metavar="URL", help="Spark's master, over that of the file (local[2], spark://…)")
+
+
+def _with_extra(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """`run`, but a package that is not installed is said in words."""
+
+    def guarded(args: argparse.Namespace) -> int:
+        try:
+            return run(args)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == "headwater":
+                raise
+            raise Failure(
+                f"pipelines need the package {error.name}, which is not installed",
+                hint="pip install headwater[spark]",
+            ) from None
+
+    return guarded
+
+
+# --- run and verify --------------------------------------------------------------------------------------
+
+
+def _run(args: argparse.Namespace) -> int:
+    spec, stop = _spec(args), threading.Event()
+    from headwater.pipeline.run.run import run
+
+    with _reached(spec, args), _show(args) as show, _signals(stop):
+        show.say(None, f"{spec.name}: {counted(len(spec.tables), 'table')} of {spec.server}, carried by Spark")
+        try:
+            summary = _in_thread(
+                lambda: run(spec, once=args.once, master=args.master, watcher=show, stop=stop, then_verify=args.verify)
+            )
+        except Exception as error:
+            if stop.is_set() and _is_gone(error):
+                return OK  # Java was asked to stop together with us
+            raise
+    return OK if summary.is_good else FAILED
+
+
+def _verify(args: argparse.Namespace) -> int:
+    spec, stop = _spec(args), threading.Event()
+    stop.set()
+    with _reached(spec, args), _show(args) as show, _signals(stop):
+        return OK if _compare(spec, args, show, repair=args.repair) else FAILED
+
+
+def _compare(spec: PipelineSpec, args: argparse.Namespace, show: Any, *, repair: bool) -> bool:
+    """Whether all tables are equal; what was found is told by `show`."""
+    from headwater.pipeline.verify.verify import verify
+
+    reports = _in_thread(lambda: verify(spec, repair=repair, master=args.master, watcher=show))
+    return all(report.is_good for report in reports)
+
+
+@contextmanager
+def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
+    """A server that does not answer is said with the place that names it."""
+    from headwater.pipeline.run.server_check import hint_of, is_unreachable
+
+    try:
+        yield
+    except Unavailable as error:
+        if not is_unreachable(error):
+            raise
+        message = f"{error.message} ({error.code})"
+        raise Failure(message, hint=hint_of(spec, args.file), exit_code=UNREACHABLE) from None
+
+
+def _is_gone(error: Exception) -> bool:
+    from headwater.pipeline.spark.failure import is_gone
+
+    return is_gone(error)
+
+
+def _spec(args: argparse.Namespace) -> PipelineSpec:
+    from headwater.pipeline.run.spec import read_spec
+
+    return read_spec(Path(args.file))
+
+
+def _show(args: argparse.Namespace) -> Bars | Lines | JsonLines:
+    from headwater.cli.output.pipeline_lines import JsonLines, Lines
+
+    if args.output == "json":
+        return JsonLines()
+    if not sys.stdout.isatty():
+        return Lines()
+    from headwater.cli.output.pipeline_bars import Bars
+
+    return Bars()
+
+
+def _in_thread(work: Callable[[], T]) -> T:
+    """The result of `work`, done beside the main thread: in that, Spark would take Ctrl-C for itself."""
+    with ThreadPoolExecutor(1, thread_name_prefix="headwater-pipeline") as threads:
+        try:
+            return threads.submit(work).result()
+        except Exception as error:
+            if type(error).__module__.partition(".")[0] not in FOREIGN and not isinstance(error, ConnectionError):
+                raise
+            from headwater.pipeline.spark.session import cause_of
+
+            raise cause_of(error) from None
+
+
+@contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set `stop`; when it is set already, they end the process as if nobody listened."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            if sys.stdout.isatty():
+                print(SHOW_CURSOR, end="", flush=True)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        stop.set()
+        # Not by print: this may interrupt one.
+        os.write(sys.stderr.fileno(), f"headwater pipeline {STOPPING}\n".encode())
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# --- init ------------------------------------------------------------------------------------------------
+
+
+def _init(args: argparse.Namespace) -> int:
+    from headwater.pipeline.run.spec import TEMPLATE
+
+    file, server = Path(args.file), _server(args)
+    text = _with_server(TEMPLATE, server)
+    text = _with_tables(text, args.table) if args.table else text
+    try:
+        with file.open("w" if args.force else "x", encoding="utf-8") as out:
+            out.write(text)
+    except FileExistsError:
+        raise Failure(f"{file} is there already", hint="--force writes over it.", exit_code=USAGE) from None
+    then = "Then" if args.table else "Name your tables in it, then"
+    print(f"{file} is written, for the server at {server}. {then}: headwater pipeline run {file}")
+    return OK
+
+
+def _server(args: argparse.Namespace) -> str:
+    """Where other commands would ask."""
+    remote = open_remote(args)
+    remote.close()
+    return remote.url
+
+
+def _with_server(template: str, url: str) -> str:
+    """The template with the server at `url`, the comment where it was."""
+    before, line, after = re.split(r"^(server = .*)$", template, maxsplit=1, flags=re.MULTILINE)
+    place = line.index("#")
+    return f"{before}{f'server = {json.dumps(url)} '.ljust(place)}{line[place:]}{after}"
+
+
+def _with_tables(template: str, named: Sequence[str]) -> str:
+    """The template with these tables in place of its example: an entry for each database."""
+    head, entry = template.split("[[table]]\n")
+    tables: dict[str, dict[str, None]] = {}
+    for name in named:
+        db, dot, table = name.partition(".")
+        tables.setdefault(db if dot else "main", {})[table if dot else name] = None
+    if len(tables) > 1:
+        entry = entry.replace('"lake/{table}"', '"lake/{db}/{table}"')
+    return head + "\n".join(_entry(entry, db, list(each)) for db, each in tables.items())
+
+
+def _entry(example: str, db: str, tables: list[str]) -> str:
+    """One [[table]], with the example's comments."""
+
+    def toml(value: object) -> str:
+        return json.dumps(value, ensure_ascii=False)
+
+    which = f"table = {toml(tables[0])}" if len(tables) == 1 else f"tables = {toml(tables)}"
+    rest = [line for line in example.splitlines() if not line.startswith(("table = ", "# db = "))]
+    return "\n".join(["[[table]]", f"db = {toml(db)}", which, *rest, ""])

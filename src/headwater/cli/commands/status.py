@@ -1,0 +1,72 @@
+"""`headwater status`: the databases of a running server in numbers."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from headwater.cli.failure import FAILED, OK
+from headwater.cli.output.tables import add_output, amount, print_json, print_table, size
+from headwater.cli.remote import Remote, add_server, open_remote
+
+COLUMNS = ("database", "state", "generation", "horizon", "latest", "lag", "waiting", "log size", "error")
+SLOT = ("slot",)  # where there is a PostgreSQL
+
+
+def add(commands: Any) -> None:
+    """Register `status`."""
+    parser = commands.add_parser("status", help="show a running server's databases", allow_abbrev=False)
+    add_server(parser)
+    add_output(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    remote = open_remote(args)
+    try:
+        found = databases(remote)
+    finally:
+        remote.close()
+    healthy = bool(found) and all(each["ready"] and not each.get("error") for each in found.values())
+    if args.output == "json":
+        print_json({"server": remote.url, "healthy": healthy, "databases": found})
+    else:
+        shown = COLUMNS + (SLOT if any("wal_status" in each for each in found.values()) else ())
+        print_table(shown, [_row(name, each)[: len(shown)] for name, each in found.items()])
+    return OK if healthy else FAILED
+
+
+def databases(remote: Remote) -> dict[str, dict[str, Any]]:
+    """The status of every database of `remote`, by name."""
+    names = remote.call("schema.list_databases")["databases"]
+    if not names:
+        return {}
+    found: dict[str, dict[str, Any]] = remote.call("stats.snapshot", db=names[0])["databases"]
+    return found
+
+
+def _row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        name,
+        "failing" if each.get("error") else "ready" if each["ready"] else "starting",
+        each["generation"],
+        amount(each["horizon"]),
+        amount(each["latest"]),
+        _lag(each),
+        amount(each.get("capture_rows")),
+        size(each.get("log_bytes")),
+        each.get("error") or "",
+        _slot(each),
+    )
+
+
+def _lag(each: dict[str, Any]) -> str:
+    changes, seconds = each.get("lag_changes"), each.get("lag_seconds")
+    return amount(changes) if not seconds else f"{amount(changes)} ({seconds:.1f} s)"
+
+
+def _slot(each: dict[str, Any]) -> str:
+    if "wal_status" not in each:
+        return ""
+    left = "" if each.get("slot_safe_bytes") is None else f", {size(each['slot_safe_bytes'])} left"
+    return f"{each['wal_status']}, {size(each.get('slot_lag_bytes'))} kept{left}"

@@ -1,0 +1,156 @@
+"""`headwater tail`: changes of a running server as they are committed, one line each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+from headwater.cli import feed as feeds
+from headwater.cli.failure import OK
+from headwater.cli.feed import Feed, Frame, credential
+from headwater.cli.filters import add_filters, add_images, as_query, filters, find_place, natural, start
+from headwater.cli.output.tables import add_output, counted
+from headwater.cli.remote import Remote, add_server, open_remote
+
+BOTH = {"before": True, "after": True}
+ENDS: dict[str, Callable[[dict[str, Any]], Exception]] = {"resnapshot": feeds.lost, "failed": feeds.ended}
+
+
+def add(commands: Any) -> None:
+    """Register `tail`."""
+    parser = commands.add_parser("tail", help="watch changes as they are committed", allow_abbrev=False)
+    add_filters(parser)
+    parser.add_argument(
+        "--since",
+        type=start,
+        default="latest",
+        metavar="WHEN",
+        help="10m, 2h, an ISO time, earliest, offset:N, snapshot",
+    )
+    add_images(parser)
+    parser.add_argument("--limit", type=natural, metavar="N", help="end after N changes")
+    parser.add_argument("--no-color", action="store_true", help="no colours, on a terminal too")
+    parser.add_argument("-v", "--verbose", action="store_true", help="say on standard error how far it is")
+    add_server(parser)
+    add_output(parser)
+    parser.set_defaults(run=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    printer = Printer(raw=args.output == "json" or args.format is not None, plain=args.no_color)
+    notes = Notes(verbose=args.verbose)
+    feed = _feed(args, notes)
+    left = sys.maxsize if args.limit is None else args.limit
+    with closing(feed.follow()) as batches:
+        next(batches)
+        notes.verbose(f"following {feed}")
+        for frames in batches:
+            for frame in frames:
+                if left and not notes.take(frame):
+                    printer.change(frame)
+                    left -= 1
+            printer.flush()
+            if not left:
+                break
+    return OK
+
+
+def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
+    remote = open_remote(args)
+    try:
+        place = find_place(remote, args.table)
+        params = {"include": BOTH, "format": "plain_json"} | filters(args, place)
+        query, last_id = as_query(params), ""
+        match args.since:
+            case {"ts": int(ms)}:
+                query["ts"] = str(ms)
+            case {"offset": int(offset)}:
+                last_id = str(offset)
+            case "latest":
+                last_id = str(_latest(remote, params))
+            case word:
+                query["start"] = word
+    finally:
+        remote.close()
+    return Feed(remote.url, place, query, last_id=last_id, token=credential(args), tls=remote.tls, notice=notes.say)
+
+
+def _latest(remote: Remote, params: dict[str, Any]) -> int:
+    """The offset that is newest now: known from the start, a connection lost before the first change misses nothing."""
+    return int(remote.call("cdc.backtest", **params, start="latest")["from_offset"])
+
+
+class Printer:
+    """Standard output: the JSON as it came, or a line for people, in colour on a terminal."""
+
+    def __init__(self, *, raw: bool, plain: bool) -> None:
+        self._raw = raw
+        self._console: Any = None
+        if not raw and not plain and sys.stdout.isatty():
+            from rich.console import Console
+
+            self._console = Console(highlight=False)
+
+    def change(self, frame: Frame) -> None:
+        """One change."""
+        if self._raw:
+            print(frame.data.decode())
+            return
+        from headwater.cli.output.changes import colour, line
+
+        found = json.loads(frame.data)
+        if self._console is None:
+            print(line(found))
+        else:
+            self._console.print(line(found), style=colour(found) or None, markup=False, soft_wrap=True)
+
+    def flush(self) -> None:
+        """What was printed is seen now."""
+        sys.stdout.flush()
+
+
+class Notes:
+    """Standard error: what is not a change."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+
+    def say(self, text: str) -> None:
+        """For everybody."""
+        print(f"headwater tail: {text}", file=sys.stderr, flush=True)
+
+    def verbose(self, text: str) -> None:
+        """For those who asked."""
+        if self._verbose:
+            self.say(text)
+
+    def take(self, frame: Frame) -> bool:
+        """Whether `frame` is a word of control, which is told then; Failure if it is the last."""
+        from headwater.cli.output.changes import OPS
+
+        if frame.word in OPS:
+            return False
+        body = json.loads(frame.data)
+        if frame.word in ENDS:
+            raise ENDS[frame.word](body)
+        if frame.word == "snapshot_restart":
+            self.say(f"the snapshot begins anew, its rows come again ({body['reason']})")
+        else:
+            self.verbose(_told(frame.word, body))
+        return True
+
+
+def _told(word: str, body: dict[str, Any]) -> str:
+    match word:
+        case "checkpoint":
+            return f"checkpoint: everything up to {body['ts']} is here, offset {body['offset']}"
+        case "caught_up":
+            return f"caught up at offset {body['offset']}"
+        case "snapshot_end":
+            return f"these were all rows ({counted(body['rows'], 'row')}); now changes after offset {body['offset']}"
+        case _:
+            return f"{word}: {json.dumps(body)}"

@@ -1,0 +1,162 @@
+"""Where the demo plays: an embedded SQLite database, or a PostgreSQL of its own that is gone at the end."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+from headwater.cli.demo import writers
+from headwater.cli.demo.server_process import clean_environment
+from headwater.cli.failure import USAGE, Failure
+
+if TYPE_CHECKING:
+    from headwater.cli.demo.embedded_postgres import Engine
+    from headwater.cli.remote import Remote
+
+URL = "HEADWATER_DEMO_URL"  # tells the other program where to write; never in its arguments
+
+
+class Ground(Protocol):
+    """The databases `main` and `web`, and a program that writes to them behind the server's back."""
+
+    title: str  # of the first step
+    outside: str  # of the step in which the other program writes
+    next: str  # what to try afterwards
+    databases: Sequence[str]  # as `headwater serve` takes them
+    settings: Mapping[str, str]  # of the server, as environment
+
+    def order(self, first: int, commits: int) -> int:
+        """Orders by the other program, then deletes that it rolls back; its process number."""
+        ...
+
+    def open_web(self, remote: Remote) -> None:
+        """The second database."""
+        ...
+
+    def visit(self, rows: int) -> None:
+        """Fill its table of visits, or with 0 rows change some of them: deletes, updates, new keys."""
+        ...
+
+    def close(self) -> None:
+        """Nothing stays."""
+        ...
+
+
+class SqliteGround:
+    """Files in the data folder."""
+
+    title = "A server on an embedded database"
+    outside = "Another program writes straight into the file, with plain sqlite3"
+    next = "headwater serve app=app.db --wal, headwater tail app, and docs/quickstart.md"
+    databases: Sequence[str] = ()
+    settings: Mapping[str, str] = {}
+
+    def __init__(self, data: Path) -> None:
+        self._data = data
+
+    def order(self, first: int, commits: int) -> int:
+        """See Ground."""
+        return _outside(writers.SQLITE_ORDERS, str(self._data / "main.db"), str(first), str(commits))
+
+    def open_web(self, remote: Remote) -> None:
+        """See Ground."""
+        remote.call("schema.create_database", db="web")
+
+    def visit(self, rows: int) -> None:
+        """See Ground."""
+        _outside(writers.SQLITE_VISITS, str(self._data / "web.db"), str(rows))
+
+    def close(self) -> None:
+        """See Ground. The folder goes with the demo."""
+
+
+class PostgresGround:
+    """Two databases on a server: one that is started here, or the one at `url`."""
+
+    outside = "Another program writes straight into PostgreSQL, with plain psycopg"
+    next = "headwater serve shop=postgresql://…, headwater tail shop, and docs/postgres.md"
+
+    def __init__(self, data: Path, url: str | None) -> None:
+        self._engine: Engine | None = None
+        if url is None:
+            from headwater.cli.demo.embedded_postgres import Engine
+
+            self._engine = Engine(data / "postgres")
+            url = self._engine.url
+        self._admin, self._own = url, f"headwater_demo_{secrets.token_hex(4)}"
+        self._urls = {name: _database(url, f"{self._own}_{name}") for name in ("main", "web")}
+        self.databases: Sequence[str] = [f"{name}={each}" for name, each in self._urls.items()]
+        pattern = self._own + "_{name}"
+        self.settings: Mapping[str, str] = {
+            "HEADWATER_POSTGRES_SLOT": pattern,
+            "HEADWATER_POSTGRES_PUBLICATION": pattern,
+        }
+        try:
+            version = _said(writers.POSTGRES_CREATE, self._admin, *self._names)
+        except BaseException:
+            self.close()
+            raise
+        self.title = f"A server on PostgreSQL {version}, by logical replication"
+
+    @property
+    def _names(self) -> list[str]:
+        return [f"{self._own}_{name}" for name in self._urls]
+
+    def order(self, first: int, commits: int) -> int:
+        """See Ground."""
+        return _outside(writers.POSTGRES_ORDERS, str(first), str(commits), url=self._urls["main"])
+
+    def open_web(self, remote: Remote) -> None:
+        """See Ground. It is served from the start."""
+
+    def visit(self, rows: int) -> None:
+        """See Ground."""
+        _outside(writers.POSTGRES_VISITS, str(rows), url=self._urls["web"])
+
+    def close(self) -> None:
+        """See Ground."""
+        if self._engine is not None:
+            self._engine.stop()
+        else:
+            _said(writers.POSTGRES_DROP, self._admin, *self._names)
+
+
+def ground_of(source: str, url: str | None, data: Path) -> Ground:
+    """The one that was asked for."""
+    if source == "sqlite":
+        if url is not None:
+            raise Failure("--url belongs to --source postgres", exit_code=USAGE)
+        return SqliteGround(data)
+    if url is not None and urlsplit(url).password is not None:
+        hint = "Give it by PGPASSWORD or ~/.pgpass: others see arguments."
+        raise Failure("the URL holds a password", hint=hint, exit_code=USAGE)
+    return PostgresGround(data, url)
+
+
+def _database(url: str, name: str) -> str:
+    return urlsplit(url)._replace(path=f"/{name}").geturl()
+
+
+def _outside(program: str, *args: str, url: str = "") -> int:
+    return _run(program, *args, url=url)[0]
+
+
+def _said(program: str, url: str, *args: str) -> str:
+    return _run(program, *args, url=url)[1].strip()
+
+
+def _run(program: str, *args: str, url: str) -> tuple[int, str]:
+    """Another process, to its end: its number, and what it printed."""
+    env = clean_environment() | {URL: url, "PYTHONWARNINGS": "ignore"}
+    command = [sys.executable, "-c", program, *args]
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        said, errors = process.communicate()
+    if process.returncode:
+        lines = errors.strip().splitlines()
+        raise Failure(f"the other program failed: {lines[-1] if lines else process.returncode}")
+    return process.pid, said

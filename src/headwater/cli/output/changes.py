@@ -1,0 +1,161 @@
+"""A change as the JSON of the wire, and as one line for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Any
+
+from headwater.cli.output.tables import printable
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.clock import ts_text
+from headwater.model.literal import UNAVAILABLE, to_plain
+from headwater.model.table import Row, Table
+
+COLOURS = {
+    Op.INSERT: "green",
+    Op.UPDATE: "yellow",
+    Op.DELETE: "red",
+    Op.SCHEMA_CHANGE: "magenta",
+    Op.TRUNCATE: "red",
+}
+_BY_WORD = {op.word: name for op, name in COLOURS.items()}
+OPS = frozenset(_BY_WORD)  # the words of changes on streams
+WIDEST = 96  # characters of images on one line
+
+
+def numbered(part: Transaction) -> Iterator[tuple[int, Change]]:
+    """The changes of `part` with their offsets."""
+    return enumerate(part.changes, part.first)
+
+
+def as_json(db: str, part: Transaction, offset: int, change: Change) -> dict[str, Any]:
+    """One change with rows in plain JSON, fields in the order of the wire."""
+    table = change.table
+    found: dict[str, Any] = {"seq": offset, "db": db, "table": table.name, "op": change.op.word}
+    if change.key is not None and table.primary_key:
+        found["pk"] = [to_plain(value) for value in change.key]
+    unavailable: set[str] = set()
+    for name, row in (("before", change.before), ("after", change.after)):
+        if row is not None:
+            found[name] = _plain(table, row)
+            unavailable |= {column for column, value in zip(table.names, row, strict=True) if value is UNAVAILABLE}
+    found |= {"commit_ts_ms": part.commit_ts_ms, "lsn": offset, "offset": offset, "ts": ts_text(part.ts)}
+    place = part.start + offset - part.first
+    found["txn"] = {"id": part.id, "seq": place, "last": part.last and offset == part.upto}
+    found["schema"] = table.version
+    if change.op is Op.SCHEMA_CHANGE:
+        found |= {"ddl": change.ddl or "", "resnapshot": change.resnapshot}
+    if change.key is not None and not table.primary_key:
+        found["identity"] = {name: to_plain(value) for name, value in zip(table.key, change.key, strict=True)}
+    return found | ({"unavailable": sorted(unavailable)} if unavailable else {})
+
+
+def _plain(table: Table, row: Row) -> dict[str, Any]:
+    visible = {column.name for column in table.visible}
+    pairs = sorted(zip(table.names, row, strict=True), key=lambda pair: pair[0])
+    return {name: to_plain(value) for name, value in pairs if name in visible and value is not UNAVAILABLE}
+
+
+def clock(part: Transaction) -> str:
+    """The time of day of a commit, here."""
+    return _time_of_day(part.commit_ts_ms)
+
+
+def _time_of_day(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000).strftime("%H:%M:%S.%f")[:-3]
+
+
+def images(change: Change) -> str:
+    """What happened to the row: the new one, the old one, or what became what."""
+    if change.op is Op.SCHEMA_CHANGE:
+        text = _ddl(change.ddl, change.resnapshot)
+    elif change.before is not None and change.after is not None:
+        text = _difference(change.table, change.before, change.after)
+    else:
+        text = _pairs(change.table, change.row or ())
+    return _cut(text)
+
+
+def _ddl(ddl: str | None, resnapshot: bool) -> str:
+    return (ddl or "by another process") + (" (snapshot needed)" if resnapshot else "")
+
+
+def _cut(text: str) -> str:
+    text = printable(text)
+    return text if len(text) <= WIDEST else text[: WIDEST - 1] + "…"
+
+
+def _difference(table: Table, before: Row, after: Row) -> str:
+    key = _named(zip(table.key, map(_known, table.key_of(before)), strict=True))
+    changed = (
+        (name, _known(old), _known(new))
+        for name, old, new in zip(table.names, before, after, strict=True)
+        if (type(old), old) != (type(new), new)
+    )
+    return f"{key}  {_became(changed)}"
+
+
+def _pairs(table: Table, row: Row) -> str:
+    hidden = {column.name for column in table.columns if column.hidden and column.name not in table.key}
+    named = zip(table.names, row, strict=False)
+    return _named((name, _known(value)) for name, value in named if name not in hidden)
+
+
+def _known(value: Any) -> Any:
+    """In plain JSON, if the source sent it."""
+    return value if value is UNAVAILABLE else to_plain(value)
+
+
+def _named(pairs: Iterable[tuple[str, Any]]) -> str:
+    return " ".join(f"{name}={_shown(value)}" for name, value in pairs)
+
+
+def _became(changed: Iterable[tuple[str, Any, Any]]) -> str:
+    return ", ".join(f"{name}: {_shown(old)} → {_shown(new)}" for name, old, new in changed) or "unchanged"
+
+
+def _shown(plain: Any) -> str:
+    """What is not known is not NULL."""
+    if plain is UNAVAILABLE:
+        return "?"
+    return "NULL" if plain is None else str(plain)
+
+
+# --- from the wire ---------------------------------------------------------------------------------------
+
+
+def line(found: dict[str, Any]) -> str:
+    """A change that came as plain_json: offset, time, op, table, and what happened to the row."""
+    word = "row" if found.get("snapshot") else found["op"]
+    time = _time_of_day(found["commit_ts_ms"])
+    return f"{found['offset']:>8}  {time}  {word:<13}  {printable(found['table']):<12}  {_cut(_said(found))}"
+
+
+def colour(found: dict[str, Any]) -> str:
+    """The colour of its line; rows of a snapshot have none."""
+    return "" if found.get("snapshot") else _BY_WORD[found["op"]]
+
+
+def _said(found: dict[str, Any]) -> str:
+    if found["op"] == Op.SCHEMA_CHANGE.word:
+        return _ddl(found["ddl"], found["resnapshot"])
+    unknown = dict.fromkeys(found.get("unavailable", ()), UNAVAILABLE)
+    before, after = found.get("before"), found.get("after")
+    if before is not None and after is not None:
+        return f"{_key(found)}  {_became(_changed(unknown | before, unknown | after))}"
+    row = before if after is None else after
+    return _key(found) if row is None else _named(sorted((unknown | row).items()))
+
+
+def _key(found: dict[str, Any]) -> str:
+    """Which row it was: the names of key columns are not on the wire, those of an identity are."""
+    if "pk" in found:
+        return ",".join(map(_shown, found.get("pk_before") or found["pk"]))
+    identity = found.get("identity_before") or found.get("identity") or {}
+    return _named(identity.items())
+
+
+def _changed(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    names = sorted(after.keys() | before.keys())
+    return ((name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name))

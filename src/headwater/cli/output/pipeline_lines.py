@@ -1,0 +1,239 @@
+"""Shows of a running pipeline where no bars can be drawn: lines for people, a JSON object per line for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TextIO
+
+from headwater.cli.output.pipeline_progress import Tally
+from headwater.cli.output.tables import amount, counted, printable
+
+if TYPE_CHECKING:
+    from headwater.errors import HeadwaterError
+    from headwater.pipeline.run.events import Compared
+    from headwater.pipeline.run.task import RangeProgress, Task
+
+INTERVAL_SECONDS = 5.0
+Key = tuple[str, str, str]  # of a task
+REASONS = {"first": "the first snapshot"}
+
+
+class Show:
+    """A watcher that keeps a tally per table. `shown` and `say` are what a kind of show adds; called under a lock."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # tables tell from threads of their own
+        self._tallies: dict[Key, Tally] = {}
+
+    def __enter__(self) -> Show:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def shown(self, task: Task, tally: Tally, *, now: bool = False) -> None:
+        """The tally has changed; `now`: in a way nobody should wait for."""
+
+    def say(self, task: Task | None, text: str, *, error: bool = False) -> None:
+        """A line that stays."""
+
+    def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
+        with self._lock:
+            self._tally(task).began(rows)
+            why = REASONS.get(reason, f"a new snapshot ({reason})")
+            self.say(task, f"{why}, about {counted(rows, 'row')} in {counted(ranges, 'range')}")
+
+    def range_moved(self, task: Task, row: RangeProgress) -> None:
+        with self._lock:
+            if self._tally(task).moved(row):
+                self.shown(task, self._tally(task))
+
+    def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
+        with self._lock:  # shown with the ranges that are in now, which are told next
+            self._tally(task).loaded(rows, seconds)
+
+    def stage(self, task: Task, stage: str) -> None:
+        with self._lock:
+            self._tally(task).stage = stage
+            self.shown(task, self._tally(task), now=True)
+
+    def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
+        with self._lock:
+            self._tally(task).stepped(upto, changes, seconds)
+            self.shown(task, self._tally(task))
+
+    def live(self, task: Task, offset: int, latest: int) -> None:
+        with self._lock:
+            tally = self._tally(task)
+            tally.offset, tally.latest = offset, latest
+            self.shown(task, tally)
+
+    def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
+        with self._lock:
+            hint = f"\nhint: {error.hint}" if error.hint and failures == 1 else ""
+            self.say(
+                task, f"tries again: {error.message} ({error.code}, {counted(failures, 'failure')} in a row){hint}"
+            )
+
+    def failed(self, task: Task, error: HeadwaterError) -> None:
+        with self._lock:
+            self._tally(task).stage = "failed"
+            hint = f"\nhint: {error.hint}" if error.hint else ""
+            self.say(task, f"{error.message} ({error.code}){hint}", error=True)
+
+    def done(self, task: Task, offset: int, rows: int) -> None:
+        with self._lock:
+            self.say(task, f"is at offset {amount(offset)} after {amount(rows)} rows and changes of this run")
+
+    def verified(self, task: Task, report: Compared) -> None:
+        with self._lock:
+            self.say(task, compared(report), error=not report.is_good)
+
+    def _tally(self, task: Task) -> Tally:
+        return self._tallies.setdefault(task.key, Tally(task))
+
+
+def compared(report: Compared) -> str:
+    """What verification found, in a line."""
+    if report.error is not None:
+        return f"could not be compared: {report.error.message} ({report.error.code})"
+    what = f"{counted(report.rows, 'row')} in {counted(len(report.ranges), 'range')} at offset {amount(report.offset)}"
+    if not report.bad:
+        return f"source and sink are equal: {what}"
+    found = [each.difference for each in report.bad if each.difference is not None]
+    bad = "\n".join([f"{counted(len(report.bad), 'range')} differed: {what}", *map(_differing, found)])
+    if not report.is_good:
+        return f"{bad}\nhint: `headwater pipeline verify --repair` mends them."
+    rows = sum(each.rows for each in found)
+    mended = counted(rows, "row") if len(found) == len(report.bad) else counted(report.repaired, "range")
+    return f"{bad}\nrepaired: {mended}"
+
+
+def _differing(found: Any) -> str:
+    """How the rows of a range differ."""
+    counts = {"missing": found.missing, "extra": found.extra, "different": found.different}
+    told = ", ".join(f"{amount(count)} {name}" for name, count in counts.items() if count)
+    return f"  rows: {told} in the sink; keys like {' | '.join(found.examples)}"
+
+
+class Lines(Show):
+    """Plain lines: what happens at once, how it goes every few seconds. Errors on standard error."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._last: dict[Key, tuple[float, str]] = {}
+
+    def shown(self, task: Task, tally: Tally, *, now: bool = False) -> None:
+        at, text = self._last.get(task.key, (float("-inf"), ""))
+        line = f"{tally.stage}: {tally.words}" if tally.words != tally.stage else tally.stage
+        if line != text and (now or self._clock() >= at + INTERVAL_SECONDS):
+            self._last[task.key] = (self._clock(), line)
+            self.say(task, line)
+
+    def say(self, task: Task | None, text: str, *, error: bool = False) -> None:
+        say_plainly(task, text, error=error)
+
+
+def say_plainly(task: Task | None, text: str, *, error: bool = False) -> None:
+    """One line, seen at once."""
+    first, *rest = text.split("\n")
+    named = first if task is None else f"{task.db}.{task.table}: {first}"
+    out: TextIO = sys.stderr if error else sys.stdout
+    print("\n".join([("error: " if error else "") + printable(named), *map(printable, rest)]), file=out, flush=True)
+
+
+class JsonLines:
+    """One JSON object per line: `what` happened to which table. What did not change is not told again."""
+
+    def __init__(self, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
+        self._clock_ms = clock_ms
+        self._lock = threading.Lock()
+        self._last: dict[tuple[Any, ...], dict[str, Any]] = {}
+
+    def __enter__(self) -> JsonLines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def tell(self, what: str, task: Task | None, **facts: Any) -> None:
+        """Print one object."""
+        whose = {} if task is None else {"pipeline": task.name, "db": task.db, "table": task.table}
+        with self._lock:
+            line = {"what": what, "ts_ms": self._clock_ms(), **whose, **facts}
+            print(json.dumps(line, ensure_ascii=False), flush=True)
+
+    def say(self, task: Task | None, text: str) -> None:
+        """A line for people, as an object too."""
+        self.tell("note", task, text=text)
+
+    def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
+        self.tell("started", task, reason=reason, rows_estimate=rows, ranges=ranges)
+
+    def range_moved(self, task: Task, row: RangeProgress) -> None:
+        self._news("range", task, row.range_id, described(row))
+
+    def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
+        self.tell("loaded", task, parts=parts, rows=rows, seconds=round(seconds, 3))
+
+    def stage(self, task: Task, stage: str) -> None:
+        self.tell("stage", task, stage=stage)
+
+    def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
+        self.tell("stepped", task, offset=upto, changes=changes, seconds=round(seconds, 3))
+
+    def live(self, task: Task, offset: int, latest: int) -> None:
+        self._news("live", task, None, {"offset": offset, "latest": latest, "lag": max(0, latest - offset)})
+
+    def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
+        self.tell("retrying", task, failures=failures, error=told(error))
+
+    def failed(self, task: Task, error: HeadwaterError) -> None:
+        self.tell("failed", task, error=told(error))
+
+    def done(self, task: Task, offset: int, rows: int) -> None:
+        self.tell("done", task, offset=offset, rows=rows)
+
+    def verified(self, task: Task, report: Compared) -> None:
+        error = None if report.error is None else told(report.error)
+        facts = {"equal": report.is_good, "offset": report.offset, "rows": report.rows, "ranges": len(report.ranges)}
+        found = [each.difference for each in report.bad if each.difference is not None]
+        facts |= {name: sum(getattr(each, name) for each in found) for name in ("missing", "extra", "different")}
+        examples = [key for each in found for key in each.examples]
+        self.tell(
+            "verified", task, **facts, examples=examples, bad=len(report.bad), repaired=report.repaired, error=error
+        )
+
+    def _news(self, what: str, task: Task, which: Any, facts: dict[str, Any]) -> None:
+        known = (what, task.key, which)
+        if self._last.get(known) != facts:
+            self._last[known] = facts
+            self.tell(what, task, **facts)
+
+
+def told(error: HeadwaterError) -> dict[str, str]:
+    """An error for programs."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def described(row: RangeProgress) -> dict[str, Any]:
+    """A range for programs: keys in hexadecimal."""
+    return {
+        "range": row.range_id,
+        "epoch": row.epoch,
+        "start": row.span.start.hex(),
+        "end": None if row.span.end is None else row.span.end.hex(),
+        "stage": row.stage,
+        "init_version": row.init_version,
+        "version": row.version,
+        "last_key": row.last_key.hex(),
+        "offset": row.last_offset,
+        "rows": row.rows,
+        "rows_estimate": row.rows_estimate,
+        "reason": row.reason,
+    }

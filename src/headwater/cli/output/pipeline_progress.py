@@ -1,0 +1,123 @@
+"""Tally: what is known of one table on its way into a sink, in numbers and words. Pure; the shows draw it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headwater.cli.output.tables import amount, counted
+
+if TYPE_CHECKING:
+    from headwater.pipeline.run.task import RangeProgress, Task
+
+
+class Tally:
+    """One table. `offset` and `latest` are None until they are told."""
+
+    def __init__(self, task: Task) -> None:
+        self.title = f"{task.db}.{task.table}"
+        self.stage = "starts"
+        self.offset: int | None = None
+        self.latest: int | None = None
+        self._ranges: dict[int, RangeProgress] = {}
+        self._estimate = 0
+        self._loaded_rows, self._loading_seconds = 0, 0.0
+        self._step: tuple[int, float] | None = None
+
+    def began(self, rows: int) -> None:
+        """A snapshot of about so many rows begins."""
+        self._ranges.clear()
+        self._estimate, self._loaded_rows, self._loading_seconds = rows, 0, 0.0
+
+    def moved(self, row: RangeProgress) -> bool:
+        """Take in where a range stands; whether that is news."""
+        news = self._ranges.get(row.range_id) != row
+        gone = [known.range_id for known in self._ranges.values() if known.span.overlaps(row.span)]
+        for range_id in gone:  # also those it was split off or merged from
+            del self._ranges[range_id]
+        self._ranges[row.range_id] = row
+        return news
+
+    def loaded(self, rows: int, seconds: float) -> None:
+        """So many rows of the snapshot are in."""
+        self._loaded_rows += rows
+        self._loading_seconds += seconds
+
+    def stepped(self, upto: int, changes: int, seconds: float) -> None:
+        """The sink moved on to `upto`."""
+        self.offset, self._step = upto, (changes, seconds)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the snapshot that are in, as far as the estimates tell."""
+        return sum(
+            max(each.rows, each.rows_estimate) if each.is_loaded else each.rows for each in self._ranges.values()
+        )
+
+    @property
+    def total(self) -> int:
+        """Rows it will have, about."""
+        return max(self._estimate, sum(max(each.rows, each.rows_estimate) for each in self._ranges.values()))
+
+    @property
+    def pace(self) -> float | None:
+        """Rows a second of this snapshot; None before the first are in."""
+        return self._loaded_rows / self._loading_seconds if self._loading_seconds and self._loaded_rows else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until the snapshot is in, at this pace."""
+        return max(0, self.total - self.rows) / self.pace if self.pace else None
+
+    @property
+    def lag(self) -> int | None:
+        """Changes the sink does not have yet."""
+        return None if self.offset is None or self.latest is None else max(0, self.latest - self.offset)
+
+    def active(self, most: int) -> list[RangeProgress]:
+        """The first ranges that are not in yet, in key order."""
+        waiting = sorted((r for r in self._ranges.values() if not r.is_loaded), key=lambda r: r.span.start)
+        return waiting[:most]
+
+    @property
+    def ranges(self) -> tuple[int, int]:
+        """How many ranges are in, and how many there are."""
+        return sum(each.is_loaded for each in self._ranges.values()), len(self._ranges)
+
+    @property
+    def words(self) -> str:
+        """How it stands, in a line."""
+        if self.stage in ("register", "snapshot"):
+            return ", ".join(self._loading())
+        if self.offset is None:
+            return self.stage
+        words = [f"at offset {amount(self.offset)}"]
+        if self.lag is not None:
+            words.append("nothing is behind" if not self.lag else f"{counted(self.lag, 'change')} behind")
+        if self._step is not None:
+            changes, seconds = self._step
+            words.append(f"last step {counted(changes, 'change')} in {seconds:.1f} s")
+        return ", ".join(words)
+
+    def _loading(self) -> list[str]:
+        done, ranges = self.ranges
+        words = [f"{amount(self.rows)} of {amount(self.total)} rows"]
+        if ranges > 1:
+            words.append(f"{done} of {ranges} ranges")
+        if not 0 < self.rows < self.total:  # a pace says nothing before the first range, and nothing new after the last
+            return words
+        if self.pace is not None:
+            words.append(f"{amount(round(self.pace))} rows/s")
+        if self.seconds_left is not None:
+            words.append(f"{duration(self.seconds_left)} left")
+        return words
+
+
+def duration(seconds: float) -> str:
+    """`42 s`, `3 min 5 s`, `2 h 10 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

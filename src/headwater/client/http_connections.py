@@ -1,0 +1,127 @@
+"""HTTP for the sync client: kept connections on http.client, and every failure as one of our errors."""
+
+from __future__ import annotations
+
+import http.client
+import selectors
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+
+from headwater.client.protocol import Request, Server, broken, distrusted, refusal, unreachable
+from headwater.client.tls_trust import trusting
+
+TROUBLE = (OSError, http.client.HTTPException)
+PIECE = 1 << 16
+
+Answer = tuple[int, Mapping[str, str], bytes]
+
+
+class Body:
+    """The body of a good answer, as it arrives."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def read(self, size: int) -> bytes:
+        """Exactly `size` bytes, fewer only at the end."""
+        try:
+            return self._response.read(size)
+        except TROUBLE as error:
+            raise broken(error) from None
+
+    def pieces(self) -> Iterator[bytes]:
+        """What is there, whenever something is, until the end of a whole body."""
+        try:
+            while piece := self._response.read1(PIECE):
+                yield piece
+        except TROUBLE as error:
+            raise broken(error) from None
+
+    def drain(self) -> None:
+        """Nothing more is wanted: read the end, so that the connection can be used again."""
+        with suppress(*TROUBLE):
+            self._response.read(1)
+
+
+class Connections:
+    """To one server. A request takes an idle one or opens one; not for two threads."""
+
+    def __init__(self, server: Server, token: str | None, timeout: float, tls: ssl.SSLContext | None) -> None:
+        self._server, self._timeout = server, timeout
+        self._tls = tls or (trusting() if server.scheme == "https" else None)
+        self._credential = {} if token is None else {"authorization": f"Bearer {token}"}
+        self._idle: list[http.client.HTTPConnection] = []
+
+    def close(self) -> None:
+        """Let the idle ones go."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def exchange(self, request: Request) -> Answer:
+        """Status, headers and the whole body of an answer."""
+        with self._asked(request) as response:
+            return _answer(response)
+
+    @contextmanager
+    def opened(self, request: Request) -> Iterator[Body]:
+        """The body of an answer with status 200; any other is raised as the error it tells."""
+        with self._asked(request) as response:
+            if response.status != 200:
+                raise refusal(*_answer(response))
+            yield Body(response)
+
+    @contextmanager
+    def _asked(self, request: Request) -> Iterator[http.client.HTTPResponse]:
+        connection = self._take()
+        kept = False
+        try:
+            response = self._send(connection, request)
+            yield response
+            kept = response.isclosed() and connection.sock is not None  # read to its end, and not to be closed
+        finally:
+            if kept:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def _take(self) -> http.client.HTTPConnection:
+        while self._idle:
+            connection = self._idle.pop()
+            if not _has_ended(connection):
+                return connection
+            connection.close()
+        if self._server.scheme == "https":
+            return http.client.HTTPSConnection(
+                self._server.host, self._server.port, timeout=self._timeout, context=self._tls
+            )
+        return http.client.HTTPConnection(self._server.host, self._server.port, timeout=self._timeout)
+
+    def _send(self, connection: http.client.HTTPConnection, request: Request) -> http.client.HTTPResponse:
+        sent = False
+        try:
+            if connection.sock is None:
+                connection.connect()
+            connection.sock.settimeout(self._timeout + request.patience)
+            connection.request(request.method, request.path, request.body, {**request.headers, **self._credential})
+            sent = True  # not before: nobody carries out half a request
+            return connection.getresponse()
+        except ssl.SSLCertVerificationError as error:
+            raise distrusted(self._server, error) from None
+        except TROUBLE as error:
+            raise unreachable(self._server, error, sent=sent) from None
+
+
+def _has_ended(connection: http.client.HTTPConnection) -> bool:
+    """Whether the server closed it meanwhile. Seen before a write is sent, that costs nothing."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection.sock, selectors.EVENT_READ)
+        return bool(selector.select(0))
+
+
+def _answer(response: http.client.HTTPResponse) -> Answer:
+    try:
+        body = response.read()
+    except TROUBLE as error:
+        raise broken(error) from None
+    return response.status, {name.lower(): value for name, value in response.headers.items()}, body

@@ -1,0 +1,89 @@
+"""What the server answers, as values: tables, ranges, leases, subscriptions, pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.model.keys.key import Span
+from headwater.model.table import Table
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A table and the log behind it. `latest` is the newest offset that is durable: pulls see no newer one."""
+
+    generation: str
+    horizon: int
+    latest: int
+    table: Table
+    version: str  # `<generation>.<latest>`: the rows of this moment, for `snapshot`
+    db: str = ""
+    key: tuple[str, ...] = ()
+    closed_ts: str | None = None
+    schema_changed_at: int | None = None  # the first change of the shape after `after`, if the shape is another one
+    changed_to: Table | None = None  # the shape since then; older servers do not tell it
+    resnapshot: bool = False  # rows may have changed unseen with it
+    step_upto: int | None = None  # where a step of the size asked for ends, at best with a transaction
+    remedy: str = ""  # the SQL that makes the source tell whole rows; "" where it does
+
+
+class Range(msgspec.Struct, frozen=True):
+    """A part of a table by key. Splits and merges raise its epoch; `rows` and `bytes` are estimates."""
+
+    id: int
+    epoch: int
+    span: Span
+    rows: int = 0
+    bytes: int = 0
+
+
+class Registered(msgspec.Struct, frozen=True, rename={"version": "init_snapshot_version"}):
+    """A lease on the log: what comes after offset `version` is kept, and longer by registering again in time."""
+
+    generation: str
+    version: int
+    lease_seconds: float = 0.0
+
+    @property
+    def snapshot_version(self) -> str:
+        """The rows at that offset, for `snapshot`."""
+        return f"{self.generation}.{self.version}"
+
+
+class Subscribed(msgspec.Struct, frozen=True):
+    """A subscription that the server remembers; changes after `offset` are delivered."""
+
+    sub_id: str
+    offset: int
+    sse_url: str
+    ws_url: str
+    created: bool
+
+
+class Page(msgspec.Struct, frozen=True, rename={"changes": "events"}):
+    """One answer to a poll. While rows of a snapshot are read, `snapshot` holds `done` and `cursor`."""
+
+    changes: list[dict[str, Any]]
+    next_offset: int
+    earliest_offset: int
+    latest_offset: int
+    caught_up: bool
+    snapshot: dict[str, Any] | None = None
+    backpressure: dict[str, Any] = {}
+
+
+class WireRange(msgspec.Struct, frozen=True):
+    """A range as JSON has it: keys in hex, an open end left out."""
+
+    id: int
+    epoch: int
+    start: str = ""
+    end: str | None = None
+    rows: int = 0
+    bytes: int = 0
+
+    def read(self) -> Range:
+        """With its keys as bytes."""
+        end = None if self.end is None else bytes.fromhex(self.end)
+        return Range(self.id, self.epoch, Span(bytes.fromhex(self.start), end), self.rows, self.bytes)

@@ -1,0 +1,159 @@
+"""Changes of one table as Arrow record batches, as they come: for readers that load them into frames."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from headwater.errors import NotFound, OffsetExpired
+from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.hub_wait import Waiting
+from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.filters.filter import ROW_OPS
+from headwater.model import arrow
+from headwater.model.change import Change, Op
+from headwater.model.table import Table
+
+ROWS = 16_384  # changes in one batch
+BATCH_BYTES = 4 << 20  # of texts and blobs in one batch, about: rows may be of any size
+SCAN = 65_536
+PATIENCE_SECONDS = 15.0  # a sleep without news: then an empty batch shows that the stream lives
+
+
+class Batches:
+    """Hands out the pieces of one IPC stream. It ends, whole, where the shape of the table changes."""
+
+    def __init__(self, seat: Seat, *, cursor: int, upto: int | None) -> None:
+        self.seat, self.cursor, self._upto = seat, cursor, upto
+        self.ending: Ending | None = None
+        self.deliveries = 0
+        self._table: Table | None = None
+        self._stream: arrow.ArrowStream | None = None
+        self._waiting = Waiting(seat.hub, seat.view)
+
+    async def next(self) -> bytes | None:
+        """The next piece; None at the end. OffsetExpired past the horizon: Arrow has no words for that."""
+        while self.ending is None:
+            if reason := self.seat.why_lost(self.cursor):
+                log = self.seat.log
+                raise OffsetExpired(self.cursor, log.horizon, log.latest) from RuntimeError(reason)
+            if self._upto is not None and self.cursor >= self._upto:
+                self._end("complete", "everything asked for was sent")
+                break
+            before = self.cursor
+            if piece := await self._piece(self._read):
+                return piece
+            if self.cursor == before and self.ending is None:
+                slept = time.monotonic()
+                self.cursor = await self._waiting.beyond(self.cursor, PATIENCE_SECONDS)
+                if time.monotonic() - slept >= PATIENCE_SECONDS:
+                    return await self._piece(self._batch, [])
+        return await self._piece(self._last)
+
+    async def _piece(self, call: Callable[..., bytes | None], *args: Any) -> bytes | None:
+        made: bytes | None = await self.seat.run(call, *args)
+        return made
+
+    def _read(self) -> bytes:
+        """In a thread: one batch of what passes after the cursor."""
+        upto = min(self.seat.log.latest, self.cursor + SCAN, self._upto or 2**63)
+        found: list[arrow.Delivered] = []
+        size = 0
+        while self.cursor < upto and len(found) < ROWS:
+            parts = self.seat.log.read(after=self.cursor, upto=upto)
+            if not parts:
+                break
+            for part in parts:
+                for place, op in enumerate(self.seat.view.filter.decide(part.changes)):
+                    change = part.changes[place]
+                    if op is not None and not self._fits(change.table, op, begun=bool(found or self._stream)):
+                        self.cursor = part.first + place - 1
+                        self.ending = Ending("schema_changed", "the table has another shape from here on")
+                        return self._batch(found) if found else b""
+                    if op in ROW_OPS:
+                        found.append((part, part.first + place, change, op))
+                        size += _weight(change)
+                        if size >= BATCH_BYTES:
+                            self.cursor = part.first + place
+                            return self._batch(found)
+                self.cursor = part.upto
+        return self._batch(found) if found else b""
+
+    def _fits(self, table: Table, op: Op, *, begun: bool) -> bool:
+        """Whether the stream can go on; before it has begun it takes any shape."""
+        if self._table is None or not begun:
+            self._table = table
+            return True
+        return op in ROW_OPS and (table is self._table or table.columns == self._table.columns)
+
+    def _batch(self, found: list[arrow.Delivered]) -> bytes:
+        if self._table is None:
+            (name,) = self.seat.view.options.tables
+            self._table = self.seat.database.source.describe().get(name)
+            if self._table is None:
+                raise NotFound(f"there is no table {name!r} any more")
+        start = b""
+        if self._stream is None:
+            self._stream = arrow.ArrowStream(arrow.changes_schema(self._table))
+            start = self._stream.start()
+        self.deliveries += len(found)
+        return start + self._stream.batch(arrow.changes_batch(self._table, found))
+
+    def _last(self) -> bytes | None:
+        """The end of the stream, once; a stream that never began begins first."""
+        if self.ending is None or self.ending.code == "over":
+            return None
+        start = self._batch([]) if self._stream is None else b""
+        assert self._stream is not None
+        self.ending = Ending("over", self.ending.message)
+        return start + self._stream.end()
+
+    # --- from outside, in the loop -----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """The server goes away: end whole."""
+        self._end("stopping", "the server is stopping")
+
+    def leave(self) -> None:
+        """The reader went away."""
+        self._end("closed", "the reader left")
+
+    def changed(self) -> None:
+        """The database was dropped."""
+        if self.seat.closed:
+            self._end("closed", "the database is gone")
+
+    def wake(self) -> None:
+        """Look again."""
+        self._waiting.wake()
+
+    def ready(self) -> bytes | None:
+        """There is no short cut."""
+        return None
+
+    def news(self) -> asyncio.Future[None]:
+        """Never asked for."""
+        raise NotImplementedError
+
+    def is_due(self, now: float) -> bool:
+        """Nothing is due by the clock."""
+        return False
+
+    def tick(self, now: float) -> None:
+        """Nothing is due by the clock."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _end(self, code: str, message: str) -> None:
+        if self.ending is None:
+            self.ending = Ending(code, message)
+        self._waiting.wake()
+
+
+def _weight(change: Change) -> int:
+    """Return the length of the texts and blobs of both images."""
+    rows = (row for row in (change.before, change.after) if row is not None)
+    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])

@@ -1,0 +1,1 @@
+"""Delivery: streams and polls, from the log and the hub to their readers."""

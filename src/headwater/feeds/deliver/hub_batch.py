@@ -1,0 +1,159 @@
+"""Batch: some transactions on their way to the groups of the hub; each change encoded and framed once per shape."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from functools import cached_property
+
+from headwater.errors import HeadwaterError
+from headwater.feeds.deliver.framing import Frame
+from headwater.feeds.deliver.group import Group
+from headwater.feeds.formats.encoder import Encoder
+from headwater.log.transaction_parts import estimated_bytes
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Row
+
+SLICE = 64  # changes asked of a costly filter between two looks at the clock
+PATIENCE_SECONDS = 0.05  # of a core, that one costly filter may take of a batch that all wait for
+LONGEST_SECONDS = 0.5  # by the clock: a filter that a database server applies takes no time of ours
+MOST_WORK = 2_000_000  # characters of `where` times rows, that the loop decides at once: about 5 ms
+TEXT_OF_ROW = 20  # characters of text that take as long to compare as a row without any
+
+Found = list[tuple[int, Op]]  # places in the batch, and the op each is delivered as
+Decided = Found | HeadwaterError | None  # None: it took too long
+
+
+class Batch:
+    """The changes of `parts`, by place."""
+
+    def __init__(self, parts: list[Transaction]) -> None:
+        self.placed = [
+            (part, offset, change) for part in parts for offset, change in enumerate(part.changes, part.first)
+        ]
+        self.changes: list[Change] = [change for _, _, change in self.placed]
+        last = parts[-1]
+        self.unfinished = None if last.last else last.first - last.start  # the first offset of the one that goes on
+        self._framed: dict[tuple[Encoder, Frame, int, Op], bytes] = {}
+
+    def is_cheap(self, group: Group, places: list[int]) -> bool:
+        """Whether the loop may decide for `group` itself."""
+        view = group.view
+        where = view.options.where
+        if view.is_costly or (where and len(where) * self._weight > MOST_WORK and self._is_heavy(where, places)):
+            return False
+        is_cheap = view.filter.is_cheap
+        try:
+            if len(places) == 1:
+                return is_cheap(self.changes[places[0]].table)
+            tables = {id(self.changes[place].table): self.changes[place].table for place in places}
+            return all(map(is_cheap, tables.values()))
+        except HeadwaterError:
+            return True  # it will say so when it is asked
+
+    def _is_heavy(self, where: str, places: list[int]) -> bool:
+        """Return whether `where` may take long, by its length and the size of the rows at `places`."""
+        return len(where) * sum([self._weights[place] for place in places]) > MOST_WORK
+
+    @cached_property
+    def _weights(self) -> list[int]:
+        """For each change, how many rows without text take as long to compare."""
+        return [_weight(change.before) + _weight(change.after) for change in self.changes]
+
+    @cached_property
+    def _weight(self) -> int:
+        return sum(self._weights)
+
+    def decide(self, group: Group, places: list[int]) -> Found | HeadwaterError:
+        """What of `places` goes to `group`."""
+        try:
+            ops = group.view.filter.decide([self.changes[place] for place in places])
+        except HeadwaterError as error:
+            return error
+        return [(place, op) for place, op in zip(places, ops, strict=True) if op is not None]
+
+    def decide_slowly(self, group: Group, places: list[int]) -> Decided:
+        """In a thread: the same for a group whose filter takes a while; None if it takes more than its share."""
+        until = time.thread_time() + PATIENCE_SECONDS
+        found: Found = []
+        for low in range(0, len(places), SLICE):
+            some = self.decide(group, places[low : low + SLICE])
+            if isinstance(some, HeadwaterError):
+                return some
+            if time.thread_time() > until:
+                return None
+            found += some
+        return found
+
+    def frames(self, group: Group, found: Found) -> list[tuple[int, bytes]]:
+        """The frames of `found`, each with its offset."""
+        return [self._frame(group, place, op) for place, op in found]
+
+    def _frame(self, group: Group, place: int, op: Op) -> tuple[int, bytes]:
+        part, offset, change = self.placed[place]
+        key = (group.view.encoder, group.frame, offset, op)
+        frame = self._framed.get(key)
+        if frame is None:
+            data = group.view.encoder.change(part, offset, change, op)
+            frame = self._framed[key] = group.frame(offset, op.word, data)
+        return offset, frame
+
+
+class Costly:
+    """Groups whose filter takes a while, decided one after the other in a thread. From any thread."""
+
+    def __init__(self, batch: Batch, groups: list[tuple[Group, list[int]]]) -> None:
+        self._batch, self._groups = batch, groups
+        self._lock = threading.Lock()  # guards what follows
+        self._decided: dict[Group, Decided] = {}
+        self._began = math.inf  # when the filter that is at work began
+        self._is_over = False
+
+    def run(self) -> None:
+        """Decide for every group, unless told to stop."""
+        for group, places in self._groups:
+            with self._lock:
+                if self._is_over:
+                    return
+                self._began = time.monotonic()
+            found = self._batch.decide_slowly(group, places)
+            with self._lock:
+                self._decided.setdefault(group, found)
+                self._began = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the filter that is at work has taken too long."""
+        return time.monotonic() - self._began > LONGEST_SECONDS
+
+    def stop(self) -> tuple[dict[Group, Decided], list[tuple[Group, list[int]]]]:
+        """Return what was decided, None for the filter that is at work, and the groups that are left."""
+        with self._lock:
+            self._is_over = True
+            left = [each for each in self._groups if each[0] not in self._decided]
+            if left and self._began < math.inf:
+                self._decided[left.pop(0)[0]] = None
+            return dict(self._decided), left
+
+
+def _weight(row: Row | None) -> int:
+    if row is None:
+        return 0
+    return 1 + sum([len(value) for value in row if isinstance(value, (str, bytes))]) // TEXT_OF_ROW
+
+
+def bounded(parts: list[Transaction], most: int) -> list[Transaction]:
+    """The first of `parts`, of about `most` bytes, and at least one change."""
+    kept: list[Transaction] = []
+    size = 0
+    for part in parts:
+        weight = estimated_bytes(part)
+        if size + weight > most:
+            if not kept:
+                count = max(most * len(part.changes) // max(weight, 1), 1)
+                kept.append(part.cut(part.first - 1, part.first - 1 + count))
+            break
+        kept.append(part)
+        size += weight
+    return kept

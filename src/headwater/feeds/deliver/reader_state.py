@@ -1,0 +1,231 @@
+"""Seat: where one reader sits; its view of one database, its subscription if it has one, and how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import quote
+
+from headwater.feeds.database import Database
+from headwater.feeds.deliver.backpressure import (
+    LOG_GENERATION_CHANGED,
+    RESNAPSHOT_REQUIRED,
+    WAL_HORIZON_EXCEEDED,
+    Forecast,
+    Limits,
+    Pressure,
+    forecasted,
+    pressure,
+    states_between,
+    why_lost,
+)
+from headwater.feeds.deliver.hub import Hub, Run
+from headwater.feeds.deliver.log_reader import View
+from headwater.feeds.filters.filter import Cut
+from headwater.feeds.query_feeds.query_view import QueryView
+from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, cut_of, highest
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription
+from headwater.log.live.live_log import LiveLog
+from headwater.model.clock import wall_ms
+
+NEVER = 2**63 - 1
+Refresh = Callable[[View], Awaitable[None]]  # understands a view anew, after the schema moved
+
+
+class Seat:
+    """What a stream or a poll needs to know. Decides nothing about when to look."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        view: View,
+        run: Run,
+        registry: Registry,
+        subscription: Subscription | None = None,
+        forecast: Forecast | None = None,
+        refresh: Refresh | None = None,
+    ) -> None:
+        self.database, self.hub, self.view, self.run = database, hub, view, run
+        self.log: LiveLog = database.log
+        self.subscription = subscription
+        self.closed = False  # the subscription is gone
+        self.is_current = False  # the log was seen to hold everything that was committed
+        self._registry, self._forecast = registry, forecast or Forecast()
+        self._refresh = refresh
+        self._limits = Limits.of(database.retention.changes)
+        self._finished: SnapshotState | None = None
+        self._cut: Cut | None = None
+        if subscription is not None and subscription.snapshot is not None and subscription.snapshot.done:
+            self.finished(subscription.snapshot)
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is to be delivered."""
+        return self.subscription is not None and self.subscription.paused
+
+    @property
+    def _is_reading(self) -> bool:
+        """Whether its rows are not all read: changes that are gone are in those to come."""
+        state = None if self.subscription is None else self.subscription.snapshot
+        return state is not None and not state.done
+
+    @property
+    def published(self) -> int:
+        """How far the hub has come, for who sees what this reader sees."""
+        return self.hub.reached(self.view)
+
+    @property
+    def readable(self) -> int:
+        """How far a reader may read the log by itself: whole transactions end at its head, and not where the hub is."""
+        return self.log.latest if self.view.is_whole else self.hub.upto
+
+    async def read(self, call: Callable[..., Any], *args: Any) -> Any:
+        """A page by `call`, which blocks. Where it ends at a change of the schema, what follows is understood first."""
+        found = await self.run(call, *args)
+        if self.view.is_outdated and self._refresh is not None:
+            await self._refresh(self.view)
+        return found
+
+    # --- after a snapshot --------------------------------------------------------------------------------------------
+
+    def finished(self, state: SnapshotState) -> None:
+        """Its rows are out: from here on only changes that are news to them are delivered."""
+        self._finished, self._cut = state, cut_of(state, self.database.source)
+
+    def must_cut(self, cursor: int) -> bool:
+        """Whether changes after `cursor` may be older than the rows of the snapshot."""
+        return self._finished is not None and cursor < highest(self._finished)
+
+    @property
+    def reach(self) -> int:
+        """How far one must be to be up to date: the rows of a snapshot may be newer than the log was when it ended."""
+        return max(self.log.latest, 0 if self._finished is None else highest(self._finished))
+
+    def cut(self, cursor: int) -> Cut | None:
+        """For reading after `cursor`."""
+        return self._cut if self.must_cut(cursor) else None
+
+    # --- how it stands -----------------------------------------------------------------------------------------------
+
+    def why_lost(self, cursor: int) -> str:
+        """Why the changes after `cursor` are gone; "" if they are not."""
+        if self.is_current and cursor > self.log.latest:
+            return LOG_GENERATION_CHANGED  # it stood in a log that was taken away with its database
+        reason = why_lost(cursor, horizon=self.log.horizon, generation_first=self.log.generation_first)
+        return SNAPSHOT_EXPIRED if reason == WAL_HORIZON_EXCEEDED and self.must_cut(cursor) else reason
+
+    def pressure(self, cursor: int) -> Pressure:
+        """How far behind the subscriber is: by what it acked, not by what was sent."""
+        at = self.acked(cursor)
+        return forecasted(
+            self._forecast,
+            wall_ms(),
+            cursor=at,
+            latest=self.log.latest,
+            limits=self._limits,
+            paused=self.paused,
+            lost=not self._is_reading and bool(self.why_lost(max(cursor, at))),
+            spent=self.log.spent(at),
+        )
+
+    def pressure_of_acks(self, cursor: int) -> Pressure:
+        """The same of a stream: what was not acked may be lost though the stream had it."""
+        return self._with_loss(self.pressure(cursor), self.acked(cursor))
+
+    def pressure_at(self, acked: int) -> Pressure:
+        """The same as long as the subscriber had acked no more than that."""
+        log, limits = self.log, self._limits
+        spent = log.spent(acked)
+        now = pressure(cursor=acked, latest=log.latest, limits=limits, paused=self.paused, lost=False, spent=spent)
+        return self._with_loss(now, acked)
+
+    def _with_loss(self, found: Pressure, acked: int) -> Pressure:
+        if self._is_reading or not self.why_lost(acked):
+            return found
+        return Pressure(RESNAPSHOT_REQUIRED, found.lag, 0, found.paused)
+
+    def acked(self, cursor: int) -> int:
+        """What the subscriber acked; of a reader without a subscription, what it was sent."""
+        return cursor if self.subscription is None else self.subscription.cursor
+
+    def states_between(self, known: str | None, found: Pressure) -> list[Pressure]:
+        """The states between two looks, see `states_between`."""
+        return states_between(known, found, self._limits)
+
+    def alarm(self) -> int:
+        """The offset at which the log makes a subscriber's state another one."""
+        if self.subscription is None:
+            return NEVER
+        at, latest, limits = self.subscription.cursor, self.log.latest, self._limits
+        if self.why_lost(at):
+            return NEVER
+        lost = at + limits.retention + 1  # from there on by the next look of retention
+        return next((step for step in (at + limits.warn_lag, at + limits.throttle_lag, lost) if step > latest), latest)
+
+    @property
+    def must_look(self) -> bool:
+        """Whether time alone may change the state: it is paused, or its unread changes grow old."""
+        held = self.subscription
+        return self.paused or (held is not None and self.log.forgets_by_time and held.cursor < self.log.latest)
+
+    def note_quiet(self, began: int, delivered: int, cursor: int) -> None:
+        """A reader saw everything after `began` up to `cursor`, and the newest of it that passed was `delivered`."""
+        held = self.subscription
+        if held is None or cursor <= held.cursor:
+            return
+        self._registry.quiet(held.id, cursor, after=max(began, delivered))
+
+    # --- what goes out -----------------------------------------------------------------------------------------------
+
+    @property
+    def earliest(self) -> int:
+        """The first offset that is retained; 0 when none is."""
+        horizon = self.log.horizon
+        return horizon if horizon <= self.log.latest else 0
+
+    def named(self, body: dict[str, Any]) -> dict[str, Any]:
+        """`body` with the id of the subscription first."""
+        return body if self.subscription is None else {"sub_id": self.subscription.id, **body}
+
+    def backpressure(self, found: Pressure) -> dict[str, Any]:
+        """The control event."""
+        body = {
+            "state": found.state,
+            "lag": found.lag,
+            "remaining_until_resnapshot": found.remaining_until_resnapshot,
+            "paused": found.paused,
+            "earliest_offset": self.earliest,
+            "latest_offset": self.log.latest,
+        }
+        if found.will_expire_at_ms is not None:
+            body["will_expire_at_ms"] = found.will_expire_at_ms
+        return self.named(body)
+
+    def resnapshot(self, reason: str) -> dict[str, Any]:
+        """The control event that ends a stream."""
+        body = {
+            "earliest_offset": self.earliest,
+            "latest_offset": self.log.latest,
+            "resnapshot_from_offset": self.log.horizon - 1,
+            "reason": reason,
+        }
+        return self.named({**body, **self.snapshot_urls()})
+
+    def snapshot_urls(self) -> dict[str, Any]:
+        """Where the rows are to be had as of now: one address, or one for each table."""
+        options = self.view.options
+        if isinstance(self.view, QueryView):
+            return {"snapshot_url": self.view.question.url}
+        tables = options.tables or tuple(sorted(self.database.source.describe()))
+        version = f"{self.log.generation}.{self.log.latest}"
+        found = {table: snapshot_url(options.db, table, version) for table in tables}
+        if len(found) == 1:
+            return {"snapshot_url": next(iter(found.values()))}
+        return {"snapshot_url": next(iter(found.values()), ""), "snapshot_urls": found}
+
+
+def snapshot_url(db: str, table: str, version: str) -> str:
+    """Where a table is to be had as of one version of it."""
+    return f"/api/v1/snapshot/{quote(db, safe='')}/{quote(table, safe='', errors='surrogateescape')}?version={version}"

@@ -1,0 +1,1 @@
+"""Filters: which changes a subscriber receives."""

@@ -1,0 +1,271 @@
+"""Router: which of many filters a change may concern, at a cost that does not grow with their number.
+
+Filters are indexed per table shape, by what a row must have to pass. No change is missed; whether one that is
+found does pass is decided by the filter itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.feeds.filters.filter import ROW_OPS, Filter
+from headwater.feeds.filters.row_filter import Interest, share
+from headwater.model.change import Change, Op
+from headwater.model.keys.key import Span
+from headwater.model.keys.span_index import SpanIndex
+from headwater.model.table import Key, Row, Table
+
+T = TypeVar("T", bound=Hashable)
+Tokens = dict[T, None]  # a set that keeps its order
+Columns = tuple[str, ...]
+
+
+class Router(Generic[T]):
+    """Filters of one database, each under a token. For one thread."""
+
+    def __init__(self) -> None:
+        self._filters: dict[T, Filter] = {}
+        self._named: dict[str, dict[T, Filter]] = {}  # by the tables they name
+        self._everywhere: dict[T, Filter] = {}  # those that name none
+        self._indexes: dict[str, _TableIndex[T]] = {}
+
+    def __len__(self) -> int:
+        return len(self._filters)
+
+    def add(self, token: T, filter: Filter) -> None:
+        """Route to `token` what `filter` may let through, instead of what it had."""
+        self.remove(token)
+        self._filters[token] = filter
+        for group in self._groups(filter):
+            group[token] = filter
+        for index in self._indexes_of(filter):
+            index.add(token, filter)
+
+    def remove(self, token: T) -> None:
+        """Route nothing to `token` any more, if there was anything."""
+        filter = self._filters.pop(token, None)
+        if filter is None:
+            return
+        for group in self._groups(filter):
+            del group[token]
+        for index in self._indexes_of(filter):
+            index.remove(token)
+            if not index.filters:
+                del self._indexes[index.table.name]
+        for name in filter.tables:
+            if not self._named[name]:
+                del self._named[name]
+
+    def route(self, changes: Sequence[Change]) -> dict[T, list[int]]:
+        """For each token the places in `changes` that may concern it, ascending."""
+        found: dict[T, list[int]] = {}
+        for place, change in enumerate(changes):
+            index = self._index(change.table)
+            for tokens in () if index is None else index.concerned(change):
+                for token in tokens:
+                    places = found.get(token)
+                    if places is None:
+                        found[token] = [place]
+                    elif places[-1] != place:
+                        places.append(place)
+        return found
+
+    def _groups(self, filter: Filter) -> list[dict[T, Filter]]:
+        return [self._named.setdefault(name, {}) for name in filter.tables] or [self._everywhere]
+
+    def _indexes_of(self, filter: Filter) -> list[_TableIndex[T]]:
+        names = filter.tables or list(self._indexes)
+        return [self._indexes[name] for name in names if name in self._indexes]
+
+    def _index(self, table: Table) -> _TableIndex[T] | None:
+        index = self._indexes.get(table.name)
+        if index is not None and index.fits(table):
+            return index
+        filters = self._everywhere | self._named.get(table.name, {})
+        if filters:
+            self._indexes[table.name] = _TableIndex(table, filters)
+        return self._indexes.get(table.name)
+
+
+class _TableIndex(Generic[T]):
+    """The filters that want one table, for one shape of it."""
+
+    def __init__(self, table: Table, filters: dict[T, Filter]) -> None:
+        self.table = table
+        self.filters = filters
+        self._fresh = dict(filters)  # not indexed yet
+        self._homes: dict[T, tuple[_Lookup[T], _Trait]] = {}
+        self._lookups: dict[frozenset[Op] | None, _Lookup[T]] = {}  # by the ops that may pass
+        self._by_op: list[list[_Lookup[T]]] = [[] for _ in range(len(Op) + 1)]  # a list: ops hash slowly
+        self._writers: dict[Columns, Writer] = {}
+
+    def fits(self, table: Table) -> bool:
+        """Whether `table` is the shape this was made for."""
+        if table is not self.table:
+            if table != self.table:
+                return False
+            self.table = table  # the next change most likely brings the same object
+        return True
+
+    def add(self, token: T, filter: Filter) -> None:
+        """Indexed when the next change asks."""
+        self.filters[token] = self._fresh[token] = filter
+
+    def remove(self, token: T) -> None:
+        """`token` is here."""
+        del self.filters[token]
+        if self._fresh.pop(token, None) is None:
+            lookup, trait = self._homes.pop(token)
+            lookup.remove(token, trait)
+
+    def concerned(self, change: Change) -> Iterable[Iterable[T]]:
+        """The tokens that `change` may concern; some perhaps more than once."""
+        if change.before is None and change.after is None:
+            return [self.filters]
+        if self._fresh:
+            self._place()
+        images = _Images(change, self._writers)
+        found: list[Iterable[T]] = []
+        try:
+            for lookup in self._by_op[change.op]:
+                lookup.find(images, found)
+            return found
+        except HeadwaterError:  # a value without bytes cannot be looked up: every filter sees for itself
+            return [self.filters]
+
+    def _place(self) -> None:
+        fresh, self._fresh = self._fresh, {}
+        for token, filter in fresh.items():
+            try:
+                ops, trait = filter.raw_ops(), _trait(filter.interest(self.table), self.table)
+                if trait.columns and trait.columns not in self._writers:
+                    self._writers[trait.columns] = _writer(self.table, trait.columns, filter)
+            except HeadwaterError:  # the filter does not fit this shape: whoever lets it decide is told so
+                ops, trait = None, _Trait()
+            lookup = self._lookup(ops)
+            lookup.add(token, trait)
+            self._homes[token] = lookup, trait
+
+    def _lookup(self, ops: frozenset[Op] | None) -> _Lookup[T]:
+        if ops not in self._lookups:
+            lookup = self._lookups[ops] = _Lookup(self.table.key)
+            for op in ROW_OPS if ops is None else ROW_OPS & ops:
+                self._by_op[op].append(lookup)
+        return self._lookups[ops]
+
+
+class _Trait(msgspec.Struct, frozen=True):
+    """The one thing by which a filter is found: bytes of some columns, a share of them, or spans of keys."""
+
+    columns: Columns = ()  # none: it is found always
+    of: int = 0  # not 0: what is wanted are shares of so many
+    wanted: Iterable[bytes | int] = ()
+    spans: tuple[Span, ...] | None = None
+
+
+def _trait(interest: Interest, table: Table) -> _Trait:
+    """The most selective thing of `interest`."""
+    if interest.points is not None:
+        return _Trait(table.key, wanted=interest.points)
+    if interest.pin is not None and interest.pin.column in table.index:
+        return _Trait((interest.pin.column,), wanted=interest.pin.values)
+    if interest.spans is not None:
+        return _Trait(table.key, spans=interest.spans)
+    if interest.shard is not None and table.key:
+        return _Trait(table.key, interest.shard.of, (interest.shard.index,))
+    return _Trait()
+
+
+class _Lookup(Generic[T]):
+    """Tokens by the trait that a row must have."""
+
+    def __init__(self, key: Columns) -> None:
+        self._key = key
+        self._always: Tokens[T] = {}
+        self._exact: dict[tuple[Columns, int], dict[bytes | int, Tokens[T]]] = {}  # by columns, shares, value
+        self._spans: SpanIndex[T] = SpanIndex()
+
+    def add(self, token: T, trait: _Trait) -> None:
+        """`token` was not here."""
+        if not trait.columns:
+            self._always[token] = None
+        elif trait.spans is not None:
+            self._spans.add(token, trait.spans)
+        for value in trait.wanted:
+            self._exact.setdefault((trait.columns, trait.of), {}).setdefault(value, {})[token] = None
+
+    def remove(self, token: T, trait: _Trait) -> None:
+        """`token` was added with `trait`."""
+        if not trait.columns:
+            del self._always[token]
+        elif trait.spans is not None:
+            self._spans.remove(token)
+        for value in trait.wanted:
+            self._forget(token, (trait.columns, trait.of), value)
+
+    def _forget(self, token: T, by: tuple[Columns, int], value: bytes | int) -> None:
+        tokens = self._exact[by][value]
+        del tokens[token]
+        if not tokens:
+            del self._exact[by][value]
+        if not self._exact[by]:
+            del self._exact[by]
+
+    def find(self, images: _Images, found: list[Iterable[T]]) -> None:
+        """Add to `found` those whose trait one of the images has."""
+        if self._always:
+            found.append(self._always)
+        for (columns, of), tokens in self._exact.items():
+            for written in images.of(columns):
+                value = share(written, of) if of else written
+                if value in tokens:
+                    found.append(tokens[value])
+        if self._spans:
+            for written in images.of(self._key):
+                found.extend(self._spans.at(written))
+
+
+Writer = Callable[[Change], list[bytes]]
+
+
+class _Images:
+    """The images of one change as bytes, written when they are asked for, and once."""
+
+    __slots__ = ("_change", "_writers", "_written")
+
+    def __init__(self, change: Change, writers: dict[Columns, Writer]) -> None:
+        self._change = change
+        self._writers = writers
+        self._written: dict[Columns, list[bytes]] = {}
+
+    def of(self, columns: Columns) -> list[bytes]:
+        """What `columns` hold, in each image; once if that is the same."""
+        written = self._written.get(columns)
+        if written is None:
+            written = self._written[columns] = self._writers[columns](self._change)
+        return written
+
+
+def _writer(table: Table, columns: Columns, filter: Filter) -> Writer:
+    order = filter.order(table, columns)
+    pick = table.key_of if columns == table.key else _picker(table, columns)
+
+    def write(change: Change) -> list[bytes]:
+        before, after = change.before, change.after
+        if before is None or after is None:
+            return [order(pick(row)) for row in (before, after) if row is not None]
+        old, new = pick(before), pick(after)
+        if old == new and [*map(type, old)] == [*map(type, new)]:  # Decimal(1) is 1, and has other bytes
+            return [order(new)]
+        return [order(old), order(new)]
+
+    return write
+
+
+def _picker(table: Table, columns: Columns) -> Callable[[Row], Key]:
+    (place,) = [table.index[name] for name in columns]
+    return lambda row: (row[place],)

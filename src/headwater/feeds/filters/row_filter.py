@@ -1,0 +1,191 @@
+"""Rule: the row filters of one subscription, compiled for one shape of one table."""
+
+from __future__ import annotations
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.model.keys.key import Span, decode_key, prefix_end
+from headwater.model.literal import Embedding, from_lit
+from headwater.model.table import Key, Row, Table
+from headwater.sources.source import Condition, Pin, Source
+
+
+class Interest(msgspec.Struct, frozen=True):
+    """What a row must have to pass, in a form that can be indexed: necessary, not sufficient. None: anything."""
+
+    points: frozenset[bytes] | None = None  # whole keys
+    spans: tuple[Span, ...] | None = None  # in order, apart from each other
+    pin: Pin | None = None
+    shard: Shard | None = None
+
+
+class Rule:
+    """Which rows of `table` are inside the filter. May be asked from any thread."""
+
+    def __init__(self, options: Options, table: Table, source: Source) -> None:
+        self.table = table
+        self._points, self._spans = _keys(options, table, source)
+        self._starts = [span.start for span in self._spans or ()]
+        self._shard = options.shard
+        self._place: Place | None = None  # asked for only if needed: not every key has an order here
+        if self._points is not None or self._spans is not None or self._shard is not None:
+            self._place = source.order(table, table.key)
+        self._condition: Condition | None = None
+        if options.where is not None:
+            self._condition = source.condition(table, options.where)
+        self._selected = tuple(table.index[name] for name in options.columns if name in table.index)
+        self._watched = tuple(dict.fromkeys((*self._selected, *table.key_places)))
+
+    @property
+    def interest(self) -> Interest:
+        """For the router."""
+        pin = None if self._condition is None else self._condition.pin
+        return Interest(self._points, self._spans, pin, self._shard)
+
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """Functions in `where` that may read more than the row."""
+        return () if self._condition is None else self._condition.calls
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it may be asked by whoever serves others."""
+        return self._condition is None or self._condition.is_cheap
+
+    def inside(self, rows: Sequence[Row]) -> list[bool]:
+        """Whether each of `rows` is inside."""
+        if self._place is None:
+            found = [True] * len(rows)
+        else:
+            key_of, place = self.table.key_of, self._place
+            found = [self._holds_key(place(key_of(row))) for row in rows]
+        if self._condition is None:
+            return found
+        asked = [index for index, inside in enumerate(found) if inside]
+        for index, holds in zip(asked, self._condition.holds([rows[index] for index in asked]), strict=True):
+            found[index] = holds
+        return found
+
+    def _holds_key(self, place: bytes) -> bool:
+        if self._points is not None and place not in self._points:
+            return False
+        if self._spans is not None:
+            found = bisect_right(self._starts, place) - 1
+            if found < 0 or not self._spans[found].contains(place):
+                return False
+        return self._shard is None or share(place, self._shard.of) == self._shard.index
+
+    def differs(self, before: Row, after: Row) -> bool:
+        """Whether a selected column, or the key, holds something else than it did."""
+        return any(not same(before[place], after[place]) for place in self._watched)
+
+    @property
+    def has_selected(self) -> bool:
+        """Whether the table has a selected column at all."""
+        return bool(self._selected)
+
+
+def share(place: bytes, of: int) -> int:
+    """Which of `of` shares a key belongs to: the CRC-32 of its bytes."""
+    return zlib.crc32(place) % of
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are the very same: 1 is not 1.0, 0.0 is not -0.0, 1.0 not 1.00, and NaN is NaN."""
+    if type(a) is not type(b):
+        return False
+    return repr(a) == repr(b) if isinstance(a, (float, Decimal, Embedding)) else bool(a == b)
+
+
+Place = Callable[[Key], bytes]
+
+
+def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:
+    if all(part is None for part in (options.pk, options.key, options.pk_range, options.spans)):
+        return None, None
+    if not table.primary_key:
+        raise InvalidRequest(
+            f"{table.name!r} has no primary key to filter by", hint="Filter by `where`, or declare a primary key."
+        )
+
+    def bytes_of(lits: Sequence[Any]) -> bytes:
+        columns = table.key[: len(lits)]
+        values = tuple(map(from_lit, lits))
+        if len(columns) != len(lits):
+            raise InvalidRequest(
+                f"the key of {table.name!r} has {len(table.key)} values, {len(lits)} given",
+                hint=f"Its key columns are {', '.join(table.key)}.",
+            )
+        if None in values:
+            raise InvalidRequest(
+                "a key filter compares with values, and nothing compares with null",
+                hint="Filter by `where` with IS NULL.",
+            )
+        return source.order(table, columns)(source.stored(table, columns, values))
+
+    points: frozenset[bytes] | None = None
+    if options.pk is not None:
+        if len(options.pk) != len(table.key):
+            raise InvalidRequest(
+                f"pk has {len(options.pk)} values, the key of {table.name!r} has {len(table.key)}",
+                hint=f"Its key columns are {', '.join(table.key)}.",
+            )
+        points = frozenset([bytes_of(options.pk)])
+    if options.key is not None:
+        if len(decode_key(options.key)) != len(table.key):
+            hint = "Send back key bytes as they were received."
+            raise InvalidRequest(f"these bytes are not a key of {table.name!r}", hint=hint)
+        points = frozenset([options.key])
+    spans: tuple[Span, ...] | None = None
+    if options.pk_range is not None:
+        if len(table.key) != 1:
+            raise InvalidRequest("pk_range needs a key of one column", hint="Use `spans` for composite keys.")
+        bounds = [options.pk_range.get(name) for name in ("lower_bound", "upper_bound")]
+        if bounds == [None, None]:
+            raise InvalidRequest("pk_range needs a lower_bound or an upper_bound", hint="Give one of them, or both.")
+        spans = (_between(*(None if lit is None else bytes_of([lit]) for lit in bounds)),)
+    if options.spans is not None:
+        given = _merged(_span(body, bytes_of) for body in options.spans)
+        spans = given if spans is None else _both(spans, given)
+    return points, spans
+
+
+def _span(body: dict[str, Any], bytes_of: Callable[[Sequence[Any]], bytes]) -> Span:
+    if "prefix" in body:
+        start = bytes_of(body["prefix"])
+        return Span(start, prefix_end(start))
+    return _between(*(bytes_of(body[name]) if name in body else None for name in ("lower_bound", "upper_bound")))
+
+
+def _between(low: bytes | None, high: bytes | None) -> Span:
+    end = None if high is None else prefix_end(high)
+    if low is not None and end is not None and low >= end:
+        raise InvalidRequest(
+            "the lower bound lies above the upper bound", hint="Swap them: they count as the database orders keys."
+        )
+    return Span(low or b"", end)
+
+
+def _merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same keys as spans in order, none of which touches another."""
+    found: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.start):
+        last = found[-1] if found else None
+        if last is None or (last.end is not None and last.end < span.start):
+            found.append(span)
+        elif last.end is not None and (span.end is None or last.end < span.end):
+            found[-1] = Span(last.start, span.end)
+    return tuple(found)
+
+
+def _both(left: tuple[Span, ...], right: tuple[Span, ...]) -> tuple[Span, ...]:
+    met = (one.intersect(other) for one in left for other in right)
+    return tuple(span for span in met if span is not None)

@@ -1,0 +1,42 @@
+"""debezium_json: who writes it. The compiled twin where it was built, else `debezium` alone: they write the same bytes,
+tests run both."""
+
+from __future__ import annotations
+
+from headwater.feeds.deliver.framing import Enclosing
+from headwater.feeds.formats.debezium import Debezium
+from headwater.feeds.formats.encoder import Encoder, Frames
+from headwater.feeds.formats.envelope import FORM
+from headwater.feeds.subscriptions.options import Shape
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.per_table import PerTable
+
+try:
+    from headwater.feeds.formats import debezium_compiled as built
+
+    IS_BUILT = built.FORM == FORM
+except ImportError:
+    IS_BUILT = False
+
+
+class Compiled(Debezium):
+    """Changes of rows, by far the most, are written by the compiled twin, and many at once where that is asked for."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__(shape)
+        self._compiled = PerTable(lambda table: built.Plan(self.plan(table)))
+
+    def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:
+        """See Encoder."""
+        if op is Op.SCHEMA_CHANGE:
+            return super().change(part, offset, change, op)
+        return self._compiled(change.table).change(part, offset, change, op)
+
+    def frames(self, enclosing: Enclosing, limit: int, most: int) -> Frames:
+        """See WritesFrames."""
+        return built.Frames(self._compiled, super().change, enclosing, limit, most)
+
+
+def debezium(shape: Shape) -> Encoder:
+    """The quickest there is."""
+    return Compiled(shape) if IS_BUILT else Debezium(shape)

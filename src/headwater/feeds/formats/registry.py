@@ -1,0 +1,34 @@
+"""The encoder of a shape, by the name of its format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.feeds.formats.cloudevents import CloudEvents
+from headwater.feeds.formats.cockroach import Cockroach
+from headwater.feeds.formats.debezium_encoder import debezium
+from headwater.feeds.formats.encoder import Encoder, Maker
+from headwater.feeds.formats.gateway import GATEWAY, Gateway
+from headwater.feeds.formats.native import objects, plain
+from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
+from headwater.feeds.subscriptions.options import Shape
+from headwater.sources.source import Source
+
+MAKERS: dict[str, Maker] = {
+    "objects_json": objects,
+    "plain_json": plain,
+    "debezium_json": debezium,
+    "cloudevents_json": CloudEvents,
+    "cockroach_wrapped_json": Cockroach,
+}
+
+
+OWN: dict[str, Maker] = {GATEWAY: Gateway}  # of a transport whose changes look one way only
+# These write keys as bytes, in the order of the source.
+WITH_KEYS: dict[str, Callable[[Shape, Source | None], Encoder]] = {EVENT: Events, WATCH: Watched}
+
+
+def encoder(shape: Shape, source: Source | None = None) -> Encoder:
+    """Writes changes in `shape`, whose format was checked when it was asked for; `source` tells the order of keys."""
+    made = WITH_KEYS.get(shape.format)
+    return (MAKERS | OWN)[shape.format](shape) if made is None else made(shape, source)

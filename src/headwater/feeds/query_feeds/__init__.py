@@ -1,0 +1,1 @@
+"""Feeds of queries: invalidations instead of changes."""

@@ -1,0 +1,1 @@
+"""Durable subscriptions: creation, storage, positions."""

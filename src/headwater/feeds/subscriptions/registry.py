@@ -1,0 +1,388 @@
+"""Registry: every subscription, in memory for reading and in a SQLite file of its own so that none is forgotten."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import apsw
+from msgspec.structs import replace
+
+from headwater.errors import Conflict, LimitExceeded, NotFound
+from headwater.feeds.subscriptions import store
+from headwater.feeds.subscriptions.group_commit import Apply, Commits
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription
+from headwater.model.clock import wall_ms
+from headwater.model.principal import OWNER, Principal
+
+MOST = 100_000  # subscriptions
+SHARE = 0.5  # of all places, that one principal may fill unless it is an owner
+Quota = Callable[[str], int | None]  # how many a database may have; None: as many as there is room for
+
+
+class Registry:
+    """Open it with `Registry.open`. From any thread; what a method returned from survives kill -9.
+
+    Inside a commit the file decides, because memory follows only after it: two callers may share a commit.
+    """
+
+    def __init__(
+        self, path: Path, connection: apsw.Connection, most: int, clock_ms: Callable[[], int], quota: Quota
+    ) -> None:
+        self.path = path
+        self._most, self._clock_ms, self._quota = most, clock_ms, quota
+        self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
+        self._all = {found.id: found for found in store.load(path, connection)}
+        self._names: dict[tuple[str, str], str] = {}
+        self._by_name: dict[str, set[str]] = {}  # ids in all databases
+        for found in self._all.values():
+            self._index(found)
+        self._stands = {(one.db, one.instance): one for one in store.load_stands(connection)}
+        self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
+        self._commits = Commits(path, connection, self._lock)
+
+    @classmethod
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        most: int = MOST,
+        quota: Quota = lambda db: None,
+        clock_ms: Callable[[], int] = wall_ms,
+        vfs: str | None = None,
+    ) -> Registry:
+        """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
+        place = Path(path)
+        with store.FILE.errors(place):
+            connection = store.FILE.connect(place, vfs=vfs)
+            try:
+                return cls(place, connection, most, clock_ms, quota)
+            except BaseException:
+                connection.close()
+                raise
+
+    def close(self) -> None:
+        """Write what is still to be written, and release the file."""
+        try:
+            self.flush_quiet()
+        finally:
+            self._commits.close()
+
+    @property
+    def commits(self) -> int:
+        """How often the file was written."""
+        return self._commits.commits
+
+    # Looking
+
+    def get(self, principal: Principal, id: str) -> Subscription:
+        """The subscription called `id`; NotFound also when it is somebody else's."""
+        found = self._all.get(id)
+        if found is None or not _is_for(principal, found):
+            meant = self._named(principal, id)
+            raise unknown(id, f"{id[:40]!r} is the name of {meant}: send that." if meant else "")
+        return found
+
+    def _named(self, principal: Principal, name: str) -> str:
+        """Return the id of a subscription of that name that `principal` may see, "" if there is none."""
+        with self._lock:
+            named = [self._all[id] for id in self._by_name.get(name, ())]
+        return next((one.id for one in named if _is_for(principal, one)), "")
+
+    def database_of(self, id: str) -> str | None:
+        """The database of a subscription, whosever it is; None if there is none."""
+        found = self._all.get(id)
+        return None if found is None else found.db
+
+    def named(
+        self, principal: Principal, options: Options, name: str, *, names_images: bool = True
+    ) -> Subscription | None:
+        """The subscription that has this name already; Conflict as in `create`."""
+        with self._lock:
+            found = self._all.get(self._names.get((options.db, name), ""))
+        if found is not None:
+            _check_same(principal, found.owner, name, options, found.options, names_images)
+        return found
+
+    def visible_to(self, principal: Principal, db: str | None = None) -> list[Subscription]:
+        """Those that `principal` may see, of one database or of all, oldest first."""
+        found = self._everything() if db is None else self.for_db(db)
+        return [one for one in found if _is_for(principal, one)]
+
+    def for_db(self, db: str) -> list[Subscription]:
+        """Those of one database, oldest first."""
+        return [one for one in self._everything() if one.db == db]
+
+    def with_queries(self) -> list[Subscription]:
+        """Those on queries, oldest first."""
+        return [one for one in self._everything() if one.options.query_id]
+
+    def _everything(self) -> list[Subscription]:
+        with self._lock:
+            return list(self._all.values())
+
+    # Coming and going
+
+    def create(
+        self,
+        principal: Principal,
+        options: Options,
+        *,
+        acked: int,
+        name: str | None = None,
+        snapshot: SnapshotState | None = None,
+        names_images: bool = True,
+    ) -> tuple[Subscription, bool]:
+        """A new subscription and True, or the one that has this name already and False.
+
+        Conflict when that one is another's, or was made with other options; images count if they were named.
+        LimitExceeded when there is no room, or when a caller other than an owner has its share.
+        """
+
+        def work(connection: apsw.Connection) -> Apply[tuple[Subscription, bool]]:
+            held = None if name is None else store.named(connection, options.db, name)
+            if held is not None:
+                id, owner, theirs = held
+                _check_same(principal, owner, str(name), options, theirs, names_images)
+                return lambda: (self._all[id], False)
+            if store.count(connection) >= self._most:
+                raise LimitExceeded(f"there are {self._most} subscriptions, and no more are granted")
+            self._check_share(connection, principal)
+            quota = self._quota(options.db)
+            if quota is not None and store.count(connection, options.db) >= quota:
+                raise LimitExceeded(
+                    f"there are {quota} subscriptions of {options.db!r}, and no more are granted",
+                    hint="Close some that nobody reads, or raise its max_subscriptions.",
+                )
+            made = Subscription(
+                id=store.next_id(connection),
+                name=name,
+                owner=principal.name,
+                options=options,
+                created_ms=self._clock_ms(),
+                acked=acked,
+                quiet=acked,
+                snapshot=snapshot,
+            )
+            store.insert(connection, made)
+            return lambda: (self._remember(made), True)
+
+        return self._commits.run(work)
+
+    def _check_share(self, connection: apsw.Connection, principal: Principal) -> None:
+        """Raise LimitExceeded if a caller other than an owner has its share of the places."""
+        share = max(int(self._most * SHARE), 1)
+        if principal.role != OWNER and store.count_of(connection, principal.name) >= share:
+            raise LimitExceeded(
+                f"{principal.name!r} has {share} subscriptions, the share of one caller, and no more are granted",
+                hint="Close some that you no longer use, or raise feeds.max_subscriptions.",
+            )
+
+    def remove(self, id: str) -> None:
+        """Forget a subscription that was closed. Its id is never given to another."""
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            self._find(connection, id)
+            store.delete(connection, id)
+            return lambda: self._forget(id)
+
+        self._commits.run(work)
+
+    def close_db(self, db: str) -> None:
+        """Forget every subscription of a database that is no more."""
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            gone = store.ids_of(connection, db)
+            for id in gone:
+                store.delete(connection, id)
+            return lambda: self._forget(*gone)
+
+        self._commits.run(work)
+
+    def _remember(self, made: Subscription) -> Subscription:
+        self._index(made)
+        return self._all.setdefault(made.id, made)
+
+    def _index(self, made: Subscription) -> None:
+        if made.name is not None:
+            self._names[made.db, made.name] = made.id
+            self._by_name.setdefault(made.name, set()).add(made.id)
+
+    def _forget(self, *ids: str) -> None:
+        for id in ids:
+            gone = self._all.pop(id, None)
+            if gone is not None and gone.name is not None:
+                self._names.pop((gone.db, gone.name), None)
+                self._by_name[gone.name].discard(id)
+                if not self._by_name[gone.name]:
+                    del self._by_name[gone.name]
+            self._unwritten.discard(id)
+
+    # Moving
+
+    def ack(self, id: str, offset: int) -> Subscription:
+        """The client has dealt with everything up to `offset`; an older one changes nothing."""
+        known = self._all.get(id)
+        if known is not None and offset <= known.acked:
+            return known
+
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            acked = store.ack(connection, id, offset)
+            return lambda: _set(found, acked=acked)
+
+        return self._commits.run(work)
+
+    def seek(self, id: str, offset: int) -> Subscription:
+        """Go on after `offset`, be it before or behind."""
+
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            store.seek(connection, id, offset)
+            return lambda: _set(found, acked=offset, quiet=offset)
+
+        return self._commits.run(work)
+
+    def pause(self, id: str) -> Subscription:
+        """Deliver nothing until `resume`."""
+        return self._set_paused(id, True)
+
+    def resume(self, id: str) -> Subscription:
+        """Deliver again."""
+        return self._set_paused(id, False)
+
+    def _set_paused(self, id: str, paused: bool) -> Subscription:
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            store.set_paused(connection, id, paused)
+            return lambda: _set(found, paused=paused)
+
+        return self._commits.run(work)
+
+    def save_snapshot(self, id: str, state: SnapshotState | None, *, acked: int | None = None) -> Subscription:
+        """Keep how far the snapshot has come, None when it is over; with `acked`, seek there in the same step.
+
+        Writes what was read since the last call, however much was read before.
+        """
+
+        def work(connection: apsw.Connection) -> Apply[Subscription]:
+            found = self._find(connection, id)
+            store.set_snapshot(connection, id, state)
+            if acked is None:
+                return lambda: _set(found, snapshot=state)
+            store.seek(connection, id, acked)
+            return lambda: _set(found, snapshot=state, acked=acked, quiet=acked)
+
+        return self._commits.run(work)
+
+    # Being quiet
+
+    def quiet(self, id: str, upto: int, *, after: int) -> bool:
+        """Nothing in (after, upto] concerns `id`: its cursor moves over it if it stands there; whether it moved.
+
+        In memory: `flush_quiet`, and any other change of the subscription, writes it.
+        """
+        with self._lock:
+            found = self._all.get(id)
+            # A cursor that was moved back meanwhile stands before the stretch that was looked through.
+            if found is None or not after <= found.cursor < upto:
+                return False
+            found.quiet = upto
+            self._unwritten.add(id)
+            return True
+
+    def flush_quiet(self) -> None:
+        """Write how far the quiet ones have come."""
+        if not self._unwritten:
+            return
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            with self._lock:
+                due = [self._all[id] for id in self._unwritten]
+                places = [(one.id, one.acked, one.quiet) for one in due]
+            for id, acked, quiet in places:
+                store.keep_quiet(connection, id, acked=acked, quiet=quiet)
+            return lambda: self._written(places)
+
+        self._commits.run(work)
+
+    def _written(self, places: list[tuple[str, int, int]]) -> None:
+        for id, _, quiet in places:
+            if id not in self._all or self._all[id].quiet <= quiet:
+                self._unwritten.discard(id)
+
+    # Instances of queries
+
+    def stand(self, db: str, instance: str) -> store.Stand | None:
+        """How far a subscribed instance was looked at when that was last written."""
+        with self._lock:
+            return self._stands.get((db, instance))
+
+    def keep_stands(self, stands: Sequence[store.Stand], but: Collection[str] = ()) -> None:
+        """Write how far subscribed instances were looked at; others are forgotten, `but` those of these databases."""
+
+        def work(connection: apsw.Connection) -> Apply[None]:
+            with self._lock:
+                kept = [one for one in stands if self._stands.get((one.db, one.instance)) != one]
+                new = {place: one for place, one in self._stands.items() if one.db in but}
+                new |= {(one.db, one.instance): one for one in stands}
+                gone = [one for place, one in self._stands.items() if place not in new]
+            store.keep_stands(connection, kept, gone)
+            return lambda: setattr(self, "_stands", new)
+
+        if stands or self._stands:
+            self._commits.run(work)
+
+    def _find(self, connection: apsw.Connection, id: str) -> Subscription:
+        """The subscription, about to be written to: what is known of its quiet goes with it."""
+        with self._lock:
+            found = self._all.get(id)
+            acked, quiet = (0, 0) if found is None else (found.acked, found.quiet)
+        if found is None or not store.keep_quiet(connection, id, acked=acked, quiet=quiet):
+            raise unknown(id)
+        return found
+
+
+def may_see(principal: Principal, owner: str) -> bool:
+    """Whether what `owner` made is any business of `principal`."""
+    return principal.role == OWNER or principal.name == owner
+
+
+def _is_for(principal: Principal, one: Subscription) -> bool:
+    """The same, and that what it shows is in the scopes. Of a query its reader has to find out the tables."""
+    mine = principal.tables(one.db)
+    if mine is None:
+        return may_see(principal, one.owner)
+    shown = set(one.options.tables)
+    fits = principal.sees(one.db) if one.options.query_id else bool(shown) and shown <= mine
+    return fits and may_see(principal, one.owner)
+
+
+def unknown(id: str, hint: str = "") -> NotFound:
+    """There is no such subscription, or none for you."""
+    hint = hint or "Subscribe again: it was closed, or belongs to another."
+    return NotFound(f"unknown sub_id {id[:40]!r}", hint=hint)
+
+
+def _check_same(
+    principal: Principal, owner: str, name: str, options: Options, theirs: Options, names_images: bool
+) -> None:
+    if not may_see(principal, owner):
+        raise Conflict(f"the name {name!r} is taken in {options.db!r}", hint="Choose another name.")
+    if not names_images:
+        options = replace(options, before=theirs.before, after=theirs.after)
+    if options != theirs:
+        raise Conflict(
+            f"the subscription {name!r} of {options.db!r} was made with other options",
+            hint="Close it first, or subscribe under another name.",
+        )
+
+
+def _set(found: Subscription, **fields: Any) -> Subscription:
+    for name, value in fields.items():
+        setattr(found, name, value)
+    return found

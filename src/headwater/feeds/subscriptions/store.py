@@ -1,0 +1,206 @@
+"""The SQLite file under the registry: what is in it, how it is read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import apsw
+import msgspec
+from msgspec.structs import replace
+
+from headwater.errors import LogDamaged
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.subscription import SnapshotState, Stretch, Subscription
+from headwater.log.sqlite_file import OwnFile
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES ('next_id', 0);
+CREATE TABLE subscription (
+  id TEXT PRIMARY KEY,
+  db TEXT NOT NULL,
+  name TEXT,
+  owner TEXT NOT NULL,
+  options TEXT NOT NULL,
+  created_ms INTEGER NOT NULL,
+  acked INTEGER NOT NULL,
+  quiet INTEGER NOT NULL,
+  paused INTEGER NOT NULL,
+  snapshot TEXT,  -- without its chunks
+  UNIQUE (db, name)
+) STRICT, WITHOUT ROWID;
+-- Only ever appended to within a run: a page of a long snapshot costs one row.
+CREATE TABLE chunk (
+  id TEXT NOT NULL,
+  run INTEGER NOT NULL,
+  number INTEGER NOT NULL,
+  tab TEXT NOT NULL,
+  end BLOB NOT NULL,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (id, run, number)
+) STRICT, WITHOUT ROWID;
+"""
+FILE = OwnFile(
+    "subscriptions",
+    application_id=0x48575342,  # "HWSB"
+    format=1,
+    schema=_SCHEMA,
+    aside="Move the file aside and start again: there are no subscriptions then, and clients subscribe anew.",
+)
+# Files of an earlier Headwater do not have it: it is made when it is missing.
+_STANDS = """
+CREATE TABLE IF NOT EXISTS stand (
+  db TEXT NOT NULL,
+  instance TEXT NOT NULL,
+  prefix TEXT NOT NULL,
+  last INTEGER NOT NULL,
+  through INTEGER NOT NULL,
+  PRIMARY KEY (db, instance)
+) STRICT, WITHOUT ROWID;
+"""
+# Files of an earlier Headwater do not have it either.
+_BY_OWNER = "CREATE INDEX IF NOT EXISTS subscription_owner ON subscription (owner)"
+_ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
+_CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
+
+
+class Stand(msgspec.Struct, frozen=True):
+    """How far a subscribed instance was looked at: `last` mattered to it, and nothing else up to `through`."""
+
+    instance: str
+    db: str
+    prefix: str  # of its tags: as it was understood then
+    last: int
+    through: int
+
+
+def load_stands(connection: apsw.Connection) -> list[Stand]:
+    """Every stand in the file."""
+    connection.execute(_STANDS)
+    return [Stand(*row) for row in connection.execute("SELECT instance, db, prefix, last, through FROM stand")]
+
+
+def keep_stands(connection: apsw.Connection, kept: Sequence[Stand], gone: Sequence[Stand]) -> None:
+    """Write those that moved, forget those that are gone."""
+    rows = [(one.db, one.instance, one.prefix, one.last, one.through) for one in kept]
+    connection.executemany("INSERT OR REPLACE INTO stand VALUES (?, ?, ?, ?, ?)", rows)
+    connection.executemany("DELETE FROM stand WHERE db = ? AND instance = ?", [(one.db, one.instance) for one in gone])
+
+
+def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
+    """Every subscription in the file, oldest first."""
+    with connection:
+        connection.execute(_BY_OWNER)
+        for id, name, owner, options, created_ms, acked, quiet, paused, snapshot in connection.execute(_ROWS):
+            try:
+                yield Subscription(
+                    id=id,
+                    name=name,
+                    owner=owner,
+                    options=msgspec.json.decode(options, type=Options),
+                    created_ms=created_ms,
+                    acked=acked,
+                    quiet=quiet,
+                    paused=bool(paused),
+                    snapshot=None if snapshot is None else _snapshot(connection, id, snapshot),
+                )
+            except msgspec.MsgspecError as error:
+                raise LogDamaged(
+                    f"the file of subscriptions {path} is damaged: {id}: {error}", hint=FILE.aside
+                ) from error
+
+
+def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:
+    state = msgspec.json.decode(text, type=SnapshotState)
+    return replace(state, chunks=tuple(Stretch(*row) for row in connection.execute(_CHUNKS, (id, state.run))))
+
+
+# --- inside a transaction --------------------------------------------------------------------------------
+
+
+def next_id(connection: apsw.Connection) -> str:
+    """A name that no subscription ever had."""
+    number = connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1").get
+    return f"sub_{number:016x}"
+
+
+def count(connection: apsw.Connection, db: str | None = None) -> int:
+    """How many subscriptions there are, of one database or of all."""
+    return int(connection.execute("SELECT count(*) FROM subscription WHERE ?1 IS NULL OR db = ?1", (db,)).get)
+
+
+def count_of(connection: apsw.Connection, owner: str) -> int:
+    """Return how many subscriptions a principal has, of all databases."""
+    return int(connection.execute("SELECT count(*) FROM subscription WHERE owner = ?", (owner,)).get)
+
+
+def ids_of(connection: apsw.Connection, db: str) -> list[str]:
+    """The subscriptions of one database."""
+    return [str(id) for (id,) in connection.execute("SELECT id FROM subscription WHERE db = ?", (db,))]
+
+
+def named(connection: apsw.Connection, db: str, name: str) -> tuple[str, str, Options] | None:
+    """Id, owner and options of the subscription of `db` that has this name."""
+    row = connection.execute(
+        "SELECT id, owner, options FROM subscription WHERE db = ? AND name = ?", (db, name)
+    ).fetchone()
+    return None if row is None else (row[0], row[1], msgspec.json.decode(row[2], type=Options))
+
+
+def insert(connection: apsw.Connection, one: Subscription) -> None:
+    """Add `one`."""
+    options = msgspec.json.encode(one.options).decode()
+    connection.execute(
+        "INSERT INTO subscription VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+        (one.id, one.db, one.name, one.owner, options, one.created_ms, one.acked, one.quiet, one.paused),
+    )
+    if one.snapshot is not None:
+        set_snapshot(connection, one.id, one.snapshot)
+
+
+def keep_quiet(connection: apsw.Connection, id: str, *, acked: int, quiet: int) -> bool:
+    """Nothing after `acked` up to `quiet` concerns `id`: kept if it still stands there. Whether there is an `id`."""
+    connection.execute(
+        "UPDATE subscription SET quiet = CASE WHEN acked = ? THEN max(quiet, ?) ELSE quiet END WHERE id = ?",
+        (acked, quiet, id),
+    )
+    return connection.changes() == 1
+
+
+def ack(connection: apsw.Connection, id: str, offset: int) -> int:
+    """Move forward to `offset`; where it stands then."""
+    return int(
+        connection.execute(
+            "UPDATE subscription SET acked = max(acked, ?) WHERE id = ? RETURNING acked", (offset, id)
+        ).get
+    )
+
+
+def seek(connection: apsw.Connection, id: str, offset: int) -> None:
+    """Move to `offset`."""
+    connection.execute("UPDATE subscription SET acked = ?, quiet = ? WHERE id = ?", (offset, offset, id))
+
+
+def set_paused(connection: apsw.Connection, id: str, paused: bool) -> None:
+    """Pause or resume."""
+    connection.execute("UPDATE subscription SET paused = ? WHERE id = ?", (paused, id))
+
+
+def set_snapshot(connection: apsw.Connection, id: str, state: SnapshotState | None) -> None:
+    """Keep `state`; of its chunks only those that the file does not have."""
+    chunks, run = ((), 0) if state is None else (state.chunks, state.run)
+    text = None if state is None else msgspec.json.encode(replace(state, chunks=())).decode()
+    connection.execute("UPDATE subscription SET snapshot = ? WHERE id = ?", (text, id))
+    connection.execute("DELETE FROM chunk WHERE id = ? AND (run <> ? OR number >= ?)", (id, run, len(chunks)))
+    last = connection.execute("SELECT max(number) FROM chunk WHERE id = ? AND run = ?", (id, run)).get
+    connection.executemany(  # the last one again: it may have been joined with its neighbour
+        "INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?)",
+        [(id, run, n, chunks[n].table, chunks[n].end, chunks[n].offset) for n in range(last or 0, len(chunks))],
+    )
+
+
+def delete(connection: apsw.Connection, id: str) -> None:
+    """Forget `id`."""
+    connection.execute("DELETE FROM chunk WHERE id = ?", (id,))
+    connection.execute("DELETE FROM subscription WHERE id = ?", (id,))

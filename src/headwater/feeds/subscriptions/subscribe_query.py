@@ -1,0 +1,169 @@
+"""Subscribing to a query: from the parameters of `cdc.subscribe_query` to checked options, or the reason why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
+from headwater.feeds.filters.row_filter import Rule
+from headwater.feeds.formats.invalidation import FORMATS
+from headwater.feeds.query_feeds.query_instances import Args, Question
+from headwater.feeds.subscriptions.options import FORMATS as CHANGE_FORMATS
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.subscribe_table import (
+    OFFSET,
+    SNAPSHOT,
+    Request,
+    Start,
+    check_calls,
+    check_size,
+    checked_images,
+    checked_name,
+    checked_ops,
+    checked_range,
+    checked_shard,
+    checked_spans,
+    checked_start,
+    checked_where,
+)
+from headwater.model.literal import from_json, to_lit
+from headwater.model.principal import ADMIN, Principal
+from headwater.model.suggestion import nearest
+from headwater.model.table import Table
+from headwater.sources.source import Source
+
+NARROW = ("pk", "pk_range", "spans", "shard", "where", "columns")  # what a table may not fit
+
+STARTS = 'Send "latest", "earliest", {"offset": n}, {"ts": "<ms>.<counter>"} or {"etag": tag} of an answer.'
+
+
+class SubscribeQuery(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """cdc.subscribe_query"""
+
+    query_id: str
+    args: list[Any] | dict[str, Any] | None = None
+    ops: list[str] | None = None
+    pk: list[Any] | None = None
+    pk_range: dict[str, Any] | None = None
+    spans: list[dict[str, Any]] | None = None
+    shard: dict[str, Any] | None = None
+    where: str | None = None
+    columns: list[str] | None = None
+    include: dict[str, Any] | None = None
+    format: str | None = None
+    start: str | dict[str, Any] | None = None
+    name: str | None = None
+    confirm: bool = False
+
+
+def lits_of(args: list[Any] | dict[str, Any] | None) -> Args:
+    """Arguments as Lits, however they were sent: equal ones are equal."""
+    if isinstance(args, dict):
+        return {name: _lit(body, f"args.{name}") for name, body in sorted(args.items())}
+    return [_lit(body, f"args[{place}]") for place, body in enumerate(args or ())]
+
+
+def _lit(body: Any, path: str) -> Any:
+    try:
+        return to_lit(from_json(body))
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path[:60]}: {error.message}", hint=error.hint) from None
+
+
+def check_query(
+    params: SubscribeQuery, args: Args, question: Question, db: str, source: Source, who: Principal = ADMIN
+) -> Request:
+    """`params` against the question that they name; InvalidRequest names the field at fault."""
+    start = _start(params.start, question)
+    form = _format(params.format)
+    before, after = checked_images(params.include, "", start)
+    options = Options(
+        db=db,
+        ops=checked_ops(params.ops),
+        pk=params.pk,
+        pk_range=checked_range(params.pk_range),
+        spans=checked_spans(params.spans),
+        shard=checked_shard(params.shard),
+        where=checked_where(params.where, source, who),
+        columns=_columns(params.columns),
+        before=before,
+        after=after,
+        format=form,
+        query_id=question.query_id,
+        args=args or None,
+        confirm=params.confirm,
+    )
+    check_size(options)
+    options = msgspec.structs.replace(options, tables=_fitting(options, question, source, who))
+    return Request(options, start, checked_name(params.name), params.include is not None)
+
+
+def _format(given: str | None) -> str:
+    form = FORMATS[0] if given is None else given
+    if form in FORMATS:
+        return form
+    hint = f"Formats of query feeds are {', '.join(FORMATS)}."
+    if form in CHANGE_FORMATS:
+        raise NotSupported(f"`format` {form!r} has no form for an invalidation", hint=hint)
+    raise InvalidRequest(f"`format` {form[:40]!r} is not known", hint=hint)
+
+
+def _columns(given: list[str] | None) -> tuple[str, ...]:
+    names = {name.strip() for name in given or ()}
+    if given is not None and (not names or "" in names):
+        raise InvalidRequest("`columns` is empty or holds an empty name", hint="Name columns, or leave it out for all.")
+    return tuple(sorted(names))
+
+
+def _start(given: str | dict[str, Any] | None, question: Question) -> Start:
+    if isinstance(given, dict) and set(given) == {"etag"} and isinstance(given["etag"], str):
+        offset = question.offset_of(given["etag"])
+        if offset is None:
+            raise InvalidRequest(
+                "`start.etag` is no tag of this query with these arguments, as they are understood now",
+                hint="Ask the query again and begin with the tag of that answer: its schema may have changed.",
+            )
+        return Start(OFFSET, offset)
+    start = checked_start(given, STARTS)
+    if start.kind == SNAPSHOT:
+        hint = 'Ask the query, then subscribe with start:{"etag": …} of that answer: nothing is missed in between.'
+        raise InvalidRequest("a query feed has no snapshot of its own", hint=hint)
+    return start
+
+
+def _fitting(options: Options, question: Question, source: Source, who: Principal) -> tuple[str, ...]:
+    """The tables of the query whose changes the filter can be asked about; none means all, without a question.
+
+    A filter is for the triggering change: of a query over several tables it may fit only some. Changes of the others
+    never pass it. One that fits none of them is refused.
+    """
+    if not any(getattr(options, field) for field in NARROW):
+        return ()
+    known = source.describe()
+    tables = [known[name] for name in question.tables if name in known]
+    fitting, refused = [], None
+    for table in tables:
+        error = _misfit(options, table, source, who)
+        if error is None:
+            fitting.append(table.name)
+        refused = refused or error
+    if not fitting:
+        raise refused or InvalidRequest("the query reads no table whose changes could pass the filter")
+    return tuple(sorted(fitting))
+
+
+def _misfit(options: Options, table: Table, source: Source, who: Principal) -> HeadwaterError | None:
+    names = [column.name for column in table.visible]
+    unknown = [name for name in options.columns if name not in names]
+    if unknown and len(unknown) == len(options.columns):
+        what = f"`columns`: table {table.name!r} has no column {unknown[0][:40]!r}"
+        return InvalidRequest(what, hint=nearest(unknown[0], names))
+    for field in NARROW[:-1]:
+        try:
+            rule = Rule(Options(db=options.db, **{field: getattr(options, field)}), table, source)
+            check_calls(rule.calls, who, options.db)
+        except InvalidRequest as error:
+            return type(error)(f"`{field}`: {error.message}", hint=error.hint)
+    return None

@@ -1,0 +1,345 @@
+"""Subscribing: from the parameters of `cdc.subscribe_table` to checked options, or the reason why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.errors import Forbidden, InvalidRequest, NotFound, NotSupported
+from headwater.feeds.filters.row_filter import Rule
+from headwater.feeds.subscriptions.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
+from headwater.model import kv_table
+from headwater.model.clock import parse_ts, ts_of_ms
+from headwater.model.database_name import real_name
+from headwater.model.literal import I64_MAX
+from headwater.model.principal import ADMIN, Principal
+from headwater.model.suggestion import nearest
+from headwater.model.table import Table
+from headwater.sources.source import Source
+
+LATEST, EARLIEST, SNAPSHOT, OFFSET, TS = "latest", "earliest", "snapshot", "offset", "ts"
+ENVELOPES = ("debezium_json", "cloudevents_json", "cockroach_wrapped_json")  # made of both images
+OF_ONE_TABLE = ("pk", "pk_range", "spans", "columns", "where")
+STARTS = 'Send "latest", "earliest", "snapshot", {"offset": n} or {"ts": "<ms>.<counter>"}.'
+BOUNDS = ("lower_bound", "upper_bound")
+MOST_SHARDS = 1024
+LONGEST_NAME = 200
+MOST_SPANS = 1000
+MOST_TABLES = 1000
+MOST_BYTES = 64 << 10  # of all options together: every one of many subscriptions keeps its own
+
+
+class SubscribeTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """cdc.subscribe_table"""
+
+    db: str | None = None
+    table: str | None = None
+    tables: list[str] | None = None
+    ops: list[str] | None = None
+    pk: list[Any] | None = None
+    pk_range: dict[str, Any] | None = None
+    spans: list[dict[str, Any]] | None = None
+    shard: dict[str, Any] | None = None
+    where: str | None = None
+    columns: list[str] | None = None
+    include: dict[str, Any] | None = None
+    format: str | None = None
+    start: str | dict[str, Any] | None = None
+    name: str | None = None
+    txn: str | None = None
+
+
+def named_tables(params: SubscribeTable) -> list[str] | None:
+    """The tables that are asked for; None where it is the whole database."""
+    named = ([params.table] if params.table is not None else []) + (params.tables or [])
+    return named or None
+
+
+class Start(msgspec.Struct, frozen=True):
+    """Where to begin: at one of the words, or just after `at`, an offset or a timestamp."""
+
+    kind: str = LATEST
+    at: int = 0
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A subscription as it was asked for. Lists that mean sets are sorted: equal requests are equal."""
+
+    options: Options
+    start: Start
+    name: str | None
+    names_images: bool = False  # False: which images are sent is a default, which depends on the start
+
+
+def check(params: SubscribeTable, source: Source, who: Principal = ADMIN) -> Request:
+    """`params` against the tables as they are now; InvalidRequest or NotFound names the field at fault."""
+    start = checked_start(params.start)
+    tables = _tables(who, params, source)
+    form = _format(params.format)
+    before, after = checked_images(params.include, form, start)
+    options = Options(
+        db=real_name(params.db),
+        tables=tuple(sorted(tables)) if _names_tables(params) else (),
+        ops=checked_ops(params.ops),
+        pk=params.pk,
+        pk_range=checked_range(params.pk_range),
+        spans=checked_spans(params.spans),
+        shard=checked_shard(params.shard),
+        where=checked_where(params.where, source, who),
+        columns=_columns(params.columns, *tables.values()),
+        before=before,
+        after=after,
+        format=form,
+        txn=_txn(params.txn),
+    )
+    check_size(options)
+    for table in tables.values():
+        _check_rules(options, table, source, who)
+    return Request(options, start, checked_name(params.name), params.include is not None)
+
+
+# --- which tables ----------------------------------------------------------------------------------------
+
+
+def _names_tables(params: SubscribeTable) -> bool:
+    return params.table is not None or bool(params.tables)
+
+
+def _tables(who: Principal, params: SubscribeTable, source: Source) -> dict[str, Table]:
+    """The shapes of the tables that are named, of all when none is."""
+    if params.table is not None and params.tables is not None:
+        raise InvalidRequest("`table` and `tables` exclude each other", hint="Send one of them, or neither for all.")
+    known = source.describe()
+    if not _names_tables(params):
+        found = known
+    else:
+        found = _captured(_table_names(params), known, source, who.seen(real_name(params.db), known))
+    narrow = next((field for field in OF_ONE_TABLE if getattr(params, field) is not None), None)
+    if narrow and (len(found) != 1 or not _names_tables(params)):
+        raise InvalidRequest(
+            f"`{narrow}` needs exactly one table", hint="Name it by `table`, and subscribe to the others apart."
+        )
+    return found
+
+
+def _table_names(params: SubscribeTable) -> list[str]:
+    """Return the table names without repeats."""
+    names = list(dict.fromkeys(params.tables or () if params.table is None else (params.table,)))
+    if len(names) > MOST_TABLES:
+        hint = f"Name at most {MOST_TABLES}, leave `tables` out for all, or make several subscriptions."
+        raise InvalidRequest(f"`tables` holds {len(names)} names", hint=hint)
+    return names
+
+
+def _captured(names: list[str], known: dict[str, Table], source: Source, seen: list[str]) -> dict[str, Table]:
+    """Return the shapes of tables that are captured; the source is asked for its status once."""
+    status = source.status() if any(name in known for name in names) else {}
+    return {name: _captured_table(name, known, status, seen) for name in names}
+
+
+def _captured_table(name: str, known: dict[str, Table], status: dict[str, Any], seen: list[str]) -> Table:
+    if name == kv_table.TABLE and name not in known:
+        return kv_table.SHAPE  # made by the first put, for which a reader may wait
+    if name not in known:
+        raise NotFound(f"there is no table {name!r}", hint=nearest(name, seen))
+    if name not in status["tables"]:
+        raise NotSupported(
+            f"table {name!r} has no feed: {status.get('uncaptured', {}).get(name, 'it is not captured')}",
+            hint="Check the tables that the source is told to capture; one that is new is captured in a moment.",
+        )
+    return known[name]
+
+
+# --- which changes ---------------------------------------------------------------------------------------
+
+
+def checked_ops(given: list[str] | None) -> tuple[str, ...]:
+    """The ops that are named, sorted; none means all."""
+    if given is None:
+        return ()
+    words = {word.strip().lower() for word in given}
+    odd = sorted(words.difference(OPS))
+    if odd or not words:
+        what = f"`ops` holds {odd[0][:40]!r}" if odd else "`ops` is empty"
+        raise InvalidRequest(what, hint=f"Name one or more of {', '.join(OPS)}, or leave it out for all.")
+    return tuple(sorted(words))
+
+
+def _columns(given: list[str] | None, *tables: Table) -> tuple[str, ...]:
+    if given is None:
+        return ()
+    (table,) = tables
+    names = {name.strip() for name in given}
+    if not names or "" in names:
+        raise InvalidRequest("`columns` is empty or holds an empty name", hint="Name columns, or leave it out for all.")
+    visible = {column.name for column in table.visible}
+    for name in sorted(names - visible):
+        raise InvalidRequest(
+            f"`columns`: table {table.name!r} has no column {name[:40]!r}", hint=nearest(name, visible)
+        )
+    return tuple(sorted(names))
+
+
+def checked_range(given: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The bounds of a range of keys."""
+    return None if given is None else _bounds("pk_range", given)
+
+
+def checked_spans(given: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Spans of keys."""
+    if given is None:
+        return None
+    if not given:
+        raise InvalidRequest("`spans` is empty", hint="Give at least one span, or leave it out for all keys.")
+    if len(given) > MOST_SPANS:
+        hint = f"Give at most {MOST_SPANS}, join those that touch, or make several subscriptions."
+        raise InvalidRequest(f"`spans` holds {len(given)} spans", hint=hint)
+    return [_span(f"spans[{place}]", body) for place, body in enumerate(given)]
+
+
+def _span(field: str, body: dict[str, Any]) -> dict[str, Any]:
+    found = body if set(body) == {"prefix"} else _bounds(field, body)
+    for name, lits in found.items():
+        if not isinstance(lits, list) or not lits:
+            raise InvalidRequest(
+                f"`{field}.{name}` is not a list of values", hint='Values look like {"t": "i64", "v": 1}.'
+            )
+    return found
+
+
+def _bounds(field: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The bounds that are given, at least one."""
+    odd = sorted(set(given).difference(BOUNDS))
+    found = {name: given[name] for name in BOUNDS if given.get(name) is not None}
+    if odd or not found:
+        what = f"`{field}` has no field {odd[0][:40]!r}" if odd else f"`{field}` has no bound"
+        raise InvalidRequest(what, hint=f"Give {' or '.join(BOUNDS)}, or both.")
+    return found
+
+
+def checked_shard(given: dict[str, Any] | None) -> Shard | None:
+    """One share of several."""
+    if given is None:
+        return None
+    index, of = given.get("index"), given.get("of")
+    fits = set(given) == {"index", "of"} and type(index) is int and type(of) is int and 0 <= index < of <= MOST_SHARDS
+    if not fits or index is None or of is None:
+        hint = f'Send {{"index": i, "of": n}} with 0 <= i < n <= {MOST_SHARDS}.'
+        raise InvalidRequest("`shard` does not name one share of several", hint=hint)
+    return Shard(index, of)
+
+
+def checked_where(given: str | None, source: Source, who: Principal) -> str | None:
+    """Return the predicate, not yet parsed; raise Forbidden if the caller may not send SQL."""
+    if given is not None and not given.strip():
+        raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
+    if given is not None:
+        source.check_sql(who.role)
+        _check_text("where", given)
+    return given
+
+
+def check_size(options: Options) -> None:
+    """Refuse options that are too large to be kept."""
+    try:
+        size = len(msgspec.json.encode(options))
+    except UnicodeEncodeError:
+        raise InvalidRequest("lone surrogates are not text", hint="Send well-formed Unicode.") from None
+    if size > MOST_BYTES:
+        raise InvalidRequest(
+            f"the options are {size} bytes of JSON, more than {MOST_BYTES}",
+            hint="Ask for ranges in place of single keys, or share the keys among several subscriptions.",
+        )
+
+
+def _check_rules(options: Options, table: Table, source: Source, who: Principal) -> None:
+    """Compile each filter by itself, so that the one that does not fit is named."""
+    for field in ("pk", "pk_range", "spans", "shard", "where"):
+        filter_ = getattr(options, field)
+        if filter_ is None:
+            continue
+        try:
+            rule = Rule(Options(db=options.db, tables=options.tables, **{field: filter_}), table, source)
+            check_calls(rule.calls, who, options.db)
+        except InvalidRequest as error:
+            raise type(error)(f"`{field}`: {error.message}", hint=error.hint) from None
+
+
+def check_calls(calls: tuple[str, ...], who: Principal, db: str) -> None:
+    """Raise Forbidden if a filter of a caller held to tables calls a function that may read other tables."""
+    if calls and who.tables(db) is not None:
+        raise Forbidden(
+            f"a filter that calls {calls[0]}() needs a credential for the whole database",
+            hint="Filter by columns and PostgreSQL's own functions.",
+        )
+
+
+# --- how they look, and from where -----------------------------------------------------------------------
+
+
+def _format(given: str | None) -> str:
+    form = FORMATS[0] if given is None else given
+    if form not in FORMATS:
+        raise InvalidRequest(f"`format` {form[:40]!r} is not known", hint=f"Formats are {', '.join(FORMATS)}.")
+    return form
+
+
+def checked_images(given: dict[str, Any] | None, form: str, start: Start) -> tuple[bool, bool]:
+    """Whether before and after images are wanted."""
+    if given is None:
+        both = form in ENVELOPES
+        return both, both or start.kind == SNAPSHOT
+    for name, value in given.items():
+        if name not in ("before", "after") or not isinstance(value, bool):
+            raise InvalidRequest(
+                f"`include.{name[:40]}` is not before or after with true or false",
+                hint='Send {"before": true, "after": true}; what is left out is false.',
+            )
+    return given.get("before", False), given.get("after", False)
+
+
+def checked_start(given: str | dict[str, Any] | None, hint: str = STARTS) -> Start:
+    """Where to begin."""
+    match given:
+        case None:
+            return Start()
+        case "latest" | "earliest" | "snapshot":
+            return Start(given)
+        case {"offset": int(offset)} if len(given) == 1 and not isinstance(offset, bool) and 0 <= offset <= I64_MAX:
+            return Start(OFFSET, offset)
+        case {"ts": (int() | str()) as ts} if len(given) == 1 and not isinstance(ts, bool):
+            return Start(TS, _ts(ts))
+    raise InvalidRequest("`start` is not a place to start from", hint=hint)
+
+
+def _ts(given: int | str) -> int:
+    try:
+        return parse_ts(given) if isinstance(given, str) else ts_of_ms(given)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"`start.ts`: {error.message}", hint=error.hint) from None
+
+
+def checked_name(given: str | None) -> str | None:
+    """The name of a subscription."""
+    if given is not None and not (0 < len(given) <= LONGEST_NAME and given.isprintable()):
+        raise InvalidRequest(
+            f"`name` is not 1 to {LONGEST_NAME} printable characters",
+            hint="Choose a shorter one without control characters and line breaks, or leave it out.",
+        )
+    return given
+
+
+def _txn(given: str | None) -> str:
+    if given not in (None, ATOMIC, ATOMIC_STRICT):
+        raise InvalidRequest(
+            f"`txn` {str(given)[:40]!r} is not known", hint=f"Send {ATOMIC!r} or {ATOMIC_STRICT!r}, or leave it out."
+        )
+    return given or ""
+
+
+def _check_text(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"`{field}`: lone surrogates are not text", hint="Send well-formed Unicode.") from None

@@ -1,0 +1,154 @@
+"""Reads blocks from a log file on connections of its own, from any thread, beside the writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from headwater.errors import LogDamaged, Unavailable
+from headwater.log.disk.block_codec import decode
+from headwater.log.disk.shape_store import Shapes
+from headwater.log.disk.store import State, connect, load_state, storage_errors
+from headwater.log.log import Held
+from headwater.model.change import Transaction
+from headwater.model.table import Table
+
+PAGE_RAW = 16 << 20  # a page of very large rows ends early
+
+_STORED = "first, count, raw, codec, crc, schemas, data"
+_FROM_OFFSET = f"""
+SELECT {_STORED} FROM block
+WHERE first >= ifnull((SELECT max(first) FROM block WHERE first <= ?1), ?1) AND first <= ?2 ORDER BY first
+"""
+_AT_TIME = f"SELECT {_STORED} FROM block WHERE ts_first <= ? ORDER BY ts_first DESC, first DESC LIMIT 1"
+_SIZES = """
+SELECT first, count, bytes, raw, commit_ms_last FROM block
+WHERE first >= ifnull((SELECT max(first) FROM block WHERE first <= ?1), ?1) ORDER BY first
+"""
+_NEXT_WHOLE = "SELECT whole FROM block WHERE first > ? AND whole IS NOT NULL ORDER BY first LIMIT 1"
+
+
+class _Stored(msgspec.Struct, frozen=True, gc=False):
+    first: int
+    count: int
+    raw: int
+    codec: int
+    crc: int
+    tables: tuple[Table, ...]
+    data: bytes
+
+
+class Reader:
+    """A small pool: one connection for each thread that reads at the moment, never the writer's."""
+
+    def __init__(self, path: Path, vfs: str | None) -> None:
+        self._path, self._vfs = path, vfs
+        self._shapes = Shapes()
+        self._idle: list[apsw.Connection] = []
+        self._closed = False
+
+    @contextmanager
+    def _connection(self) -> Iterator[apsw.Connection]:
+        if self._closed:
+            raise Unavailable(f"the log {self._path.name} is closed")
+        with storage_errors(self._path.name):
+            connection = self._take()
+            try:
+                yield connection
+            finally:
+                self._give_back(connection)
+
+    def _take(self) -> apsw.Connection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return connect(self._path, write=False, vfs=self._vfs)
+
+    def _give_back(self, connection: apsw.Connection) -> None:
+        self._idle.append(connection)
+        if self._closed:
+            self.close()
+
+    def close(self) -> None:
+        """Close what is idle now; what is in use closes when it comes back."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def state(self) -> State:
+        """The state as the file has it."""
+        with self._connection() as connection:
+            return load_state(self._path, connection)
+
+    def note(self, name: str) -> str:
+        """A stored note, "" if unset."""
+        with self._connection() as connection:
+            return connection.execute("SELECT value FROM note WHERE name = ?", (name,)).get or ""
+
+    def shape(self, name: str, version: int) -> Table | None:
+        """A stored shape; None if there is none."""
+        with self._connection() as connection:
+            return self._shapes.find(connection, name, version)
+
+    def page(self, offset: int, upto: int, limit: int) -> list[Transaction]:
+        """Adjacent transactions of whole blocks, from the one that holds `offset`; empty if none does.
+
+        About `limit` changes, fewer if they are large. They may begin before `offset` and end after `upto`.
+        One statement, so one state of the file: retention and merging are seen wholly or not at all.
+        """
+        blocks: list[_Stored] = []
+        wanted, raw = offset + limit, 0
+        with self._connection() as connection:
+            rows = connection.execute(_FROM_OFFSET, (offset, upto))
+            for row in rows:
+                block = self._stored(connection, row)
+                if not block.first <= offset < block.first + block.count:
+                    break
+                blocks.append(block)
+                offset = block.first + block.count
+                raw += block.raw
+                if offset >= wanted or raw >= PAGE_RAW:
+                    break
+            rows.close()
+        return list(chain.from_iterable(map(self._decoded, blocks)))
+
+    @contextmanager
+    def sizes(self, offset: int) -> Iterator[Iterator[Held]]:
+        """The sizes of the blocks from the one that holds `offset` on."""
+        with self._connection() as connection:
+            rows = connection.execute(_SIZES, (offset,))
+            try:
+                yield (Held(*row) for row in rows)
+            finally:
+                rows.close()
+
+    def at_time(self, ts: int) -> list[Transaction]:
+        """The last block that begins at or below `ts`."""
+        with self._connection() as connection:
+            row = connection.execute(_AT_TIME, (ts,)).fetchone()
+            block = None if row is None else self._stored(connection, row)
+        return [] if block is None else self._decoded(block)
+
+    def next_whole(self, offset: int) -> int | None:
+        """Where a transaction begins in the blocks that begin after `offset`."""
+        with self._connection() as connection:
+            found: int | None = connection.execute(_NEXT_WHOLE, (offset,)).get
+            return found
+
+    def _stored(self, connection: apsw.Connection, row: tuple[int, int, int, int, int, str, bytes]) -> _Stored:
+        first, count, raw, codec, crc, schemas, data = row
+        try:
+            return _Stored(first, count, raw, codec, crc, self._shapes.tables(connection, schemas), data)
+        except (LookupError, ValueError) as error:
+            raise LogDamaged(f"the log {self._path.name} is damaged: block {first}: {error}") from error
+
+    def _decoded(self, block: _Stored) -> list[Transaction]:
+        try:
+            return decode(block.first, block.codec, block.crc, block.data, block.tables)
+        except LogDamaged as error:
+            raise LogDamaged(f"the log {self._path.name} is damaged: {error.message}") from error

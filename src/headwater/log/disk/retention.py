@@ -1,0 +1,110 @@
+"""Which changes a log still keeps, and which small blocks it joins. Pure decisions over block sizes."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
+
+import msgspec
+
+from headwater.log.disk.block_codec import MAX_RAW
+from headwater.log.log import Held, Retention
+from headwater.log.transaction_parts import BLOCK_CHANGES
+
+SLACK = 2  # a step may be so many times its size for the sake of a whole transaction
+
+
+def next_horizon(
+    retention: Retention, oldest: Iterable[Held], *, horizon: int, latest: int, total: int, now_ms: int
+) -> int:
+    """Where the horizon goes, never back: exactly by the count, block by block for bytes and age.
+
+    `oldest` are the first blocks of the log in order, `total` the bytes of all of them.
+    """
+    if retention.changes is not None:
+        horizon = max(horizon, latest - retention.changes + 1)
+    for block in oldest:
+        if block.upto >= horizon and not _over(retention, block, latest, total, now_ms):
+            break
+        horizon = max(horizon, block.upto + 1)
+        total -= block.bytes
+    return horizon
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """How far a cursor is on its way to losing its place by bytes and by age."""
+
+    share: float = 0.0  # of the stricter limit; from 1 on the place is lost
+    remaining: int | None = None  # changes that may still come before the limit by bytes; None: there is none
+    expires_at_ms: int | None = None  # when the limit by age is reached; None: there is none, or nothing is unread
+
+
+class Kept:
+    """What the limits by bytes and age mean for cursors, by the blocks of one moment."""
+
+    def __init__(self, retention: Retention, blocks: Sequence[Held]) -> None:
+        self._retention, self._blocks = retention, blocks
+        self._uptos = [block.upto for block in blocks]
+        self._bytes = [*accumulate((block.bytes for block in reversed(blocks)), initial=0)][::-1]  # from each block on
+
+    def spent(self, cursor: int, *, now_ms: int) -> Spent:
+        """Return how much of both limits a reader at `cursor` has used."""
+        place = bisect_right(self._uptos, cursor)
+        if place == len(self._blocks):
+            return Spent()
+        block, retention = self._blocks[place], self._retention
+        shares, remaining, expires = [0.0], None, None
+        if retention.bytes is not None:
+            unread, changes = self._bytes[place], self._uptos[-1] - block.first + 1
+            shares.append(unread / retention.bytes)
+            remaining = max(int((retention.bytes - unread) * changes / max(unread, 1)), 0)
+        if retention.age_ms is not None:
+            shares.append((now_ms - block.commit_ms_last) / retention.age_ms)
+            expires = block.commit_ms_last + retention.age_ms
+        return Spent(max(shares), remaining, expires)
+
+
+def held_back(due: int, hold: int | None, *, horizon: int) -> int:
+    """The horizon on its way to `due`, but not past `hold`, and never back."""
+    return due if hold is None else max(horizon, min(due, hold))
+
+
+def _over(retention: Retention, block: Held, latest: int, total: int, now_ms: int) -> bool:
+    too_many = retention.bytes is not None and total > retention.bytes and block.upto < latest
+    too_old = retention.age_ms is not None and block.commit_ms_last < now_ms - retention.age_ms
+    return too_many or too_old
+
+
+def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
+    """Adjacent blocks that fit into one, each run as long as it gets.
+
+    The last run is left out: more may still come to it, and rewriting a block at every commit would cost
+    more than it saves.
+    """
+    run: list[Held] = []
+    count = raw = 0
+    for block in blocks:
+        if run and (count + block.count > BLOCK_CHANGES or raw + block.raw > MAX_RAW):
+            yield run
+            run, count, raw = [], 0, 0
+        run.append(block)
+        count, raw = count + block.count, raw + block.raw
+
+
+def step_end(blocks: Iterable[Held], after: int, *, latest: int, changes: int, bytes: int) -> int:
+    """The last offset of a step after `after`, by the sizes of the blocks from the one that holds `after + 1`."""
+    end = after
+    for block in blocks:
+        per_change = max(block.raw // block.count, 1)
+        room = max(bytes // per_change, 0)
+        taken = min(block.upto - end, room, after + changes - end)
+        end, bytes = end + taken, bytes - taken * per_change
+        if end < block.upto:
+            break
+    return min(max(end, after + 1), latest)
+
+
+def whole(end: int, after: int, *, begins: int) -> int:
+    """`end` of a step, or the end of the transaction it would cut; the next one begins at `begins`."""
+    return begins - 1 if begins - 1 - after <= SLACK * (end - after) else end

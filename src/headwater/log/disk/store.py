@@ -1,0 +1,173 @@
+"""The SQLite file under a log: how it is opened, recognised and read, and what its errors mean to us."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+import msgspec
+
+from headwater.errors import LogDamaged, NotFound
+from headwater.log.disk import shape_store
+from headwater.log.sqlite_file import file_error
+
+APPLICATION_ID = 0x48574C47  # "HWLG"
+FORMAT = 1  # user_version
+_WAL_KEPT = 64 << 20  # after a huge transaction the -wal file shrinks back to this
+
+SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+CREATE TABLE block (
+  first INTEGER PRIMARY KEY,
+  count INTEGER NOT NULL,
+  ts_first INTEGER NOT NULL,
+  ts_last INTEGER NOT NULL,
+  commit_ms_last INTEGER NOT NULL,
+  position TEXT NOT NULL,
+  id_first TEXT NOT NULL,
+  id_last TEXT NOT NULL,
+  whole INTEGER,          -- first offset here at which a transaction begins
+  ends INTEGER NOT NULL,  -- 1: the last change here is the last of its transaction
+  schemas TEXT NOT NULL,  -- numbers of the table definitions used
+  bytes INTEGER NOT NULL,
+  raw INTEGER NOT NULL,   -- bytes before compression
+  codec INTEGER NOT NULL,
+  crc INTEGER NOT NULL,   -- of data as stored
+  data BLOB NOT NULL
+) STRICT;
+-- By time; first orders the blocks of one huge transaction; bytes lets their sum be read from here alone.
+CREATE INDEX block_time ON block (ts_first, first, bytes);
+"""
+
+
+class State(msgspec.Struct, frozen=True):
+    """Everything about a log that is not in its blocks, and where they end."""
+
+    generation: str
+    reason: str
+    begun: int  # first offset of the generation
+    horizon: int
+    ceiling: int
+    merged: int  # blocks at or below this offset need no merging
+    latest: int
+    position: str
+    ts: int  # of the newest transaction ever appended
+    bytes: int = 0  # of all stored blocks; only the writer keeps count
+
+
+@contextmanager
+def storage_errors(log: Path | str) -> Iterator[None]:
+    """Turns SQLite's errors into ours, naming the log: by its path where it is opened, else by the name of its file,
+    for callers of the server hear of these."""
+    try:
+        yield
+    except apsw.Error as error:
+        raise file_error(f"the log {log}", error) from error
+
+
+def connect(path: Path, *, write: bool, vfs: str | None) -> apsw.Connection:
+    """A connection set up for its role. Raises apsw errors."""
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READONLY
+    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
+    try:
+        connection.set_busy_timeout(5000)
+        _check_header(path, connection)  # before anything is written to a file that may not be ours
+        if write:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_new(connection: apsw.Connection) -> bool:
+    return not connection.execute("SELECT count(*) FROM sqlite_schema").get
+
+
+def _check_header(path: Path, connection: apsw.Connection) -> None:
+    application = connection.execute("PRAGMA application_id").get
+    version = connection.execute("PRAGMA user_version").get
+    if _is_new(connection) and application == version == 0:
+        return
+    if application != APPLICATION_ID:
+        hint = "Name another file for the log, or move this one aside; it was left untouched."
+        raise LogDamaged(f"{path} is an SQLite file, but not a Headwater log", hint=hint)
+    if version > FORMAT:
+        hint = "Start the newer Headwater again, or move the log aside: a new generation begins."
+        raise LogDamaged(f"the log {path} has format {version}; this Headwater reads up to {FORMAT}", hint=hint)
+
+
+def prepare(path: Path, connection: apsw.Connection, *, floor: int) -> bool:
+    """Create the tables if the file is new, in one step; returns whether it was."""
+    if not _is_new(connection):
+        return False
+    with connection:
+        connection.execute(SCHEMA + shape_store.SCHEMA)
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {FORMAT}")
+        set_meta(connection, ceiling=0, **new_generation(floor, "created"))
+    return True
+
+
+def new_generation(first: int, reason: str, name: str = "") -> dict[str, int | str]:
+    """The meta entries of a history that begins at `first`."""
+    name = name or secrets.token_hex(8)
+    return {"generation": name, "reason": reason, "begun": first, "horizon": first, "merged": first - 1}
+
+
+def set_meta(connection: apsw.Connection, **entries: int | str) -> None:
+    """Store meta entries in the open transaction."""
+    connection.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", entries.items())
+
+
+def load_state(path: Path, connection: apsw.Connection) -> State:
+    """The state as the file has it, in one read transaction."""
+    with connection:
+        meta = dict(connection.execute("SELECT name, value FROM meta"))
+        newest = connection.execute(
+            "SELECT first, first + count - 1, ts_last, position, ends FROM block ORDER BY first DESC LIMIT 1"
+        ).fetchone()
+    try:
+        return _state(meta, newest)
+    except (KeyError, TypeError, ValueError) as error:
+        raise LogDamaged(f"the log {path} is damaged: {error!r} in its meta table") from error
+
+
+def _state(meta: dict[str, str | int], newest: tuple[int, int, int, str, int] | None) -> State:
+    first, upto, ts, position, ends = newest or (0, 0, 0, "", 1)
+    if not ends:
+        raise ValueError("the newest transaction is not complete")
+    begun = int(meta["begun"])
+    return State(
+        generation=str(meta["generation"]),
+        reason=str(meta["reason"]),
+        begun=begun,
+        horizon=int(meta["horizon"]),
+        ceiling=max(int(meta["ceiling"]), ts),
+        merged=int(meta["merged"]),
+        latest=upto if first >= begun else begun - 1,
+        position=position if first >= begun else "",
+        ts=ts,
+    )
+
+
+def open_writer(path: Path, *, floor: int, vfs: str | None) -> tuple[apsw.Connection, bool]:
+    """The one writing connection, and whether the file was made just now."""
+    connection = connect(path, write=True, vfs=vfs)
+    try:
+        return connection, prepare(path, connection, floor=floor)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def require_file(path: Path) -> None:
+    """NotFound when there is no log to read."""
+    if not path.is_file():
+        raise NotFound(f"there is no log at {path}", hint="Start the server once: it creates the log.")

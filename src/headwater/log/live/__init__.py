@@ -1,0 +1,1 @@
+"""The live log: a durable log with a staged tail in memory."""

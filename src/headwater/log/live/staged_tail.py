@@ -1,0 +1,78 @@
+"""Tail: the newest transactions of a log in memory, contiguous, cheap to read from any offset."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from headwater.log.transaction_parts import estimated_bytes, first_begin, last_at, within
+from headwater.model.change import Transaction
+
+
+class Tail:
+    """Parts with ascending, gapless offsets. Not locked: its owner is."""
+
+    def __init__(self) -> None:
+        self._parts: list[Transaction] = []
+        self._firsts: list[int] = []  # of each part, for bisection
+        self._weights: list[int] = []
+        self.weight = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    @property
+    def first(self) -> int:
+        """The oldest offset held; only when there is one."""
+        return self._firsts[0]
+
+    @property
+    def newest(self) -> Transaction:
+        """The newest part; only when there is one."""
+        return self._parts[-1]
+
+    @property
+    def changes(self) -> int:
+        """How many changes are held."""
+        return self._parts[-1].upto - self._firsts[0] + 1 if self._parts else 0
+
+    def extend(self, parts: Iterable[Transaction]) -> None:
+        """Add the parts that follow the newest one."""
+        for part in parts:
+            weight = estimated_bytes(part)
+            self._parts.append(part)
+            self._firsts.append(part.first)
+            self._weights.append(weight)
+            self.weight += weight
+
+    def cut(self, after: int, upto: int) -> list[Transaction]:
+        """What lies in (after, upto]; `after + 1` is held or beyond the newest."""
+        low = max(bisect_right(self._firsts, after + 1) - 1, 0)
+        return within(self._parts[low : bisect_right(self._firsts, upto)], after, upto)
+
+    def forget(self, *, upto: int, changes: int, weight: int) -> None:
+        """Drop the oldest parts at or below `upto`, but never the newest, down to `changes` and `weight`."""
+        count, held, place = self.changes, self.weight, 0
+        while place < len(self._parts) - 1 and self._parts[place].upto <= upto:
+            if count <= changes and held <= weight:
+                break
+            count -= len(self._parts[place].changes)
+            held -= self._weights[place]
+            place += 1
+        del self._parts[:place], self._firsts[:place], self._weights[:place]
+        self.weight = held
+
+    def drop_after(self, offset: int) -> None:
+        """Drop every part that begins after `offset`."""
+        place = bisect_right(self._firsts, offset)
+        self.weight -= sum(self._weights[place:])
+        del self._parts[place:], self._firsts[place:], self._weights[place:]
+
+    def offset_at(self, ts: int) -> int | None:
+        """The last offset held whose time is at or below `ts`."""
+        place = bisect_right(self._parts, ts, key=lambda part: part.ts)
+        return last_at(self._parts[place - 1 : place], ts) if place else None
+
+    def first_whole(self, offset: int) -> int | None:
+        """The first offset held at or above `offset` where a transaction begins."""
+        return first_begin(self._parts[max(bisect_right(self._firsts, offset) - 1, 0) :], offset)

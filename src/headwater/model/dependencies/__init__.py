@@ -1,0 +1,1 @@
+"""What a query reads, as values, and their description for people."""

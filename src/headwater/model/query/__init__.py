@@ -1,0 +1,1 @@
+"""Queries as values, and their JSON form."""

@@ -1,0 +1,146 @@
+"""The one spelling of a query in JSON: forms that differ only in how they are written give the same bytes.
+
+Like RFC 8785: keys sorted, no white space, UTF-8. Unlike it, integers keep all their digits, and the keys of a value
+of tag `json` keep their order: its text is data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.model.literal import Json, Value, to_lit
+from headwater.model.predicate import OPS, Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.query.json_form import parse_query
+from headwater.model.query.query import (
+    Aggregate,
+    Body,
+    Derived,
+    Exists,
+    InQuery,
+    Item,
+    Join,
+    Named,
+    Order,
+    Param,
+    Query,
+    Select,
+    Star,
+    Subquery,
+    TableRef,
+)
+
+
+def canonical(body: Any, *, db: str = "main") -> bytes:
+    """The bytes by which the query of the JSON `body` is known. Refuses what `parse_query` refuses."""
+    return canonical_bytes(parse_query(body, db=db))
+
+
+def canonical_bytes(query: Query) -> bytes:
+    """The same, of a query that was read."""
+    return msgspec.json.encode(form_of(query), order="sorted")
+
+
+def form_of(query: Query) -> dict[str, Any]:
+    """The JSON form of `query`, read back as the same query. Whatever need not be said is left out."""
+    limit = _some(limit=_maybe(query.limit), offset=_maybe(query.offset))
+    return _some(
+        body=_body(query.body),
+        order_by=[_order(order) for order in query.order_by],
+        limit=limit,
+    ) | _some(**{"with": [{"name": each.name, "query": form_of(each.query)} for each in query.with_]})
+
+
+def _some(**fields: Any) -> dict[str, Any]:
+    """Those of `fields` that say something: null, false and empty ones do not."""
+    return {name: value for name, value in fields.items() if value is not None and value is not False and value != []}
+
+
+def _maybe(expr: Expr | None) -> Any:
+    return None if expr is None else _expr(expr)
+
+
+def _order(order: Order) -> dict[str, Any]:
+    return _some(expr=_expr(order.expr), dir="desc" if order.descending else None)
+
+
+def _body(body: Body) -> dict[str, Any]:
+    if isinstance(body, Select):
+        return {"select": _select(body)}
+    return {"setop": _some(kind=body.kind, all=body.all, left=_body(body.left), right=_body(body.right))}
+
+
+def _select(body: Select) -> dict[str, Any]:
+    return _some(
+        distinct=body.distinct,
+        projection=[_item(item) for item in body.items],
+        where=_maybe(body.where),
+        group_by=[_expr(expr) for expr in body.group_by],
+        having=_maybe(body.having),
+    ) | _some(**{"from": [_table(table) for table in body.tables]})
+
+
+def _item(item: Item) -> dict[str, Any]:
+    return {"expr": _expr(item.expr)} | _some(**{"as": item.alias})
+
+
+def _table(table: TableRef) -> dict[str, Any]:
+    match table:
+        case Named(name, alias):
+            return {"table": name} | _some(**{"as": alias})
+        case Derived(query, alias):
+            return {"subquery": {"query": form_of(query), "as": alias}}
+        case Join(kind, left, right, on, using):
+            sides = {"left": _table(left), "right": _table(right)}
+            return {"join": {"type": kind, **sides, **_some(on=_maybe(on), using_columns=list(using))}}
+
+
+def _expr(expr: Expr) -> dict[str, Any]:
+    match expr:
+        case Col(name, table):
+            return {"col": name} | _some(table=table)
+        case Literal(value):
+            return {"lit": _lit(value)}
+        case Call(op, args):
+            return _call(op, [_expr(arg) for arg in args])
+        case Function(name, args):
+            return {"fn": name, "args": [_expr(arg) for arg in args]}
+        case Cast(inner, kind):
+            return {"cast": {"expr": _expr(inner), "to": {"kind": kind}}}
+        case Case(branches, otherwise):
+            whens = [{"if": _expr(condition), "then": _expr(result)} for condition, result in branches]
+            return {"case": {"when": whens, "else": _expr(otherwise)}}
+        case Queried():
+            return _queried(expr)
+
+
+def _lit(value: Value) -> dict[str, Any]:
+    return {"t": "json", "v": msgspec.Raw(value.text.encode())} if isinstance(value, Json) else to_lit(value)
+
+
+def _call(op: str, args: list[Any]) -> dict[str, Any]:
+    match OPS[op]:
+        case ("args",):
+            return {"op": op, "args": args}
+        case ("a", "list"):
+            return {"op": op, "a": args[0], "list": args[1:]}
+        case names:
+            return {"op": op} | dict(zip(names, args, strict=True))
+
+
+def _queried(expr: Queried) -> dict[str, Any]:
+    match expr:
+        case Param(place):
+            return {"param": place}
+        case Star(table):
+            return {"col": "*"} | _some(table=table)
+        case Aggregate(name, args, distinct):
+            return {"fn": name, "args": [_expr(arg) for arg in args]} | _some(distinct=distinct)
+        case Subquery(query):
+            return {"subquery": {"query": form_of(query)}}
+        case Exists(query, negated):
+            return {"exists": {"query": form_of(query)} | _some(negated=negated)}
+        case InQuery(inner, query):
+            return {"op": "in", "a": _expr(inner), "b": {"subquery": {"query": form_of(query)}}}
+    raise TypeError(f"{type(expr).__name__} has no form")

@@ -1,0 +1,1 @@
+"""Runs of a pipeline: specification, the loop per table, progress and ownership."""

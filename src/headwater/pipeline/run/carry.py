@@ -1,0 +1,380 @@
+"""Carrying one table: the loop that asks where sink and log stand, and does the next thing.
+
+sink.state() ─┐
+describe() ───┴─> decide ──> begin | load | apply | evolve | wait ──> copies into the meta store
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.client import Client, Described, Range, Registered
+from headwater.errors import HeadwaterError, NotOwner, OffsetExpired, PipelineError, SchemaChanged
+from headwater.model.keys.key import Span
+from headwater.model.table import Table
+from headwater.pipeline.run.events import Watcher
+from headwater.pipeline.run.ownership import Heart
+from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.shape_changes import beyond_held, came_filled, following
+from headwater.pipeline.run.spec import PipelineSpec, TableSpec
+from headwater.pipeline.run.stages import (
+    FAIL,
+    FIRST,
+    PIN,
+    SCHEMA_CHANGED,
+    Action,
+    Apply,
+    Begin,
+    Evolve,
+    Load,
+    Wait,
+    decide,
+    lowest,
+    standing,
+)
+from headwater.pipeline.run.table_plan import check_choice, check_origin, chosen
+from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
+from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
+from headwater.pipeline.spark.failure import cause_of
+from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
+from headwater.pipeline.spark.row_counts import Counting
+from headwater.pipeline.spark.schema import rows_schema
+from headwater.pipeline.transform.compaction import about
+from headwater.pipeline.transform.whole_rows import READ_AGAIN, check_whole, fill_unknown, refuse_unknown
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WAIT_MS = 1000  # a quiet table is looked at this often for a cancel or a stop
+SMALL = 65_536  # changes that are not worth a second task
+ATTEMPTS = 8  # failures in a row inside a stage, after which it is given up
+RESET = "reset"
+
+
+class Carried(msgspec.Struct, frozen=True):
+    """How one table ended."""
+
+    task: Task
+    offset: int
+    rows: int  # of snapshots and changes that were carried by this run
+    error: HeadwaterError | None = None
+
+
+class Carry:
+    """One table of a pipeline, in a thread of its own."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        spec: PipelineSpec,
+        table: TableSpec,
+        task: Task,
+        sink: Sink,
+        meta: MetaStore,
+        watcher: Watcher,
+        *,
+        heart: Heart,
+        stop: threading.Event,
+        until_caught_up: bool,
+    ) -> None:
+        self._spark, self._spec, self._table, self._task = spark, spec, table, task
+        self._sink, self._meta, self._watcher = sink, meta, watcher
+        self._heart, self._stop, self._once = heart, stop, until_caught_up
+        self._server = Server(spec.server, spec.token_file)
+        self._client = Client(spec.server, token_file=spec.token_file)
+        self._ranges: list[Range] = []
+        self._goal: int | None = None  # with `once`: the head when it was first asked
+        self._rows = 0
+        self._copied: State | None = None
+        self._told = ""
+        self._anew = ""  # why a failure makes a new snapshot necessary
+        self._begun = 0  # snapshots in a row that were not finished
+        self._is_sparing = False  # the source may leave values out
+        self._held = ""  # the plan for which the server keeps the log
+
+    def run(self) -> Carried:
+        """Until stopped, cancelled or, with `once`, caught up; raises what cannot be retried."""
+        failures = 0
+        try:
+            while True:
+                try:
+                    if self._is_over() or not self._turn():
+                        break
+                    failures = 0
+                except Exception as error:
+                    if self._stop.is_set():
+                        break  # what was cut off is not in the sink, and comes again
+                    failures += 1
+                    self._take_in(cause_of(error), failures)
+            state = self._sink.state()
+            self._copy(state)
+            return Carried(self._task, 0 if state is None else state.offset, self._rows)
+        finally:
+            self._client.close()
+
+    def _turn(self) -> Action | None:
+        """Look, and do the next thing; None when there is nothing left to do."""
+        state = self._sink.state()
+        if state is not None:
+            check_origin(state.plan, self._spec, self._table)
+        self._copy(state)
+        action = self._due() or self._next(state)
+        if isinstance(action, (Apply, Wait)):
+            self._begun = 0
+        if isinstance(action, Wait):
+            self._release()
+            if self._once:
+                return None
+        self._do(action, state)
+        return action
+
+    def _is_over(self) -> bool:
+        if self._heart.lost.is_set():
+            raise NotOwner("the lease on this table was lost: another pipeline server may have taken it over")
+        return self._stop.is_set() or self._meta.is_cancelled(self._task)
+
+    def _take_in(self, error: HeadwaterError, failures: int) -> None:
+        """Decide about a failure: begin anew, try again in a while, or give up by raising it."""
+        reason = str(error.extra.get("resnapshot_reason") or "")
+        if isinstance(error, SchemaChanged) and self._table.schema != FAIL:
+            reason = SCHEMA_CHANGED  # while rows were read: the log is fitted to the shape of the sink
+        if isinstance(error, OffsetExpired) or reason:
+            self._anew = reason or error.code
+        elif not error.retryable and not error.extra.get(READ_AGAIN):
+            raise error
+        if self._begun >= ATTEMPTS or (self._once and failures >= ATTEMPTS):
+            raise error
+        self._watcher.retrying(self._task, error, failures)
+        if failures > 1 or not self._anew:
+            self._stop.wait(min(0.2 * 2**failures, 10.0) * (0.5 + secrets.randbelow(1000) / 1000))
+
+    # Deciding
+
+    def _due(self) -> Begin | None:
+        """A snapshot that was asked for, or that a failure made necessary."""
+        if self._anew:
+            return Begin(self._anew)
+        return Begin(RESET) if self._meta.is_reset(self._task) else None
+
+    def _next(self, state: State | None) -> Action:
+        seen = self._look(state)
+        self._is_sparing = bool(seen.remedy)
+        if not self._keeps:
+            check_whole(seen)
+        if self._once:
+            self._goal = seen.latest if self._goal is None else self._goal
+            seen = msgspec.structs.replace(seen, latest=min(seen.latest, max(self._goal, self._needed(state))))
+        if state is None:
+            return Begin(FIRST)
+        check_choice(state.plan, self._table)
+        return decide(
+            state,
+            seen,
+            shape=self._shape(state, seen),
+            policy=self._table.schema,
+            wave=2 * self._spec.parallelism,
+        )
+
+    @property
+    def _keeps(self) -> bool:
+        """Whether a value that was left out is in the sink: a row that comes to fulfil a condition is not."""
+        return self._sink.keeps and self._sink.mode == UPSERT and not self._table.where
+
+    def _shape(self, state: State, seen: Described) -> int:
+        """The version the sink has columns for; none of those there are if it was told before it was final."""
+        has = state.plan.table
+        is_same = has.version != seen.table.version or chosen(self._table, seen.table).names == has.names
+        return has.version if is_same or self._table.schema == PIN else 0
+
+    def _look(self, state: State | None) -> Described:
+        table = self._table
+        if state is None:
+            return self._client.describe(table.db, table.table)
+        step = (self._spec.step_rows, self._spec.step_bytes)
+        shape = state.plan.table.version
+        seen = self._client.describe(table.db, table.table, after=state.offset, shape=shape, step=step)
+        return beyond_held(self._client, table, state, seen)
+
+    def _needed(self, state: State | None) -> int:
+        """How far the log must be read so that all spans are even, whatever the goal is."""
+        return 0 if state is None else max(state.loaded.values(), default=0)
+
+    # Doing
+
+    def _do(self, action: Action, state: State | None) -> None:
+        match action:
+            case Begin(reason):
+                self._begin(reason, state)
+            case Load(spans):
+                assert state is not None
+                self._load(state, spans)
+            case Apply():
+                assert state is not None
+                self._apply(action, state)
+            case Evolve():
+                assert state is not None
+                self._evolve(state)
+            case Wait(after):
+                self._live(after)
+
+    def _begin(self, reason: str, state: State | None) -> None:
+        if self._table.on_lost == "fail" and reason != RESET and state is not None and state.is_even:
+            raise PipelineError(
+                f"the log cannot bring the sink up to date: {reason}",
+                hint='Set on_lost = "resnapshot", or run `headwater pipeline reset` to take a new snapshot.',
+            )
+        if self._begun >= ATTEMPTS:
+            raise PipelineError(
+                f"{self._begun} snapshots in a row were lost before they were finished: {reason}",
+                hint="Let the log keep more (retention, feeds.lease_bytes), or read faster (parallelism).",
+            )
+        self._begun += 1
+        self._release()
+        table, id = self._table, secrets.token_hex(8)
+        registered = self._register(id)
+        self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
+        now = self._client.describe(table.db, table.table).table
+        rows_schema(now, table.columns)  # complains of a column that is not there
+        spans = tuple(each.span for each in self._ranges)
+        plan = Plan(
+            id,
+            registered.generation,
+            registered.version,
+            spans,
+            chosen(self._table, now, None if state is None or reason == RESET else state.plan.table),
+            db=table.db,
+            columns=table.columns,
+            where=table.where,
+            pipeline=self._spec.name,
+        )
+        self._watcher.started(self._task, reason, sum(each.rows for each in self._ranges), len(self._ranges))
+        self._sink.begin(plan)
+        self._anew = ""
+        self._meta.begun(self._task, self._heart.fence)
+
+    def _load(self, state: State, spans: Sequence[Span]) -> None:
+        version = self._register(state.plan.id, keep=lowest(state)).version
+        parts = [Part(span, version) for span in spans]
+        frame = rows_frame(
+            self._spark,
+            self._server,
+            self._table.db,
+            state.plan.table,
+            generation=state.plan.generation,
+            parts=parts,
+            columns=self._columns(state.plan.table),
+            where=self._table.where,
+            ends=self._sink.needs_ends,
+        )
+        self._tell(SNAPSHOT)
+        began = time.monotonic()
+        counting = Counting(frame, end=frame.columns[-1] if self._sink.needs_ends else None)
+        rows = self._counted(counting, lambda counted: self._sink.load(counted, state.plan, parts))
+        self._watcher.loaded(self._task, len(parts), rows, time.monotonic() - began)
+
+    def _apply(self, action: Apply, state: State) -> None:
+        step, shape = action.step, state.plan.table
+        frame = changes_frame(
+            self._spark,
+            self._server,
+            self._table.db,
+            self._table.table,
+            generation=step.generation,
+            after=step.after,
+            upto=step.upto,
+            shape=shape,
+            slices=action.slices,
+            columns=self._columns(shape),
+            where=self._table.where,
+        )
+        if step.upto - step.after <= SMALL:
+            frame = frame.coalesce(1)  # one task reads it, and nothing is shuffled
+        began = time.monotonic()
+        frame = fill_unknown(frame, shape) if self._is_sparing and self._keeps else refuse_unknown(frame)
+        counting = Counting(frame, about(frame).change_type)
+        changes = self._counted(counting, lambda counted: self._sink.apply(counted, step, shape))
+        self._watcher.stepped(self._task, step.upto, changes, time.monotonic() - began)
+
+    def _evolve(self, state: State) -> None:
+        """One change at a time: what has the name of a column two changes later may be another one."""
+        seen = self._look(state)
+        shape = following(self._table, state.plan.table, seen)
+        if self._sink.mode == UPSERT and came_filled(self._client, self._table, state, seen, shape):
+            self._anew = SCHEMA_CHANGED
+        else:
+            self._sink.evolve(shape)
+
+    def _columns(self, shape: Table) -> tuple[str, ...]:
+        """Those to ask for; none of them means all."""
+        if not self._table.columns and self._table.schema != PIN:
+            return ()
+        return tuple(column.name for column in shape.visible)
+
+    def _register(self, plan: str, keep: int | None = None) -> Registered:
+        self._held = plan
+        return self._client.register(self._table.db, self._table.table, self._subscriber, keep=keep)
+
+    @property
+    def _subscriber(self) -> str:
+        """By the plan: two pipelines of one name do not take the log from each other."""
+        return f"{self._spec.name[:100]}/{self._held}"
+
+    def _release(self) -> None:
+        """Once all spans are even the log need not be kept any more than for others."""
+        if self._held:
+            self._client.release(self._table.db, self._table.table, self._subscriber)
+            self._held = ""
+
+    def _live(self, after: int) -> None:
+        table = self._table
+        seen = self._client.describe(table.db, table.table, after=after, wait_ms=WAIT_MS)
+        self._watcher.live(self._task, after, seen.latest)
+
+    def _counted(self, counting: Counting, act: Callable[[DataFrame], None]) -> int:
+        """How many rows or changes `act` took from the frame, as Spark itself counted them."""
+        act(counting.frame)
+        rows = counting.rows()
+        self._rows += rows
+        return rows
+
+    # Copies
+
+    def _copy(self, state: State | None) -> None:
+        """Write into the meta store where the sink stands, by the ranges of now: they split and merge."""
+        if state is None or state == self._copied:
+            return
+        table = self._table
+        self._ranges = self._client.ranges(table.db, table.table, self._spec.range_bytes)
+        rows = [_row(state, each) for each in self._ranges]
+        self._meta.save(self._task, rows, self._heart.fence)
+        stage = min((row.stage for row in rows), key=STAGES.index, default="register")
+        self._tell(stage)
+        for row in rows:
+            self._watcher.range_moved(self._task, row)
+        self._copied = state
+
+    def _tell(self, stage: str) -> None:
+        if stage != self._told:
+            self._told = stage
+            self._watcher.stage(self._task, stage)
+
+
+def _row(state: State, each: Range) -> RangeProgress:
+    found = standing(state, each.span)
+    return RangeProgress(
+        range_id=each.id,
+        epoch=each.epoch,
+        span=each.span,
+        stage=found.stage,
+        init_version=state.plan.offset,
+        version=found.version,
+        last_key=found.last_key,
+        last_offset=found.last_offset,
+        rows_estimate=each.rows,
+    )

@@ -1,0 +1,174 @@
+"""Running a pipeline: one Spark session, one thread per table this server owns, until told to stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.errors import HeadwaterError, NotOwner, Unavailable
+from headwater.pipeline.run.carry import Carried, Carry
+from headwater.pipeline.run.events import Silent, Watcher
+from headwater.pipeline.run.ownership import Heart, owner_name
+from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.resources import check_promises, session_of, sink_of
+from headwater.pipeline.run.server_check import Seen, greet, refusal
+from headwater.pipeline.run.spec import PipelineSpec, TableSpec
+from headwater.pipeline.run.task import Task
+from headwater.pipeline.spark.failure import cause_of, is_gone
+from headwater.pipeline.spark.job_cancellation import Brake
+from headwater.pipeline.verify.verify import TableReport, verify
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RETRY_SECONDS = 1.0  # between two looks at a lease that another server holds
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """How a run ended, table by table."""
+
+    tables: tuple[Carried, ...]
+    reports: tuple[TableReport, ...] = ()
+
+    @property
+    def is_good(self) -> bool:
+        """Whether every table got where it should, and is what it should be as far as that was looked at."""
+        return all(each.error is None for each in self.tables) and all(each.is_good for each in self.reports)
+
+
+def run(
+    spec: PipelineSpec,
+    *,
+    once: bool = False,
+    master: str | None = None,
+    watcher: Watcher | None = None,
+    stop: threading.Event | None = None,
+    then_verify: bool = False,
+    spark: SparkSession | None = None,
+) -> Summary:
+    """Carry every table of `spec`, until `stop` is set; with `once`, until what was there at the start is in.
+
+    With `then_verify` source and sinks are compared in the end. A session given by the caller is used and left open.
+    Unavailable when, with `once`, no server answers at the start.
+    """
+    check_promises(spec)
+    stop, watcher = stop or threading.Event(), watcher or Silent()
+    seen, away = _greeted(spec, once)
+    with ExitStack() as stack:
+        meta = stack.enter_context(MetaStore.open(spec.meta))
+        tasks = [meta.subscribe(spec, table) for table in spec.tables]
+        if away is not None:
+            for task in tasks:
+                watcher.retrying(task, away, 1)
+        refused = {
+            task: why
+            for task, table, each in zip(tasks, spec.tables, seen, strict=True)
+            if not task.cancelled and (why := refusal(each, table, is_new=not meta.progress(task))) is not None
+        }
+        if len(refused) == len(tasks):
+            return Summary(tuple(_refuse(task, why, spec, meta, watcher) for task, why in refused.items()))
+        session = spark or stack.enter_context(session_of(spec, master))
+        work = [
+            lambda task=task, table=table: (
+                _refuse(task, refused[task], spec, meta, watcher)
+                if task in refused
+                else _carry(session, spec, table, task, meta, watcher, stop, once)
+            )
+            for task, table in zip(tasks, spec.tables, strict=True)
+        ]
+        with ThreadPoolExecutor(len(work), thread_name_prefix="headwater-table") as threads:
+            carried = tuple(threads.map(lambda each: each(), work))
+        reports = verify(spec, watcher=watcher, spark=session) if then_verify else []
+        return Summary(carried, tuple(reports))
+
+
+def _greeted(spec: PipelineSpec, once: bool) -> tuple[list[Seen], Unavailable | None]:
+    """What the server says of each table, or that nobody answers: who runs for ever waits for it."""
+    try:
+        return greet(spec), None
+    except Unavailable as error:
+        if once:
+            raise
+        return [None] * len(spec.tables), error
+
+
+def _refuse(task: Task, why: HeadwaterError, spec: PipelineSpec, meta: MetaStore, watcher: Watcher) -> Carried:
+    """A table that the server cannot give."""
+    watcher.failed(task, why)
+    with suppress(HeadwaterError):  # another server works on it, and will say so itself
+        heart = Heart(meta, task, owner_name(), spec.lease_seconds)
+        try:
+            meta.fail(task, f"{why.code}: {why.message}", heart.fence)
+        finally:
+            heart.stop()
+    return Carried(task, 0, 0, why)
+
+
+def _carry(
+    spark: SparkSession,
+    spec: PipelineSpec,
+    table: TableSpec,
+    task: Task,
+    meta: MetaStore,
+    watcher: Watcher,
+    stop: threading.Event,
+    once: bool,
+) -> Carried:
+    """One table, from taking its lease to giving it back. Its failure is its own."""
+    fence: int | None = None
+    try:
+        with _leased(meta, task, spec, stop, watcher, for_ever=not once) as heart:
+            if heart is None:
+                return Carried(task, 0, 0)
+            fence = heart.fence
+            with sink_of(spec, table, task, meta, spark, heart.fence) as sink, Brake(spark, heart, stop, str(task)):
+                carry = Carry(
+                    spark, spec, table, task, sink, meta, watcher, heart=heart, stop=stop, until_caught_up=once
+                )
+                done = carry.run()
+                watcher.done(task, done.offset, done.rows)
+                return done
+    except Exception as error:
+        if stop.is_set() and is_gone(error):
+            return Carried(task, 0, 0)  # who asked us to stop asked Java, too
+        cause = cause_of(error)
+        watcher.failed(task, cause)
+        if fence is not None:
+            with suppress(HeadwaterError):  # another server's by now, or a store that does not answer
+                meta.fail(task, f"{cause.code}: {cause.message}", fence)
+        return Carried(task, 0, 0, cause)
+
+
+@contextmanager
+def _leased(
+    meta: MetaStore, task: Task, spec: PipelineSpec, stop: threading.Event, watcher: Watcher, *, for_ever: bool
+) -> Iterator[Heart | None]:
+    """The lease on `task`, kept alive; None when told to stop before it was free.
+
+    Who died without a word holds it for its whole time, so that long is always waited.
+    """
+    owner, asked = owner_name(), 0
+    until = time.monotonic() + spec.lease_seconds + RETRY_SECONDS
+    while True:
+        try:
+            heart = Heart(meta, task, owner, spec.lease_seconds)
+            break
+        except NotOwner as error:
+            asked += 1
+            if not for_ever and time.monotonic() > until:
+                raise
+            if asked == 1:
+                watcher.retrying(task, error, asked)
+            if stop.wait(RETRY_SECONDS):
+                yield None
+                return
+    try:
+        yield heart
+    finally:
+        heart.stop()

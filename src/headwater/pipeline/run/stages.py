@@ -1,0 +1,159 @@
+"""What a pipeline does next with one table, decided from where the sink and the log stand. Pure.
+
+nothing ──begin──> spans missing ──load──> uneven ──apply──> even ──apply──> … live
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.errors import SchemaChanged
+from headwater.model.keys.key import Span
+from headwater.pipeline.sinks.sink import State, Step
+
+if TYPE_CHECKING:
+    from headwater.client.responses import Described
+
+EVOLVE, PIN, FAIL = "evolve", "pin", "fail"
+
+FIRST = "first"
+LOG_GENERATION_CHANGED = "log_generation_changed"
+WAL_HORIZON_EXCEEDED = "wal_horizon_exceeded"
+SCHEMA_CHANGED = "schema_changed"
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Take a snapshot, from nothing or because what the sink holds cannot be brought up to date."""
+
+    reason: str
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Read these spans, the next of those that are missing."""
+
+    spans: tuple[Span, ...]
+
+
+class Slice(msgspec.Struct, frozen=True):
+    """The changes in (after, upto] of one span."""
+
+    span: Span
+    after: int
+    upto: int
+
+
+class Apply(msgspec.Struct, frozen=True):
+    """Apply a step. `slices` say what to read of each span while they are uneven; None: everything."""
+
+    step: Step
+    shape: int
+    slices: tuple[Slice, ...] | None = None
+
+
+class Evolve(msgspec.Struct, frozen=True):
+    """Take the present shape of the table: from here on changes come in it."""
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Everything is applied: wait for a change after this offset."""
+
+    after: int
+
+
+Action = Begin | Load | Apply | Evolve | Wait
+
+
+def decide(state: State | None, seen: Described, *, shape: int, policy: str, wave: int) -> Action:
+    """The next thing to do. `seen` is the log's side, asked with the sink's offset and `shape`.
+
+    `shape` is the version of the table the sink has columns for, `wave` how many spans are read at a time.
+    """
+    if state is None:
+        return Begin(FIRST)
+    if lost := why_lost(state, seen):
+        return Begin(lost)
+    is_same = seen.table.version == shape
+    if policy == FAIL and not is_same:
+        raise SchemaChanged(
+            f"table {seen.table.name!r} has another shape since offset {seen.schema_changed_at or state.offset}",
+            hint="Set schema to `evolve` or `pin`, or reset the pipeline to take a new snapshot.",
+        )
+    if missing := state.missing:
+        return Load(tuple(missing[:wave])) if is_same else Begin(SCHEMA_CHANGED)
+    if is_same or (policy == PIN and seen.changed_to is None):  # else a pinned column goes
+        is_done = state.is_even and seen.latest <= state.offset
+        return Wait(state.offset) if is_done else _apply(state, seen, seen.latest, shape)
+    if seen.resnapshot or _was_read_after(state, seen.schema_changed_at):
+        return Begin(SCHEMA_CHANGED)
+    if seen.schema_changed_at is None or seen.schema_changed_at <= state.offset + 1:
+        return Evolve()
+    return _apply(state, seen, seen.schema_changed_at - 1, shape)
+
+
+def why_lost(state: State, seen: Described) -> str:
+    """Why the log cannot bring the sink up to date; "" when it can."""
+    if state.plan.generation != seen.generation:
+        return LOG_GENERATION_CHANGED
+    needed = lowest(state)
+    return WAL_HORIZON_EXCEEDED if needed is not None and needed + 1 < seen.horizon else ""
+
+
+def lowest(state: State) -> int | None:
+    """The offset after which the log is needed; None while nothing is loaded."""
+    missing = set(state.missing)
+    there = [state.reached(span) for span in state.plan.spans if span not in missing]
+    return min(there, default=None)
+
+
+def _was_read_after(state: State, changed_at: int | None) -> bool:
+    """Whether a span was read after that change of the shape: what it had in new columns was left behind."""
+    return changed_at is not None and any(version >= changed_at for version in state.loaded.values())
+
+
+def _apply(state: State, seen: Described, latest: int, shape: int) -> Apply:
+    upto = min(latest, seen.step_upto or latest)
+    if not state.is_even:  # the snapshot itself reached further than the log was read
+        upto = max(upto, min(state.reached(span) for span in state.plan.spans))
+    step = Step(state.plan.id, state.plan.generation, state.offset, max(upto, state.offset))
+    if state.is_even:
+        return Apply(step, shape)
+    slices = [Slice(span, state.reached(span), step.upto) for span in state.plan.spans]
+    return Apply(step, shape, tuple(each for each in slices if each.after < each.upto))
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How far one range of the server is, told from what the sink holds."""
+
+    stage: str  # register, snapshot, log
+    version: int  # lowest at which its keys were read
+    last_key: bytes  # keys before this one are loaded
+    last_offset: int
+
+
+def standing(state: State, span: Span) -> Standing:
+    """Where `span`, any interval of keys, stands. Ranges split and merge; the sink's spans stay as they were planned.
+
+    So a child has the stage, the version and the key of its parent as far as they concern it.
+    """
+    inside = [each for each in state.plan.spans if each.overlaps(span)]
+    missing = set(state.missing)
+    loaded = _prefix(inside, missing)
+    versions = [state.loaded.get(each, state.offset) for each in inside if each not in missing]
+    if not missing.intersection(inside):
+        reached = min((state.reached(each) for each in inside), default=state.offset)
+        return Standing("log", min(versions, default=state.plan.offset), b"", reached)
+    last = max(span.start, loaded[-1].end or b"") if loaded else span.start
+    stage = "snapshot" if len(missing) < len(state.plan.spans) else "register"
+    return Standing(stage, min(versions, default=state.plan.offset), last, 0)
+
+
+def _prefix(inside: Sequence[Span], missing: set[Span]) -> list[Span]:
+    found: list[Span] = []
+    for span in inside:
+        if span in missing:
+            break
+        found.append(span)
+    return found

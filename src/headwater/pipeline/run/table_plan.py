@@ -1,0 +1,55 @@
+"""What of a table is carried, and whether a sink holds just that: pure decisions about plans and specs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import PipelineError, SchemaChanged, SinkUnfit
+from headwater.model.table import Table
+from headwater.pipeline.run.spec import PipelineSpec, TableSpec
+from headwater.pipeline.run.stages import PIN
+from headwater.pipeline.sinks.sink import Plan
+
+
+def chosen(spec: TableSpec, table: Table, held: Table | None = None) -> Table:
+    """`table` with the columns that are carried; its key always is. Pinned ones are those of `held`."""
+    if held is not None and spec.schema == PIN:
+        return _pinned(table, held)
+    return _only(table, {*spec.columns}) if spec.columns else table
+
+
+def _pinned(table: Table, held: Table) -> Table:
+    there = set(table.names)
+    if gone := [name for name in held.names if name not in there]:
+        raise SchemaChanged(
+            f"table {table.name!r} has no column {gone[0]!r} any more, which the sink is pinned to",
+            hint="Set schema to `evolve`, or run `headwater pipeline reset` to take the table as it is.",
+        )
+    return _only(table, {*held.names})
+
+
+def _only(table: Table, names: set[str]) -> Table:
+    kept = tuple(column for column in table.columns if column.name in names | {*table.key})
+    return msgspec.structs.replace(table, columns=kept)
+
+
+def check_origin(plan: Plan, spec: PipelineSpec, table: TableSpec) -> None:
+    """SinkUnfit unless the sink was filled by this pipeline from this table: anything else would mix them."""
+    named = msgspec.structs.replace(plan.table, name=table.table)
+    wanted = msgspec.structs.replace(plan, db=table.db, pipeline=spec.name, table=named)
+    if wanted.origin != plan.origin:
+        raise SinkUnfit(
+            f"the sink holds {plan.origin}, not {wanted.origin}",
+            hint="Give this table a place of its own, or remove what is there.",
+        )
+
+
+def check_choice(plan: Plan, spec: TableSpec) -> None:
+    """PipelineError when the sink was filled with other columns, or by another filter, than named now."""
+    if plan.columns == spec.columns and plan.where == spec.where:
+        return
+    what = "with other columns" if plan.columns != spec.columns else "by another `where`"
+    raise PipelineError(
+        f"the sink was filled {what} than the pipeline names now",
+        hint="Name that again, or run `headwater pipeline reset` to take a new snapshot.",
+    )

@@ -1,0 +1,327 @@
+"""Delta Lake by delta-rs, without Java: a current table (upsert) or all versions of its rows (history).
+
+Executors append the parts of the snapshot themselves; of a step the driver merges what last_per_key leaves.
+Each commit carries its own progress, and fails if it was prepared on a table that has changed since.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.errors import ConfigError, SinkFenced, SinkUnfit
+from headwater.model.table import Table
+from headwater.pipeline.sinks.columns import numbered
+from headwater.pipeline.sinks.delta.layout import (
+    BEGUN,
+    OVER,
+    PLAN,
+    Merge,
+    added,
+    check_identity,
+    held_schema,
+    merge_of,
+    plan_of,
+    plan_text,
+    state_of,
+    step_app,
+)
+from headwater.pipeline.sinks.delta.merge import TooLarge, collect, filled, keeping, merge_rows, ours, tries
+from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, PartWriter, Place, committing
+from headwater.pipeline.sinks.delta.rows import read_rows, refuse_values
+from headwater.pipeline.sinks.registry import Needs
+from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
+from headwater.pipeline.spark.schema import changes_schema, identity_of
+from headwater.pipeline.transform.compaction import last_per_key, no_key, quoted
+from headwater.pipeline.transform.scd2 import versions
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+_FORGOTTEN = ("headwater.", "delta.columnMapping.", "delta.enableDeletionVectors")
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a pipeline file says of a Delta sink."""
+
+    path: str
+    mode: str = UPSERT
+    change_data_feed: bool = False
+    checkpoint_every: int = 50  # commits between two checkpoints of Delta's own log
+    maintain_every: int = 100  # commits between two OPTIMIZE and VACUUM; 0: left to somebody else
+    file_bytes: int = 64 * 1024 * 1024  # of the snapshot's files: a merge writes those anew that it changes
+    storage_options: dict[str, str] = {}
+
+
+class DeltaSink:
+    """One table of a lake; any number of other readers, and writers such as OPTIMIZE, may use it too."""
+
+    exactly_once = True
+    keeps = True
+    needs_ends = True
+
+    def __init__(self, settings: Settings) -> None:
+        self.name, self.mode = f"delta {settings.path}", settings.mode
+        self._settings = settings
+        self._place = Place(settings.path, settings.storage_options)
+        self._even = ""  # the plan whose spans are known to stand at one offset
+        self._seen: int | None = None  # the version up to which maintenance was thought of
+
+    # Where it stands
+
+    def state(self) -> State | None:
+        """See Sink."""
+        with ours():
+            table = self._place.open()
+            return None if table is None else self._state(table)
+
+    def _state(self, table: DeltaTable) -> State | None:
+        plan = plan_of(table.metadata().configuration)
+        if plan is None:
+            return None
+        found = state_of(plan, table.transaction_version, is_even=plan.id == self._even)
+        if found.is_even and found.offset > plan.offset:
+            self._even = plan.id
+        return found
+
+    def _table(self) -> DeltaTable:
+        table = self._place.open()
+        if table is None:
+            raise SinkFenced("the table is gone from the lake", hint="Start again: the pipeline takes a new snapshot.")
+        return table
+
+    # A new snapshot
+
+    def begin(self, plan: Plan) -> None:
+        """See Sink. One commit: the old rows go, the plan and its columns come, and the old plan is over."""
+        with ours():
+            for _ in tries():
+                before = self._place.open()
+                if self._replaced(before, plan):
+                    self._end_others(plan, before)
+                    return
+
+    def _replaced(self, before: DeltaTable | None, plan: Plan) -> bool:
+        """False when somebody else committed meanwhile."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import CommitFailedError
+
+        old = self._own(before)
+        try:
+            # No retries: delta-rs would replace the table again, but leave in it what came meanwhile.
+            DeltaTable.create(
+                self._place.path,
+                held_schema(plan.table, self.mode),
+                mode="overwrite",
+                configuration=self._properties(plan, before),
+                storage_options=self._place.storage_options or None,
+                commit_properties=committing(step_app(old.id) if old and old.id != plan.id else None, OVER),
+                raise_if_key_not_exists=False,
+            )
+        except CommitFailedError:
+            return False
+        return True
+
+    def _end_others(self, plan: Plan, before: DeltaTable | None) -> None:
+        """End a plan that began between our look and our commit: its merges by Spark know no other fence."""
+        from deltalake import DeltaTable
+
+        table = self._table()
+        if before is None or table.version() <= before.version() + 1:
+            return
+        options = self._place.storage_options or None
+        for version in range(before.version() + 1, table.version()):
+            old = plan_of(DeltaTable(self._place.path, version, options).metadata().configuration)
+            if old is not None and old.id != plan.id:
+                self._append_nothing(self._table(), step_app(old.id), OVER)
+
+    def _own(self, table: DeltaTable | None) -> Plan | None:
+        """The plan it holds; SinkUnfit for a table with rows that no pipeline wrote."""
+        plan = plan_of(table.metadata().configuration) if table else None
+        if table is not None and plan is None and table.file_uris():
+            raise SinkUnfit(
+                f"the table at {self._place.path} holds rows that no pipeline wrote, and would be emptied",
+                hint="Give another path, or remove the table.",
+            )
+        return plan
+
+    def _properties(self, plan: Plan, before: DeltaTable | None) -> Mapping[str, str | None]:
+        kept = before.metadata().configuration if before else {}
+        own = {
+            PLAN: plan_text(plan),
+            BEGUN: str(time.time_ns() // 1_000_000),
+            "delta.checkpointInterval": str(self._settings.checkpoint_every),
+        }
+        if self._settings.change_data_feed:
+            own["delta.enableChangeDataFeed"] = "true"
+        return {name: text for name, text in kept.items() if not name.startswith(_FORGOTTEN)} | own
+
+    def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
+        """See Sink. Each task commits its part; the driver sees no rows."""
+        names = tuple(frame.columns)
+        writer = PartWriter(self._place, plan, tuple(parts), self.mode, self._settings.file_bytes, names)
+        with ours():
+            reports = numbered(frame).mapInArrow(writer, REPORT).collect()
+            told = {report["part"]: (report["outcome"], report["problem"]) for report in reports}
+            for place in range(len(parts)):
+                outcome, problem = told[place]
+                if outcome == UNFIT:
+                    raise no_key(problem)
+                if outcome == FENCED:
+                    raise SinkFenced("the sink holds another snapshot than this run is loading")
+                assert outcome == DONE
+
+    # Changes
+
+    def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
+        """See Sink. A step that is too large for the driver is applied in two."""
+        with ours():
+            whole = filled(frame, table)
+            for _ in tries():
+                held = self._table()
+                self._seen = held.version() if self._seen is None else self._seen
+                todo = check(self._state(held), step)
+                if todo is None or self._applied(whole, todo, table, held):
+                    break
+            self._maintain()
+
+    def _applied(self, frame: DataFrame, todo: Step, table: Table, held: DeltaTable) -> bool:
+        """False when the table has changed since `held` was opened."""
+        offset = quoted(changes_schema(table).names[-2])
+        left = frame if todo.repair else frame.where(f"{offset} > {todo.after}")
+        names = [field.name for field in held.schema().fields]
+        self._check_fits(table, names)
+        if todo.repair and self.mode == HISTORY:
+            raise SinkUnfit("a history is not repaired", hint="Take a new snapshot: `headwater pipeline reset`.")
+        make = versions if self.mode == HISTORY else last_per_key
+        source = make(left, identity_of(table))
+        try:
+            return self._merged(source, todo, merge_of(table, self.mode, names), held)
+        except TooLarge:
+            middle = (todo.after + todo.upto) // 2
+            if middle == todo.after or todo.repair:
+                raise SinkUnfit(
+                    f"the change at offset {todo.upto} is larger than spark.driver.maxResultSize",
+                    hint="Raise it in [pipeline.conf], and spark.driver.memory with it.",
+                ) from None
+            self.apply(left.where(f"{offset} <= {middle}"), msgspec.structs.replace(todo, upto=middle), table)
+            self.apply(left, todo, table)
+            return True
+
+    def _merged(self, source: DataFrame, todo: Step, merge: Merge, held: DeltaTable) -> bool:
+        """Merge in one commit that moves the offset; False when the table has changed meanwhile."""
+        from deltalake.exceptions import CommitFailedError
+
+        app = None if todo.repair else step_app(todo.plan)
+        version = held.version()
+        rows = collect(source)
+        try:
+            if rows.num_rows:
+                rows, merge = keeping(rows, merge) if self.mode == UPSERT else (rows, merge)
+                merge_rows(held, rows, merge, app, todo.upto)
+            if held.version() == version and app:  # delta-rs commits nothing where nothing changes
+                self._append_nothing(held, app, todo.upto)
+        except CommitFailedError:
+            return False
+        return True
+
+    def _append_nothing(self, held: DeltaTable, app: str, number: int) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        nothing = pa.schema(held.schema().to_arrow()).empty_table()
+        write_deltalake(held, nothing, mode="append", commit_properties=committing(app, number))
+
+    def _maintain(self) -> None:
+        """Make few files of many, every so many commits, and remove those that Delta's retention no longer keeps."""
+        from deltalake.exceptions import DeltaError
+
+        every = self._settings.maintain_every
+        table = self._table() if every else None
+        if table is None or not self._is_due(table.version()):
+            return
+        try:
+            table.optimize.compact(target_size=self._settings.file_bytes)
+            table.vacuum(dry_run=False)
+        except (DeltaError, OSError):
+            return  # the rows are in, and there is a next time: another writer was faster, or nothing may be removed
+
+    def _is_due(self, version: int) -> bool:
+        """Whether a multiple of `maintain_every` was passed, by whoever committed; said once for each."""
+        every, seen = self._settings.maintain_every, self._seen
+        self._seen = version
+        return seen is not None and version // every > seen // every
+
+    # Columns
+
+    def evolve(self, table: Table) -> None:
+        """See Sink. New columns are null in old rows; a dropped one stays, and is null in rows written from then on."""
+        from deltalake.exceptions import CommitFailedError
+
+        with ours():
+            for _ in tries():
+                try:
+                    if self._evolved(table):
+                        return
+                except CommitFailedError:
+                    continue
+
+    def _evolved(self, table: Table) -> bool:
+        import deltalake
+        import pyarrow as pa
+
+        held = self._table()
+        plan = plan_of(held.metadata().configuration)
+        if plan is None:
+            raise SinkFenced("the sink holds no snapshot")
+        check_identity(plan.table, table)
+        wanted = held_schema(table, self.mode)
+        new = added(pa.schema(held.schema().to_arrow()), wanted)
+        if self.mode == UPSERT:
+            known = {*held_schema(plan.table, self.mode).names, *(field.name for field in new)}
+            refuse_values(held, [name for name in wanted.names if name not in known])
+        if new:
+            fields = deltalake.Schema.from_arrow(pa.schema(new)).fields
+            held.alter.add_columns(fields, commit_properties=committing(None))
+        text = plan_text(msgspec.structs.replace(plan, table=table))
+        held.alter.set_table_properties({PLAN: text}, raise_if_not_exists=False, commit_properties=committing(None))
+        return True
+
+    def _check_fits(self, table: Table, names: Sequence[str]) -> None:
+        lacking = [name for name in held_schema(table, self.mode).names if name not in names]
+        if lacking:
+            raise SinkUnfit(f"the table in the lake has no column {lacking[0]!r}", hint="Start the pipeline again.")
+
+    # The rest
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """See Sink."""
+        with ours():
+            table = self._place.open()
+            plan = plan_of(table.metadata().configuration) if table else None
+            if self.mode != UPSERT or table is None or plan is None:
+                raise SinkUnfit("only a current table that was begun can be read back")
+            return read_rows(spark, self._place, table, held_schema(plan.table, self.mode))
+
+    def close(self) -> None:
+        """See Sink. Nothing is kept open."""
+
+
+def open_delta(settings: dict[str, Any], needs: Needs) -> DeltaSink:
+    """A sink from the settings of a pipeline."""
+    return DeltaSink(read_settings(settings))
+
+
+def read_settings(settings: dict[str, Any]) -> Settings:
+    """Settings as a pipeline file has them."""
+    try:
+        found = msgspec.convert(settings, Settings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"delta sink: {error}", hint=f"There are: {', '.join(Settings.__struct_fields__)}.") from None
+    if found.mode not in (UPSERT, HISTORY):
+        raise ConfigError(f"mode {found.mode!r} is not known", hint='Use "upsert" or "history".')
+    return found

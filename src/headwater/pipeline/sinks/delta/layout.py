@@ -1,0 +1,157 @@
+"""The layout of a Delta sink, the same for delta-rs and delta-spark: columns, properties, transactions, merges.
+
+    property headwater.plan             the plan, as JSON; a commit that changes it fails all that began before
+    property headwater.begun            when the plan was begun, in milliseconds
+    transaction headwater/<plan>        the offset of the last step; the largest number there is once the plan is over
+    transaction headwater/<plan>/<span> the version of a part that is loaded
+
+No deletion vectors, no column mapping: what the files hold is what the table holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.errors import SinkUnfit
+from headwater.model.keys.key import Span
+from headwater.model.table import Table
+from headwater.pipeline.sinks.sink import HISTORY, Plan, State
+from headwater.pipeline.spark.schema import changes_schema, identity_of, rows_schema
+from headwater.pipeline.transform.compaction import DELETED, About, free, quoted
+from headwater.pipeline.transform.scd2 import CLOSE, OPEN, Versioned, versioned
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+PLAN, BEGUN = "headwater.plan", "headwater.begun"
+OVER = 2**63 - 1  # delta-spark runs no step whose number is not above the one on record: that closes a plan
+SOURCE, TARGET = "s", "t"
+
+
+def step_app(plan: str) -> str:
+    """The transaction that holds a plan's offset."""
+    return f"headwater/{plan}"
+
+
+def part_app(plan: str, span: Span) -> str:
+    """The transaction that says that `span` is loaded."""
+    return f"headwater/{plan}/{span.start.hex()}-{'' if span.end is None else span.end.hex()}"
+
+
+def plan_of(properties: Mapping[str, str | None]) -> Plan | None:
+    """The plan that a table's properties tell."""
+    written = properties.get(PLAN)
+    return msgspec.json.decode(written, type=Plan) if written else None
+
+
+def plan_text(plan: Plan) -> str:
+    """What `plan_of` reads."""
+    return msgspec.json.encode(plan).decode()
+
+
+def state_of(plan: Plan, read: Callable[[str], int | None], *, is_even: bool = False) -> State:
+    """Where a table stands; `read` tells the number of a transaction. One that was even stays so."""
+    offset = read(step_app(plan.id))
+    found = {} if is_even else {span: read(part_app(plan.id, span)) for span in plan.spans}
+    loaded = {span: version for span, version in found.items() if version is not None}
+    if offset is None:
+        return State(plan, plan.offset, loaded)
+    return State(plan, offset, {span: version for span, version in loaded.items() if version > offset})
+
+
+# Columns
+
+
+def names_of(table: Table) -> tuple[list[str], Versioned]:
+    """The columns of rows, and those a history has beside them."""
+    names = rows_schema(table).names
+    return names, versioned(About(*changes_schema(table).names[-5:]), names)
+
+
+def held_schema(table: Table, mode: str) -> pa.Schema:
+    """The columns of the table in the lake."""
+    import pyarrow as pa
+
+    rows = rows_schema(table)
+    if mode != HISTORY:
+        return rows
+    _, held = names_of(table)
+    time = pa.timestamp("us", tz="UTC")
+    kinds = [pa.string(), pa.int64(), pa.int64(), pa.string(), time, time, pa.bool_()]
+    return pa.schema([*rows, *(pa.field(name, kind) for name, kind in zip(held, kinds, strict=True))])
+
+
+def added(held: pa.Schema, wanted: pa.Schema) -> list[pa.Field]:
+    """The fields that `held` lacks; SinkUnfit where one has another type there, or is written otherwise."""
+    known = {field.name.lower(): field for field in held}
+    for field in wanted:
+        there = known.get(field.name.lower(), field)
+        if not there.type.equals(field.type) or there.name != field.name:
+            raise SinkUnfit(
+                f"column {field.name!r} is {field.type} now; the lake has {there.name!r} as {there.type}, not both",
+                hint='Take a new snapshot (`headwater pipeline reset`), or set schema = "pin".',
+            )
+    return [field for field in wanted if field.name.lower() not in known]
+
+
+def check_identity(before: Table, after: Table) -> None:
+    """SinkUnfit when rows are told apart by other columns than they were."""
+    was, now = identity_of(before), identity_of(after)
+    if was != now:
+        raise SinkUnfit(
+            f"the key of table {after.name!r} was {', '.join(was)} and is {', '.join(now)} now",
+            hint="Take a new snapshot: `headwater pipeline reset`.",
+        )
+
+
+# Merges
+
+
+class Merge(msgspec.Struct, frozen=True):
+    """What a MERGE says, in the SQL that both engines read; t is the table, s what comes in."""
+
+    on: str
+    delete_if: str  # of rows that match; empty: none is deleted
+    update_if: str
+    update: dict[str, str]
+    insert_if: str  # of rows that do not match
+    insert: dict[str, str]
+
+
+def merge_of(table: Table, mode: str, held: Sequence[str]) -> Merge:
+    """How a step is merged into a table that has the columns `held`."""
+    return history_of(table) if mode == HISTORY else upsert_of(table, held)
+
+
+def upsert_of(table: Table, held: Sequence[str]) -> Merge:
+    """For rows from `last_per_key`. Applied twice, or after a shorter step with the same start, it is the same."""
+    names = rows_schema(table).names
+    gone = _of(SOURCE, free(DELETED, changes_schema(table).names))
+    every = {quoted(name): _of(SOURCE, name) for name in names}
+    dropped = {quoted(name): "NULL" for name in held if name not in names}
+    return Merge(_same_key(table), gone, f"NOT {gone}", every | dropped, f"NOT {gone}", every)
+
+
+def history_of(table: Table) -> Merge:
+    """For rows from `versions`. A version that is there already is found by its offset, and only closed."""
+    names, held = names_of(table)
+    what = _of(SOURCE, free("_action", [*names, *held]))
+    current, offset, opened = _of(TARGET, held.is_current), _of(TARGET, held.offset), _of(SOURCE, held.offset)
+    on = (
+        f"{_same_key(table)} AND (({what} = '{CLOSE}' AND {current} AND {offset} < {opened})"
+        f" OR ({what} = '{OPEN}' AND {offset} = {opened}))"
+    )
+    ends = {quoted(name): _of(SOURCE, name) for name in (held.valid_to, held.is_current)}
+    every = {quoted(name): _of(SOURCE, name) for name in (*names, *held)}
+    return Merge(on, "", current, ends, f"{what} = '{OPEN}'", every)
+
+
+def _same_key(table: Table) -> str:
+    return " AND ".join(f"{_of(TARGET, name)} = {_of(SOURCE, name)}" for name in identity_of(table))
+
+
+def _of(side: str, name: str) -> str:
+    return f"{side}.{quoted(name)}"

@@ -1,0 +1,112 @@
+"""Merging with delta-rs: rows of a step collected, merged in one commit, and what goes wrong on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.errors import HeadwaterError, Unavailable
+from headwater.model.table import Table
+from headwater.pipeline.sinks.delta.layout import SOURCE, TARGET, Merge
+from headwater.pipeline.sinks.delta.part import committing
+from headwater.pipeline.sinks.unchanged_columns import UNKNOWN, kept
+from headwater.pipeline.spark.failure import cause_of
+from headwater.pipeline.spark.schema import changes_schema, struct_of
+from headwater.pipeline.transform.compaction import free, quoted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+TRIES = 20  # against other writers of the table, such as an OPTIMIZE; each try does its work anew
+
+
+class TooLarge(Exception):
+    """The rows of a step do not fit into the driver."""
+
+
+def collect(source: DataFrame) -> pa.Table:
+    try:
+        return source.toArrow()
+    except Exception as error:
+        if "spark.driver.maxResultSize" in str(error):
+            raise TooLarge from None
+        raise
+
+
+def merge_rows(held: DeltaTable, rows: pa.Table, merge: Merge, app: str | None, number: int) -> None:
+    merger = held.merge(
+        rows,
+        merge.on,
+        SOURCE,
+        TARGET,
+        streamed_exec=False,  # else it does not look which files can hold the keys
+        commit_properties=committing(app, number),
+    )
+    if merge.delete_if:
+        merger = merger.when_matched_delete(merge.delete_if)
+    merger.when_matched_update(merge.update, merge.update_if).when_not_matched_insert(
+        merge.insert, merge.insert_if
+    ).execute()
+
+
+def keeping(rows: pa.Table, merge: Merge) -> tuple[pa.Table, Merge]:
+    """Where `_misfit` tells values that were left out: the merge that leaves those as they are. See whole."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    misfit = rows.schema.names[-7]  # before what tells about a change, and whether the key is gone
+    if not pc.any(pc.match_substring(rows[misfit], UNKNOWN)).as_py():
+        return rows, merge
+    gone = rows.column(rows.num_columns - 1).to_pylist()
+    told = [kept(None if is_gone else text) for text, is_gone in zip(rows[misfit].to_pylist(), gone, strict=True)]
+    rows = rows.set_column(
+        rows.schema.get_field_index(misfit), misfit, pa.array([rest for _, rest in told], pa.string())
+    )
+    update = dict(merge.update)
+    for number, name in enumerate(sorted(frozenset[str]().union(*(names for names, _ in told)))):
+        flag = free(f"_kept{number}", rows.schema.names)
+        rows = rows.append_column(flag, pa.array([name in names for names, _ in told], pa.bool_()))
+        here, there = f"{TARGET}.{quoted(name)}", f"{SOURCE}.{quoted(name)}"
+        update[quoted(name)] = f"CASE WHEN {SOURCE}.{quoted(flag)} THEN {here} ELSE {there} END"
+    return rows, msgspec.structs.replace(merge, update=update)
+
+
+def filled(frame: DataFrame, table: Table) -> DataFrame:
+    """`frame` with all columns of changes of `table`; those it was not given are null."""
+    from pyspark.sql import functions as f
+
+    wanted = struct_of(changes_schema(table))
+    there = set(frame.columns)
+    return frame.select(
+        *[
+            f.col(quoted(field.name)) if field.name in there else f.lit(None).cast(field.dataType).alias(field.name)
+            for field in wanted.fields
+        ]
+    )
+
+
+def tries() -> Iterator[int]:
+    yield from range(TRIES)
+    raise Unavailable(f"other writers changed the table in the lake {TRIES} times in a row", hint="Try again.")
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """What delta-rs and Spark raise becomes an error of ours."""
+    from deltalake.exceptions import DeltaError
+
+    try:
+        yield
+    except HeadwaterError:
+        raise
+    except ConnectionError as error:  # of Python's own sockets, which lead to Java alone
+        raise cause_of(error) from error
+    except (DeltaError, OSError) as error:
+        raise Unavailable(f"the lake did not take it: {str(error).splitlines()[0]}") from error
+    except Exception as error:
+        raise cause_of(error) from error

@@ -1,0 +1,154 @@
+"""What runs in executors: the rows of one part appended to a Delta table, with its version, in one commit.
+
+Nobody takes the commit back when the task fails after it, so a part counts only with its end (see ends).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from headwater.pipeline.sinks.delta.layout import BEGUN, names_of, part_app, plan_of
+from headwater.pipeline.sinks.sink import HISTORY, Part, Plan
+from headwater.pipeline.spark.schema import fit, identity_of
+from headwater.pipeline.transform.compaction import no_key
+from headwater.pipeline.transform.part_ends import checked
+from headwater.pipeline.transform.scd2 import SNAPSHOT
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import CommitProperties, DeltaTable
+
+DONE, FENCED, UNFIT = "done", "fenced", "unfit"
+REPORT = "part int, outcome string, problem string"
+_COMMIT_RETRIES = 200  # of parts that end at the same moment; each is a small file written again
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a table lies, as delta-rs is told."""
+
+    path: str
+    storage_options: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return f"Place({self.path!r})"  # the options may hold secrets
+
+    def open(self) -> DeltaTable | None:
+        """The table at its newest version; None when there is none."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
+
+        try:
+            return DeltaTable(self.path, storage_options=self.storage_options or None)
+        except TableNotFoundError:
+            return None
+
+
+def committing(app: str | None, number: int = 0, *, retries: int = 0) -> CommitProperties:
+    """A commit with a transaction of ours. Without retries any other commit since the table was opened fails it."""
+    from deltalake import CommitProperties, Transaction
+
+    told = [Transaction(app, number)] if app else None
+    return CommitProperties(app_transactions=told, max_commit_retries=retries)
+
+
+class PartWriter(msgspec.Struct, frozen=True):
+    """The task: called by Spark with the batches of one partition. Attempts may run twice, also at the same time."""
+
+    place: Place
+    plan: Plan
+    parts: tuple[Part, ...]
+    mode: str
+    file_bytes: int
+    names: tuple[str, ...] = ()  # of the columns, where they come under others
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        place = context.partitionId() if context else 0
+        named = (batch.rename_columns(list(self.names)) for batch in batches)
+        outcome, problem = self.write(self.parts[place], named)
+        kinds = pa.schema([("part", pa.int32()), ("outcome", pa.string()), ("problem", pa.string())])
+        yield pa.RecordBatch.from_pydict({"part": [place], "outcome": [outcome], "problem": [problem]}, schema=kinds)
+
+    def write(self, part: Part, batches: Iterator[pa.RecordBatch]) -> tuple[str, str]:
+        """Commit the part unless it is in; what became of it, and of UNFIT the column. `batches` tell their end."""
+        from deltalake.exceptions import CommitFailedError
+
+        outcome, table = self._look(part)
+        if outcome is not None or table is None:
+            return outcome or FENCED, ""
+        rows = _Rows(self, table, part, checked(batches))
+        try:
+            self._append(table, part, rows)
+        except CommitFailedError:
+            outcome, _ = self._look(part)
+            if outcome is None:
+                raise
+            return outcome, ""
+        except Exception:
+            if rows.unfit is None:
+                raise  # also of a part that was cut off: the task has failed already, and is done again
+            return UNFIT, rows.unfit
+        return DONE, ""
+
+    def _look(self, part: Part) -> tuple[str | None, DeltaTable | None]:
+        """What is known of the part already, and the table it was looked up in."""
+        table = self.place.open()
+        held = plan_of(table.metadata().configuration) if table else None
+        if table is None or held is None or held.id != self.plan.id:
+            return FENCED, table
+        return (DONE if table.transaction_version(part_app(held.id, part.span)) is not None else None), table
+
+    def _append(self, table: DeltaTable, part: Part, rows: _Rows) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        # Of two attempts the second fails: delta-rs refuses a transaction that another commit carries since.
+        write_deltalake(
+            table,
+            pa.RecordBatchReader.from_batches(rows.schema, iter(rows)),
+            mode="append",
+            target_file_size=self.file_bytes,
+            commit_properties=committing(part_app(self.plan.id, part.span), part.version, retries=_COMMIT_RETRIES),
+        )
+
+
+class _Rows:
+    """The batches of a part in the form of the table; `unfit` names a key column with a null in it."""
+
+    def __init__(self, writer: PartWriter, table: DeltaTable, part: Part, batches: Iterator[pa.RecordBatch]) -> None:
+        import pyarrow as pa
+
+        self.schema = pa.schema(table.schema().to_arrow())
+        self.unfit: str | None = None
+        self._batches, self._identity = batches, identity_of(writer.plan.table)
+        self._same: dict[str, Any] = {}
+        if writer.mode == HISTORY:
+            _, held = names_of(writer.plan.table)
+            begun = int(table.metadata().configuration.get(BEGUN) or 0) * 1000
+            self._same = dict(zip(held, (SNAPSHOT, part.version, part.version, None, begun, None, True), strict=True))
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for batch in self._batches:
+            self.unfit = next((name for name in self._identity if batch.column(name).null_count), None)
+            if self.unfit is not None:
+                raise no_key(self.unfit)
+            yield self._whole(batch)
+
+    def _whole(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """With the columns of a history, and null where the lake has a column that the table has no more."""
+        import pyarrow as pa
+
+        for field in self.schema:
+            if field.name not in batch.schema.names:
+                same = pa.array([self._same.get(field.name)], field.type)
+                filled = (
+                    pa.repeat(same[0], batch.num_rows) if same.null_count == 0 else pa.nulls(len(batch), field.type)
+                )
+                batch = batch.append_column(field.name, filled)
+        return fit(batch, self.schema)

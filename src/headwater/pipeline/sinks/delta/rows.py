@@ -1,0 +1,66 @@
+"""The rows of a Delta table without Delta's jars: as a Spark frame, whose executors read the files delta-rs names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from headwater.pipeline.sinks.columns import came_again
+from headwater.pipeline.sinks.delta.part import Place
+from headwater.pipeline.spark.schema import fit, struct_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame, SparkSession
+
+_BATCH_ROWS = 10_000
+_FILES_PER_TASK = 4
+
+
+def read_rows(spark: SparkSession, place: Place, table: DeltaTable, schema: pa.Schema) -> DataFrame:
+    """The columns `schema` of one version of the table; a file older than a column has nulls there."""
+    import pyarrow as pa
+
+    paths = pa.table(table.get_add_actions()).column("path").to_pylist()
+    tasks = max(1, -(-len(paths) // _FILES_PER_TASK))
+    names = spark.createDataFrame([(path,) for path in paths], "path string").repartition(tasks)
+    return names.mapInArrow(FileReader(place, schema), struct_of(schema))
+
+
+def refuse_values(table: DeltaTable, columns: Sequence[str]) -> None:
+    """An error that asks for a new snapshot, if one of these columns holds anything but nulls."""
+    import pyarrow.dataset as ds
+
+    for name in columns:
+        rows = table.to_pyarrow_dataset().scanner(columns=[name], filter=ds.field(name).is_valid())
+        if rows.head(1).num_rows:
+            raise came_again(name)
+
+
+class FileReader:
+    """The task: called by Spark with the names of files, gives their rows."""
+
+    def __init__(self, place: Place, schema: pa.Schema) -> None:
+        self._place, self._schema = place, schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow.fs as files
+        import pyarrow.parquet as parquet
+        from deltalake.fs import DeltaStorageHandler
+
+        handler = DeltaStorageHandler(self._place.path, self._place.storage_options or None)
+        store = files.PyFileSystem(handler)
+        for batch in batches:
+            for path in batch.column(0).to_pylist():
+                with store.open_input_file(path) as file:
+                    for rows in parquet.ParquetFile(file).iter_batches(_BATCH_ROWS):
+                        yield self._whole(rows)
+
+    def _whole(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        import pyarrow as pa
+
+        for field in self._schema:
+            if field.name not in rows.schema.names:
+                rows = rows.append_column(field.name, pa.nulls(len(rows), field.type))
+        return fit(rows, self._schema)

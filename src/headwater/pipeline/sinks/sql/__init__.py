@@ -1,0 +1,1 @@
+"""SQL databases as a sink."""

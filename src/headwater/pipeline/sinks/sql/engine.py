@@ -1,0 +1,158 @@
+"""Connections to the database of a SQL sink: from a URL that is never shown, with failures that are ours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from headwater.errors import ConfigError, PipelineError, SinkUnfit, Unavailable
+from headwater.pipeline.sinks.sql.dialects import MYSQL, POSTGRES, SQLITE
+
+LOCK_SECONDS = 60  # how long to wait for another run that holds the sink, before saying so
+URL_VARIABLE = "HEADWATER_SINK_URL"
+
+_DRIVERS = {
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mysql+pymysql",
+    "mariadb+pymysql": "mysql+pymysql",
+}
+# Strict: what does not fit is an error, never cut. Without NO_BACKSLASH_ESCAPES, which the driver cannot know of.
+_SETUP = {
+    POSTGRES: "SET lock_timeout = '{0}s'",
+    MYSQL: "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+    "innodb_lock_wait_timeout = {0}, lock_wait_timeout = {0}",
+    SQLITE: "PRAGMA busy_timeout = {0}000",
+}
+_READS = "headwater_reads"
+
+
+def read_url(settings: Mapping[str, Any]) -> str:
+    """The URL: `url` itself, the content of `url_file`, or the environment variable `url_env`."""
+    if settings.get("url"):
+        return str(settings["url"])
+    if settings.get("url_file"):
+        try:
+            return Path(settings["url_file"]).read_text().strip()
+        except OSError as error:
+            raise ConfigError(
+                f"url_file cannot be read: {error.strerror}", hint="It holds one line, the URL."
+            ) from None
+    variable = str(settings.get("url_env", URL_VARIABLE))
+    if os.environ.get(variable):
+        return os.environ[variable]
+    raise ConfigError("the sql sink needs a URL", hint=f"Set url, url_file, or {variable} in the environment.")
+
+
+def parse_url(url: str) -> sa.URL:
+    """The URL with the driver we use; a SQLite file by its full path, since executors run elsewhere."""
+    try:
+        parsed = sa.make_url(url)
+    except (exc.ArgumentError, ValueError):
+        raise ConfigError("url: this is not the URL of a database", hint=_KINDS) from None
+    parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
+    backend = parsed.get_backend_name()
+    if backend not in (POSTGRES, MYSQL, SQLITE):
+        raise ConfigError(f"a sql sink cannot write to {backend!r}", hint=_KINDS)
+    if backend == SQLITE:
+        if parsed.database in (None, "", ":memory:"):
+            raise ConfigError("a sql sink cannot write to a database in memory", hint="Name a file: sqlite:///lake.db")
+        return parsed.set(database=str(Path(str(parsed.database)).absolute()))
+    if backend == MYSQL and "charset" not in parsed.query:
+        return parsed.update_query_dict({"charset": "utf8mb4"})
+    return parsed
+
+
+_KINDS = "There are postgresql://…, mysql://…, mariadb://… and sqlite:///file"
+
+
+def shown(url: sa.URL, table: str) -> str:
+    """Kind, host, database and table, for people; nothing that is secret."""
+    place = f"{url.host or ''}{f':{url.port}' if url.port else ''}"
+    return f"{url.get_backend_name()} {place}/{(url.database or '').lstrip('/')} {table}"
+
+
+def open_engine(url: str, lock_seconds: int = LOCK_SECONDS) -> sa.Engine:
+    """An engine whose transactions are what the sink needs: read committed, and SQLite's write from the start."""
+    parsed = parse_url(url)
+    backend = parsed.get_backend_name()
+    settings: dict[str, Any] = {"hide_parameters": True}
+    if backend != SQLITE:
+        settings |= {"isolation_level": "READ COMMITTED", "pool_pre_ping": True}
+    try:
+        engine = sa.create_engine(parsed, **settings)
+    except (ModuleNotFoundError, exc.NoSuchModuleError) as error:
+        raise ConfigError(f"the sql sink lacks its driver: {error}", hint="pip install 'headwater[spark]'") from None
+    event.listen(engine, "connect", partial(_set_up, backend, _SETUP[backend].format(lock_seconds)))
+    if backend == SQLITE:
+        event.listen(engine, "begin", _begin)
+    return engine
+
+
+def _set_up(backend: str, statement: str, connection: Any, record: object) -> None:
+    if backend == SQLITE:
+        connection.isolation_level = None  # else the driver begins transactions when it thinks fit
+    cursor = connection.cursor()
+    cursor.execute(statement)
+    cursor.close()
+    connection.commit()
+
+
+def _begin(connection: sa.Connection) -> None:
+    reads = connection.get_execution_options().get(_READS)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+@contextmanager
+def writing(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """One transaction, committed if nothing is raised."""
+    with ours(), engine.begin() as connection:
+        yield connection
+
+
+@contextmanager
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A connection for reading: it keeps no writer waiting."""
+    with ours(), engine.connect().execution_options(**{_READS: True}) as connection:
+        yield connection
+
+
+@contextmanager
+def ours() -> Iterator[None]:
+    """What the database refuses: Unavailable where another try may do, else SinkUnfit."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        if _may_pass(error):
+            raise Unavailable(f"the sink's database refuses: {_said(error)}", hint=_LATER) from None
+        raise SinkUnfit(f"the sink's database cannot take this: {_said(error)}") from None
+    except exc.SQLAlchemyError as error:
+        raise PipelineError(f"the sink's database: {_said(error)}") from None
+
+
+_LATER = "Nothing of this transaction was kept. It is tried again."
+
+
+# Of MySQL's server: too many connections, shutting down, lock wait, deadlock. Its driver's own begin at 2000.
+_PASSING = {1040, 1053, 1080, 1180, 1203, 1205, 1213, 1317, 1927}
+
+
+def _may_pass(error: exc.DBAPIError) -> bool:
+    if not isinstance(error, (exc.OperationalError, exc.InterfaceError, exc.InternalError)):
+        return error.connection_invalidated
+    number = error.orig.args[0] if error.orig is not None and error.orig.args else None
+    return not isinstance(number, int) or number in _PASSING or 2000 <= number < 3000 or number == 0
+
+
+def _said(error: exc.SQLAlchemyError) -> str:
+    """What the database said, in one line and without the statement."""
+    text = str(getattr(error, "orig", None) or error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

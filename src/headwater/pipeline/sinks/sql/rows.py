@@ -1,0 +1,95 @@
+"""Reading a SQL target back: Arrow batches of its rows, by ranges of a numeric key where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from headwater.model.table import Table
+from headwater.pipeline.sinks.sql.dialects import Dialect, fields_of
+from headwater.pipeline.sinks.sql.engine import open_engine, reading
+from headwater.pipeline.sinks.sql.misfit import restore
+from headwater.pipeline.sinks.sql.target import Target
+from headwater.pipeline.spark.failure import noted_each
+from headwater.pipeline.spark.schema import rows_schema, struct_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_ROWS = 10_000
+ROWS_PER_PARTITION = 200_000
+
+Range = tuple[int | None, int | None]  # of the first column of the key: from, and up to but without
+
+
+class RowReader:
+    """The task: its one input row is the number of the range that it reads."""
+
+    def __init__(
+        self, url: str, name: str, schema: str | None, dialect: Dialect, table: Table, ranges: Sequence[Range]
+    ):
+        self._url, self._name, self._schema, self._dialect = url, name, schema, dialect
+        self._table, self._ranges = table, list(ranges)
+
+    def __repr__(self) -> str:
+        return f"RowReader({self._name})"  # never the URL
+
+    @noted_each
+    def __call__(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        engine = open_engine(self._url)
+        try:
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from self._read(engine, self._ranges[number])
+        finally:
+            engine.dispose()
+
+    def _read(self, engine: sa.Engine, bounds: Range) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        wanted = rows_schema(self._table)
+        target = Target(self._name, self._schema, self._dialect, fields_of(self._table, "upsert"))
+        select = sa.select(*(target.table.c[name] for name in wanted.names)).where(*_within(target, bounds))
+        with reading(engine) as connection:
+            found = connection.execution_options(stream_results=True, max_row_buffer=BATCH_ROWS).execute(select)
+            for rows in found.partitions(BATCH_ROWS):
+                columns = restore(list(zip(*rows, strict=True)), target.fields)
+                arrays = [
+                    pa.array(self._dialect.from_database(values, field), kind.type)
+                    for values, field, kind in zip(columns, target.fields, wanted, strict=True)
+                ]
+                yield pa.record_batch(arrays, schema=wanted)
+
+
+def read_rows(
+    spark: SparkSession, engine: sa.Engine, url: str, target: Target, dialect: Dialect, table: Table
+) -> DataFrame:
+    """The rows of the target, with the columns of the snapshot of `table`."""
+    ranges = _ranges(engine, target)
+    reader = RowReader(url, str(target.table.name), target.table.schema, dialect, table, ranges)
+    numbers = spark.range(0, len(ranges), 1, len(ranges))
+    return numbers.mapInArrow(reader, struct_of(rows_schema(table)))
+
+
+def _ranges(engine: sa.Engine, target: Target) -> list[Range]:
+    """Cut by the first column of the key, if that is an integer; else all rows are one range."""
+    key = next(field for field in target.fields if field.is_key)
+    if key.kind != "i64":
+        return [(None, None)]
+    column = target.table.c[key.name]
+    with reading(engine) as connection:
+        low, high, rows = connection.execute(sa.select(sa.func.min(column), sa.func.max(column), sa.func.count())).one()
+    pieces = max(1, rows // ROWS_PER_PARTITION)
+    if pieces == 1:
+        return [(None, None)]
+    cuts = sorted({low + (high - low) * piece // pieces for piece in range(1, pieces)})
+    return list(zip([None, *cuts], [*cuts, None], strict=True))
+
+
+def _within(target: Target, bounds: Range) -> list[Any]:
+    column = target.table.c[next(field.name for field in target.fields if field.is_key)]
+    low, high = bounds
+    return [*([column >= low] if low is not None else []), *([column < high] if high is not None else [])]

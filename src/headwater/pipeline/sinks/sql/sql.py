@@ -1,0 +1,285 @@
+"""SQL upsert or history in PostgreSQL, MySQL, MariaDB or SQLite: rows and progress in one transaction, no JDBC.
+
+Executors copy rows into a staging table; the driver merges what Spark reports as done, in one transaction
+with the sink's row in `headwater_sink`, which it holds locked. UNIQUE constraints of the target other than
+its key are the user's own: values that two rows swap may break them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import sqlalchemy as sa
+
+from headwater.errors import ConfigError, HeadwaterError, SinkFenced, SinkUnfit, Unavailable
+from headwater.model.suggestion import nearest
+from headwater.model.table import Table
+from headwater.pipeline.sinks.columns import numbered
+from headwater.pipeline.sinks.history import as_history
+from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
+from headwater.pipeline.sinks.sql.dialects import IN_KEY, Dialect, Field, fields_of
+from headwater.pipeline.sinks.sql.engine import (
+    LOCK_SECONDS,
+    open_engine,
+    ours,
+    parse_url,
+    read_url,
+    reading,
+    shown,
+    writing,
+)
+from headwater.pipeline.sinks.sql.staging import ATTEMPT, KEPT, REPORT, Report, Stager, stage_table, staged
+from headwater.pipeline.sinks.sql.target import StateTable, Target, create_table
+from headwater.pipeline.spark.schema import identity_of
+from headwater.pipeline.transform.compaction import about, last_per_key, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_STAGE = "headwater_stage_"
+
+
+class SqlSink:
+    """One table of a SQL database. Its `headwater_sink` and staging tables stand beside it."""
+
+    exactly_once = True
+    keeps = True
+    needs_ends = False
+
+    def __init__(
+        self,
+        url: str,
+        table: str,
+        mode: str = UPSERT,
+        schema: str | None = None,
+        *,
+        lock_seconds: int = LOCK_SECONDS,
+        replace: bool = False,
+    ) -> None:
+        self._replace = replace  # rows that no pipeline wrote
+        self._url = parse_url(url).render_as_string(hide_password=False)
+        self._table, self._schema, self.mode = table, schema, mode
+        place = f"{schema}.{table}" if schema else table
+        self.name = shown(parse_url(url), place)
+        self._engine = open_engine(url, lock_seconds)
+        with ours():
+            self._dialect = Dialect.of(self._engine)
+        self._states = StateTable(self._engine, self._dialect, place, schema)
+        self._prefix = _STAGE + hashlib.sha256(place.encode()).hexdigest()[:12] + "_"
+
+    def __repr__(self) -> str:
+        return f"SqlSink({self.name})"
+
+    def state(self) -> State | None:
+        """See Sink."""
+        return self._states.read()
+
+    def begin(self, plan: Plan) -> None:
+        """See Sink. The plan in the locked row is the fence; rows of older runs are gone in the same commit."""
+        target = self._target(plan.table)
+        if self.state() is None and not self._replace:
+            target.refuse_rows(self._engine)
+        self._states.prepare()
+        target.prepare(self._engine)
+        with writing(self._engine) as connection:
+            self._states.lock(connection)
+            target.empty(connection)
+            self._states.write(connection, State(plan, plan.offset))
+        self._drop_stages()
+
+    def load(self, frame: DataFrame, plan: Plan, parts: Sequence[Part]) -> None:
+        """See Sink."""
+        state = self._of_plan(self.state(), plan.id)
+        if self.mode == HISTORY:
+            frame = as_history(frame, plan.table, parts)
+        loaded = frozenset(place for place, part in enumerate(parts) if part.span in state.loaded)
+        staging = self._staging(frame, plan.table, plan.id)
+        with self._fencing(plan.id):
+            reports = {report.partition: report for report in staging.run(frame, skipped=loaded)}
+        for place, part in enumerate(parts):
+            if place not in loaded:
+                self._load_part(staging, plan, part, reports.get(place))
+
+    def _load_part(self, staging: Staging, plan: Plan, part: Part, report: Report | None) -> None:
+        with writing(self._engine) as connection:
+            state = self._of_plan(self._states.lock(connection), plan.id)
+            if part.span in state.loaded:
+                return
+            attempts = staging.whole(connection, [report] if report else [])
+            staging.target.add(connection, staging.table, staging.names, attempts)
+            staging.forget(connection, attempts)
+            now = msgspec.structs.replace(state, loaded={**state.loaded, part.span: part.version})
+            self._states.write(connection, now)
+
+    def apply(self, frame: DataFrame, step: Step, table: Table) -> None:
+        """See Sink. Decided once before rows are staged, and once more under the lock."""
+        while (todo := check(self.state(), step)) is not None:
+            if self._applied(frame, todo, step, table):
+                return
+
+    def _applied(self, frame: DataFrame, todo: Step, step: Step, table: Table) -> bool:
+        """False when the sink moved on while rows were staged: what is left to do is another step then."""
+        left = frame if step.repair else frame.where(f"{quoted(about(frame).offset)} > {todo.after}")
+        staging = self._staging(left, table, step.plan)
+        with self._fencing(step.plan):
+            reports = staging.run(self._compacted(left, table), has_gone=self.mode == UPSERT)
+        with writing(self._engine) as connection:
+            state = self._states.lock(connection)
+            now = check(state, step)
+            if now != todo or state is None:
+                return now is None
+            attempts = staging.whole(connection, reports)
+            merge = staging.target.merge if self.mode == UPSERT else staging.target.add
+            merge(connection, staging.table, staging.names, attempts)
+            staging.forget(connection, attempts)
+            if not step.repair:  # which leaves the sink where it stands
+                loaded = {span: version for span, version in state.loaded.items() if version > step.upto}
+                self._states.write(connection, State(state.plan, step.upto, loaded))
+        return True
+
+    def evolve(self, table: Table) -> None:
+        """See Sink. The columns come first: a crash between leaves some that are not used yet."""
+        target = self._target(table)
+        there = target.prepare(self._engine)
+        with writing(self._engine) as connection:
+            state = self._states.lock(connection)
+            if state is None:
+                raise SinkFenced("the sink holds no snapshot")
+            if self.mode == UPSERT:
+                known = {field.name for field in fields_of(state.plan.table, self.mode)}
+                new = [field.name for field in target.fields if field.name not in known]
+                target.refuse_values(connection, there.intersection(new))
+            plan = msgspec.structs.replace(state.plan, table=table)
+            self._states.write(connection, msgspec.structs.replace(state, plan=plan))
+        self._drop_stages()
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """See Sink."""
+        from headwater.pipeline.sinks.sql.rows import read_rows
+
+        state = self.state()
+        if self.mode != UPSERT or state is None:
+            raise SinkUnfit("only a current table that was begun can be read back")
+        table = state.plan.table
+        return read_rows(spark, self._engine, self._url, self._target(table), self._dialect, table)
+
+    def close(self) -> None:
+        """See Sink."""
+        self._engine.dispose()
+
+    def _target(self, table: Table) -> Target:
+        return Target(self._table, self._schema, self._dialect, fields_of(table, self.mode))
+
+    def _compacted(self, frame: DataFrame, table: Table) -> DataFrame:
+        return frame if self.mode == HISTORY else last_per_key(frame, identity_of(table))
+
+    def _of_plan(self, state: State | None, plan: str) -> State:
+        if state is None or state.plan.id != plan:
+            raise SinkFenced("the sink holds another snapshot than this run is working on")
+        return state
+
+    @contextmanager
+    def _fencing(self, plan: str) -> Iterator[None]:
+        """Tasks fail when a newer run takes their staging table away: then that is what is said."""
+        try:
+            yield
+        except Exception:
+            self._of_plan(self.state(), plan)
+            raise
+
+    def _staging(self, frame: DataFrame, table: Table, plan: str) -> Staging:
+        """The staging table for this frame, empty of what crashed runs left.
+
+        Emptied under the lock: another driver of the same plan may be between its count and its merge.
+        """
+        target = self._target(table)
+        fields = [field for field in target.fields if field.name in set(frame.columns)]
+        shape = msgspec.json.encode([plan, fields, KEPT])
+        name = self._prefix + hashlib.sha256(shape).hexdigest()[:8]
+        stage = stage_table(name, self._schema, fields, self._dialect)
+        create_table(self._engine, stage)
+        with writing(self._engine) as connection:
+            self._states.lock(connection)
+            connection.execute(sa.delete(stage))
+        return Staging(self._url, stage, target, fields, self._dialect)
+
+    def _drop_stages(self) -> None:
+        """Those of older plans and shapes. One that an old run still writes to is left for the next time."""
+        with reading(self._engine) as connection:
+            names = sa.inspect(connection).get_table_names(self._schema)
+        for name in names:
+            if name.startswith(self._prefix):
+                try:
+                    with writing(self._engine) as connection:
+                        sa.Table(name, sa.MetaData(), schema=self._schema).drop(connection, checkfirst=True)
+                except HeadwaterError:
+                    continue
+
+
+class Staging:
+    """Rows on their way into the target: one staging table, filled by tasks, taken over by the driver."""
+
+    def __init__(self, url: str, table: sa.Table, target: Target, fields: Sequence[Field], dialect: Dialect) -> None:
+        self.table, self.target = table, target
+        self.names = [field.name for field in fields]
+        self._url, self._fields, self._dialect = url, list(fields), dialect
+
+    def run(self, frame: DataFrame, *, has_gone: bool = False, skipped: frozenset[int] = frozenset()) -> list[Report]:
+        """Stage the frame by its partitions; what the tasks that count have done.
+
+        With `has_gone` the frame's last column says which rows are deletes.
+        """
+        columns = [*self.names, *(frame.columns[-1:] if has_gone else [])]
+        stager = Stager(
+            self._url,
+            self.table.name,
+            self.table.schema,
+            self._dialect,
+            self._fields,
+            has_gone=has_gone,
+            skipped=skipped,
+        )
+        rows = numbered(frame.select(*map(quoted, columns))).mapInArrow(stager, REPORT).collect()
+        reports = [Report(*row) for row in rows]
+        for report in reports:
+            if report.problem:
+                raise SinkUnfit(report.problem, hint=_KEY if IN_KEY in report.problem else _COLUMN)
+        return reports
+
+    def whole(self, connection: sa.Connection, reports: Sequence[Report]) -> list[str]:
+        """The attempts, if every row that they copied is there: a crash of the database empties the table."""
+        found = staged(connection, self.table)
+        if any(found.get(report.attempt, 0) != report.rows for report in reports):
+            raise Unavailable("staged rows are gone", hint="The database was restarted. The step is tried again.")
+        return [report.attempt for report in reports]
+
+    def forget(self, connection: sa.Connection, attempts: Sequence[str]) -> None:
+        """Remove what was merged."""
+        connection.execute(sa.delete(self.table).where(self.table.c[ATTEMPT].in_(attempts)))
+
+
+_KEY = "Mend the rows and start again: what is loaded stays. A NOT NULL primary key of one type keeps them out."
+_COLUMN = "Leave the column out (`columns`), or write to another sink."
+_SETTINGS = ("url", "url_file", "url_env", "table", "mode", "schema", "lock_seconds", "replace")
+
+
+def open_sql(settings: Mapping[str, Any], needs: object = None) -> SqlSink:
+    """A sink from the settings of a pipeline: those of `_SETTINGS`."""
+    unknown = sorted(settings.keys() - set(_SETTINGS))
+    if unknown:
+        raise ConfigError(f"the sql sink has no setting {unknown[0]!r}", hint=nearest(unknown[0], _SETTINGS))
+    if not settings.get("table"):
+        raise ConfigError("the sql sink needs `table`", hint="It is made when it is not there.")
+    mode = settings.get("mode", UPSERT)
+    if mode not in (UPSERT, HISTORY):
+        raise ConfigError(f"mode {mode!r} is not known", hint='Use "upsert" or "history".')
+    replace = settings.get("replace", False)
+    if type(replace) is not bool:
+        raise ConfigError("replace is true or false", hint="With true, rows that no pipeline wrote are removed.")
+    wait = int(settings.get("lock_seconds", LOCK_SECONDS))
+    url, schema = read_url(settings), settings.get("schema")
+    return SqlSink(url, settings["table"], mode, schema, lock_seconds=wait, replace=replace)

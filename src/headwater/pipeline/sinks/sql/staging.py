@@ -1,0 +1,148 @@
+"""Staging: executors copy rows into a table beside the target, each attempt under a name of its own.
+
+A row counts only if the driver was told its attempt by Spark, so those of retried and speculative tasks are
+never merged. Each attempt tells how many rows it copied: the driver compares, since the table is unlogged.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import sqlalchemy as sa
+
+from headwater.pipeline.sinks.sql.dialects import POSTGRES, SQLITE, Dialect, Field
+from headwater.pipeline.sinks.sql.engine import open_engine, ours, writing
+from headwater.pipeline.sinks.sql.misfit import keep_aside, set_aside
+from headwater.pipeline.spark.failure import noted_each
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ATTEMPT, GONE, KEPT = "attempt", "gone", "kept"
+REPORT = "partition int, attempt string, rows bigint, problem string"
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What one task did: rows of partition `partition`, staged under `attempt`; or why they cannot be."""
+
+    partition: int
+    attempt: str
+    rows: int
+    problem: str | None = None
+
+
+def stage_table(name: str, schema: str | None, fields: Sequence[Field], dialect: Dialect) -> sa.Table:
+    """Columns by number: no name of the user's can be too long here, or one of ours."""
+    columns = [dialect.column(field, f"c{place}", fields) for place, field in enumerate(fields)]
+    for column in columns:
+        column.nullable = True
+    unlogged = ["UNLOGGED"] if dialect.backend == POSTGRES else []
+    return sa.Table(
+        name,
+        sa.MetaData(),
+        sa.Column(ATTEMPT, sa.String(32), nullable=False),
+        sa.Column(GONE, sa.Boolean, nullable=False),
+        sa.Column(KEPT, sa.Text),  # the numbers of columns that stay as they are, if any
+        *columns,
+        schema=schema,
+        prefixes=unlogged,
+        mysql_engine="InnoDB",
+    )
+
+
+class Stager:
+    """The task: called by Spark in an executor with the Arrow batches of one partition.
+
+    Their columns are `fields` and, if `has_gone`, a bool that says which rows are deletes. Partitions in
+    `skipped` are in the sink already.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        stage: str,
+        schema: str | None,
+        dialect: Dialect,
+        fields: Sequence[Field],
+        *,
+        has_gone: bool = False,
+        skipped: frozenset[int] = frozenset(),
+    ) -> None:
+        self._url, self._stage, self._schema = url, stage, schema
+        self._dialect, self._fields, self._has_gone = dialect, list(fields), has_gone
+        self._skipped = skipped
+
+    def __repr__(self) -> str:
+        return f"Stager({self._stage})"  # never the URL
+
+    @noted_each
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = context.partitionId() if context else 0
+        if partition in self._skipped:
+            return
+        report = self.stage(partition, batches)
+        columns = {name: [getattr(report, name)] for name in Report.__struct_fields__}
+        kinds = [("partition", pa.int32()), ("attempt", pa.string()), ("rows", pa.int64()), ("problem", pa.string())]
+        yield pa.RecordBatch.from_pydict(columns, schema=pa.schema(kinds))
+
+    def stage(self, partition: int, batches: Iterator[pa.RecordBatch]) -> Report:
+        """Copy all rows; each batch is a transaction, so that no task keeps others from a SQLite file for long."""
+        attempt, rows = uuid.uuid4().hex, 0
+        width = self._dialect.key_width(self._fields)
+        engine = None
+        try:
+            for batch in batches:
+                problem = self._dialect.unfit(batch, self._fields, width)
+                if problem:
+                    return Report(partition, attempt, rows, problem)
+                engine = engine or open_engine(self._url)
+                self._copy(engine, attempt, set_aside(batch, self._fields, self._dialect.backend))
+                rows += batch.num_rows
+        finally:
+            if engine is not None:
+                engine.dispose()
+        return Report(partition, attempt, rows)
+
+    def _copy(self, engine: sa.Engine, attempt: str, batch: pa.RecordBatch) -> None:
+        table = stage_table(self._stage, self._schema, self._fields, self._dialect)
+        batch, stay = keep_aside(batch, self._fields) if self._has_gone else (batch, [None] * batch.num_rows)
+        values = [self._dialect.to_database(batch.column(place), field) for place, field in enumerate(self._fields)]
+        gone = batch.column(len(self._fields)).to_pylist() if self._has_gone else [False] * batch.num_rows
+        rows = list(zip([attempt] * batch.num_rows, gone, stay, *values, strict=True))
+        if not rows:
+            return
+        with writing(engine) as connection:
+            if self._dialect.backend == POSTGRES:
+                _copy_in(connection, table, rows)
+            else:
+                quoted = connection.dialect.identifier_preparer.format_table(table)
+                marks = ", ".join(["?" if self._dialect.backend == SQLITE else "%s"] * len(rows[0]))
+                connection.exec_driver_sql(f"INSERT INTO {quoted} VALUES ({marks})", rows)
+
+
+def _copy_in(connection: sa.Connection, table: sa.Table, rows: list[tuple[Any, ...]]) -> None:
+    """PostgreSQL's COPY, by the driver itself."""
+    import psycopg
+
+    quoted = connection.dialect.identifier_preparer.format_table(table)
+    driver: Any = connection.connection.driver_connection
+    try:
+        with driver.cursor() as cursor, cursor.copy(f"COPY {quoted} FROM STDIN") as copy:
+            for row in rows:
+                copy.write_row(row)
+    except psycopg.Error as error:
+        raise sa.exc.DBAPIError.instance("COPY", None, error, psycopg.Error, dialect=connection.dialect) from error
+
+
+def staged(connection: sa.Connection, stage: sa.Table) -> dict[str, int]:
+    """How many rows there are of each attempt."""
+    with ours():
+        found = connection.execute(sa.select(stage.c[ATTEMPT], sa.func.count()).group_by(stage.c[ATTEMPT]))
+        return {str(attempt): int(rows) for attempt, rows in found}

@@ -1,0 +1,1 @@
+"""Spark: its session, the data source `headwater`, schemas and errors."""

@@ -1,0 +1,233 @@
+"""The Spark data source `headwater`: a table as of one offset, or its changes as batch or stream.
+
+The only file that knows pyspark's Python data source API. Spark makes a source in one process, plans in a
+second, asks for offsets in a third and reads in its workers: what must be known later is kept in the source
+while its schema is asked for, and travels with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from headwater.client import Client, Described
+from headwater.errors import ConfigError
+from headwater.pipeline.spark import schema
+from headwater.pipeline.spark.failure import noted, noted_each
+from headwater.pipeline.spark.log_status import look, shape_schema, start_of
+from headwater.pipeline.spark.offsets import Place, Reading, check_place, cut, next_place
+from headwater.pipeline.spark.options import LogPiece, Options, RowsPiece, parse
+from headwater.pipeline.transform.part_ends import ended, with_end
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+IDLE_MS = 100  # an idle stream asks every 20 ms or so; the server lets it wait this long
+
+
+def connect(options: Options) -> Client:
+    """A client in this process. The token is read where it is used and never sent along."""
+    return Client(options.url, token_file=options.token_file)
+
+
+class HeadwaterDataSource(DataSource):
+    """`spark.read.format("headwater")` and `spark.readStream.format("headwater")`."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(dict(options))
+        self.seen: Described | None = None  # when the schema was asked for
+
+    @classmethod
+    def name(cls) -> str:
+        return "headwater"
+
+    @noted
+    def schema(self) -> StructType:
+        options = parse(self.options)
+        with closing(connect(options)) as client:
+            self.seen = look(client, options)
+            return schema.struct_of(_columns(client, options, self.seen))
+
+    @noted
+    def reader(self, schema: StructType) -> BatchReader:
+        return BatchReader(parse(self.options), self.seen, schema)
+
+    @noted
+    def streamReader(self, schema: StructType) -> LogStream:
+        return LogStream(parse(self.options), self.seen, schema)
+
+
+def _columns(client: Client, options: Options, seen: Described) -> pa.Schema:
+    if options.tables:
+        return schema.tables_schema()
+    if not options.is_log:
+        rows = schema.rows_schema(seen.table, options.columns)
+        return with_end(rows) if options.ends else rows
+    if options.shape in (None, seen.table.version):
+        return schema.changes_schema(seen.table, options.columns)
+    return shape_schema(client, options, seen)
+
+
+class Piece(InputPartition):
+    """One task: a part of a snapshot or of the log, of one generation."""
+
+    def __init__(self, generation: str, what: RowsPiece | LogPiece, shape: int | None = None) -> None:
+        super().__init__((generation, what, shape))
+        self.generation, self.what, self.shape = generation, what, shape
+
+
+def pull(client: Client, options: Options, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The batches of one task, as the server sends them."""
+    what = piece.what
+    if isinstance(what, RowsPiece):
+        return client.snapshot(
+            options.db,
+            options.table,
+            version=f"{piece.generation}.{what.version}",
+            span=what.span,
+            columns=options.columns,
+            where=options.where,
+        )
+    bounds: dict[str, Any] = {"generation": piece.generation, "after": what.after, "upto": what.upto}
+    if options.tables:
+        return client.log_tables(options.db, options.named_tables, **bounds)
+    return client.log(
+        options.db,
+        options.table,
+        **bounds,
+        span=what.span,
+        shape=piece.shape,
+        columns=options.columns,
+        where=options.where,
+    )
+
+
+def read(options: Options, columns: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The batches of one task, as Spark wants them. An empty one is not sent: Spark needs none."""
+    if not isinstance(piece, Piece):
+        return  # where there is nothing to read, Spark makes a partition of its own
+    whole = schema.arrow_of(columns)
+    wanted = whole.remove(len(whole) - 1) if options.ends else whole
+    with closing(connect(options)) as client:
+        batches = (schema.fit(batch, wanted) for batch in pull(client, options, piece) if batch.num_rows)
+        yield from ended(batches, whole) if options.ends else batches
+
+
+class BatchReader(DataSourceReader):
+    """Rows as of one offset, or the changes of a slice of the log. What is not given is that of the first look."""
+
+    def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
+        self._options, self._seen, self._columns = options, seen, columns
+
+    @noted
+    def partitions(self) -> Sequence[InputPartition]:
+        options = self._options
+        if options.generation is not None:
+            given = options.parts if options.slices is None else options.slices
+            if given is not None:
+                return [Piece(options.generation, what, options.shape) for what in given]
+        with closing(connect(options)) as client:
+            seen = self._seen or look(client, options)
+            generation = options.generation or seen.generation
+            found = self._log(client, seen) if options.is_log else self._rows(client, seen)
+        shape = options.shape or (None if options.tables else seen.table.version)
+        return [Piece(generation, what, shape) for what in found]
+
+    def _rows(self, client: Client, seen: Described) -> Sequence[RowsPiece]:
+        options = self._options
+        if options.parts is not None:
+            return options.parts
+        version = seen.latest if options.version is None else options.version
+        ranges = client.ranges(options.db, options.table, options.range_bytes)
+        return [RowsPiece(each.span, version) for each in ranges]
+
+    def _log(self, client: Client, seen: Described) -> Sequence[LogPiece]:
+        options = self._options
+        if options.slices is not None:
+            return options.slices
+        after = start_of(client, options, seen) if options.after is None else options.after
+        upto = seen.latest if options.upto is None else options.upto
+        check_place(Place(options.generation or seen.generation, after), seen)
+        return list(cut(after, upto, options.rows_per_partition))
+
+    @noted_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read(self._options, self._columns, partition)
+
+
+class LogStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Changes as they are committed. Offsets are asked for over one kept connection, in a process of their own."""
+
+    def __init__(self, options: Options, seen: Described | None, columns: StructType) -> None:
+        if not options.is_log:
+            raise ConfigError(
+                "a stream must say where it begins",
+                hint="Set startingOffset to earliest, latest or an offset, or set startingTimestamp.",
+            )
+        self._options, self._columns = options, columns
+        shape = 0 if options.tables else options.shape or (seen.table.version if seen else 0)
+        self._reading = Reading(shape, options.policy, options.max_rows)
+        self._client: Client | None = None  # made where offsets are asked for; readers in tasks have their own
+        self._latest: Place | None = None
+
+    @noted
+    def initialOffset(self) -> dict[str, Any]:
+        seen = self._look()
+        assert self._client is not None
+        after = start_of(self._client, self._options, seen)
+        place = Place(seen.generation, after, self._reading.shape)
+        check_place(place, seen)
+        return place.told()
+
+    @noted
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        place = Place.read(start)
+        reading = self._reading
+        if isinstance(limit, ReadAllAvailable):
+            reading = msgspec.structs.replace(reading, max_rows=None)
+        wait_ms = IDLE_MS if reading.target is None else 0
+        return next_place(place, self._look(place, wait_ms), reading).told()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
+
+    @noted
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._reading = msgspec.structs.replace(self._reading, target=self._look().latest)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._latest is None else self._latest.told()
+
+    @noted
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        first, last = Place.read(start), Place.read(end)
+        check_place(first, self._look(first))  # a batch of a former run is planned before offsets are asked for
+        pieces = cut(first.offset, last.offset, self._options.rows_per_partition)
+        return [Piece(last.generation, what, self._reading.shape or None) for what in pieces]
+
+    @noted_each
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        yield from read(self._options, self._columns, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The checkpoint is Spark's; the server keeps no place for us."""
+
+    def stop(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _look(self, place: Place | None = None, wait_ms: int = 0) -> Described:
+        if self._client is None:
+            self._client = connect(self._options)
+        after = None if place is None else place.offset
+        seen = look(self._client, self._options, after=after, wait_ms=wait_ms, shape=self._reading.shape or None)
+        if not self._reading.shape and not self._options.tables:
+            self._reading = msgspec.structs.replace(self._reading, shape=seen.table.version)
+        self._latest = Place(seen.generation, seen.latest, self._reading.shape)
+        return seen

@@ -1,0 +1,105 @@
+"""Frames: rows and changes of a table as Spark DataFrames, the way the pipeline asks for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from headwater.model.keys.key import Span
+from headwater.model.table import Table
+from headwater.pipeline.sinks.sink import Part
+from headwater.pipeline.spark import schema
+from headwater.pipeline.transform.part_ends import with_end
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+
+
+class Server(msgspec.Struct, frozen=True):
+    """Where rows come from. The token stays in its file, or in HEADWATER_TOKEN where the executors run."""
+
+    url: str
+    token_file: str | None = None
+
+
+class LogSlice(Protocol):
+    """The changes in (after, upto] of one span."""
+
+    @property
+    def span(self) -> Span: ...
+    @property
+    def after(self) -> int: ...
+    @property
+    def upto(self) -> int: ...
+
+
+def register(spark: SparkSession) -> None:
+    """Make `headwater` known to `spark` as a format."""
+    from headwater.pipeline.spark.datasource import HeadwaterDataSource
+
+    spark.dataSource.register(HeadwaterDataSource)
+
+
+def rows_frame(
+    spark: SparkSession,
+    server: Server,
+    db: str,
+    table: str | Table,
+    *,
+    generation: str,
+    parts: Sequence[Part],
+    columns: Sequence[str] = (),
+    where: str | None = None,
+    ends: bool = False,
+) -> DataFrame:
+    """Rows of `parts`: partition i holds those of part i and, with `ends`, tells its end (see ends).
+
+    Given the table itself, nobody is asked for its shape.
+    """
+    read = _reader(spark, server, db, table, columns, where).option("generation", generation)
+    read = read.option("parts", json.dumps([[*_hex(part.span), part.version] for part in parts]))
+    if ends:
+        read = read.option("ends", "true")
+    if isinstance(table, Table):
+        rows = schema.rows_schema(table, columns)
+        read = read.schema(schema.struct_of(with_end(rows) if ends else rows))
+    return read.load()
+
+
+def changes_frame(
+    spark: SparkSession,
+    server: Server,
+    db: str,
+    table: str,
+    *,
+    generation: str,
+    after: int,
+    upto: int,
+    shape: Table,
+    slices: Sequence[LogSlice] | None = None,
+    columns: Sequence[str] = (),
+    where: str | None = None,
+) -> DataFrame:
+    """Changes in (after, upto], or of `slices` only, in the shape `shape`."""
+    read = _reader(spark, server, db, table, columns, where).option("generation", generation)
+    read = read.option("shape", shape.version).option("after", after).option("upto", upto)
+    if slices is not None:
+        told = [[*_hex(each.span), each.after, each.upto] for each in slices]
+        read = read.option("slices", json.dumps(told))
+    return read.schema(schema.struct_of(schema.changes_schema(shape, columns))).load()
+
+
+def _reader(
+    spark: SparkSession, server: Server, db: str, table: str | Table, columns: Sequence[str], where: str | None
+) -> DataFrameReader:
+    name = table.name if isinstance(table, Table) else table
+    told = {"url": server.url, "token_file": server.token_file, "db": db, "table": name, "where": where}
+    told["columns"] = json.dumps(list(columns)) if columns else None
+    return spark.read.format("headwater").options(**{key: value for key, value in told.items() if value is not None})
+
+
+def _hex(span: Span) -> tuple[str, str | None]:
+    return span.start.hex(), None if span.end is None else span.end.hex()

@@ -1,0 +1,45 @@
+"""Brake: ends the Spark work of one table when nobody may wait for it, or wants to any longer."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from headwater.pipeline.run.ownership import Heart
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GRACE_SECONDS = 20.0  # for the commit that is under way when a stop is asked for; others kill after 30
+_LOOK_SECONDS = 0.5
+
+
+class Brake:
+    """Use it in the thread that starts the jobs. A commit is whole or not at all, whenever it is cut off."""
+
+    def __init__(self, spark: SparkSession, heart: Heart, stop: threading.Event, what: str) -> None:
+        self._spark, self._heart, self._stop = spark, heart, stop
+        self._group, self._what = f"headwater-{secrets.token_hex(8)}", what
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name=f"brake of {what}", daemon=True)
+
+    def __enter__(self) -> Brake:
+        self._spark.sparkContext.setJobGroup(self._group, self._what, interruptOnCancel=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        asked = 0.0
+        while not self._over.wait(_LOOK_SECONDS):
+            if self._stop.is_set():
+                asked = asked or time.monotonic()
+            if self._heart.lost.is_set() or (asked and time.monotonic() - asked > GRACE_SECONDS):
+                with suppress(Exception):  # Java may be gone, and the jobs with it
+                    self._spark.sparkContext.cancelJobGroup(self._group)

@@ -1,0 +1,67 @@
+"""Looking before reading: where the log stands, in which shape the table is, and at which offset a time lies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headwater.client import Client, Described
+from headwater.errors import NotFound
+from headwater.model.clock import ts_of_ms, ts_text
+from headwater.pipeline.spark import schema
+from headwater.pipeline.spark.options import EARLIEST, LATEST, Options
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def look(
+    client: Client, options: Options, *, after: int | None = None, wait_ms: int = 0, shape: int | None = None
+) -> Described:
+    """The table, or the first of several, and its log."""
+    return client.describe(options.db, _table(client, options), after=after, wait_ms=wait_ms, shape=shape)
+
+
+def start_of(client: Client, options: Options, seen: Described) -> int:
+    """The offset after which a read begins that has no checkpoint."""
+    start = options.starting_offset
+    if options.starting_ms is not None:
+        return _at_time(client, options, options.starting_ms)
+    if start is None or start == LATEST:
+        return seen.latest
+    return seen.horizon - 1 if start == EARLIEST else int(start)
+
+
+def shape_schema(client: Client, options: Options, seen: Described) -> pa.Schema:
+    """The columns of changes in a shape that the table had once: those of an answer in it."""
+    batches = client.log(
+        options.db,
+        options.table,
+        generation=seen.generation,
+        after=seen.latest - 1,
+        upto=seen.latest,
+        shape=options.shape,
+        columns=options.columns,
+    )
+    try:
+        return schema.for_spark(next(batches).schema)
+    finally:
+        batches.close()
+
+
+def _table(client: Client, options: Options) -> str:
+    if options.table or options.named_tables:
+        return options.table or options.named_tables[0]
+    found = client.call("schema.list_tables", db=options.db)["tables"]
+    if not found:
+        raise NotFound(f"database {options.db!r} has no tables")
+    first: str = found[0]["name"] if isinstance(found[0], dict) else found[0]
+    return first
+
+
+def _at_time(client: Client, options: Options, ms: int) -> int:
+    """The last offset at or before that time, as a subscription would begin there."""
+    subscribed = client.subscribe_table(
+        db=options.db, table=_table(client, options), start={"ts": ts_text(ts_of_ms(ms))}
+    )
+    client.call("cdc.close", sub_id=subscribed.sub_id)
+    return subscribed.offset

@@ -1,0 +1,121 @@
+"""Offsets of a stream: where it begins, how far the next batch goes, and when it must not go on. No I/O.
+
+Spark takes whatever a source answers: an end before the start, a log that lost changes, rows of another shape.
+Here such a thing is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headwater.client.responses import Described
+from headwater.errors import OffsetExpired, PipelineError, SchemaChanged
+from headwater.pipeline.spark.options import EVOLVE, FAIL, LogPiece
+
+ROWS_PER_CHANGE = 2  # an update is two rows: before and after
+_ANEW = "Read the table again as a batch, then start the stream with a new checkpoint folder."
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A place in the log as Spark's checkpoint keeps it; `shape` is the version of the table read so far."""
+
+    generation: str
+    offset: int
+    shape: int = 0  # 0: changes of several tables, which have no shape
+
+    @classmethod
+    def read(cls, told: dict[str, Any]) -> Place:
+        """From a checkpoint."""
+        try:
+            return msgspec.convert(told, cls)
+        except msgspec.ValidationError as error:
+            raise PipelineError(
+                f"the checkpoint holds no offset of ours: {error}",
+                hint="It belongs to another source; give this query a checkpoint folder of its own.",
+            ) from None
+
+    def told(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"generation": self.generation, "offset": self.offset, "shape": self.shape}
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What a run of a stream holds on to: the shape its rows come in, the policy, and how much at a time."""
+
+    shape: int
+    policy: str = EVOLVE
+    max_rows: int | None = None
+    target: int | None = None  # with availableNow: where the log ended when the run began
+
+
+def check_place(place: Place, seen: Described) -> None:
+    """Raise where the log cannot go on after `place`."""
+    if place.generation != seen.generation:
+        raise PipelineError(
+            f"the log of {seen.db!r} began anew: it is {seen.generation} now, and the offset is of {place.generation}",
+            hint=_ANEW,
+            resnapshot_reason="log_generation_changed",
+        )
+    if place.offset > seen.latest:
+        raise PipelineError(
+            f"the log ends at offset {seen.latest}, before the query's offset {place.offset}",
+            hint="Is this the server that the checkpoint was made with? Use the right one, or a new checkpoint folder.",
+        )
+    if place.offset + 1 < seen.horizon:
+        raise OffsetExpired(place.offset, seen.horizon, seen.latest)
+
+
+def next_place(start: Place, seen: Described, reading: Reading) -> Place:
+    """How far the next batch goes; `start` itself when there is nothing to read."""
+    check_place(start, seen)
+    upto = seen.latest if reading.target is None else min(seen.latest, reading.target)
+    if reading.shape:
+        _check_shape(start, seen, reading)
+        upto = _before_change(start, seen, reading, upto)
+    if reading.max_rows is not None:
+        upto = min(upto, start.offset + max(reading.max_rows // ROWS_PER_CHANGE, 1))
+    if upto <= start.offset:
+        return start
+    return Place(start.generation, upto, reading.shape)
+
+
+def cut(after: int, upto: int, size: int) -> Iterator[LogPiece]:
+    """Pieces of (after, upto] that end at multiples of `size`: the same ones however it is asked."""
+    while after < upto:
+        end = min((after // size + 1) * size, upto)
+        yield LogPiece(after, end)
+        after = end
+
+
+def _check_shape(start: Place, seen: Described, reading: Reading) -> None:
+    name, now = seen.table.name, seen.table.version
+    if reading.policy != EVOLVE and start.shape != reading.shape:
+        raise SchemaChanged(
+            f"the query read shape {start.shape} of table {name!r} so far, and now shape {reading.shape}",
+            hint=f"Set option shape to {start.shape} to keep its columns, or schemaPolicy to evolve.",
+        )
+    passed = seen.schema_changed_at is None and reading.policy == EVOLVE  # it changed while the query was starting
+    if now != reading.shape and (passed or reading.policy == FAIL):
+        raise SchemaChanged(f"table {name!r} has shape {now}, and was read as shape {reading.shape}")
+
+
+def _before_change(start: Place, seen: Described, reading: Reading, upto: int) -> int:
+    """`upto`, or the last offset before a change of the shape that must not be passed unseen."""
+    changed_at = seen.schema_changed_at
+    if changed_at is None or (reading.policy != EVOLVE and not seen.resnapshot):
+        return upto
+    if start.offset + 1 < changed_at:
+        return min(upto, changed_at - 1)
+    if seen.resnapshot:
+        raise SchemaChanged(
+            f"table {seen.table.name!r} was rebuilt at offset {changed_at}: rows may have changed unseen",
+            hint=_ANEW,
+            resnapshot_reason="schema_changed",
+        )
+    raise SchemaChanged(
+        f"table {seen.table.name!r} has another shape from offset {changed_at} on; everything before is delivered",
+        hint="Start the query again with the same checkpoint to go on in the new shape, or set schemaPolicy to pin.",
+    )

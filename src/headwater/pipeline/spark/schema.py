@@ -1,0 +1,150 @@
+"""Schemas as Spark wants them: of rows, of changes, of changes of several tables; and batches made to fit them.
+
+Spark casts nothing and looks at the first batch alone, so every batch is brought into the exact form here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from headwater.errors import InvalidRequest, SchemaChanged
+from headwater.model import arrow
+from headwater.model.suggestion import nearest
+from headwater.model.table import Table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import DataType, StructType
+
+U64_DIGITS = 20  # of 2^64 - 1: Spark has no unsigned integers
+
+
+def rows_schema(table: Table, columns: Sequence[str] = ()) -> pa.Schema:
+    """Of the rows of `table`: those columns, or all; its identity always, and what did not fit."""
+    return for_spark(arrow.schema(table, _known(table, columns)))
+
+
+def changes_schema(table: Table, columns: Sequence[str] = ()) -> pa.Schema:
+    """Of its changes: the same, and what happened, when, and at which offset."""
+    return for_spark(arrow.changes_schema(table, _known(table, columns)))
+
+
+def tables_schema() -> pa.Schema:
+    """Of the changes of several tables: rows as JSON objects."""
+    import pyarrow as pa
+
+    images = [pa.field(name, pa.string()) for name in ("_table", "_key", "before", "after")]
+    return for_spark(pa.schema([*images, *arrow.about_fields()]))
+
+
+def identity_of(table: Table) -> tuple[str, ...]:
+    """The columns that tell rows apart, by their names in Arrow: of a hidden identity that is `_rowid`."""
+    return tuple(arrow.column_name(table, table.columns[place]) for place in table.key_places)
+
+
+def for_spark(schema: pa.Schema) -> pa.Schema:
+    """The same columns, in types that Spark has."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(field.name, _fitting(field.type)) for field in schema])
+
+
+def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """`batch` with exactly the columns of `schema`; itself where it has them already.
+
+    SchemaChanged when a column is missing or cannot be cast.
+    """
+    import pyarrow as pa
+
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        place = batch.schema.get_field_index(field.name)
+        if place < 0:
+            raise SchemaChanged(f"the server sent no column {field.name!r}: the table has another shape by now")
+        columns.append(_cast(batch.column(place), field))
+    return pa.record_batch(columns, schema=schema)
+
+
+def struct_of(schema: pa.Schema) -> StructType:
+    """The same for Spark."""
+    from pyspark.sql.types import StructField, StructType
+
+    return StructType([StructField(field.name, _spark_type(field.type)) for field in schema])
+
+
+def arrow_of(struct: StructType) -> pa.Schema:
+    """The way back: exactly what Spark expects to get for `struct`."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(field.name, _arrow_type(field.dataType)) for field in struct.fields])
+
+
+# Columns
+
+
+def _known(table: Table, columns: Sequence[str]) -> Sequence[str] | None:
+    """`columns`, which must be there; None for all."""
+    names = [column.name for column in table.visible]
+    for name in columns:
+        if name not in names:
+            raise InvalidRequest(f"table {table.name!r} has no column {name!r}", hint=nearest(name, names))
+    return columns or None
+
+
+def _fitting(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_uint64(kind):
+        return pa.decimal128(U64_DIGITS, 0)
+    return pa.timestamp("us", tz="UTC") if pa.types.is_timestamp(kind) else kind
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    import pyarrow as pa
+
+    if column.type.equals(field.type):
+        return column
+    try:
+        return column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaChanged(
+            f"column {field.name!r} comes as {column.type} and was {field.type} when reading began: {error}"
+        ) from None
+
+
+# Types
+
+
+def _spark_type(kind: pa.DataType) -> DataType:
+    for arrow_type, spark_type in _types():
+        if kind.equals(arrow_type):
+            return spark_type
+    raise InvalidRequest(f"Spark has no type for {kind}")
+
+
+def _arrow_type(kind: DataType) -> pa.DataType:
+    for arrow_type, spark_type in _types():
+        if kind == spark_type:
+            return arrow_type
+    raise InvalidRequest(
+        f"the source has no columns of type {kind.simpleString()}", hint="Leave the schema to the source."
+    )
+
+
+def _types() -> list[tuple[pa.DataType, DataType]]:
+    import pyarrow as pa
+    from pyspark.sql import types as spark
+
+    return [
+        (pa.string(), spark.StringType()),
+        (pa.int64(), spark.LongType()),
+        (pa.float64(), spark.DoubleType()),
+        (pa.bool_(), spark.BooleanType()),
+        (pa.binary(), spark.BinaryType()),
+        (pa.timestamp("us", tz="UTC"), spark.TimestampType()),
+        (pa.decimal128(U64_DIGITS, 0), spark.DecimalType(U64_DIGITS, 0)),
+        (pa.list_(pa.float32()), spark.ArrayType(spark.FloatType())),
+    ]

@@ -1,0 +1,284 @@
+"""The Spark session: started quietly, on a Java that was found, with workers that run this very Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import stat
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import ConfigError, PipelineError
+from headwater.pipeline.spark.failure import GONE, JAVA, cause_of, explain, is_gone
+from headwater.pipeline.spark.jars import FOLDER, jar_settings
+from headwater.pipeline.spark.java import find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["cause_of", "close_session", "explain", "log_file", "open_session"]
+
+_QUIET = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",  # small tables by far; a large one is given its own by the caller
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+_LOCAL = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.python.daemon.module": "headwater.pipeline.spark.worker_daemon",
+}
+# Half the start-up, but slower in the long run: the JVM then never compiles with its better compiler.
+_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+
+# Loggers of pyspark that print each exception a second time, as JSON.
+_LOUD = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
+
+# What Spark logs goes where Java's stderr goes, and that is a file.
+_LOG4J = """rootLogger.level = error
+rootLogger.appenderRef.file.ref = file
+appender.file.type = Console
+appender.file.name = file
+appender.file.target = SYSTEM_ERR
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex
+"""
+
+_TELLS_NOTHING = ("at ", "Error: Could not create the Java Virtual Machine", "Error: A fatal exception has occurred")
+
+_opening = threading.Lock()
+
+
+def open_session(
+    master: str = "local[2]",
+    name: str = "headwater",
+    *,
+    jars: Iterable[str] = (),
+    conf: Mapping[str, str] | None = None,
+    jars_folder: Path = FOLDER,
+    short_lived: bool = False,
+) -> SparkSession:
+    """A session; `close_session` ends it. `jars` are kinds of pipeline/spark/jars.py.
+
+    `short_lived` starts in half the time and is slower after the first minute: for tests and demonstrations.
+    """
+    try:
+        from pyspark import SparkConf
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise PipelineError("pyspark is not installed", hint="pip install 'headwater[spark]'") from None
+    with _opening:
+        if SparkSession.getActiveSession() is None:
+            settings = _settings(master, name, jars, conf or {}, jars_folder, short_lived)
+            open_ = SparkConf(loadDefaults=False)
+            open_.setAll([(key, value) for key, value in settings.items() if key not in (conf or {})])
+            with _properties({key: settings[key] for key in conf or {}}):
+                _start_java(open_, master)
+        return SparkSession.builder.appName(name).getOrCreate()
+
+
+def close_session(session: SparkSession) -> None:
+    """Stop it, and its Java with it, so that nothing is left and another may be opened."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway: Any = SparkContext._gateway
+    is_alive = gateway is None or gateway.proc is None or gateway.proc.poll() is None
+    try:
+        if is_alive:  # to a Java that has ended py4j would log a traceback
+            session.stop()
+    except Exception as error:
+        if not is_gone(error):
+            raise
+        is_alive = False
+    if not is_alive:
+        SparkContext._active_spark_context = SparkSession._instantiatedSession = None
+    if gateway is None:
+        return
+    SparkContext._gateway = SparkContext._jvm = None
+    with suppress(Exception):  # Java may be gone already
+        gateway.shutdown()
+    if gateway.proc is not None:
+        gateway.proc.stdin.close()  # the sign on which it ends
+        gateway.proc.wait()
+
+
+def log_file() -> Path:
+    """Where Spark and its workers write what nobody wants to see, until something breaks."""
+    return _folder() / f"{os.getpid()}.log"
+
+
+def forget_log() -> None:
+    """Remove what was written there by this process, after all went well."""
+    for path in (log_file(), _log4j_file()):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(_home(), ignore_errors=True)
+    with suppress(OSError):  # others write there too
+        _folder().rmdir()
+
+
+def _settings(
+    master: str, name: str, jars: Iterable[str], conf: Mapping[str, str], folder: Path, short_lived: bool
+) -> dict[str, str]:
+    is_local = master.startswith("local")
+    given = dict(conf)
+    options = [f"-Dlog4j2.configurationFile={_log4j().as_uri()}", given.pop("spark.driver.extraJavaOptions", "")]
+    options += [_SHORT_LIVED] if short_lived else []
+    return {
+        **_QUIET,
+        **(_LOCAL if is_local else {}),
+        **jar_settings(jars, folder),
+        "spark.master": master,
+        "spark.app.name": name,
+        "spark.driver.maxResultSize": _result_size(given.get("spark.driver.memory", "1g")),
+        "spark.driver.extraJavaOptions": " ".join(filter(None, options)),
+        **given,
+    }
+
+
+def _result_size(memory: str) -> str:
+    """A quarter of the driver's heap: what is collected is there up to three times before it is handed on."""
+    found = re.fullmatch(r"(\d+)([kmgt])b?", memory.strip().lower())
+    mebibytes = int(found[1]) * _MEBIBYTES[found[2]] if found else 1024
+    return f"{max(int(mebibytes / 4), 1)}m"
+
+
+_MEBIBYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
+
+
+def _start_java(settings: Any, master: str) -> None:
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.logger import PySparkLogger
+
+    for name in _LOUD:
+        PySparkLogger.getLogger(name).disabled = True
+    if master.startswith("local") or not os.environ.get("PYSPARK_PYTHON"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are whatever python3 the PATH holds
+    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["JAVA_HOME"] = str(find_java().home)
+    _forget_old_logs()
+    with log_file().open("ab") as log, _spark_home(master):
+        try:
+            gateway: Any = launch_gateway(  # type: ignore[no-untyped-call]
+                settings, {"stdout": log, "stderr": log}
+            )
+        except Exception as error:
+            message, hint = f"Spark did not start: {_last_line()}", f"All it said: {log_file()}"
+            raise PipelineError(message, hint=hint, **{JAVA: GONE}) from error
+    SparkContext._ensure_initialized(gateway=gateway, conf=settings)
+
+
+# Files
+
+
+@contextmanager
+def _spark_home(master: str) -> Iterator[None]:
+    """Make Python workers on this machine import the installed pyspark instead of `pyspark.zip`.
+
+    Spark puts the archive of SPARK_HOME before everything else on the path of its workers. Python keeps no bytecode for
+    archives, so that each worker compiles pyspark again: 1.5 s of computing time instead of 0.5 for every stream that
+    starts. The folder that SPARK_HOME names here has everything of pyspark but the archive.
+    """
+    if "SPARK_HOME" in os.environ or not master.startswith("local"):
+        yield
+        return
+    import pyspark
+
+    home = _home()
+    home.mkdir(exist_ok=True)
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "python" and not (home / path.name).is_symlink():
+            (home / path.name).symlink_to(path)
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+
+
+@contextmanager
+def _properties(conf: Mapping[str, str]) -> Iterator[None]:
+    """Hand `conf` to the Java that is started meanwhile in a file, since everybody may read its command line."""
+    given = os.environ.get("PYSPARK_SUBMIT_ARGS")
+    if not conf:
+        yield
+        return
+    if "--properties-file" in (given or ""):
+        raise ConfigError(
+            "Spark takes one file of properties, and PYSPARK_SUBMIT_ARGS names one", hint="Leave [pipeline.conf] empty."
+        )
+    number, path = tempfile.mkstemp(".properties", f"{os.getpid()}.", _folder())  # mode 0600
+    try:
+        with open(number, "w", encoding="ascii") as file:
+            file.writelines(f"{_escaped(key)}={_escaped(value)}\n" for key, value in conf.items())
+        told = f"--properties-file {shlex.quote(path)} --load-spark-defaults {given or 'pyspark-shell'}"
+        os.environ["PYSPARK_SUBMIT_ARGS"] = told
+        yield
+    finally:
+        if given is None:
+            os.environ.pop("PYSPARK_SUBMIT_ARGS", None)
+        else:
+            os.environ["PYSPARK_SUBMIT_ARGS"] = given
+        os.unlink(path)
+
+
+def _escaped(text: str) -> str:
+    """As Java reads it in a file of properties: letters and digits as they are, all else by number."""
+    units = struct.unpack(f"<{len(text.encode('utf-16-le')) // 2}H", text.encode("utf-16-le"))
+    return "".join(chr(unit) if chr(unit).isascii() and chr(unit).isalnum() else f"\\u{unit:04x}" for unit in units)
+
+
+def _folder() -> Path:
+    folder = Path(tempfile.gettempdir()) / f"headwater-spark-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PipelineError(
+            f"{folder} belongs to another user, or others may write there", hint="Remove it, or set TMPDIR."
+        )
+    return folder
+
+
+def _home() -> Path:
+    return _folder() / f"{os.getpid()}.home"
+
+
+def _log4j_file() -> Path:
+    return _folder() / f"{os.getpid()}.log4j2.properties"
+
+
+def _log4j() -> Path:
+    path = _log4j_file()
+    path.write_text(_LOG4J)
+    return path
+
+
+def _forget_old_logs() -> None:
+    """Remove what processes left that are no more."""
+    for path in _folder().iterdir():
+        pid = path.name.partition(".")[0]
+        if not pid.isdigit() or Path("/proc", pid).exists():
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _last_line() -> str:
+    """The last thing that was said and tells anything."""
+    lines = [line.strip() for line in log_file().read_text(errors="replace").splitlines()]
+    told = [line for line in lines if line and not line.startswith(_TELLS_NOTHING)]
+    return told[-1] if told else "it said nothing"

@@ -1,0 +1,1 @@
+"""Changes and rows made ready for sinks."""

@@ -1,0 +1,92 @@
+"""Compaction: of all changes of a step, the last one per key, and whether it removes the key.
+
+A preimage removes its key, a postimage or an insert sets it, and of one change the preimage comes first: so a
+changed key and two swapped keys come out right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from headwater.errors import SinkUnfit
+from headwater.pipeline.spark.failure import note
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+DELETED = "_deleted"
+PREIMAGE, DELETE = "update_preimage", "delete"
+
+
+class About(NamedTuple):
+    """The names of the columns that tell about a change; a table with such a column itself renames ours."""
+
+    change_type: str
+    commit_version: str
+    commit_timestamp: str
+    offset: str
+    txn: str
+
+
+def about(frame: DataFrame) -> About:
+    """Those of a frame of changes: always its last five."""
+    return About(*frame.columns[-5:])
+
+
+def free(name: str, taken: Sequence[str]) -> str:
+    """`name`, with as many underscores in front as keep it apart from `taken`."""
+    used = {each.lower() for each in taken}
+    while name.lower() in used:
+        name = "_" + name
+    return name
+
+
+def quoted(name: str) -> str:
+    """`name` as both Spark and delta-rs read it in SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def last_per_key(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
+    """The last row per key of a frame of changes; the last column, `_deleted`, says that the key is gone.
+
+    One shuffle, none where the frame has one partition. A key with a null fails the job with SinkUnfit, as
+    pipeline/spark/failure.py tells it.
+    """
+    from pyspark.sql import functions as f
+
+    told = about(frame)
+    row = free("_row", frame.columns)
+    whole = f.struct(*[f.col(quoted(name)) for name in frame.columns])
+    last = frame.groupBy(*map(quoted, identity)).agg(f.max_by(whole, place(told)).alias(row))
+    columns = [f.col(row)[name].alias(name) for name in frame.columns]
+    gone = f.col(row)[told.change_type].isin(PREIMAGE, DELETE)
+    return refuse_nulls(last.select(*columns, gone.alias(free(DELETED, frame.columns))), identity)
+
+
+def place(told: About) -> Column:
+    """Where an image stands among those of its key: by offset, the preimage of a change first."""
+    from pyspark.sql import functions as f
+
+    return f.struct(f.col(quoted(told.offset)), f.col(quoted(told.change_type)) != PREIMAGE)
+
+
+def refuse_nulls(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
+    """`frame`, whose job fails with SinkUnfit at a row with a null in a column of `identity`."""
+    from pyspark.sql import functions as f
+
+    def checked(name: str) -> Column:
+        column = f.col(quoted(name))
+        # The line break keeps what Spark puts behind it out of the note.
+        said = f.raise_error(f.lit(note(no_key(name)).__notes__[-1] + "\n"))
+        return f.when(column.isNull(), said).otherwise(column).alias(name) if name in identity else column
+
+    return frame.select(*map(checked, frame.columns))
+
+
+def no_key(column: str) -> SinkUnfit:
+    """What is said of a row whose key is not known."""
+    return SinkUnfit(
+        f"key column {column!r} holds a null, or a value that does not fit its type: the row has no key here",
+        hint="Give the table a NOT NULL primary key of one type.",
+    )

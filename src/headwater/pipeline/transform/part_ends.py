@@ -1,0 +1,58 @@
+"""Ends: the last row of each part is none of the table; it tells how many came before it.
+
+A task cannot see whether what feeds it was read to the end or died: Spark closes the stream in both cases, and
+Arrow takes that for its end. Tasks that commit by themselves therefore ask for the count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from headwater.errors import Unavailable
+from headwater.pipeline.spark.failure import note
+from headwater.pipeline.transform.compaction import free
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def end_column(names: Sequence[str]) -> str:
+    """What the column is called beside those of a table."""
+    return free("_end", names)
+
+
+def with_end(schema: pa.Schema) -> pa.Schema:
+    """`schema` with the column in which ends are told, always its last."""
+    import pyarrow as pa
+
+    return schema.append(pa.field(end_column(schema.names), pa.int64()))
+
+
+def ended(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """`batches`, and the end. `schema` is one that `with_end` made of theirs."""
+    import pyarrow as pa
+
+    rows = 0
+    for batch in batches:
+        rows += batch.num_rows
+        none = pa.nulls(batch.num_rows, pa.int64())
+        yield pa.record_batch([*batch.columns, none], schema=schema)
+    nothing = [pa.nulls(1, field.type) for field in schema][:-1]
+    yield pa.record_batch([*nothing, pa.array([rows])], schema=schema)
+
+
+def checked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The rows alone; Unavailable, after the last of them, if they are not all that `ended` was given."""
+    import pyarrow.compute as pc
+
+    rows, told = 0, None
+    for batch in batches:
+        ends = batch.column(batch.num_columns - 1)
+        if ends.null_count < batch.num_rows:
+            told = pc.max(ends).as_py()
+            batch = batch.filter(pc.is_null(ends))
+        rows += batch.num_rows
+        yield batch.select(range(batch.num_columns - 1))
+    if told != rows:
+        raise note(Unavailable(f"a part was cut off after {rows} rows", hint="It is read again."))

@@ -1,0 +1,66 @@
+"""SCD2: of the changes of a step, the versions of rows that they open, and which ones they close.
+
+Every image of a key closes the version of it that is current, at the commit time of its change; an insert or
+a postimage also opens one. A version is told by its key and the offset that opened it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, About, about, free, place, quoted, refuse_nulls
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SNAPSHOT = "snapshot"  # the change type of rows that were there when the history began
+OPEN, CLOSE = "open", "close"
+
+
+class Versioned(NamedTuple):
+    """The names of the columns that a history has beside those of rows."""
+
+    change_type: str
+    commit_version: str
+    offset: str
+    txn: str
+    valid_from: str
+    valid_to: str
+    is_current: str
+
+
+def versioned(told: About, names: Sequence[str]) -> Versioned:
+    """Those of a history with the row columns `names` and, of changes, the columns `told`."""
+    own = [free(name, [*names, *told]) for name in ("_valid_from", "_valid_to", "_is_current")]
+    return Versioned(told.change_type, told.commit_version, told.offset, told.txn, *own)
+
+
+def versions(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
+    """Of a frame of changes: its row columns, those of `Versioned`, and what to do (the last column).
+
+    open: the row is a version, which may be closed by a later image of the same step. close: the version of
+    this key that was opened before `_offset` ends at `_valid_to`; there is one such row per key. One shuffle.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    told = about(frame)
+    names = frame.columns[:-5]
+    held = versioned(told, names)
+    what = free("_action", [*names, *held])
+    images = Window.partitionBy(*map(quoted, identity)).orderBy(place(told))
+    time = f.col(quoted(told.commit_timestamp))
+    opens = ~f.col(quoted(told.change_type)).isin(PREIMAGE, DELETE)
+    first, last = f.row_number().over(images) == 1, f.lead(quoted(told.offset)).over(images).isNull()
+    actions = f.array_compact(f.array(f.when(first, CLOSE), f.when(opens, OPEN)))
+    chain = {held.valid_to: f.lead(time).over(images), held.is_current: last, what: actions}
+    chained = refuse_nulls(frame, identity).withColumns(chain).withColumn(what, f.explode(quoted(what)))
+    is_open = f.col(quoted(what)) == OPEN
+    return chained.select(
+        *[f.col(quoted(name)) for name in (*names, *held[:4])],
+        time.alias(held.valid_from),
+        f.when(is_open, f.col(quoted(held.valid_to))).otherwise(time).alias(held.valid_to),
+        (is_open & f.col(quoted(held.is_current))).alias(held.is_current),
+        f.col(quoted(what)),
+    )

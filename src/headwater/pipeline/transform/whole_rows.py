@@ -1,0 +1,110 @@
+"""Whole rows: a value that the source did not tell is never written as null.
+
+PostgreSQL leaves large values out of an update that does not change them, unless the table has REPLICA IDENTITY FULL.
+A sink that can leave a column as it is does so: what was left out is what the row had, in an earlier change of the step
+or in the sink itself. Only under another key it is not found, and then the table is read anew.
+
+For any other sink a table that may leave values out is refused before anything is read; should it have done so while
+nobody looked, the step fails and the table is read anew.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.client import Described
+from headwater.errors import PipelineError, SourceUnfit
+from headwater.model import arrow
+from headwater.model.table import Table
+from headwater.pipeline.sinks.unchanged_columns import UNKNOWN
+from headwater.pipeline.spark.failure import note
+from headwater.pipeline.spark.schema import identity_of
+from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, about, place, quoted
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+READ_AGAIN = "read_again"  # beside an error of a read that may go well at a newer offset
+REASON = "values_unavailable"
+_LARGE = ("str", "json", "bytes")  # kinds whose values are never told in `_misfit` otherwise
+
+
+def check_whole(seen: Described) -> None:
+    """SourceUnfit where the source may leave values out."""
+    if seen.remedy:
+        raise SourceUnfit(
+            f"the database does not tell whole rows of {seen.table.name!r}: a large value that an update leaves as it "
+            "was would be missing",
+            hint=f"Run: {seen.remedy}",
+        )
+
+
+def refuse_unknown(frame: DataFrame) -> DataFrame:
+    """A frame of changes, whose job fails at a row with a value that is not known, other than an old one."""
+    from pyspark.sql import functions as f
+
+    told, misfit = about(frame), frame.columns[-6]
+    said = f.raise_error(f.lit(note(unknown()).__notes__[-1] + "\n"))
+    is_unknown = f.col(quoted(misfit)).contains(UNKNOWN) & ~f.col(quoted(told.change_type)).isin(PREIMAGE, DELETE)
+    checked = f.when(is_unknown, said).otherwise(f.col(quoted(misfit))).alias(misfit)
+    return frame.select(*(checked if name == misfit else f.col(quoted(name)) for name in frame.columns))
+
+
+def unknown() -> PipelineError:
+    """What is said of a value that is needed and not known."""
+    return PipelineError("a value that the source left out is needed", resnapshot_reason=REASON)
+
+
+def fill_unknown(frame: DataFrame, table: Table) -> DataFrame:
+    """A frame of changes of `table` for a sink that can leave columns as they are.
+
+    What was left out is taken from the last change of the same key in the frame that has it. Where none has, `_misfit`
+    goes on to tell it. Both of an image of an update in place alone: a row that came to its key from another one has
+    nothing of the row that was there, and fails the job as `refuse_unknown` does.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    told, misfit = about(frame), frame.columns[-6]
+    names = [arrow.column_name(table, column) for column in table.columns if column.kind in _LARGE]
+    large = [name for name in names if name in frame.columns[:-6] and name not in identity_of(table)]
+    kind, offset, said = (f.col(quoted(name)) for name in (told.change_type, told.offset, misfit))
+    is_image = ~kind.isin(PREIMAGE, DELETE)
+    images = Window.partitionBy(*map(quoted, identity_of(table))).orderBy(place(told))
+    is_after_its_own = (f.lag(offset).over(images) == offset) & (f.lag(kind).over(images) == PREIMAGE)
+    in_place = f.coalesce(is_after_its_own, f.lit(False))
+    columns, rest = {}, said
+    for name in large:
+        column, is_unknown = f.col(quoted(name)), _tells(said, name)
+        known = f.last(f.when(is_image & ~is_unknown, f.struct(column.alias("value"))), ignorenulls=True).over(images)
+        is_filled = is_image & in_place & is_unknown & known.isNotNull()
+        columns[name] = f.when(is_filled, known["value"]).otherwise(column).alias(name)
+        rest = f.when(is_filled, _without(rest, name)).otherwise(rest)
+    others = reduce(_without, large, said)
+    is_lost = is_image & (others.contains(UNKNOWN) | (rest.contains(UNKNOWN) & ~in_place))
+    error = f.raise_error(f.lit(note(unknown()).__notes__[-1] + "\n"))
+    columns[misfit] = f.when(is_lost, error).otherwise(f.nullif(rest, f.lit("{}"))).alias(misfit)
+    return frame.select(*(columns.get(name, f.col(quoted(name))) for name in frame.columns))
+
+
+def _entry(name: str) -> str:
+    """A quote inside of a text has a backslash before it: so this, behind a brace or a comma, is not inside of one."""
+    return f"{msgspec.json.encode(name).decode()}:{UNKNOWN}"
+
+
+def _tells(misfit: Column, name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    found = misfit.contains("{" + _entry(name)) | misfit.contains("," + _entry(name))
+    return f.coalesce(found, f.lit(False))
+
+
+def _without(misfit: Column, name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    for old, new in (("{" + _entry(name) + ",", "{"), ("," + _entry(name), ""), ("{" + _entry(name) + "}", "{}")):
+        misfit = f.replace(misfit, f.lit(old), f.lit(new))
+    return misfit

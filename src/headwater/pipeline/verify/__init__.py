@@ -1,0 +1,1 @@
+"""Verification of a sink against source and log."""

@@ -1,0 +1,250 @@
+"""Verifying a sink: source, log and sink compared range by range at one offset; bad ranges are mended alone.
+
+The rows of the source at the sink's offset are those of now with the log undone, so each range tells about
+all three: the server itself refuses a range where log and source disagree.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from headwater.client import Client
+from headwater.errors import HeadwaterError, PipelineError
+from headwater.model.keys.key import Span
+from headwater.model.table import Table
+from headwater.pipeline.run.events import Silent, Watcher
+from headwater.pipeline.run.progress import MetaStore
+from headwater.pipeline.run.resources import session_of, sink_of
+from headwater.pipeline.run.server_check import greet
+from headwater.pipeline.run.spec import PipelineSpec, TableSpec
+from headwater.pipeline.run.table_plan import check_origin
+from headwater.pipeline.sinks.sink import Part, Sink, State, Step
+from headwater.pipeline.spark.failure import cause_of
+from headwater.pipeline.spark.frames import Server, rows_frame
+from headwater.pipeline.spark.schema import changes_schema, identity_of, rows_schema
+from headwater.pipeline.transform.compaction import quoted
+from headwater.pipeline.verify.compare import (
+    RANGE,
+    Difference,
+    Digest,
+    changes,
+    comparable,
+    difference,
+    differences,
+    digests,
+    hashed,
+    placed,
+    repeated,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+ATTEMPTS = 5  # a sink that moves on while it is compared is compared again
+
+
+class RangeReport(msgspec.Struct, frozen=True):
+    """One range: what the source has, what the sink has."""
+
+    span: Span
+    source: Digest
+    sink: Digest
+    difference: Difference | None = None  # of one that is bad, unless the sink moved on before it was known
+
+    @property
+    def is_good(self) -> bool:
+        """Whether both hold the same rows."""
+        return self.source == self.sink
+
+
+class TableReport(msgspec.Struct, frozen=True):
+    """One table at one offset."""
+
+    db: str
+    table: str
+    offset: int = 0
+    ranges: tuple[RangeReport, ...] = ()
+    repaired: int = 0  # ranges
+    error: HeadwaterError | None = None
+
+    @property
+    def bad(self) -> list[RangeReport]:
+        """The ranges that differed when they were compared."""
+        return [each for each in self.ranges if not each.is_good]
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the sink is right now."""
+        return self.error is None and len(self.bad) == self.repaired
+
+    @property
+    def rows(self) -> int:
+        """Rows of the source."""
+        return sum(each.source.rows for each in self.ranges)
+
+
+def verify(
+    spec: PipelineSpec,
+    *,
+    repair: bool = False,
+    master: str | None = None,
+    watcher: Watcher | None = None,
+    spark: SparkSession | None = None,
+) -> list[TableReport]:
+    """Every table of `spec`; with `repair`, bad ranges are made right and compared again."""
+    watcher = watcher or Silent()
+    if spark is None:
+        greet(spec)  # before Spark starts for nothing
+    with ExitStack() as stack:
+        meta = stack.enter_context(MetaStore.open(spec.meta))
+        session = spark or stack.enter_context(session_of(spec, master))
+        return [_table(session, spec, table, meta, watcher, repair) for table in spec.tables]
+
+
+def _table(
+    spark: SparkSession, spec: PipelineSpec, table: TableSpec, meta: MetaStore, watcher: Watcher, repair: bool
+) -> TableReport:
+    task = meta.subscribe(spec, table)
+    try:
+        with sink_of(spec, table, task, meta, spark) as sink, Verification(spark, spec, table, sink) as found:
+            report = found.report(repair)
+    except Exception as error:
+        report = TableReport(table.db, table.table, error=cause_of(error))
+    if report.is_good:
+        meta.verified(task, report.offset)
+    watcher.verified(task, report)
+    return report
+
+
+class Verification:
+    """One table and its sink."""
+
+    def __init__(self, spark: SparkSession, spec: PipelineSpec, table: TableSpec, sink: Sink) -> None:
+        self._spark, self._spec, self._table, self._sink = spark, spec, table, sink
+        self._server = Server(spec.server, spec.token_file)
+        self._client = Client(spec.server, token_file=spec.token_file)
+        self._reader = f"{spec.name[:100]}/verify-{secrets.token_hex(8)}"
+
+    def __enter__(self) -> Verification:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(HeadwaterError):  # the lease ends by itself, too
+            self._client.release(self._table.db, self._table.table, self._reader)
+        self._client.close()
+
+    def report(self, repair: bool) -> TableReport:
+        """Compare, and mend if asked to; what is mended is compared again."""
+        state, report = self._compared()
+        bad = [each.span for each in report.bad]
+        if bad:
+            report = self._explained(state, report)
+        if not bad or not repair:
+            return report
+        self._mend(state, bad, [each.span for each in report.ranges])
+        after = self._compared()[1]
+        return after if after.bad else msgspec.structs.replace(report, repaired=len(bad))
+
+    def _explained(self, state: State, report: TableReport) -> TableReport:
+        """`report`, with how its bad ranges differ; as it was when that cannot be told."""
+        from pyspark.sql.functions import array, col, lit
+
+        spans = [each.span for each in report.ranges]
+        numbers = [place for place, each in enumerate(report.ranges) if not each.is_good]
+        placed_among_all = array(*map(lit, numbers))[col(RANGE)]
+        try:
+            source = self._source(state, [spans[number] for number in numbers]).withColumn(RANGE, placed_among_all)
+            held = self._held(state, spans).where(col(RANGE).isin(numbers))
+            found = difference(source, held, identity_of(state.plan.table))
+            if self._state() != state:
+                return report
+        except Exception:  # that they differ is known, and counts
+            return report
+        ranges = [
+            msgspec.structs.replace(each, difference=found.get(number)) for number, each in enumerate(report.ranges)
+        ]
+        return msgspec.structs.replace(report, ranges=tuple(ranges))
+
+    def _compared(self) -> tuple[State, TableReport]:
+        for attempt in range(ATTEMPTS):
+            state = self._state()
+            spans = self._spans(state)
+            try:
+                source = digests(self._source(state, spans))
+                sink = digests(self._held(state, spans))
+            except Exception as error:
+                if not cause_of(error).retryable or attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            if self._state() == state:
+                ranges = [
+                    RangeReport(span, source.get(number, Digest()), sink.get(number, Digest()))
+                    for number, span in enumerate(spans)
+                ]
+                return state, TableReport(self._table.db, self._table.table, state.offset, tuple(ranges))
+        raise PipelineError("the sink moves on faster than it can be compared", hint="Stop the pipeline, then verify.")
+
+    def _state(self) -> State:
+        state = self._sink.state()
+        if state is None or not state.is_even:
+            raise PipelineError("the snapshot is not finished", hint="Run the pipeline with --once, then verify.")
+        check_origin(state.plan, self._spec, self._table)
+        return state
+
+    def _spans(self, state: State) -> list[Span]:
+        # What comes after the offset is undone to read the rows of then: it must stay that long.
+        self._client.register(self._table.db, self._table.table, self._reader, keep=state.offset)
+        ranges = self._client.ranges(self._table.db, self._table.table, self._spec.range_bytes)
+        return comparable(state.plan.table, [each.span for each in ranges])
+
+    def _source(self, state: State, spans: list[Span]) -> DataFrame:
+        """The rows of the source at the sink's offset; partition i is span i."""
+        from pyspark.sql.functions import spark_partition_id
+
+        present = self._client.describe(self._table.db, self._table.table).table
+        frame = rows_frame(
+            self._spark,
+            self._server,
+            self._table.db,
+            present,
+            generation=state.plan.generation,
+            parts=[Part(span, state.offset) for span in spans],
+            columns=columns_of_both(state.plan.table, present),
+            where=self._table.where,
+        )
+        return hashed(frame).withColumn(RANGE, spark_partition_id())
+
+    def _held(self, state: State, spans: list[Span]) -> DataFrame:
+        present = self._client.describe(self._table.db, self._table.table).table
+        names = rows_schema(present, columns_of_both(state.plan.table, present)).names
+        rows = self._sink.rows(self._spark).select(*map(quoted, names))
+        return placed(hashed(rows), identity_of(state.plan.table), spans)
+
+    def _mend(self, state: State, bad: list[Span], spans: list[Span]) -> None:
+        from pyspark.sql.functions import col
+
+        numbers, identity = [spans.index(span) for span in bad], identity_of(state.plan.table)
+
+        def held() -> DataFrame:
+            return self._held(state, spans).where(col(RANGE).isin(numbers))
+
+        twice = repeated(held(), identity)
+        if not twice.isEmpty():  # an upsert would change both and leave both
+            self._change(state, twice)
+        gone, lacking = differences(self._source(state, bad), held(), identity)
+        self._change(state, gone, lacking)
+
+    def _change(self, state: State, deleted: DataFrame, inserted: DataFrame | None = None) -> None:
+        names = changes_schema(state.plan.table).names[-5:]
+        step = Step(state.plan.id, state.plan.generation, state.offset, state.offset, repair=True)
+        self._sink.apply(changes(deleted, inserted, names, state.offset), step, state.plan.table)
+
+
+def columns_of_both(held: Table, present: Table) -> tuple[str, ...]:
+    """What sink and source both have: a pinned sink lacks new columns, and keeps those that were dropped."""
+    kept = {column.name for column in held.visible}
+    return tuple(column.name for column in present.visible if column.name in kept)

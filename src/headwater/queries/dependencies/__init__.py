@@ -1,0 +1,1 @@
+"""Matching of changes to the queries whose answers they may change."""

@@ -1,0 +1,257 @@
+"""Binding: a query's dependencies with its arguments put in, ready to be asked whether a change matters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from weakref import WeakKeyDictionary, ref
+
+import msgspec
+
+from headwater.model.bounded_cache import BoundedCache
+from headwater.model.change import Change
+from headwater.model.dependencies.dependency import AllOf, Analysis, AnyOf, Condition, Dependency, Operand, Param, Test
+from headwater.model.literal import Value
+from headwater.model.table import Table
+from headwater.queries.dependencies.column_bytes import Shape, shapes_of
+from headwater.queries.dependencies.intervals import EVERYTHING, NOTHING, Spans, union, where_true
+from headwater.queries.dependencies.template import (
+    POINT,
+    POINTS,
+    SPANS,
+    Both,
+    Either,
+    Held,
+    Leaf,
+    Template,
+    Tree,
+    Values,
+    leaves,
+)
+from headwater.sources.source import Source
+
+MAX_TEMPLATES = 10_000
+MAX_TEMPLATE_LEAVES = 200_000  # of all templates that are kept, a column of a table counting as one
+MAX_LEAVES = 1_000  # a condition with more is left out: the place sees every row
+MAX_DEPTH = 40
+# Values that every database compares with such a column as they are: to ask the source costs more than all the rest.
+_AS_IS = {"INTEGER": int, "INT": int, "BIGINT": int, "TEXT": str}
+_WHOLE = 2.0**53  # from here on not every integer is a float
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One place of a table in an instance."""
+
+    template: Template
+    values: Values
+
+    def matters(self, change: Change) -> bool:
+        """Whether `change` may be seen here."""
+        return self.template.matters(change, self.values)
+
+
+class Bound(msgspec.Struct, frozen=True):
+    """The dependencies of one instance."""
+
+    places: tuple[Place, ...]
+
+    def matters(self, change: Change) -> int | None:
+        """The first place to which `change` matters, as its number in `Analysis.dependencies`."""
+        name = change.table.name
+        for number, place in enumerate(self.places):
+            if place.template.table == name and place.matters(change):
+                return number
+        return None
+
+
+def bind(source: Source, tables: Mapping[str, Table], analysis: Analysis, args: Mapping[str, Value]) -> Bound:
+    """What `analysis` depends on with these arguments; `tables` are the shapes that it was made for.
+
+    A part of a condition that has no bytes here (an operand that the column refuses, a collation that is not known)
+    is left out: the place then sees more.
+    """
+    binder = _binder(source)
+    return Bound(tuple(binder.place(each, tables.get(each.table), args) for each in analysis.dependencies))
+
+
+# --- trees with values -----------------------------------------------------------------------------------
+
+
+class _Holding(msgspec.Struct, frozen=True):
+    """A leaf with its value."""
+
+    column: str
+    held: Held
+
+
+class _Every(msgspec.Struct, frozen=True):
+    parts: tuple[_Tree, ...]
+
+
+class _Some(msgspec.Struct, frozen=True):
+    parts: tuple[_Tree, ...]
+
+
+_Tree = _Holding | _Every | _Some | bool
+
+
+def _spans(held: Held) -> Spans:
+    if isinstance(held, Spans):
+        return held
+    return Spans.of([held] if isinstance(held, bytes) else held)
+
+
+def _holding(column: str, spans: Spans) -> _Tree:
+    """The simplest form: most tests are for one value."""
+    if spans in (NOTHING, EVERYTHING):
+        return spans == EVERYTHING
+    points = spans.points
+    if points is None:
+        return _Holding(column, spans)
+    return _Holding(column, next(iter(points)) if len(points) == 1 else points)
+
+
+def _joined(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> _Tree:
+    """All (or any) of `parts`: flat, without what decides nothing, and with one leaf per column."""
+    decisive = kind is _Some  # one such part decides it all
+    held: dict[str, Spans] = {}
+    rest: list[_Tree] = []
+    alone: dict[str, _Tree] = {}  # a column's only leaf stays as it is
+    for part in _flat(parts, kind):
+        if isinstance(part, bool):
+            if part is decisive:
+                return decisive
+        elif not isinstance(part, _Holding):
+            rest.append(part)
+        elif part.column in held or part.column in alone:
+            first = alone.pop(part.column, None)
+            both = [_spans(first.held) if isinstance(first, _Holding) else held[part.column], _spans(part.held)]
+            held[part.column] = union(both) if decisive else both[0].intersect(both[1])
+        else:
+            alone[part.column] = part
+    merged = [_holding(column, spans) for column, spans in held.items()]
+    if any(part is decisive for part in merged):
+        return decisive
+    found = [*alone.values(), *(part for part in merged if not isinstance(part, bool)), *rest]
+    if len(found) < 2:
+        return found[0] if found else not decisive
+    return kind(tuple(found))
+
+
+def _flat(parts: Iterable[_Tree], kind: type[_Every] | type[_Some]) -> Iterable[_Tree]:
+    for part in parts:
+        if isinstance(part, kind):
+            yield from part.parts
+        else:
+            yield part
+
+
+def _taken_apart(tree: _Tree, values: list[Held]) -> Tree:
+    """The tree without its values, which are added to `values`."""
+    if isinstance(tree, bool):
+        return tree
+    if isinstance(tree, _Holding):
+        values.append(tree.held)
+        kind = POINT if isinstance(tree.held, bytes) else SPANS if isinstance(tree.held, Spans) else POINTS
+        return Leaf(tree.column, kind, len(values) - 1)
+    parts = tuple(_taken_apart(part, values) for part in tree.parts)
+    return (Both if isinstance(tree, _Every) else Either)(parts)  # type: ignore[arg-type]
+
+
+# --- one source ------------------------------------------------------------------------------------------
+
+
+def _known(cell: bytes | None) -> bytes:
+    if cell is None:
+        raise ValueError("it has no bytes here")
+    return cell
+
+
+class _Binder:
+    """Binds for one source. From any thread: what two make at once is equal, and either will do."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = ref(source)  # it is what this is kept by: weakly
+        self._shapes = shapes_of(source)
+        self._templates: BoundedCache[Hashable, Template] = BoundedCache(MAX_TEMPLATES, MAX_TEMPLATE_LEAVES)
+
+    def place(self, dependency: Dependency, table: Table | None, args: Mapping[str, Value]) -> Place:
+        """One dependency with its arguments."""
+        values: list[Held] = []
+        tree: Tree = True
+        if table is not None:
+            try:
+                tree = _taken_apart(self._tree(dependency.condition, self._shapes.of(table), args, 0), values)
+            except RecursionError:
+                values = []
+        if len(values) > MAX_LEAVES:
+            tree, values = True, []
+        return Place(self._template(dependency, table, tree), tuple(values))
+
+    def _tree(self, condition: Condition, shape: Shape, args: Mapping[str, Value], depth: int) -> _Tree:
+        if depth > MAX_DEPTH:
+            return True
+        match condition:
+            case Test():
+                return self._test(condition, shape, args)
+            case AllOf(parts):
+                return _joined((self._tree(part, shape, args, depth + 1) for part in parts), _Every)
+            case AnyOf(parts):
+                return _joined((self._tree(part, shape, args, depth + 1) for part in parts), _Some)
+
+    def _test(self, test: Test, shape: Shape, args: Mapping[str, Value]) -> _Tree:
+        try:
+            encode = shape.encoder(shape.table.index[test.column])
+            operands = [self._operand(each, test.column, shape, encode, args) for each in test.operands]
+            if test.op == "eq" and operands[0] is not None:
+                return _Holding(test.column, operands[0])
+            null = encode(None)
+            return True if null is None else _holding(test.column, where_true(test.op, operands, null))
+        except Exception:  # left out: the condition is necessary, never sufficient
+            return True
+
+    def _operand(
+        self,
+        operand: Operand,
+        column: str,
+        shape: Shape,
+        encode: Callable[[Value], bytes | None],
+        args: Mapping[str, Value],
+    ) -> bytes | None:
+        """The bytes of an operand; None for NULL, and an error where there are none."""
+        given = args[operand.name] if isinstance(operand, Param) else operand.value
+        if given is None:
+            return None
+        declared = shape.table.columns[shape.table.index[column]].declared
+        if type(given) is _AS_IS.get(declared):
+            return _known(encode(given))
+        source = self._source()
+        if source is None:
+            raise ValueError("the source is gone")
+        (held,) = source.stored(shape.table, (column,), (given,))
+        if held is None:  # NaN
+            return None
+        if isinstance(held, float) and not isinstance(given, float) and abs(held) >= _WHOLE:
+            raise ValueError("the column would round it; a comparison does not")
+        return _known(encode(held))
+
+    def _template(self, dependency: Dependency, table: Table | None, tree: Tree) -> Template:
+        found_leaves = list(leaves(tree))
+        names = dict.fromkeys(leaf.column for leaf in found_leaves)
+        columns = () if table is None else tuple(table.columns[table.index[name]] for name in names)
+        signature = (dependency.table, dependency.columns, tree, columns)
+        found = self._templates.get(signature)
+        if found is None:
+            found = Template(self._shapes, dependency.table, dependency.columns, tree, columns)
+            weight = 1 + len(found_leaves) + len(columns) + len(dependency.columns or ())
+            self._templates.put(signature, found, weight)
+        return found
+
+
+_BINDERS: WeakKeyDictionary[object, _Binder] = WeakKeyDictionary()
+
+
+def _binder(source: Source) -> _Binder:
+    found = _BINDERS.get(source)
+    if found is None:
+        found = _BINDERS.setdefault(source, _Binder(source))
+    return found

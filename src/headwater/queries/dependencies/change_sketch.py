@@ -1,0 +1,124 @@
+"""Sketch: for any instance, known before or not, an offset after which nothing mattered to it; in bounded memory.
+
+Per signature (a table, the columns that are seen, and those that must hold given values) there are slots, each with
+the last offset of a change to rows whose values fall into it. Instances that share a slot only lose precision.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from headwater.model.change import Change
+from headwater.model.table import Column
+from headwater.queries.dependencies.bound_dependencies import Bound, Place
+from headwater.queries.dependencies.column_bytes import View, difference
+from headwater.queries.dependencies.template import SPANS, Path, Template, Values, is_unclear
+
+SLOTS = 4_096
+MOST = 256  # signatures; with all of them in use 8 MiB
+Signature = tuple[str, frozenset[str] | None, tuple[str, ...], tuple[Column, ...]]
+
+
+class Sketch:
+    """Of one database. For one thread."""
+
+    def __init__(self, start: int, *, slots: int = SLOTS, most: int = MOST) -> None:
+        self._offset = start  # of the last change that was applied
+        self._slots = slots
+        self._most = most
+        self._records: OrderedDict[Signature, _Record] = OrderedDict()  # the one used last at the end
+        self._tables: dict[str, dict[Signature, _Record]] = {}
+
+    def apply(self, offset: int, change: Change) -> None:
+        """Take `change` in; offsets ascend."""
+        self._offset = offset
+        for record in self._tables.get(change.table.name, {}).values():
+            record.apply(offset, change)
+
+    def version(self, bound: Bound) -> int:
+        """No change after this offset, of those applied, mattered to `bound`."""
+        return max((self._record(place).version(place) for place in bound.places), default=0)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def _record(self, place: Place) -> _Record:
+        template, path = place.template, _exact_path(place.template)
+        columns = () if path is None else path.columns
+        signature = template.table, template.columns, columns, template.definitions
+        record = self._records.get(signature)
+        if record is None:
+            record = self._make(signature, template, path)
+        self._records.move_to_end(signature)
+        return record
+
+    def _make(self, signature: Signature, template: Template, path: Path | None) -> _Record:
+        """What was never asked for starts now: it is not known what mattered before."""
+        while len(self._records) >= self._most:
+            dropped, _ = self._records.popitem(last=False)
+            del self._tables[dropped[0]][dropped]
+        made = _Record(template, path, self._offset, self._slots)
+        self._records[signature] = self._tables.setdefault(template.table, {})[signature] = made
+        return made
+
+
+def _exact_path(template: Template) -> Path | None:
+    """By what its slot is found, if that is exact values of one set of columns."""
+    (path, *more) = template.paths or (None,)
+    return None if path is None or more or path.kind == SPANS else path
+
+
+class _Record:
+    """The slots of one signature. The first template that asked stands for all of them: only its columns are used."""
+
+    def __init__(self, template: Template, path: Path | None, offset: int, slots: int) -> None:
+        self._template = template
+        self._columns = () if path is None else path.columns
+        self._floor = offset  # for every slot
+        self._slots = array("Q", [0]) * (1 if path is None else slots)
+
+    def version(self, place: Place) -> int:
+        """The highest offset in the slots of `place`, which has this signature."""
+        if place.template.tree is False:
+            return self._floor  # no row is ever seen
+        path = _exact_path(place.template)
+        wanted = ((),) if path is None else _wanted(path, place.values)
+        return max(self._floor, *(self._slots[self._slot(cells)] for cells in wanted))
+
+    def apply(self, offset: int, change: Change) -> None:
+        """Note `offset` where it may matter; whatever goes wrong, everywhere."""
+        try:
+            self._apply(offset, change)
+        except Exception:  # the one rule: never silence
+            self._floor = offset
+
+    def _apply(self, offset: int, change: Change) -> None:
+        fit = None if is_unclear(change) else self._template.fit(change.table)
+        if fit is None:
+            self._floor = offset
+            return
+        before, after = change.before, change.after
+        if before is not None and after is not None and not difference(fit.watched, before, after):
+            return
+        at = [change.table.index[name] for name in self._columns]
+        for view in (View(fit.shape, row) for row in (before, after) if row is not None):
+            cells = [view[place] for place in at]
+            if None in cells:
+                self._floor = offset
+            else:
+                self._slots[self._slot(cells)] = offset  # type: ignore[arg-type]
+
+    def _slot(self, cells: Iterable[bytes]) -> int:
+        # The same in every process: Python's own hash is salted.
+        return zlib.crc32(b"".join(cells)) % len(self._slots)
+
+
+def _wanted(path: Path, values: Values) -> Iterable[tuple[bytes, ...]]:
+    """What the columns of `path` must hold: one of these."""
+    held = [values[slot] for slot in path.slots]
+    if len(held) == 1 and isinstance(held[0], frozenset):
+        return [(point,) for point in held[0]]
+    return [tuple(point for point in held if isinstance(point, bytes))]

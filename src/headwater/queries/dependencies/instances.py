@@ -1,0 +1,228 @@
+"""Instances: a prepared query with its arguments, ready to be asked and to be matched. Pure but for a cache."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.literal import UNAVAILABLE, Value
+from headwater.model.table import Table
+from headwater.queries.dependencies.bound_dependencies import Bound
+from headwater.queries.etag.query_etag import Question, pack_args, sorted_args
+from headwater.queries.prepared import Prepared
+
+MAX_INSTANCES = 20_000  # that are remembered between two requests
+MAX_ARGS_BYTES = 32 << 10  # of the arguments of an instance that is remembered
+MAX_BYTES = 64 << 20  # of the arguments and texts of all that are remembered
+MAX_ANALYSES = 10_000
+TEXT_FACTOR = 4  # an analysis takes several times the memory of its text
+CELL = 32  # bytes that an argument takes besides its value
+
+Args = Sequence[Value] | Mapping[str, Value]
+InstanceKey = tuple[str, tuple[str, ...], bytes]  # the query's id, the names of its arguments, and their values
+
+
+class Instance:
+    """One query with its arguments, as it is understood in one state of the schema and one history."""
+
+    __slots__ = (
+        "analysis",
+        "args",
+        "asked",
+        "bound",
+        "digest",
+        "generation",
+        "key",
+        "packed",
+        "prefixes",
+        "prepared",
+        "returned",
+        "schema",
+        "size",
+        "tables",
+        "unguarded",
+    )
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        analysis: Analysis,
+        args: dict[str, Value],
+        bound: Bound,
+        *,
+        tables: Mapping[str, Table],
+        generation: str,
+        schema: int,
+        key: InstanceKey | None = None,
+    ) -> None:
+        self.prepared, self.analysis, self.args, self.bound = prepared, analysis, args, bound
+        # As they were when it was bound; only guards ask for them again.
+        self.tables = {name: tables[name] for name in analysis.tables if name in tables} if analysis.guards else {}
+        self.generation = generation  # of the log
+        self.schema = schema  # the newest state of the schema in which the analysis is known to hold
+        self.key = instance_key(prepared.id, args) if key is None else key
+        self.packed = self.key[2]
+        self.size = args_size(args)
+        self.prefixes: dict[tuple[str, str], str] = {}
+        self.asked = 0  # times, while it was remembered
+        self.returned = False  # somebody came back with a tag
+        self.unguarded = 0  # answers in a row that were to bring guards, and did not
+        self.digest: tuple[int, bytes] | None = None  # of the last answer, where answers are compared: and its position
+
+    def prefix(self, format: str, scope: str = "") -> str:
+        """The first half of its tags in `format`."""
+        found = self.prefixes.get((format, scope))
+        if found is None:
+            asked = Question(
+                db=self.prepared.db,
+                generation=self.generation,
+                epoch=self.analysis.epoch,
+                sql=self.analysis.sql,
+                args=sorted_args(self.args),
+                format=format,
+                scope=scope,
+                packed=self.packed,
+            )
+            found = self.prefixes[format, scope] = asked.prefix
+        return found
+
+
+def instance_key(query_id: str, args: Mapping[str, Value]) -> InstanceKey:
+    """Equal exactly for the same query with the same typed arguments. Encodes them: with long ones in a thread."""
+    pairs = sorted_args(args)
+    return query_id, tuple(name for name, _ in pairs), pack_args(pairs)
+
+
+def args_size(args: Mapping[str, Value]) -> int:
+    """Return about how many bytes of memory the arguments take, without looking into them."""
+    return sum(CELL + _value_size(value) for value in args.values())
+
+
+def _value_size(value: object) -> int:
+    if isinstance(value, tuple):
+        return CELL * len(value)
+    if isinstance(value, msgspec.Struct):
+        return sum(map(_value_size, msgspec.structs.astuple(value)))
+    return sys.getsizeof(value)
+
+
+def named_args(parameters: Sequence[str], args: Args) -> dict[str, Value]:
+    """`args` by the names of the parameters; InvalidRequest when some are missing or too many."""
+    wanted = list(dict.fromkeys(parameters))
+    if isinstance(args, Mapping):
+        given = {name.lstrip(":@$"): value for name, value in args.items()}
+        strange = [name for name in given if name not in wanted]
+        if strange:
+            raise InvalidRequest(f"the query has no parameter {strange[0][:60]!r}", hint=_takes(wanted))
+    else:
+        if len(args) != len(wanted):
+            raise InvalidRequest(f"the query takes {_count(wanted)}, {len(args)} given", hint=_takes(wanted))
+        given = dict(zip(wanted, args, strict=True))
+    for name in wanted:
+        if name not in given:
+            raise InvalidRequest(f"argument {name!r} is missing", hint=_takes(wanted))
+        if given[name] is UNAVAILABLE:
+            raise InvalidRequest("an argument cannot be of tag `unavailable`")
+    return given
+
+
+def _takes(wanted: Sequence[str]) -> str:
+    if all(name.isdigit() for name in wanted):
+        return f"It takes {_count(wanted)}, positional." if wanted else "It takes none."
+    return f"It takes {_count(wanted)}: {', '.join(wanted)}."
+
+
+def _count(wanted: Sequence[str]) -> str:
+    return "1 argument" if len(wanted) == 1 else f"{len(wanted)} arguments"
+
+
+class Instances:
+    """The instances asked for lately, within bounds of number and bytes. In the loop."""
+
+    def __init__(self, most: int = MAX_INSTANCES, max_bytes: int = MAX_BYTES) -> None:
+        self._most, self._max_bytes = most, max_bytes
+        self._known: OrderedDict[Hashable, Instance] = OrderedDict()
+        self._of_query = Counter[str]()  # how many are remembered, by query id
+        self.bytes = 0  # of their arguments, and of the text of each query once
+
+    def get(self, key: Hashable) -> Instance | None:
+        """The instance, if it is remembered."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+            found.asked += 1
+        return found
+
+    def holds(self, instance: Instance) -> bool:
+        """Whether it is remembered, and not in another understanding."""
+        return self._known.get(instance.key) is instance
+
+    def put(self, instance: Instance) -> list[Hashable]:
+        """Remember it unless its arguments are large; return the keys of the instances forgotten for it."""
+        self._pop(instance.key)
+        if instance.size > MAX_ARGS_BYTES:
+            return []
+        self._known[instance.key] = instance
+        self._count(instance, 1)
+        forgotten: list[Hashable] = []
+        while len(self._known) > self._most or (self.bytes > self._max_bytes and len(self._known) > 1):
+            forgotten.append(oldest := next(iter(self._known)))
+            self._pop(oldest)
+        return forgotten
+
+    def _pop(self, key: Hashable) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._count(found, -1)
+
+    def _count(self, instance: Instance, sign: int) -> None:
+        """Count an instance that was added, or with -1 one that is gone."""
+        self.bytes += sign * instance.size
+        query = instance.prepared
+        if self._of_query[query.id] == (0 if sign > 0 else 1):
+            self.bytes += sign * TEXT_FACTOR * len(query.sql)
+        self._of_query[query.id] += sign
+        if not self._of_query[query.id]:
+            del self._of_query[query.id]
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class Analyses:
+    """What queries depend on, and the state of the schema in which that holds, by query id. In the loop."""
+
+    def __init__(self, most: int = MAX_ANALYSES, max_bytes: int = MAX_BYTES) -> None:
+        self._most, self._max_bytes = most, max_bytes
+        self._known: OrderedDict[str, tuple[Prepared, Analysis, int]] = OrderedDict()
+        self.bytes = 0  # about, of all of them
+
+    def get(self, id: str) -> tuple[Analysis, int] | None:
+        """The analysis, if it is remembered."""
+        found = self._known.get(id)
+        if found is None:
+            return None
+        self._known.move_to_end(id)
+        return found[1:]
+
+    def put(self, prepared: Prepared, analysis: Analysis, schema: int) -> None:
+        """Remember an analysis, and forget those that were not used for longest."""
+        self.pop(prepared.id)
+        self._known[prepared.id] = prepared, analysis, schema
+        self.bytes += TEXT_FACTOR * len(prepared.sql)
+        while len(self._known) > self._most or (self.bytes > self._max_bytes and len(self._known) > 1):
+            self.pop(next(iter(self._known)))
+
+    def pop(self, id: str) -> None:
+        """Forget one."""
+        found = self._known.pop(id, None)
+        if found is not None:
+            self.bytes -= TEXT_FACTOR * len(found[0].sql)
+
+    def __len__(self) -> int:
+        return len(self._known)

@@ -1,0 +1,118 @@
+"""Spans: sets of bytes as half-open intervals, and the set in which each test of a condition is true."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from headwater.model.keys.key import Span, encode_key
+
+_LOWEST_NULL = encode_key((None,))  # no value of any kind has bytes below it
+
+
+class Spans(msgspec.Struct, frozen=True):
+    """A set of bytes. It is entered and left by turns at its edges: inside is what has an odd number below it."""
+
+    edges: tuple[bytes, ...] = ()
+
+    @classmethod
+    def of(cls, points: Iterable[bytes]) -> Spans:
+        """Just these."""
+        return union(cls((point, _next(point))) for point in points)
+
+    def contains(self, data: bytes) -> bool:
+        """Whether `data` is in it."""
+        return bool(bisect_right(self.edges, data) & 1)
+
+    def complement(self) -> Spans:
+        """All that is not in it."""
+        edges = self.edges
+        return Spans(edges[1:]) if edges[:1] == (b"",) else Spans((b"", *edges))
+
+    def intersect(self, other: Spans) -> Spans:
+        """What is in both."""
+        return union((self.complement(), other.complement())).complement()
+
+    def spans(self) -> Iterator[Span]:
+        """Its intervals, in order and apart from each other."""
+        for place in range(0, len(self.edges), 2):
+            yield Span(*self.edges[place : place + 2])
+
+    @property
+    def points(self) -> frozenset[bytes] | None:
+        """Its members, where they can be listed."""
+        starts, ends = self.edges[::2], self.edges[1::2]
+        is_listed = len(starts) == len(ends) and all(map(_is_point, starts, ends))
+        return frozenset(starts) if is_listed else None
+
+
+NOTHING, EVERYTHING = Spans(), Spans((b"",))
+
+
+def union(sets: Iterable[Spans]) -> Spans:
+    """What is in any of them."""
+    steps: dict[bytes, int] = {}
+    for one in sets:
+        for place, edge in enumerate(one.edges):
+            steps[edge] = steps.get(edge, 0) + (-1 if place & 1 else 1)
+    depth, edges = 0, []
+    for edge in sorted(steps):
+        before, depth = depth, depth + steps[edge]
+        if (before > 0) != (depth > 0):
+            edges.append(edge)
+    return Spans(tuple(edges))
+
+
+def where_true(op: str, operands: Sequence[bytes | None], null: bytes) -> Spans:
+    """The bytes of the values for which a test is true; `null` are those of NULL, None is an operand that is NULL."""
+    known = [operand for operand in operands if operand is not None]
+    if op == "is" or op == "is_not":
+        found = Spans.of(known or [null])
+        return found if op == "is" else found.complement()
+    if op == "in":
+        return Spans.of(known)
+    if op == "not_in" and not operands:
+        return EVERYTHING  # even NULL is not in an empty list
+    if op == "not_between":
+        low, high = operands  # a NULL on one side leaves the other
+        below, above = where_true("lt", [low], null), where_true("gt", [high], null)
+        return union((below, above))
+    if len(known) < len(operands):
+        return NOTHING
+    return _compared(op, known).intersect(_not_null(null))
+
+
+def _compared(op: str, operands: Sequence[bytes]) -> Spans:
+    first, last = operands[0], operands[-1]
+    match op:
+        case "eq":
+            return Spans.of(operands)
+        case "ne" | "not_in":
+            return Spans.of(operands).complement()
+        case "lt":
+            return Spans((first,)).complement()
+        case "le":
+            return Spans((_next(first),)).complement()
+        case "gt":
+            return Spans((_next(first),))
+        case "ge":
+            return Spans((first,))
+        case "between":
+            return Spans((first,)).intersect(Spans((_next(last),)).complement())
+        case _:
+            raise ValueError(f"unknown test {op!r}")
+
+
+def _next(data: bytes) -> bytes:
+    """The first bytes after `data`: nothing lies between."""
+    return data + b"\0"
+
+
+def _is_point(start: bytes, end: bytes) -> bool:
+    return end == _next(start)
+
+
+def _not_null(null: bytes) -> Spans:
+    return Spans((_next(null),)) if null == _LOWEST_NULL else Spans.of([null]).complement()

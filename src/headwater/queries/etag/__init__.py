@@ -1,0 +1,1 @@
+"""ETags of rows and of query answers, causality tokens and preconditions."""

@@ -1,0 +1,206 @@
+"""Causality tokens (`vector_clock_v2`): what a reader has seen of each table, and the floors they make for answers.
+
+A token names offsets: its holder has seen every change of that table up to there. Sent back as `min_causality` it is
+a floor: an answer must have seen as much. Tables that a query does not read are not compared. `main.*` stands for all
+tables of a database together: a header that would be too long says that instead, and asks for a little more.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.model.database_name import real_name
+
+FORMAT = "vector_clock_v2"
+FORMATS = (FORMAT, "etag_chain_v1")  # read alike; the first is written
+MAX_DEPS = 1_000
+MAX_HEADER = 2_048  # characters: proxies hold all headers of an answer in 4 or 8 KiB
+WHOLE = "*"  # in place of a table: all of its database
+HINT = 'A token looks like {"format": "vector_clock_v2", "deps": [{"table": "main.users", "v": 3}]}.'
+_MALFORMED = "malformed min_causality"
+
+
+class Dep(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The offset of the last change of one table; or, of a view that is kept, how far its changes were seen.
+
+    We write tables only: a view of the database is seen through to its tables.
+    """
+
+    table: str
+    v: int | None = None
+    view: bool | None = None
+    change_seq: int | None = None
+    stale: bool | None = None
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What it tells of: a name without aliases, of a table or a view."""
+        db, _, name = self.table.partition(".")
+        return f"{real_name(db)}.{name}", bool(self.view)
+
+    @property
+    def seen(self) -> int:
+        """How far."""
+        return (self.change_seq if self.view else self.v) or 0
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a reader of the answer has seen."""
+
+    format: str
+    deps: tuple[Dep, ...] = ()
+
+
+_decoder = msgspec.json.Decoder(Token)
+
+# --- making, reading, writing ----------------------------------------------------------------------------
+
+
+def token(db: str, tables: Mapping[str, int]) -> Token:
+    """The token of a read or write that saw `tables`, each up to the offset of its last change."""
+    return Token(FORMAT, tuple(Dep(f"{db}.{name}", offset) for name, offset in sorted(tables.items())))
+
+
+def check(found: Token) -> Token:
+    """`found` if we can read it."""
+    if found.format not in FORMATS:
+        raise InvalidRequest(f"unsupported causality format {found.format[:40]!r}", hint=HINT)
+    if len(found.deps) > MAX_DEPS or not all(map(_is_whole, found.deps)):
+        raise InvalidRequest(_MALFORMED, hint=HINT)
+    return found
+
+
+def _is_whole(dep: Dep) -> bool:
+    """Whether it says how far, in the one way its kind has."""
+    _, dot, name = dep.table.partition(".")
+    if dep.view:
+        fits = dep.v is None and dep.change_seq is not None and dep.change_seq >= 0
+    else:
+        fits = dep.v is not None and dep.v >= 0 and dep.change_seq is None and dep.stale is None
+    return fits and bool(dot and name)
+
+
+def from_json(body: Any) -> Token:
+    """The token that a request holds as JSON."""
+    try:
+        return check(msgspec.convert(body, Token))
+    except (msgspec.ValidationError, RecursionError):
+        raise InvalidRequest(_MALFORMED, hint=HINT) from None
+
+
+def parse(text: bytes | str) -> Token:
+    """The token written as JSON in `text`."""
+    try:
+        return check(_decoder.decode(text))
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        raise InvalidRequest(_MALFORMED, hint=HINT) from None
+
+
+def to_header(found: Token) -> str:
+    """The base64url form, without padding; where that is too long, of each database as a whole."""
+    text = _base64(found)
+    return text if len(text) <= MAX_HEADER else _base64(whole(found))
+
+
+def _base64(found: Token) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(found)).rstrip(b"=").decode()
+
+
+def whole(found: Token) -> Token:
+    """What is said of the tables of one database, as one floor under all of them: it is met only where theirs are."""
+    most: dict[str, int] = {}
+    for dep in found.deps:
+        if not dep.view:
+            db = real_name(dep.table.partition(".")[0])
+            most[db] = max(dep.seen, most.get(db, 0))
+    views = (dep for dep in found.deps if dep.view)
+    return Token(found.format, (*(Dep(f"{db}.{WHOLE}", seen) for db, seen in sorted(most.items())), *views))
+
+
+def from_header(text: str) -> Token:
+    """The token of a header, padded or not."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidRequest("the causality header is not base64url", hint=HINT) from None
+    return parse(data)
+
+
+# --- comparing -------------------------------------------------------------------------------------------
+
+
+def merge(*tokens: Token) -> Token:
+    """What one who holds all of them has seen: of each table the most."""
+    most: dict[tuple[str, bool], Dep] = {}
+    for dep in _each(tokens):
+        known = most.get(dep.key)
+        if known is None or _newer(dep, known):
+            most[dep.key] = msgspec.structs.replace(dep, table=dep.key[0])
+    return Token(FORMAT, tuple(most[key] for key in sorted(most)))
+
+
+def _each(tokens: Iterable[Token]) -> Iterable[Dep]:
+    return (dep for found in tokens for dep in found.deps)
+
+
+def _newer(dep: Dep, known: Dep) -> bool:
+    """Of two views seen equally far one that says it is stale is believed, so that no order of merging matters."""
+    return (dep.seen, bool(dep.stale), dep.stale is None) > (known.seen, bool(known.stale), known.stale is None)
+
+
+def dominates(a: Token, b: Token) -> bool:
+    """Whether who holds `a` has seen all that `b` tells of."""
+    seen: dict[tuple[str, bool], int] = {}
+    for dep in a.deps:
+        seen[dep.key] = max(dep.seen, seen.get(dep.key, 0))
+    return all(max(seen.get(dep.key, -1), seen.get(_whole_of(dep), -1)) >= dep.seen for dep in b.deps)
+
+
+def _whole_of(dep: Dep) -> tuple[str, bool]:
+    return f"{dep.key[0].partition('.')[0]}.{WHOLE}", bool(dep.view)
+
+
+def floor_of(found: Token, db: str, tables: Collection[str]) -> dict[str, int]:
+    """How far an answer over `tables` of `db` must have seen each of them; those it does not name are left out.
+
+    `WHOLE` is among them where the token speaks of the database as such.
+    """
+    names = {(f"{real_name(db)}.{name}", False): name for name in (*tables, WHOLE)}
+    floor: dict[str, int] = {}
+    for dep in found.deps:
+        name = names.get(dep.key)
+        if name is not None:
+            floor[name] = max(dep.seen, floor.get(name, 0))
+    return floor
+
+
+def lacking(floor: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
+    """The part of `floor` that lies beyond what was `reached`; empty when it holds. More of it may hold in a moment."""
+    return {name: offset for name, offset in floor.items() if offset > reached.get(name, 0)}
+
+
+def demand(floor: Mapping[str, int], reached: Mapping[str, int], *, began: int = 1) -> None:
+    """PreconditionFailed unless `floor` holds. `began` is the first offset of the log's generation.
+
+    A floor of an earlier generation never holds: whether what its holder saw is still there cannot be told. A floor
+    of 0 asks for nothing.
+    """
+    old = sorted(name for name, offset in floor.items() if 0 < offset < began - 1)
+    if old:
+        raise PreconditionFailed(
+            f"what was seen of {old[0]!r} is from before the log began anew",
+            hint="Forget the token and read again without min_causality.",
+        )
+    ahead = lacking(floor, reached)
+    if ahead:
+        name, offset = min(ahead.items())
+        raise PreconditionFailed(
+            f"{name!r} is at {reached.get(name, 0)} here, below the floor {offset}",
+            hint="Ask again in a moment; the change is not here yet, or the token is from another database.",
+        )

@@ -1,0 +1,1 @@
+"""Patches: the difference between two answers of a query."""

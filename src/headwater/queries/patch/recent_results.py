@@ -1,0 +1,93 @@
+"""Results: the last answers of the queries in use, kept by tag so that the next ones can be sent as patches."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from headwater.queries.etag.row_etag import opaque
+from headwater.queries.patch.patch import Answer
+
+PER_INSTANCE = 4
+MAX_BYTES = 64 * 2**20
+
+
+class Results:
+    """Answers by instance and tag, within a bound of bytes; whatever was not used for longest goes first.
+
+    From any thread. A tag that was seen over two different contents names neither: no patch is made from it.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES, per_instance: int = PER_INSTANCE) -> None:
+        self._max_bytes, self._per_instance = max_bytes, per_instance
+        self._kept: OrderedDict[tuple[str, str], Answer | None] = OrderedDict()
+        self._tags: dict[str, list[str]] = {}  # oldest first
+        self._bytes = 0
+        self._lock = threading.Lock()
+
+    @property
+    def bytes(self) -> int:
+        """How much is kept."""
+        return self._bytes
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, instance: str, answer: Answer) -> None:
+        """Remember `answer` under its tag."""
+        tag = opaque(answer.tag)
+        with self._lock:
+            if (instance, tag) in self._kept:
+                self._seen_again(instance, tag, answer)
+            elif answer.size <= self._max_bytes:
+                self._kept[instance, tag] = answer
+                self._tags.setdefault(instance, []).append(tag)
+                self._bytes += answer.size
+                self._shrink(instance)
+
+    def find(self, instance: str, tag: str, content_hash: str | None = None) -> Answer | None:
+        """The answer that `tag` names, for sure; with `content_hash` only if it has that one too."""
+        place = (instance, opaque(tag))
+        with self._lock:
+            answer = self._kept.get(place)
+            if answer is None or (content_hash is not None and answer.hash != content_hash):
+                return None
+            self._kept.move_to_end(place)
+            return answer
+
+    def latest(self, instance: str) -> Answer | None:
+        """The newest answer of `instance`: what most rows of the next one are likely to be like."""
+        with self._lock:
+            tags = self._tags.get(instance)
+            return self._kept[instance, tags[-1]] if tags else None
+
+    def forget(self, instance: str) -> None:
+        """Nobody asks for `instance` any more, or it is another query now."""
+        with self._lock:
+            for tag in list(self._tags.get(instance, ())):
+                self._drop(instance, tag)
+
+    def _seen_again(self, instance: str, tag: str, answer: Answer) -> None:
+        kept = self._kept[instance, tag]
+        if kept is not None and not _is_same(kept, answer):
+            self._bytes -= kept.size
+            self._kept[instance, tag] = None
+        self._kept.move_to_end((instance, tag))
+
+    def _shrink(self, instance: str) -> None:
+        while len(self._tags[instance]) > self._per_instance:
+            self._drop(instance, self._tags[instance][0])
+        while self._bytes > self._max_bytes:
+            self._drop(*next(iter(self._kept)))
+
+    def _drop(self, instance: str, tag: str) -> None:
+        answer = self._kept.pop((instance, tag))
+        self._bytes -= 0 if answer is None else answer.size
+        tags = self._tags[instance]
+        tags.remove(tag)
+        if not tags:
+            del self._tags[instance]
+
+
+def _is_same(one: Answer, other: Answer) -> bool:
+    return one.hash == other.hash and one.columns == other.columns and one.form == other.form

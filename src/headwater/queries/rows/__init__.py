@@ -1,0 +1,1 @@
+"""Rows by key or condition, and a row as an HTTP resource."""

@@ -1,0 +1,197 @@
+"""Rows by key or condition: get, insert, update, delete. A statement does all it says, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotFound
+from headwater.model.database_name import real_name
+from headwater.model.literal import Value
+from headwater.model.predicate import Col, Expr, children, key_is
+from headwater.model.principal import Principal
+from headwater.model.suggestion import nearest
+from headwater.model.table import Key, Row, Table
+from headwater.queries.databases import Databases
+from headwater.queries.etag.causality import Token
+from headwater.queries.etag.row_etag import demand, row_etag
+from headwater.queries.missing_names import no_row
+from headwater.queries.rows.column_values import check_columns, check_key, check_values, column_of
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.transactions import Transactions
+from headwater.sources.source import Session
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A table of a database; no database is `main`, or that of the transaction."""
+
+    table: str
+    db: str | None = None
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One row, and its tag unless it was read inside a transaction."""
+
+    table: Table
+    row: Row
+    etag: str | None = None
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What a write did. `etag` is the new tag of the one row that an expected tag named."""
+
+    affected: int
+    last_insert_id: int = 0
+    columns: tuple[str, ...] = ()
+    returning: tuple[Row, ...] | None = None
+    etag: str | None = None
+    causality: Token | None = None
+
+
+class Rows:
+    """The data API of every database."""
+
+    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+        self._databases = databases
+        self._transactions = transactions
+
+    def get(
+        self, principal: Principal, place: Place, key: Sequence[Value], *, tx: str | None = None
+    ) -> Found | Pending[Found]:
+        """The row whose primary key is `key`; NotFound if there is none."""
+        if tx is not None:
+            return self._transactions.inside(
+                principal, tx, place.db, lambda db, session: _select(principal, db, session, place, key)
+            )
+        db = real_name(place.db)
+        principal.check(db, [place.table])
+        source = self._databases.get(db)
+        tables = source.describe()
+        if place.table not in tables:
+            raise NotFound(f"there is no table {place.table!r}", hint=nearest(place.table, principal.seen(db, tables)))
+        table, row, _ = source.get(place.table, check_key(tables[place.table], key))
+        return Found(table, _there(table, row), row_etag(db, table, _there(table, row)))
+
+    def insert(
+        self,
+        principal: Principal,
+        place: Place,
+        rows: Sequence[Mapping[str, Value]],
+        *,
+        returning: Sequence[str] | None = None,
+        tx: str | None = None,
+    ) -> Pending[Stored]:
+        """Insert every row or none."""
+        if not rows:
+            raise InvalidRequest("`rows` is empty", hint="Send at least one row.")
+
+        def work(_: str, session: Session) -> Stored:
+            table = session.describe(place.table)
+            columns = check_columns(table, returning or ())
+            checked = [check_values(table, row) for row in rows]
+            result, stored = session.insert(place.table, checked, returning=returning is not None)
+            back = None if returning is None else tuple(_pick(table, row, columns) for row in stored)
+            return Stored(result.affected, result.last_insert_id, columns, back)
+
+        return self._write(principal, place, tx, work)
+
+    def update(
+        self,
+        principal: Principal,
+        place: Place,
+        where: Expr,
+        values: Mapping[str, Value],
+        *,
+        limit: int | None = None,
+        if_match: str | None = None,
+        tx: str | None = None,
+    ) -> Pending[Stored]:
+        """Set `values` on the rows that match; with a tag, on the one row it names."""
+        if not values:
+            raise InvalidRequest("`set` is empty", hint="Name at least one column to set.")
+
+        def work(db: str, session: Session) -> Stored:
+            table = session.describe(place.table)
+            _check_where(table, where)
+            found = check_values(table, values)
+            key = None if if_match is None else _tagged(session, db, table, where, if_match)
+            affected = session.update(place.table, where, found, limit).affected
+            tag = None if key is None or not affected else _new_tag(session, db, table, key, found)
+            return Stored(affected, etag=tag)
+
+        return self._write(principal, place, tx, work)
+
+    def delete(
+        self,
+        principal: Principal,
+        place: Place,
+        where: Expr,
+        *,
+        limit: int | None = None,
+        if_match: str | None = None,
+        tx: str | None = None,
+    ) -> Pending[Stored]:
+        """Delete the rows that match; with a tag, the one row it names."""
+
+        def work(db: str, session: Session) -> Stored:
+            table = session.describe(place.table)
+            _check_where(table, where)
+            if if_match is not None:
+                _tagged(session, db, table, where, if_match)
+            return Stored(session.delete(place.table, where, limit).affected)
+
+        return self._write(principal, place, tx, work)
+
+    def _write(
+        self, principal: Principal, place: Place, tx: str | None, work: Callable[[str, Session], Stored]
+    ) -> Pending[Stored]:
+        def checked(db: str, session: Session) -> Stored:
+            principal.check(db, [place.table])
+            return work(db, session)
+
+        def finish(stored: Stored, seen: Token | None) -> Stored:
+            # A tag is a promise about committed rows: inside a transaction there is none.
+            tag = stored.etag if seen is not None else None
+            return msgspec.structs.replace(stored, etag=tag, causality=seen)
+
+        return self._transactions.write(principal, place.db, tx, checked, finish)
+
+
+def _select(principal: Principal, db: str, session: Session, place: Place, key: Sequence[Value]) -> Found:
+    principal.check(db, [place.table])
+    table = session.describe(place.table)
+    rows = session.select(place.table, key_is(table, check_key(table, key)), 1)
+    return Found(table, _there(table, rows[0] if rows else None))
+
+
+def _there(table: Table, row: Row | None) -> Row:
+    if row is None:
+        raise no_row(table)
+    return row
+
+
+def _pick(table: Table, row: Row, columns: Sequence[str]) -> Row:
+    return tuple(row[table.index[name]] for name in columns)
+
+
+def _check_where(table: Table, where: Expr) -> None:
+    if isinstance(where, Col):
+        if where.table not in (None, table.name):
+            raise InvalidRequest(f"`where` names table {where.table!r}; here it can only be {table.name!r}")
+        column_of(table, where.name)
+    for inner in children(where):
+        _check_where(table, inner)
+
+
+def _tagged(session: Session, db: str, table: Table, where: Expr, expected: str) -> Key:
+    rows = session.select(table.name, where, 2)
+    demand(expected, db, table, rows)
+    return table.key_of(rows[0])
+
+
+def _new_tag(session: Session, db: str, table: Table, key: Key, values: Mapping[str, Value]) -> str | None:
+    """The tag after the update, which may have changed the key itself; None if a trigger moved the row."""
+    now = tuple(values.get(name, part) for name, part in zip(table.key, key, strict=True))
+    rows = session.select(table.name, key_is(table, now), 1)
+    return row_etag(db, table, rows[0]) if rows else None

@@ -1,0 +1,1 @@
+"""SQL statements, transactions and schema changes of callers."""

@@ -1,0 +1,100 @@
+"""Databases and tables: create, drop, list, describe."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import Conflict, InvalidRequest, NotFound
+from headwater.model.database_name import MAIN, check_new_name, real_name
+from headwater.model.principal import Principal
+from headwater.model.suggestion import nearest
+from headwater.model.table import Table
+from headwater.queries.databases import Databases
+from headwater.queries.etag.causality import Token
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.transactions import Transactions
+from headwater.sources.source import Session
+
+
+class Done(msgspec.Struct, frozen=True):
+    """A change of the schema. `changed` is False when it was so already."""
+
+    changed: bool
+    causality: Token | None = None
+
+
+class Schema:
+    """The shape of the databases of this server."""
+
+    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+        self._databases = databases
+        self._transactions = transactions
+
+    def create_database(self, principal: Principal, db: str) -> Done:
+        """Create an embedded database."""
+        name = check_new_name(db)
+        principal.check(name)
+        if not self._databases.create(name):
+            raise Conflict(f"database {name!r} exists", hint="Use it, or choose another name.")
+        return Done(True)
+
+    def drop_database(self, principal: Principal, db: str) -> Done:
+        """Delete an embedded database with everything in it."""
+        name = real_name(db)
+        principal.check(name)
+        if name == MAIN:
+            raise InvalidRequest(f"database {MAIN!r} cannot be dropped", hint="Drop its tables instead.")
+        self._transactions.abandon(name)
+        if not self._databases.drop(name):
+            raise NotFound(f"there is no database {name!r}", hint=nearest(name, self.list_databases(principal)))
+        return Done(True)
+
+    def list_databases(self, principal: Principal) -> list[str]:
+        """The names of all databases, as far as they are its business."""
+        return [name for name in self._databases.names() if principal.sees(name)]
+
+    def list_tables(self, principal: Principal, db: str | None = None) -> list[str]:
+        """The names of the tables of one database."""
+        name = real_name(db)
+        principal.glimpse(name)
+        mine = principal.tables(name)
+        return sorted(table for table in self._databases.get(name).describe() if mine is None or table in mine)
+
+    def describe_table(self, principal: Principal, db: str | None, table: str) -> Table:
+        """The shape of one table."""
+        name = real_name(db)
+        principal.check(name, [table])
+        tables = self._databases.get(name).describe()
+        if table not in tables:
+            raise NotFound(f"there is no table {table!r}", hint=nearest(table, principal.seen(name, tables)))
+        return tables[table]
+
+    def create_table(
+        self, principal: Principal, db: str | None, table: Table, *, if_not_exists: bool = False
+    ) -> Pending[Done]:
+        """Create `table`; the database too, if it is new."""
+        name = real_name(db)
+        principal.check(name)
+        made = name not in self._databases.names() and self._databases.create(check_new_name(name))
+
+        def work(_: str, session: Session) -> bool:
+            return session.create_table(table, if_not_exists=if_not_exists)
+
+        pending = self._transactions.write(principal, name, None, work, Done)
+        if made:
+            self._settle(pending, name)
+        return pending
+
+    def drop_table(self, principal: Principal, db: str | None, table: str, *, if_exists: bool = False) -> Pending[Done]:
+        """Drop `table` with its rows."""
+        principal.check(real_name(db))
+
+        def work(_: str, session: Session) -> bool:
+            return session.drop_table(table, if_exists=if_exists)
+
+        return self._transactions.write(principal, db, None, work, Done)
+
+    def _settle(self, pending: Pending[Done], name: str) -> None:
+        """A database made for a table that was then refused goes again: a failed request changes nothing."""
+        if pending.future.exception() is not None and not self._databases.get(name).describe():
+            self._databases.drop(name)

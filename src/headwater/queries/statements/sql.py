@@ -1,0 +1,145 @@
+"""One SQL statement as the caller wrote it: read or written, in its own transaction or in an open one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from headwater.errors import Busy, InvalidRequest, NotSupported
+from headwater.model.database_name import real_name
+from headwater.model.literal import UNAVAILABLE
+from headwater.model.principal import Principal
+from headwater.model.table import Row
+from headwater.queries.databases import Databases
+from headwater.queries.dependencies.instances import named_args
+from headwater.queries.etag.causality import Token
+from headwater.queries.missing_names import no_table
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.transactions import Transactions
+from headwater.sources.source import Args, Result, Session, Source
+
+TRIES = 3  # to run a statement while the schema changes
+FORMATS = ("rows_json", "objects_json")
+OTHER_FORMATS = frozenset({"skeinpack_v1", "wasm_batch_v1"})
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The rows of a statement, and what it wrote."""
+
+    columns: tuple[str, ...] = ()
+    rows: tuple[Row, ...] = ()
+    affected: int = 0
+    last_insert_id: int = 0
+    truncated: bool = False  # there were more rows than one answer holds
+    causality: Token | None = None
+
+
+class Statement:
+    """Runs statements; whether one writes is asked of the source, never read from its text."""
+
+    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+        self._databases = databases
+        self._transactions = transactions
+
+    def execute(
+        self,
+        principal: Principal,
+        sql: str,
+        args: Args = (),
+        *,
+        db: str | None = None,
+        tx: str | None = None,
+        named: bool = False,
+        reads: bool = False,
+    ) -> Outcome | Pending[Outcome]:
+        """Run one statement. `named` demands that no two columns of its rows share a name, `reads` that it only
+        reads."""
+        _check_text(sql)
+        _check_args(args)
+        if tx is None:
+            name = real_name(db)
+            principal.glimpse(name)
+            source = self._databases.get(name)
+            source.check_sql(principal.role)
+            if principal.tables(name) is not None:
+                return _outcome(_read_in_scope(principal, name, source, sql, args), None, named)
+            try:
+                source.check_sql(principal.role, sql, args)
+                if source.is_read_only(sql, args, role=principal.role):
+                    read = source.read(sql, args, role=principal.role)
+                    return _outcome(Result(read.columns, read.rows, truncated=read.truncated), None, named)
+            except InvalidRequest as error:
+                if error.missing_table:
+                    raise no_table(error, principal, name, source.describe()) from None
+                raise
+
+        else:
+            held = self._transactions.check(principal, tx, db)
+            principal.check(held)  # before the statement is parsed: its errors would show which tables exist
+            self._databases.get(held).check_sql(principal.role, sql, args)
+
+        def work(name: str, session: Session) -> Result:
+            principal.check(name)  # what a statement writes is not known beforehand
+            if reads and not session.is_read_only(sql):
+                raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec to write.")
+            result = session.execute(sql, args)
+            _check(result, named)
+            return result
+
+        return self._transactions.write(principal, db, tx, work, lambda result, seen: _outcome(result, seen, named))
+
+
+def _read_in_scope(principal: Principal, db: str, source: Source, sql: str, args: Args) -> Result:
+    """Run a SELECT of a caller held to tables: exactly the text that was analysed, with the login that analysed it.
+
+    Forbidden, in the same words, for a statement that writes, that is no SELECT, or that reads other tables.
+    """
+    for _ in range(TRIES):
+        with principal.understanding(db):
+            source.check_sql(principal.role, sql, args)
+            analysis = source.analyse(sql)
+            principal.check_reads(db, analysis)
+        read = source.answer(analysis, named_args(analysis.parameters, args))
+        if read is not None:
+            return Result(read.columns, read.rows, truncated=read.truncated)
+    raise Busy("the schema is being changed", hint="Try again in a moment.")
+
+
+def check_format(name: str | None) -> bool:
+    """Whether the rows of an answer are objects; NotSupported or InvalidRequest for other formats."""
+    if name in OTHER_FORMATS:
+        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(FORMATS)}.")
+    if name is not None and name not in FORMATS:
+        raise InvalidRequest(f"unknown result_format {name!r}", hint=f"Use one of {', '.join(FORMATS)}.")
+    return name == "objects_json"
+
+
+def _outcome(result: Result, seen: Token | None, named: bool) -> Outcome:
+    _check(result, named)
+    return Outcome(result.columns, result.rows, result.affected, result.last_insert_id, result.truncated, seen)
+
+
+def _check(result: Result, named: bool) -> None:
+    """Inside the transaction, so that a refused answer is also a statement that never happened."""
+    twice = [name for name, count in Counter(result.columns).items() if count > 1] if named else []
+    if twice:
+        raise InvalidRequest(
+            f"two columns are called {twice[0]!r}; an object can hold only one",
+            hint='Give them different names with AS, or ask for "rows_json".',
+        )
+
+
+def _check_text(sql: str) -> None:
+    try:
+        sql.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the statement is not valid Unicode") from None
+    if "\0" in sql:
+        raise InvalidRequest("the statement holds a NUL character", hint="Bind it as an argument.")
+
+
+def _check_args(args: Args) -> None:
+    for value in args.values() if isinstance(args, dict) else args:
+        if value is UNAVAILABLE:
+            raise InvalidRequest("an argument cannot be of tag `unavailable`")

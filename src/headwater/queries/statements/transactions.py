@@ -1,0 +1,251 @@
+"""Open transactions and who holds them; also the one door by which a write reaches its database."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TypeVar
+
+import msgspec
+
+from headwater.errors import Busy, InvalidRequest, NotFound, TxExpired
+from headwater.model.database_name import real_name
+from headwater.model.principal import OWNER, Principal
+from headwater.queries.databases import Databases
+from headwater.queries.etag.causality import Token, token
+from headwater.queries.statements.pending_answer import Pending
+from headwater.sources.source import Session, Tx, Work, Written
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+MAX_OPEN = 64  # over all principals: each may hold a connection or the writer
+SHARE_OF_CALLER = 4  # who is no owner holds at most a fourth of them,
+SHARE_OF_DATABASE = 2  # and all of those on one database together a half
+MAX_IDLE_SECONDS = 60.0  # a transaction nobody used for so long is rolled back when room is needed
+MAX_EXPIRED = 1_000  # how many that ended by themselves are remembered, to say so rather than `not_found`
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A transaction was opened."""
+
+    tx: str
+    db: str
+    read_only: bool
+
+
+class Finished(msgspec.Struct, frozen=True):
+    """A transaction is over."""
+
+    tx: str
+    status: str
+    causality: Token | None = None
+
+
+class _Open:
+    """One open transaction. `used` is guarded by the registry's lock."""
+
+    __slots__ = ("db", "owner", "tx", "used")
+
+    def __init__(self, tx: Tx, db: str, owner: Principal, used: float) -> None:
+        self.tx, self.db, self.owner, self.used = tx, db, owner, used
+
+
+class _Expired(msgspec.Struct, frozen=True):
+    """One that ended, and not because its owner said so."""
+
+    db: str
+    owner: Principal
+
+
+class Transactions:
+    """The registry of open transactions: bounded, and each usable only by the principal that began it."""
+
+    def __init__(
+        self, databases: Databases, *, most: int = MAX_OPEN, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._databases = databases
+        self._most = most
+        self._clock = clock
+        self._lock = threading.Lock()  # guards all below
+        self._open: dict[str, _Open] = {}
+        self._beginning: list[tuple[Principal, str]] = []  # for whom, and on which database, one is being opened
+        self._expired: dict[str, _Expired] = {}  # the oldest first
+
+    def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
+        """Open a transaction on one database."""
+        name = real_name(db)
+        principal.glimpse(name)
+        source = self._databases.get(name)
+        self._roll_back(self._is_forgotten)
+        self._reserve(principal, name)
+        try:
+            tx = source.begin(read_only=read_only, role=principal.role)
+            with self._lock:
+                self._open[tx.id] = _Open(tx, name, principal, self._clock())
+        finally:
+            with self._lock:
+                self._beginning.remove((principal, name))
+        return Begun(tx.id, name, read_only)
+
+    def commit(self, principal: Principal, tx: str) -> Pending[Finished]:
+        """Make it durable."""
+        held = self._take(principal, tx)
+
+        def finish(written: Written[None]) -> Finished:
+            return Finished(tx, "committed", _visible_token(principal, held.db, written.tables))
+
+        return Pending(held.tx.commit(), finish)
+
+    def rollback(self, principal: Principal, tx: str) -> Pending[Finished]:
+        """Forget it."""
+        held = self._take(principal, tx)
+        return Pending(held.tx.rollback(), lambda _: Finished(tx, "rolled_back"))
+
+    def write(
+        self,
+        principal: Principal,
+        db: str | None,
+        tx: str | None,
+        work: Callable[[str, Session], T],
+        finish: Callable[[T, Token | None], A],
+        *,
+        as_owner: bool = False,
+    ) -> Pending[A]:
+        """Run `work` (given the database's name) in the open transaction `tx`, or in one of its own.
+
+        `finish` gets the causality token, which only a write that is committed has. `as_owner` runs `work` with the
+        rights of owners, for work that contains no SQL from the caller.
+        """
+        if tx is not None:
+            held = self._use(principal, tx, db)
+            future = self._run(held, lambda session: work(held.db, session))
+            return Pending(future, lambda value: finish(value, None))
+        name = real_name(db)
+        principal.glimpse(name)
+        role = OWNER if as_owner else principal.role
+        written = self._databases.get(name).write(lambda session: work(name, session), role=role, caller=principal.name)
+        return Pending(written, lambda done: finish(done.value, _visible_token(principal, name, done.tables)))
+
+    def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:
+        """Read in the open transaction `tx`."""
+        held = self._use(principal, tx, db)
+        return Pending(self._run(held, lambda session: work(held.db, session)), lambda value: value)
+
+    def check(self, principal: Principal, tx: str, db: str | None) -> str:
+        """Return the database of an open transaction of this caller; raise NotFound, TxExpired, InvalidRequest."""
+        return self._use(principal, tx, db).db
+
+    def database_of(self, tx: str) -> str | None:
+        """The database of an open transaction; None if there is none of that name."""
+        found = self._open.get(tx)
+        return None if found is None else found.db
+
+    def abandon(self, db: str) -> None:
+        """Roll back whatever is open on `db`: it is about to go away."""
+        self._roll_back(lambda held: held.db == db)
+        with self._lock:  # nobody should try again there
+            self._expired = {tx: found for tx, found in self._expired.items() if found.db != db}
+
+    def close(self) -> None:
+        """Roll back whatever is still open."""
+        self._roll_back(lambda _: True)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return sum(not held.tx.is_over for held in self._open.values())
+
+    def _run(self, held: _Open, work: Work[T]) -> Future[T]:
+        future = held.tx.run(work)
+        future.add_done_callback(lambda done: self._forget_if_over(held, done))
+        return future
+
+    def _forget_if_over(self, held: _Open, done: Future[T]) -> None:
+        if not done.cancelled() and isinstance(done.exception(), TxExpired):
+            with self._lock:
+                self._expire(held)
+
+    def _expire(self, held: _Open) -> None:
+        """It ended, and not because its owner said so. The lock is held."""
+        if self._open.pop(held.tx.id, None) is None:  # its owner ended it meanwhile
+            return
+        self._expired[held.tx.id] = _Expired(held.db, held.owner)
+        if len(self._expired) > MAX_EXPIRED:
+            del self._expired[next(iter(self._expired))]
+
+    def _find(self, principal: Principal, tx: str) -> _Open:
+        held = self._open.get(tx)
+        expired = self._expired.get(tx)
+        if expired is not None and expired.owner == principal:
+            raise TxExpired("the transaction is over: expired")
+        if held is None or held.owner != principal:
+            raise NotFound(
+                f"there is no open transaction {tx!r}",
+                hint="It was committed, rolled back, has expired, or belongs to another principal.",
+            )
+        return held
+
+    def _use(self, principal: Principal, tx: str, db: str | None) -> _Open:
+        with self._lock:
+            held = self._find(principal, tx)
+            if db is not None and real_name(db) != held.db:
+                raise InvalidRequest(
+                    f"transaction {tx!r} is on database {held.db!r}, not {real_name(db)!r}",
+                    hint="A transaction is bound to one database.",
+                )
+            held.used = self._clock()
+        return held
+
+    def _take(self, principal: Principal, tx: str) -> _Open:
+        with self._lock:
+            held = self._find(principal, tx)
+            del self._open[tx]
+        return held
+
+    def _roll_back(self, doomed: Callable[[_Open], bool]) -> None:
+        with self._lock:
+            left = [held for held in self._open.values() if doomed(held)]
+            for held in left:
+                self._expire(held)
+        for held in left:
+            held.tx.rollback()
+
+    def _is_forgotten(self, held: _Open) -> bool:
+        """Ended by itself, or, when room is needed, not used for long."""
+        full = len(self._open) + len(self._beginning) >= self._most
+        return held.tx.is_over or (full and held.used < self._clock() - MAX_IDLE_SECONDS)
+
+    def _reserve(self, principal: Principal, db: str) -> None:
+        with self._lock:
+            taken = [*self._beginning, *((held.owner, held.db) for held in self._open.values())]
+            if len(taken) >= self._most:
+                raise Busy(f"{self._most} transactions are open already")
+            if principal.role != OWNER:
+                callers = [(each.name, on) for each, on in taken if each.role != OWNER]
+                mine = sum(name == principal.name for name, _ in callers)
+                here = sum(on == db for _, on in callers)
+                if mine >= max(self._most // SHARE_OF_CALLER, 1):
+                    raise Busy(f"{mine} of your transactions are open already", hint="End them first.")
+                if here >= max(self._most // SHARE_OF_DATABASE, 1):
+                    raise Busy(f"{here} transactions are open on this database already")
+            self._beginning.append((principal, db))
+
+
+def _visible_token(principal: Principal, db: str, tables: Mapping[str, int]) -> Token:
+    """Return the causality token of a write, without the tables outside the scopes of its caller.
+
+    Triggers and foreign keys write to those too, and the token would contain their names.
+    """
+    return token(db, {table: tables[table] for table in principal.seen(db, tables)})
+
+
+def one_tx(tx: str | None, tx_id: str | None) -> str:
+    """The transaction a request names, by either name."""
+    if tx is not None and tx_id is not None and tx != tx_id:
+        raise InvalidRequest("`tx` and `tx_id` name different transactions", hint="Send one of them.")
+    found = tx if tx is not None else tx_id
+    if found is None:
+        raise InvalidRequest("`tx_id` is missing", hint="Send the `tx_id` that tx.begin returned.")
+    return found

@@ -1,0 +1,1 @@
+"""Change feeds of key spans."""

@@ -1,0 +1,296 @@
+"""A change feed: what happened to spans of keys after a time, then as it happens, and what will not come any more.
+
+base ──> catch-up from the log, under a budget ──> steady ──> durable changes as they come
+                      checkpoints on the way, by the clock, and a last one before the end
+
+Only what is durable is told: then a change has one time, whatever happens to the server.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
+from headwater.log.live.live_log import LiveLog
+from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
+from headwater.ranges.changefeed.catch_up_limits import Catchups
+from headwater.ranges.changefeed.watched_spans import Spans, Stop, Told, Watched, weight
+from headwater.ranges.database import Database
+from headwater.ranges.pull.durable_wait import Waiting
+from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, gone
+
+SKEW_MS = 60_000  # how far the clock of a client may be ahead of ours
+SCAN = 16_384  # changes looked at for one page
+PAGE, PAGE_BYTES = 1_000, 256 << 10  # what one page holds, about
+INLINE = 64  # changes that may be read, and checkpoints that may be made, in the loop
+CREATED = "created"  # why a first generation began
+SLOW, STOPPING = "SLOW_CONSUMER", "SERVER_STOPPING"
+
+
+class Base(NamedTuple):
+    """Where to begin: after a time, or an offset, of a generation if it is known; none: now."""
+
+    ts: Timestamp | None = None
+    offset: int | None = None
+    generation: str = ""
+
+
+class Steady(NamedTuple):
+    """The catch-up is over."""
+
+    offset: int
+    generation: str
+
+
+class Checkpoint(NamedTuple):
+    """Nothing at or below `ts` comes any more, of a span or of all."""
+
+    watched: Watched | None
+    ts: Timestamp
+    offset: int
+    generation: str
+
+
+Event = Told | Steady | Checkpoint
+
+
+def threshold(log: LiveLog) -> Timestamp:
+    """The oldest time after which every change is surely there."""
+    horizon = log.horizon
+    is_whole = horizon == log.generation_first
+    if is_whole and log.generation_reason == CREATED:
+        return 0
+    kept = log.read(after=log.first_whole(horizon) - 1, limit=1)
+    oldest = kept[0].ts - 1 if kept else log.clock_ceiling
+    # A time just before the first of a later generation may be one of the history that ended there.
+    return oldest + 1 if is_whole else oldest
+
+
+def begin(log: LiveLog, base: Base, *, now_ms: Callable[[], int] = wall_ms) -> int:
+    """The offset after which a feed begins.
+
+    OffsetExpired, with the threshold, where changes of it may be gone; InvalidRequest in the future.
+    """
+    if base.generation and base.generation != log.generation:
+        words = f"the log is of generation {log.generation}, not {base.generation[:40]!r}"
+        raise lost(log, log.latest, LOG_GENERATION_CHANGED, words)
+    if base.offset is not None:
+        if base.offset > log.latest:
+            raise InvalidRequest(
+                f"base_offset {base.offset} lies beyond the latest offset {log.latest}",
+                hint="Offsets are given out by this server; leave it out to begin now.",
+            )
+        if base.offset + 1 < log.generation_first:
+            words = (
+                f"offset {base.offset} is of an earlier generation: {log.generation} begins at {log.generation_first}"
+            )
+            raise lost(log, base.offset, LOG_GENERATION_CHANGED, words)
+        if base.offset + 1 < log.horizon:
+            raise lost(log, base.offset, WAL_HORIZON_EXCEEDED)
+        return base.offset
+    if base.ts is None:
+        return log.latest
+    if ts_ms(base.ts) > now_ms() + SKEW_MS and base.ts > log.clock_ceiling:
+        raise InvalidRequest(
+            f"the base {ts_text(base.ts)} lies in the future",
+            hint="Times are milliseconds since 1970; leave the base out to begin now.",
+        )
+    whole = base.generation and log.horizon == log.generation_first
+    if not whole and base.ts < threshold(log):
+        raise lost(log, log.horizon - 2, WAL_HORIZON_EXCEEDED)
+    return min(log.offset_at(base.ts), log.durable)
+
+
+def lost(log: LiveLog, after: int, reason: str, message: str = "") -> OffsetExpired:
+    """Changes after `after` cannot be had."""
+    error = gone(after, log.horizon, log.latest, reason, message)
+    error.extra["threshold"] = ts_text(threshold(log))
+    return error
+
+
+def resolved(log: LiveLog, cursor: int, last: Timestamp) -> Timestamp:
+    """A time at or below which nothing comes after `cursor`; `last` is that of a transaction which ends there, or 0."""
+    closed, at = log.closed  # before the look at what follows: what is staged after it has a later time
+    following = log.read(after=cursor, limit=1)
+    if following:
+        return following[0].ts - 1
+    return max(closed if at <= cursor else 0, last)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often checkpoints are told, and how long a reader may be behind; in seconds."""
+
+    checkpoints: float
+    patience: float
+    only_resolved: bool = False
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """What all feeds of a server share."""
+
+    waiting: Waiting
+    catchups: Catchups
+    run: Callable[..., Awaitable[Any]]  # runs a blocking call in a thread
+    is_stopping: Callable[[], bool]
+
+
+class ChangeFeed:
+    """One open feed; `make` turns an event into what goes out. Belongs to one task."""
+
+    def __init__(
+        self,
+        database: Database,
+        is_there: Callable[[], bool],
+        spans: Spans,
+        cursor: int,
+        floor: Timestamp,
+        pace: Pace,
+        rooms: Rooms,
+        make: Callable[[Event], Any],
+    ) -> None:
+        self._log, self._is_there, self._spans = database.log, is_there, spans
+        self.cursor, self._floor, self._pace, self._rooms, self._make = cursor, floor, pace, rooms, make
+        self.generation = database.log.generation
+        self._last = 0  # the time of the transaction that ends at the cursor
+        self._promised = 0  # the newest checkpoint
+        self._due_at = time.monotonic() + pace.checkpoints
+        self._behind_since: float | None = None
+        self.look: Callable[[], Awaitable[None]] | None = None  # before each checkpoint; raises to end the feed
+
+    async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:
+        """What there is to tell, until it fails."""
+        target = self._log.durable
+        if self.cursor < target:
+            async with self._rooms.catchups.place(who, target - self.cursor):
+                while self.cursor < target:
+                    yield await self._page(target)
+                    if due := await self._due():  # after it: where this fails, the page was told
+                        yield due
+        yield [self._make(Steady(self.cursor, self.generation)), *self.checkpoints()]
+        while True:
+            self._check()
+            upto = self._log.durable
+            if self.cursor < upto:
+                yield await self._page(upto)
+                self._check_pace(upto)
+            else:
+                self._behind_since = None
+            if due := await self._due():
+                yield due
+            if self.cursor >= self._log.durable:
+                left = max(self._due_at - time.monotonic(), 0.001)
+                await self._rooms.waiting.beyond(self._log, self.cursor, left, self._goes_on)
+
+    def checkpoints(self) -> list[Any]:
+        """What can be promised at the cursor: nothing where that is not known."""
+        try:
+            found = resolved(self._log, self.cursor, self._last)
+        except HeadwaterError:  # the log went away under it: what was promised holds
+            found = 0
+        self._promised = max(self._promised, found)
+        self._due_at = time.monotonic() + self._pace.checkpoints
+        if not self._promised:
+            return []
+        spans: list[Watched | None] = [] if self._pace.only_resolved else [*self._spans.watched]
+        return [self._make(Checkpoint(each, self._promised, self.cursor, self.generation)) for each in [*spans, None]]
+
+    @property
+    def promised(self) -> Timestamp:
+        """The newest checkpoint that was told; 0 before the first."""
+        return self._promised
+
+    async def _due(self) -> list[Any]:
+        if time.monotonic() < self._due_at:
+            return []
+        if self.look is not None:
+            await self.look()
+        few = self._pace.only_resolved or len(self._spans.watched) <= INLINE
+        if few and self._log.recent(self.cursor, self.cursor + 1) is not None:
+            return self.checkpoints()
+        found: list[Any] = await self._rooms.run(self.checkpoints)
+        return found
+
+    def _goes_on(self) -> bool:
+        return self._log.generation == self.generation and self._is_there() and not self._rooms.is_stopping()
+
+    def _check(self) -> None:
+        """Whether it can go on."""
+        if self._rooms.is_stopping():
+            raise Unavailable("the server is stopping", hint="Connect again in a moment.", reason=STOPPING)
+        if not self._is_there():
+            raise NotFound("the database is gone")
+        if self._log.generation != self.generation:
+            words = f"the log began generation {self._log.generation}, and this feed is of {self.generation}"
+            raise lost(self._log, self.cursor, LOG_GENERATION_CHANGED, words)
+
+    def _check_pace(self, upto: int) -> None:
+        """Who takes each page as far as the log went when it was read keeps up, however busy the log is."""
+        now = time.monotonic()
+        if self.cursor >= upto:
+            self._behind_since = None
+        elif self._behind_since is None:
+            self._behind_since = now
+        elif now - self._behind_since > self._pace.patience:
+            raise slow()
+
+    async def _page(self, upto: int) -> list[Any]:
+        self._check()
+        if self.cursor + 1 < self._log.horizon:
+            raise lost(self._log, self.cursor, WAL_HORIZON_EXCEEDED)
+        if upto - self.cursor <= INLINE and self._log.recent(self.cursor, upto) is not None:
+            told = self._read(upto)
+        else:
+            told = await self._rooms.run(self._read, upto)
+        if isinstance(told, HeadwaterError):
+            raise told
+        return list(told)
+
+    def _read(self, upto: int) -> list[Any] | HeadwaterError:
+        """What a page holds, made ready to go out; an error where nothing comes before it.
+
+        The cursor moves past what is told or is nobody's business, never further: a checkpoint may follow an error.
+        """
+        found: list[Any] = []
+        try:
+            return self._gather(found, upto)
+        except HeadwaterError:
+            if found:
+                return found  # the next page fails, if it still does
+            raise
+
+    def _gather(self, found: list[Any], upto: int) -> list[Any] | HeadwaterError:
+        size, began = 0, self.cursor
+        for part in self._log.scan(after=self.cursor, upto=upto):
+            skip = part.ts <= self._floor
+            for offset, change in enumerate(part.changes, part.first):
+                try:
+                    told = () if skip else tuple(self._spans.tell(part, offset, change))
+                except Stop as stop:
+                    if found or self.cursor > began:
+                        return found
+                    words = f"table {stop.table!r} was altered or rewritten at offset {offset}: its rows changed unseen"
+                    return gone(self.cursor, self._log.horizon, self._log.latest, SCHEMA_CHANGED, words)
+                found += [self._make(each) for each in told]  # all of a change, or none
+                size += sum(map(weight, told))
+                self.cursor, self._last = offset, 0
+                if len(found) >= PAGE or size >= PAGE_BYTES:
+                    break
+            if part.last and self.cursor == part.upto:
+                self._last = part.ts
+            if len(found) >= PAGE or size >= PAGE_BYTES or self.cursor - began >= SCAN:
+                break
+        return found
+
+
+def slow() -> Unavailable:
+    """For a reader that does not keep up."""
+    return Unavailable(
+        "the consumer is too slow: it was behind for too long",
+        hint="Connect again from the last checkpoint, with fewer spans, or take the changes faster.",
+        reason=SLOW,
+    )

@@ -1,0 +1,168 @@
+"""Watched spans: what the log tells of some keys, change by change, and where that ends. Decides; reads no log."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from headwater.errors import NotSupported
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.keys.key import Span, encode_key
+from headwater.model.per_table import PerTable
+from headwater.model.table import Key, Row, Table
+from headwater.ranges.pull.paging import row_weight
+from headwater.ranges.pull.table_changes import stop_of
+from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED
+from headwater.sources.source import Reader
+
+EVERY = (Span(),)
+
+
+class Watched(NamedTuple):
+    """Keys of a table that are asked for."""
+
+    table: str
+    span: Span
+
+
+class Put(NamedTuple):
+    """A key was set, or deleted where there is no `after`. An image under another key is not its business."""
+
+    key: bytes
+    table: Table
+    before: Row | None
+    after: Row | None
+    offset: int
+    part: Transaction
+
+
+class Emptied(NamedTuple):
+    """Every key of a span was deleted."""
+
+    watched: Watched
+    offset: int
+    part: Transaction
+
+
+class Reshaped(NamedTuple):
+    """A table has another shape."""
+
+    table: Table
+    ddl: str
+    offset: int
+    part: Transaction
+
+
+Told = Put | Emptied | Reshaped
+
+
+class Stop(Exception):
+    """Rows of `table` changed and nobody saw how: who follows it cannot go on past this."""
+
+    def __init__(self, table: str) -> None:
+        super().__init__(table)
+        self.table = table
+
+
+class Cover:
+    """Spans of one table, joined where they overlap or touch: a key is looked up by bisection."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        self._joined: list[Span] = []
+        for span in sorted(spans, key=lambda span: span.start):
+            last = self._joined[-1] if self._joined else None
+            if last is None or (last.end is not None and last.end < span.start):
+                self._joined.append(span)
+            elif last.end is not None and (span.end is None or last.end < span.end):
+                self._joined[-1] = Span(last.start, span.end)
+        self._starts = [span.start for span in self._joined]
+
+    def __len__(self) -> int:
+        return len(self._joined)
+
+    def contains(self, key: bytes) -> bool:
+        """Return whether one of the spans has `key`."""
+        place = bisect_right(self._starts, key) - 1
+        return place >= 0 and self._joined[place].contains(key)
+
+
+class Spans:
+    """The spans of one feed; none means the whole database. It remembers by what each table's rows are told apart."""
+
+    def __init__(self, source: Reader, watched: Sequence[Watched]) -> None:
+        self.watched = tuple(dict.fromkeys(watched))
+        by_table: dict[str, list[Span]] = {}
+        for each in self.watched:
+            by_table.setdefault(each.table, []).append(each.span)
+        self._by_table = {table: tuple(spans) for table, spans in by_table.items()}
+        self._covers = {table: Cover(spans) for table, spans in by_table.items()}
+        self._place: PerTable[Callable[[Key], bytes]] = PerTable(lambda table: self._order(source, table))
+        self._keys: dict[str, tuple[str, ...]] = {}
+
+    def of(self, table: str) -> tuple[Span, ...]:
+        """What of `table` is watched."""
+        return self._by_table.get(table, ()) if self.watched else EVERY
+
+    def _order(self, source: Reader, table: Table) -> Callable[[Key], bytes]:
+        try:
+            return source.order(table, table.key)
+        except NotSupported:  # only the database knows it: bytes that tell keys apart do for all of them
+            if any(span != Span() for span in self.of(table.name)):
+                raise
+            return encode_key
+
+    def tell(self, part: Transaction, offset: int, change: Change) -> Iterator[Told]:
+        """What `change` did to the keys; Stop where that is not known."""
+        spans = self.of(change.table.name)
+        if not spans:
+            return
+        if change.op > Op.DELETE:
+            yield from self._whole(part, offset, change, spans)
+            return
+        self._check_key(change.table)
+        yield from self._sides(part, offset, change, self._covers.get(change.table.name, EVERYTHING))
+
+    def _whole(self, part: Transaction, offset: int, change: Change, spans: Iterable[Span]) -> Iterator[Told]:
+        """A change of a table, not of a row."""
+        table = change.table
+        gone = stop_of(change)
+        if gone == SCHEMA_CHANGED:
+            raise Stop(table.name)
+        if gone:  # emptied, dropped or renamed: of the name, nothing is left
+            for span in spans:
+                yield Emptied(Watched(table.name, span), offset, part)
+        if change.op is Op.SCHEMA_CHANGE:
+            if gone == TABLE_DROPPED:
+                self._keys.pop(table.name, None)
+            else:
+                self._check_key(table)
+            yield Reshaped(table, change.ddl or "", offset, part)
+
+    def _check_key(self, table: Table) -> None:
+        """Rows that are told apart by other columns have other keys than those that were told."""
+        if self._keys.setdefault(table.name, table.key) != table.key:
+            raise Stop(table.name)
+
+    def _sides(self, part: Transaction, offset: int, change: Change, cover: Cover) -> Iterator[Told]:
+        table, key_of, place = change.table, change.table.key_of, self._place(change.table)
+        old = None if change.before is None else place(key_of(change.before))
+        new = None if change.after is None else place(key_of(change.after))
+        if old is not None and new is not None and old != new:
+            if cover.contains(old):
+                yield Put(old, table, change.before, None, offset, part)
+            if cover.contains(new):
+                yield Put(new, table, None, change.after, offset, part)
+            return
+        key = old if new is None else new
+        if key is not None and cover.contains(key):
+            yield Put(key, table, change.before, change.after, offset, part)
+
+
+def weight(told: Told) -> int:
+    """About how many bytes it takes."""
+    rows = (told.before, told.after) if isinstance(told, Put) else ()
+    return 64 + sum(row_weight(row) for row in rows if row is not None)
+
+
+EVERYTHING = Cover(EVERY)

@@ -1,0 +1,163 @@
+"""The pieces of an answer: Arrow bytes of rows as of an offset, and of the changes of several tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import compress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotFound, Unavailable
+from headwater.log.log import Log
+from headwater.model import arrow
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.clock import ts_ms
+from headwater.model.literal import UNAVAILABLE, to_plain
+from headwater.model.per_table import PerTable
+from headwater.model.suggestion import nearest
+from headwater.model.table import Row, Table
+from headwater.ranges.pull.slice_cache import Slice
+from headwater.ranges.pull.snapshot import Past, read_table_as_of, shape_of
+from headwater.ranges.pull.table_changes import Ends
+from headwater.ranges.worker.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
+from headwater.sources.source import Condition, Reader, SideReader
+
+TABLES_ROWS = 4_096  # changes of several tables in one batch
+TABLES_BYTES = 16 << 20
+
+Gone = Callable[[], bool]
+
+
+class Piece(NamedTuple):
+    """A part of the body, and how many rows are in it. A slice is to be closed by whoever sends it."""
+
+    data: bytes | Slice
+    rows: int
+
+
+def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | None:
+    """The columns named, by the names of the database or of Arrow; InvalidRequest for one that is not there."""
+    if names is None:
+        return None
+    own = {arrow.column_name(table, column): column.name for column in table.columns}
+    for name in names:
+        if name not in own and name not in table.index:
+            raise InvalidRequest(f"table {table.name!r} has no column {name!r}", hint=nearest(name, own))
+    return frozenset(name if name in table.index else own[name] for name in names)
+
+
+def snapshot_pieces(reader: SideReader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
+    """Rows as they were at one offset; each batch tells the last key it covers."""
+    table = shape_of(reader, job.table)
+    columns = columns_of(table, job.pick.columns)
+    condition = None if job.pick.where is None else reader.condition(table, job.pick.where)
+    place = reader.order(table, table.key)
+    stream = arrow.ArrowStream(arrow.schema(table, columns))
+    rows_each = reader.chunk_rows
+    chunks = read_table_as_of(reader, log, table, job.offset, span=job.pick.span, chunk_rows=rows_each, gone=left)
+    start = stream.start()
+    for _, rows in chunks:
+        last = place(table.key_of(rows[-1])).hex()
+        kept = rows if condition is None else _passing(condition, list(rows))
+        batch = arrow.rows_batch(table, kept, columns)
+        yield Piece(start + stream.batch(batch, {"last_key": last}), len(kept))
+        start = b""
+    yield Piece(start + stream.end(), 0)
+
+
+def _passing(condition: Condition, rows: list[Row]) -> list[Row]:
+    return list(compress(rows, condition.holds(rows)))
+
+
+def check_kept(log: Log, after: int, upto: int) -> None:
+    """Whether the log holds (after, upto]; OffsetExpired, InvalidRequest."""
+    horizon, latest = log.horizon, log.latest
+    if after + 1 < horizon:
+        raise gone(after, horizon, latest, WAL_HORIZON_EXCEEDED)
+    if upto > latest:
+        raise InvalidRequest(f"offset {upto} is not in the log yet; the newest there is {latest}")
+
+
+# --- several tables --------------------------------------------------------------------------------------
+
+
+def tables_pieces(reader: Reader, log: Log, job: TablesJob, left: Gone) -> Iterator[Piece]:
+    """Changes of several tables, one row each, images as JSON objects; also changes of their shape."""
+    known = reader.describe()
+    for name in job.tables:
+        if name not in known:
+            raise NotFound(f"there is no table {name!r}", hint="See schema.list_tables.")
+    check_kept(log, job.after, job.upto)
+    return _tables(log, job, left)
+
+
+def _tables(log: Log, job: TablesJob, left: Gone) -> Iterator[Piece]:
+    import pyarrow as pa
+
+    texts = [pa.field(name, pa.string()) for name in ("_table", "_key", "before", "after")]
+    stream = arrow.ArrowStream(pa.schema([*texts, *arrow.about_fields()]))
+    start = stream.start()
+    for images, upto in _gathered(log, job, left):
+        cells = list(zip(*images.rows, strict=True)) if images.rows else [()] * len(texts)
+        columns = [pa.array(column, pa.string()) for column in cells]
+        batch = pa.record_batch([*columns, *arrow.about_columns(images)], schema=stream.schema)
+        yield Piece(start + stream.batch(batch, {"upto": str(upto)}), len(images.rows))
+        start = b""
+    yield Piece(start + stream.end(), 0)
+
+
+def _gathered(log: Log, job: TablesJob, left: Gone) -> Iterator[tuple[arrow.Images, int]]:
+    wanted, ends, writer = frozenset(job.tables), Ends(log), PerTable(_Writer)
+    images = arrow.Images()
+    weight = 0
+    for part in log.scan(after=job.after, upto=job.upto) if job.after < job.upto else ():
+        if left():
+            raise Unavailable("the reader of these changes left")
+        for offset, change in enumerate(part.changes, part.first):
+            if wanted and change.table.name not in wanted:
+                continue
+            row = writer(change.table).cells(change)
+            images.rows.append(row)
+            weight += sum(map(len, filter(None, row)))
+            _describe(images, part, offset, change.op.word, ends)
+            if (len(images.rows) >= TABLES_ROWS or weight >= TABLES_BYTES) and offset < job.upto:
+                yield images, offset
+                images, weight = arrow.Images(), 0
+    yield images, job.upto
+
+
+def _describe(images: arrow.Images, part: Transaction, offset: int, word: str, ends: Ends) -> None:
+    images.words.append(word)
+    images.versions.append(ends.of(part))
+    images.stamps.append(part.commit_ts_ms or ts_ms(part.ts))
+    images.offsets.append(offset)
+    images.transactions.append(part.id)
+
+
+class _Writer:
+    """Changes of one shape of one table as texts: its name, the key, both images."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._name = arrow.clean(table.name)
+        self._names = [
+            (place, arrow.clean(column.name)) for place, column in enumerate(table.columns) if not column.hidden
+        ]
+
+    def cells(self, change: Change) -> tuple[str | None, ...]:
+        """The four texts."""
+        if change.op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
+            told = {"ddl": change.ddl, "resnapshot": change.resnapshot, "version": change.table.version}
+            return self._name, None, None, _json(told) if change.op is Op.SCHEMA_CHANGE else None
+        key = [None if value is UNAVAILABLE else to_plain(value) for value in change.key or ()]
+        return self._name, _json(key), self._image(change.before), self._image(change.after)
+
+    def _image(self, row: Row | None) -> str | None:
+        if row is None:
+            return None
+        return _json({name: to_plain(row[place]) for place, name in self._names if row[place] is not UNAVAILABLE})
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

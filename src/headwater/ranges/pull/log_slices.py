@@ -1,0 +1,178 @@
+"""Changes of one table as Arrow bytes, slice by slice of the log: from the cache where they can be kept there."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from headwater.errors import NotSupported, OffsetExpired
+from headwater.log.log import Log
+from headwater.model import arrow
+from headwater.model.table import Table
+from headwater.ranges.pull.arrow_pieces import Gone, Piece, check_kept, columns_of
+from headwater.ranges.pull.slice_cache import Cache, Name, Slice, Stop
+from headwater.ranges.pull.table_changes import Gatherer
+from headwater.ranges.worker.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, gone
+from headwater.sources.source import SideReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+SLICE = 16_384  # offsets; a slice begins after a multiple of it
+LOOK = 8  # slices that are looked at before the first byte leaves: what they say cannot be said later
+OPENING_BYTES = 32 << 20  # made before the first byte leaves, at most and about
+
+
+def log_pieces(reader: SideReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[Piece]:
+    """Changes of one table; each batch tells the offset up to which all is covered."""
+    target = reader.shape(job.table, job.shape)
+    if job.shape is None and job.table not in reader.status()["tables"]:
+        raise NotSupported(f"{job.table!r} is not captured: its changes are not known")
+    check_kept(log, job.after, job.upto)
+    return _LogAnswer(reader, log, cache, job, target, left).pieces()
+
+
+class _LogAnswer:
+    def __init__(self, reader: SideReader, log: Log, cache: Cache, job: LogJob, target: Table, left: Gone) -> None:
+        self._reader, self._log, self._cache, self._job = reader, log, cache, job
+        self._target, self._left = target, left
+        self._columns = columns_of(target, job.pick.columns)
+        self._stream = arrow.ArrowStream(arrow.changes_schema(target, self._columns), job.compression)
+        self._whole = arrow.ArrowStream(arrow.changes_schema(target), LZ4)
+        self._as_kept = self._columns is None and job.compression == LZ4
+        self._gatherer = Gatherer(reader, log, target, job.pick, left)
+        self._horizon, self._latest = log.horizon, log.latest
+        self._held: dict[int, Slice] = {}  # by the offset it begins after: looked at, not yet sent
+
+    def pieces(self) -> Iterator[Piece]:
+        try:
+            lows = range(self._job.after - self._job.after % SLICE, self._job.upto, SLICE)
+            self._look(lows[:LOOK])
+            first = self._fresh(*self._bounds(lows[0])) if lows and lows[0] not in self._held else iter(())
+            yield self._opening(first)
+            yield from first
+            for low in lows if lows and lows[0] in self._held else lows[1:]:
+                yield from self._slice(low)
+            yield Piece(self._stream.end(), 0)
+        finally:
+            for held in self._held.values():
+                held.close()
+
+    def _look(self, lows: range) -> None:
+        """See to it that what stops a reader is known before anything is sent."""
+        for low in lows:
+            if (found := self._kept(low)) is not None:
+                self._held[low] = found
+                self._check(found.stops)
+
+    def _opening(self, first: Iterator[Piece]) -> Piece:
+        """What is sent first: nothing before some batches are made, for they may not be to be had."""
+        data, rows = [self._stream.start()], 0
+        for piece in first:
+            assert isinstance(piece.data, bytes)
+            data.append(piece.data)
+            rows += piece.rows
+            if sum(map(len, data)) >= OPENING_BYTES:
+                break
+        return Piece(b"".join(data), rows)
+
+    def _bounds(self, low: int) -> tuple[int, int]:
+        return max(low, self._job.after), min(low + SLICE, self._job.upto)
+
+    def _slice(self, low: int) -> Iterator[Piece]:
+        found = self._held.pop(low, None) or self._kept(low)
+        if found is None:
+            yield from self._fresh(*self._bounds(low))
+            return
+        self._check(found.stops)
+        if self._as_kept and self._bounds(low) == (low, low + SLICE):
+            yield Piece(found, found.rows)
+            return
+        try:
+            body = found.body()
+        finally:
+            found.close()
+        yield from self._cut(body, *self._bounds(low))
+
+    def _kept(self, low: int) -> Slice | None:
+        """The slice from the cache, where it is put first if it can be; None where it has to be made each time."""
+        can_be_kept = self._job.pick.is_all and low + SLICE <= self._latest
+        if not can_be_kept:
+            return None
+        name = Name(self._job.place.db, self._job.place.generation, self._target, low)
+        return self._cache.get(name) or (self._cache.get(name, is_new=True) if self._keep(name) else None)
+
+    def _keep(self, name: Name) -> bool:
+        if name.after + 1 < self._horizon or (writing := self._cache.begin(name)) is None:
+            return False
+        gatherer = Gatherer(self._reader, self._log, self._target, self._job.pick, self._left)
+        try:
+            for images, upto in gatherer.batches(name.after, name.after + SLICE):
+                data = self._whole.batch(arrow.images_batch(self._target, images), {"upto": str(upto)})
+                if not writing.add(data, len(images.rows)):
+                    writing.drop()
+                    return False
+            writing.done(gatherer.stops)
+        except (OSError, OffsetExpired):
+            writing.drop()  # no space, or retention was faster: it is served all the same, as far as it can be
+            return False
+        except BaseException:
+            writing.drop()
+            raise
+        return True
+
+    def _fresh(self, after: int, upto: int) -> Iterator[Piece]:
+        for images, reached in self._gatherer.batches(after, upto):
+            self._check(self._gatherer.stops)
+            batch = arrow.images_batch(self._target, images, self._columns)
+            yield Piece(self._stream.batch(batch, {"upto": str(reached)}), len(images.rows))
+
+    def _cut(self, body: bytes, after: int, upto: int) -> Iterator[Piece]:
+        """What of a kept slice lies in (after, upto], in the columns asked for."""
+        import pyarrow as pa
+
+        schema = self._stream.schema
+        found = list(_batches(self._whole.start() + body + self._whole.end()))
+        misfits = len(self._target.columns)
+        if self._columns is not None and any(batch[misfits].null_count < len(batch) for batch, _ in found):
+            yield from self._fresh(after, upto)  # what is told of misfits names other columns too
+            return
+        reached = after
+        for batch, covers in found:
+            if reached < min(covers, upto):
+                reached = min(covers, upto)
+                part = _between(batch, after, upto)
+                part = pa.record_batch([part[name] for name in schema.names], schema=schema)
+                yield Piece(self._stream.batch(part, {"upto": str(reached)}), len(part))
+
+    def _check(self, stops: list[Stop]) -> None:
+        for offset, reason in stops:
+            if self._job.after < offset <= self._job.upto:
+                words = {TRUNCATED: "emptied", TABLE_DROPPED: "dropped or renamed"}.get(reason, "altered or rewritten")
+                message = f"table {self._job.table!r} was {words} at offset {offset}: its rows changed unseen"
+                raise gone(self._job.after, self._horizon, self._latest, reason, message)
+
+
+def _batches(data: bytes) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Batches of a stream, each with the offset up to which all is covered."""
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(data) as reader:
+        while True:
+            try:
+                batch, metadata = reader.read_next_batch_with_custom_metadata()
+            except StopIteration:
+                return
+            yield batch, int(metadata[b"upto"])
+
+
+def _between(batch: pa.RecordBatch, after: int, upto: int) -> pa.RecordBatch:
+    """The rows with offsets in (after, upto]; they are in order."""
+    offsets = batch[batch.num_columns - 2]
+    low = bisect_right(offsets, after, key=_number)
+    return batch.slice(low, bisect_right(offsets, upto, low, key=_number) - low)
+
+
+def _number(scalar: Any) -> int:
+    return int(scalar.as_py())

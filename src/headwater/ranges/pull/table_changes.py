@@ -1,0 +1,193 @@
+"""Gathering: the changes of one table in a stretch of the log as image rows of one shape, ready for Arrow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import TypeVar
+
+from headwater.errors import Unavailable
+from headwater.log.log import Log
+from headwater.model.arrow import Images
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.clock import ts_ms
+from headwater.model.keys.key import Span
+from headwater.model.per_table import PerTable
+from headwater.model.table import Row, Table
+from headwater.ranges.pull.slice_cache import Stop
+from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Pick
+from headwater.sources.source import Reader
+
+BATCH_BYTES = 16 << 20
+WEIGHED = 16  # of so many rows one is weighed for all
+GLANCE = 64  # parts between two looks whether anybody still waits
+MANY = 8  # changes of one part from which on it pays to look at them together
+
+# A source says that a table went by what was run: nothing else tells it from a change of shape.
+_WENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
+
+T = TypeVar("T")
+Fit = Callable[[Row], Row]
+
+_table_of, _op_of, _before_of, _after_of = map(attrgetter, ("table", "op", "before", "after"))
+_ALIKE = {
+    Op.INSERT: (("insert",), (_after_of,)),
+    Op.UPDATE: (("update_preimage", "update_postimage"), (_before_of, _after_of)),
+    Op.DELETE: (("delete",), (_before_of,)),
+}
+
+
+def same(row: Row) -> Row:
+    """For rows that have the shape already."""
+    return row
+
+
+def unfit(row: Row) -> Row:
+    """For rows told apart by other columns: they cannot be applied to rows of this shape."""
+    raise AssertionError("never called")
+
+
+def fit_to(target: Table) -> Callable[[Table], Fit | None]:
+    """For each shape of the table how its rows become rows of `target`, by column name; None for other tables."""
+
+    def make(table: Table) -> tuple[Fit | None]:
+        if table.name != target.name:
+            return (None,)
+        if table.key != target.key:
+            return (unfit,)
+        if table.names == target.names:
+            return (same,)
+        places = [table.index.get(name) for name in target.names]
+        return (lambda row: tuple([None if place is None else row[place] for place in places]),)
+
+    found = PerTable(make)
+    return lambda table: found(table)[0]
+
+
+def stop_of(change: Change) -> str:
+    """Why no reader of its table may pass this change of shape unknowingly; "" if it may."""
+    if change.op is Op.TRUNCATE:
+        return TRUNCATED
+    if change.resnapshot:
+        return SCHEMA_CHANGED
+    return TABLE_DROPPED if _WENT.match(change.ddl or "") else ""
+
+
+class Ends:
+    """Where transactions end: also those of which a part was read."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._known: dict[int, int] = {}  # by the offset a transaction begins at
+
+    def of(self, part: Transaction) -> int:
+        """The last offset of the transaction."""
+        if part.last:
+            return part.upto
+        begin = part.first - part.start
+        if begin not in self._known:
+            self._known = {begin: self._log.first_whole(part.upto + 1) - 1}
+        return self._known[begin]
+
+
+class Gatherer:
+    """Changes of `target` that pass `pick`. `stops` grows while `batches` is read. Not for two threads."""
+
+    def __init__(self, reader: Reader, log: Log, target: Table, pick: Pick, gone: Callable[[], bool]) -> None:
+        self._log, self._gone = log, gone
+        self._fit, self._ends = fit_to(target), Ends(log)
+        self._condition = None if pick.where is None else reader.condition(target, pick.where)
+        self._span = pick.span
+        place, key_of = reader.order(target, target.key), target.key_of
+        self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))
+        self._known: tuple[Table | None, Fit | None] = (None, None)  # the last shape, and how it is fitted
+        self.stops: list[Stop] = []
+
+    def batches(self, after: int, upto: int) -> Iterator[tuple[Images, int]]:
+        """All in (after, upto], at least one batch; each with the offset up to which it and those before cover all."""
+        images = Images()
+        weighed = weight = 0
+        for number, part in enumerate(self._log.scan(after=after, upto=upto)):
+            if number % GLANCE == 0 and self._gone():
+                raise Unavailable("the reader of these changes left")
+            self._take(part, images)
+            if len(images.rows) - weighed >= WEIGHED:
+                weight += _weight(images.rows[-1]) * (len(images.rows) - weighed)
+                weighed = len(images.rows)
+                if weight >= BATCH_BYTES and part.upto < upto:
+                    yield self._passed(images), part.upto
+                    images, weighed, weight = Images(), 0, 0
+        yield self._passed(images), upto
+
+    def _take(self, part: Transaction, images: Images) -> None:
+        """The images of one part."""
+        before = len(images.rows)
+        if len(part.changes) < MANY or not self._take_alike(part, images):
+            self._take_each(part, images)
+        if added := len(images.rows) - before:
+            images.versions += [self._ends.of(part)] * added
+            images.stamps += [part.commit_ts_ms or ts_ms(part.ts)] * added
+            images.transactions += [part.id] * added
+
+    def _take_alike(self, part: Transaction, images: Images) -> bool:
+        """Changes of one op whose rows are all there and fit as they are; False if they are not like that."""
+        changes = part.changes
+        table, op, count = changes[0].table, changes[0].op, len(changes)
+        if list(map(_table_of, changes)).count(table) < count:
+            return False
+        if self._fit(table) is not same or op not in _ALIKE or list(map(_op_of, changes)).count(op) < count:
+            return False
+        words, sides = _ALIKE[op]
+        rows = _in_turn([map(side, changes) for side in sides])
+        if None in rows:
+            return False  # an update of which only one image is known
+        images.rows += rows
+        images.words += words * count
+        places = range(part.first, part.first + count)
+        images.offsets += _in_turn([places] * len(sides))
+        return True
+
+    def _take_each(self, part: Transaction, images: Images) -> None:
+        """Change by change. It runs for very many: nothing is looked up twice."""
+        rows, words, offsets = images.rows, images.words, images.offsets
+        table, fit = self._known
+        for offset, change in enumerate(part.changes, part.first):
+            if change.table is not table:
+                table = change.table
+                fit = self._fit(table)
+                self._known = (table, fit)
+            if fit is None:
+                continue
+            op = change.op
+            if op > Op.DELETE:
+                if reason := stop_of(change):
+                    self.stops.append((offset, reason))
+            elif fit is unfit:
+                self.stops.append((offset, SCHEMA_CHANGED))
+            else:
+                if change.before is not None:
+                    rows.append(fit(change.before))
+                    words.append("delete" if op == Op.DELETE else "update_preimage")
+                    offsets.append(offset)
+                if change.after is not None:
+                    rows.append(fit(change.after))
+                    words.append("insert" if op == Op.INSERT else "update_postimage")
+                    offsets.append(offset)
+
+    def _passed(self, images: Images) -> Images:
+        if self._span != Span():
+            images.narrow([self._span.contains(self._place(row)) for row in images.rows])
+        if self._condition is not None:
+            images.narrow(self._condition.holds(images.rows))
+        return images
+
+
+def _in_turn(lists: Sequence[Iterable[T]]) -> list[T]:
+    """The first of each, then the second of each, and so on."""
+    return list(lists[0] if len(lists) == 1 else chain.from_iterable(zip(*lists, strict=True)))
+
+
+def _weight(row: Row) -> int:
+    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)

@@ -1,0 +1,1 @@
+"""Key ranges of a table: split, lease, epochs."""

@@ -1,0 +1,43 @@
+"""Range: a numbered span of a table's keys, the unit of parallel work. Its epoch rises when its span changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from headwater.model.keys.key import Span
+
+
+class Range(msgspec.Struct, frozen=True):
+    """One range. `rows` and `bytes` are estimates."""
+
+    id: int
+    epoch: int
+    span: Span
+    rows: int = 0
+    bytes: int = 0
+
+    def wire(self) -> dict[str, Any]:
+        """As it goes out: keys in hex, an open end left out."""
+        found: dict[str, Any] = {"id": self.id, "epoch": self.epoch, "start": self.span.start.hex()}
+        if self.span.end is not None:
+            found["end"] = self.span.end.hex()
+        return found | {"rows": self.rows, "bytes": self.bytes}
+
+
+def divided(one: Range, bounds: Sequence[bytes], new_id: Callable[[], int]) -> list[Range]:
+    """`one`, cut at `bounds`: the first part keeps its id, and all are of the next epoch."""
+    edges = [one.span.start, *bounds]
+    spans = [Span(low, high) for low, high in zip(edges, [*bounds, one.span.end], strict=True)]
+    first, *rest = [Range(one.id, one.epoch + 1, span) for span in spans]
+    return [first, *(replace(part, id=new_id()) for part in rest)]
+
+
+def united(ranges: Sequence[Range]) -> Range:
+    """Neighbours as one: the id of the first, of an epoch that none of them has had."""
+    first, last = ranges[0], ranges[-1]
+    epoch = max(one.epoch for one in ranges) + 1
+    return Range(first.id, epoch, Span(first.span.start, last.span.end))

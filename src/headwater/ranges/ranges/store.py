@@ -1,0 +1,264 @@
+"""The file in which ranges and the leases of pulls are kept, so that neither is forgotten by a restart."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import msgspec
+
+from headwater.log.sqlite_file import OwnFile
+from headwater.model.keys.key import Span
+from headwater.ranges.ranges.range import Range
+
+_SCHEMA = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
+INSERT INTO meta VALUES ('next_id', 1);
+CREATE TABLE cut (
+  db TEXT NOT NULL,
+  tab TEXT NOT NULL,
+  generation TEXT NOT NULL,
+  version INTEGER NOT NULL,
+  target INTEGER NOT NULL,
+  at INTEGER NOT NULL,
+  PRIMARY KEY (db, tab)
+) STRICT, WITHOUT ROWID;
+-- One row for every epoch a range has had since its table was cut: who holds an old one is told what became of it.
+CREATE TABLE range (
+  id INTEGER NOT NULL,
+  epoch INTEGER NOT NULL,
+  db TEXT NOT NULL,
+  tab TEXT NOT NULL,
+  live INTEGER NOT NULL,
+  start BLOB NOT NULL,
+  end BLOB,
+  rows INTEGER NOT NULL,
+  bytes INTEGER NOT NULL,
+  PRIMARY KEY (id, epoch)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX range_of ON range (db, tab, live);
+CREATE TABLE lease (
+  db TEXT NOT NULL,
+  subscriber TEXT NOT NULL,
+  tab TEXT NOT NULL,
+  range INTEGER NOT NULL,
+  generation TEXT NOT NULL,
+  kept INTEGER NOT NULL,
+  until_ms INTEGER NOT NULL,
+  owner TEXT NOT NULL DEFAULT '',
+  PRIMARY KEY (db, subscriber, tab, range)
+) STRICT, WITHOUT ROWID;
+"""
+FILE = OwnFile(
+    "ranges",
+    application_id=0x48575247,  # "HWRG"
+    format=2,
+    schema=_SCHEMA,
+    aside="Move the file aside and start again: tables are cut anew, and pipelines register anew.",
+    upgrades={1: "ALTER TABLE lease ADD COLUMN owner TEXT NOT NULL DEFAULT ''"},
+)
+_RANGE = "id, epoch, start, end, rows, bytes"
+_LIVE = f"SELECT {_RANGE} FROM range WHERE db = ? AND tab = ? AND live ORDER BY start"
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """What the ranges of a table were cut for: another generation or version has other keys, or another order."""
+
+    generation: str
+    version: int
+    target: int  # bytes of a range
+    at: int  # the offset when they were last measured
+
+    def fits(self, generation: str, version: int) -> bool:
+        """Whether the ranges hold for the table as it is."""
+        return (self.generation, self.version) == (generation, version)
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """A lease: the log after `kept` stays for the sake of `subscriber`."""
+
+    db: str
+    subscriber: str
+    table: str
+    range: int  # 0 for the whole table
+    generation: str
+    kept: int
+    until_ms: int
+    owner: str = ""  # the principal that registered it; none: of an earlier Headwater, and everybody's
+
+    @property
+    def name(self) -> str:
+        """What the log calls it."""
+        return f"pull:{self.subscriber}\0{self.table}\0{self.range}"
+
+
+class Others(NamedTuple):
+    """Live leases next to a new one: how many there will be besides it, and the principals that use its name."""
+
+    total: int
+    of_owner: int  # of the principal that registers the new one
+    holders: frozenset[str]  # owners of leases of the same subscriber on the same table; "" is one of them
+
+
+class Store:
+    """Open it with `Store.open`. From any thread; what a method returned from survives kill -9."""
+
+    def __init__(self, path: Path, connection: apsw.Connection) -> None:
+        self._path = path
+        self._lock = threading.Lock()  # held by whoever uses the connection
+        self._db = connection
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], *, vfs: str | None = None) -> Store:
+        """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
+        place = Path(path)
+        with FILE.errors(place):
+            return cls(place, FILE.connect(place, vfs=vfs))
+
+    def close(self) -> None:
+        """Release the file."""
+        with self._lock, FILE.errors(self._path):
+            self._db.close()
+
+    @contextmanager
+    def _step(self) -> Iterator[apsw.Connection]:
+        with self._lock, FILE.errors(self._path), self._db:
+            yield self._db
+
+    # --- ranges ----------------------------------------------------------------------------------------------
+
+    def cut(self, db: str, table: str) -> Cut | None:
+        """What the ranges of `table` were cut for; None before the first time."""
+        with self._step() as file:
+            sql = "SELECT generation, version, target, at FROM cut WHERE db = ? AND tab = ?"
+            row: Any = file.execute(sql, (db, table)).fetchone()
+            return None if row is None else Cut(*row)
+
+    def ranges(self, db: str, table: str) -> list[Range]:
+        """The ranges of `table`, in order."""
+        with self._step() as file:
+            return _live(file, db, table)
+
+    def begin(self, db: str, table: str, cut: Cut, ranges: Callable[[Callable[[], int]], list[Range]]) -> None:
+        """Cut anew, unless somebody else just did; `ranges` makes the new ones, given where ids come from."""
+        with self._step() as file:
+            held = file.execute("SELECT generation, version FROM cut WHERE db = ? AND tab = ?", (db, table)).fetchone()
+            if held == (cut.generation, cut.version):
+                return
+            file.execute("DELETE FROM range WHERE db = ? AND tab = ?", (db, table))
+            _put(file, db, table, ranges(lambda: _next_id(file)))
+            _put_cut(file, db, table, cut)
+
+    def change(
+        self,
+        db: str,
+        table: str,
+        cut: Cut,
+        old: Sequence[Range],
+        new: Callable[[Callable[[], int]], list[Range]],
+    ) -> bool:
+        """Put `new` in place of `old`; False, and nothing is done, if these are not the ranges any more."""
+        with self._step() as file:
+            if [(one.id, one.epoch) for one in _live(file, db, table)] != [(one.id, one.epoch) for one in old]:
+                return False
+            file.execute("UPDATE range SET live = 0 WHERE db = ? AND tab = ? AND live", (db, table))
+            _put(file, db, table, new(lambda: _next_id(file)))
+            _put_cut(file, db, table, cut)
+            return True
+
+    def heirs(self, db: str, table: str, id: int, epoch: int) -> list[Range] | None:
+        """The ranges that hold the keys which range `id` had; None if `table` never had one of that id."""
+        with self._step() as file:
+            known: list[Any] = file.execute(
+                "SELECT db, tab, epoch, start, end FROM range WHERE id = ?", (id,)
+            ).fetchall()
+            ours = [(its_epoch, Span(start, end)) for d, t, its_epoch, start, end in known if (d, t) == (db, table)]
+            if not ours and (known or not 0 < id < int(str(_next(file)))):
+                return None
+            live = _live(file, db, table)
+        held = [span for its_epoch, span in ours if its_epoch == epoch] or [span for _, span in ours]
+        if not held:  # of an earlier cut, whose keys may have had another order
+            return live
+        return [one for one in live if any(one.span.overlaps(span) for span in held)]
+
+    def owner(self, id: int) -> tuple[str, str] | None:
+        """The database and the table of a range, of whatever epoch; None if it is not known, or no longer."""
+        with self._step() as file:
+            row: Any = file.execute("SELECT db, tab FROM range WHERE id = ? LIMIT 1", (id,)).fetchone()
+            return None if row is None else (row[0], row[1])
+
+    # --- leases ----------------------------------------------------------------------------------------------
+
+    def put_lease(self, pull: Pull, *, now_ms: int) -> None:
+        """Keep a lease, in place of the one of the same name; forget those that ended."""
+        with self._step() as file:
+            file.execute("DELETE FROM lease WHERE until_ms <= ?", (now_ms,))
+            file.execute("INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
+
+    def others(self, pull: Pull, *, now_ms: int) -> Others:
+        """Return what a new lease has to be checked against."""
+        count = (
+            "SELECT count(*), count(*) FILTER (WHERE owner = ?) FROM lease"
+            " WHERE until_ms > ? AND (db, subscriber, tab, range) <> (?, ?, ?, ?)"
+        )
+        holders = "SELECT DISTINCT owner FROM lease WHERE until_ms > ? AND (db, subscriber, tab) = (?, ?, ?)"
+        name = (pull.db, pull.subscriber, pull.table)
+        with self._step() as file:
+            row: Any = file.execute(count, (pull.owner, now_ms, *name, pull.range)).fetchone()
+            found: list[Any] = file.execute(holders, (now_ms, *name)).fetchall()
+        return Others(row[0], row[1], frozenset(owner for (owner,) in found))
+
+    def leases(self, db: str) -> list[Pull]:
+        """Those of one database."""
+        with self._step() as file:
+            rows: list[Any] = file.execute("SELECT * FROM lease WHERE db = ?", (db,)).fetchall()
+            return [Pull(*row) for row in rows]
+
+    def drop_leases(self, db: str, table: str, subscriber: str, owner: str | None = None) -> list[Pull]:
+        """Forget those of one subscriber on one table, and return them; with `owner`, not those of other principals."""
+        with self._step() as file:
+            sql = (
+                "DELETE FROM lease WHERE db = ? AND tab = ? AND subscriber = ?"
+                " AND (?4 IS NULL OR owner IN ('', ?4)) RETURNING *"
+            )
+            rows: list[Any] = file.execute(sql, (db, table, subscriber, owner)).fetchall()
+            return [Pull(*row) for row in rows]
+
+    def drop_database(self, db: str) -> None:
+        """Forget everything of one database but that its ids were given out."""
+        with self._step() as file:
+            for name in ("cut", "range", "lease"):
+                file.execute(f"DELETE FROM {name} WHERE db = ?", (db,))
+
+
+def _next(file: apsw.Connection) -> object:
+    return file.execute("SELECT value FROM meta WHERE name = 'next_id'").get
+
+
+def _next_id(file: apsw.Connection) -> int:
+    sql = "UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1"
+    return int(str(file.execute(sql).get))
+
+
+def _live(file: apsw.Connection, db: str, table: str) -> list[Range]:
+    rows: list[Any] = file.execute(_LIVE, (db, table)).fetchall()
+    return [Range(id, epoch, Span(start, end), rows, bytes) for id, epoch, start, end, rows, bytes in rows]
+
+
+def _put(file: apsw.Connection, db: str, table: str, ranges: Sequence[Range]) -> None:
+    file.executemany(
+        f"INSERT OR REPLACE INTO range ({_RANGE}, db, tab, live) VALUES (?, ?, ?, ?, ?, ?, ?, ?, 1)",
+        [(one.id, one.epoch, one.span.start, one.span.end, one.rows, one.bytes, db, table) for one in ranges],
+    )
+
+
+def _put_cut(file: apsw.Connection, db: str, table: str, cut: Cut) -> None:
+    file.execute(
+        "INSERT OR REPLACE INTO cut VALUES (?, ?, ?, ?, ?, ?)",
+        (db, table, cut.generation, cut.version, cut.target, cut.at),
+    )

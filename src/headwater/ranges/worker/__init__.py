@@ -1,0 +1,1 @@
+"""The bulk worker: a process that turns rows and changes into Arrow."""

@@ -1,0 +1,149 @@
+"""The databases a worker has open, each found again by its place, and closed when it is no longer that."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from headwater.errors import HeadwaterError, SourceMismatch, Unavailable
+from headwater.log.disk.disk_log import DiskLog
+from headwater.model.change import Transaction
+from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, Place, gone
+from headwater.sources.source import SideReader
+
+POLL_SECONDS = 0.005  # between two looks whether the log is durable further on
+IDLE_SECONDS = 30.0  # a database nobody asks for is closed: its files may be deleted by now
+
+OpenReader = Callable[[Place, DiskLog], SideReader]
+
+
+class DurableLog:
+    """The log of another process as `asof.Past`: nothing tells when it grows."""
+
+    def __init__(self, log: DiskLog) -> None:
+        self.disk = log
+
+    @property
+    def generation(self) -> str:
+        """See Log."""
+        return self.disk.generation
+
+    @property
+    def horizon(self) -> int:
+        """See Log."""
+        return self.disk.horizon
+
+    @property
+    def latest(self) -> int:
+        """See Log."""
+        return self.disk.latest
+
+    def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
+        """See Log."""
+        return self.disk.scan(after=after, upto=upto)
+
+    def wait_beyond(self, offset: int, timeout: float | None = None) -> bool:
+        """Sleep until `latest` passes `offset` or `timeout` ends; whether it passed."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while self.disk.latest <= offset:
+            if until is not None and time.monotonic() > until:
+                return False
+            time.sleep(POLL_SECONDS)
+        return True
+
+
+class Opened:
+    """One database, open."""
+
+    def __init__(self, reader: SideReader, log: DurableLog) -> None:
+        self.reader, self.log = reader, log
+        self.users = 0
+        self.used = 0.0
+        self.is_stale = False
+
+    def close(self) -> None:
+        """Release its files."""
+        with suppress(HeadwaterError):
+            self.reader.close()
+        self.log.disk.close()
+
+
+class Databases:
+    """What is open, by place. From any thread."""
+
+    def __init__(self, open_reader: OpenReader, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._open_reader, self._clock = open_reader, clock
+        self._lock = threading.Lock()  # guards what follows
+        self._open: dict[Place, Opened] = {}
+
+    @contextmanager
+    def use(self, place: Place) -> Iterator[Opened]:
+        """The database at `place`; OffsetExpired when its history is another by now."""
+        opened = self._take(place)
+        try:
+            log = opened.log
+            if log.generation != place.generation:
+                raise gone(0, log.horizon, log.latest, LOG_GENERATION_CHANGED, "the log began a new generation")
+            try:
+                yield opened
+            except SourceMismatch as error:
+                raise gone(0, log.horizon, log.latest, LOG_GENERATION_CHANGED, error.message) from error
+        finally:
+            self._give_back(opened)
+
+    def _take(self, place: Place) -> Opened:
+        with self._lock:
+            self._retire(place)
+            opened = self._open.get(place)
+            if opened is None:
+                opened = self._open[place] = self._opened(place)
+            opened.users += 1
+            return opened
+
+    def _opened(self, place: Place) -> Opened:
+        _check_inode(place)
+        log = DiskLog.open(place.log, read_only=True)
+        try:
+            _check_inode(place)
+            return Opened(self._open_reader(place, log), DurableLog(log))
+        except BaseException:
+            log.close()
+            raise
+
+    def _retire(self, place: Place) -> None:
+        """Other files under the same name, and what was not used for long, are let go."""
+        for other, opened in list(self._open.items()):
+            is_idle = not opened.users and self._clock() - opened.used > IDLE_SECONDS
+            if other != place and (other.db == place.db or is_idle):
+                del self._open[other]
+                opened.is_stale = True
+                if not opened.users:
+                    opened.close()
+
+    def _give_back(self, opened: Opened) -> None:
+        with self._lock:
+            opened.users -= 1
+            opened.used = self._clock()
+            if opened.is_stale and not opened.users:
+                opened.close()
+
+    def close(self) -> None:
+        """Close what nobody uses."""
+        with self._lock:
+            for opened in self._open.values():
+                opened.is_stale = True
+                if not opened.users:
+                    opened.close()
+            self._open.clear()
+
+
+def _check_inode(place: Place) -> None:
+    try:
+        found = os.stat(place.log).st_ino
+    except OSError as error:
+        raise Unavailable(f"the log {place.log} cannot be read: {error.strerror}", hint="Try again.") from None
+    if found != place.log_inode:
+        raise Unavailable(f"the log {place.log} was replaced", hint="Try again in a moment.")

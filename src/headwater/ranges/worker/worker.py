@@ -1,0 +1,153 @@
+"""The bulk worker: a process of its own that turns rows and changes into Arrow, so that the server's threads need not.
+
+One connection is one job: the job comes in, frames of the answer go out, as fast as they are taken. Who closes
+the connection ends the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+from collections.abc import Generator
+
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
+from headwater.ranges.pull.log_slices import log_pieces
+from headwater.ranges.pull.slice_cache import Cache, Slice
+from headwater.ranges.worker.jobs import (
+    HEAD,
+    MAX_JOB,
+    PIECE,
+    Done,
+    Job,
+    LogJob,
+    SnapshotJob,
+    decode_job,
+    encode_end,
+    encode_failure,
+    job_length,
+)
+from headwater.ranges.worker.open_databases import Databases, Opened, OpenReader
+
+logger = logging.getLogger("headwater.worker")
+
+AT_ONCE = 8  # jobs that work at the same time; one whose reader is slow does not count
+FRAME = 1 << 20  # bytes of the body in one frame, at most: what the server holds of an answer
+
+
+class Worker:
+    """Answers jobs, each in a thread of its own."""
+
+    def __init__(self, open_reader: OpenReader, cache: Cache) -> None:
+        self._databases, self._cache = Databases(open_reader), cache
+        self._places = threading.Semaphore(AT_ONCE)
+
+    def serve(self, listener: socket.socket) -> None:
+        """Answer until the listener is closed."""
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):  # the reader left
+            try:
+                self._run(connection, _read_job(connection))
+                done = Done(self._cache.hits, self._cache.misses, self._cache.bytes)
+                connection.sendall(encode_end(done))
+            except HeadwaterError as error:
+                connection.sendall(encode_failure(error))
+            except OSError:
+                raise
+            except Exception as error:
+                logger.exception("a bulk job failed")
+                failure = HeadwaterError(f"the bulk worker failed: {type(error).__name__}")
+                connection.sendall(encode_failure(failure))
+
+    def _run(self, connection: socket.socket, job: Job) -> None:
+        with (
+            self._databases.use(job.place) as opened,
+            contextlib.closing(self._pieces(connection, job, opened)) as pieces,
+        ):
+            while True:
+                with self._places:
+                    piece = next(pieces, None)
+                if piece is None:
+                    return
+                _send(connection, piece)
+
+    def _pieces(self, connection: socket.socket, job: Job, opened: Opened) -> Generator[Piece, None, None]:
+        def left() -> bool:
+            return _has_left(connection)
+
+        match job:
+            case SnapshotJob():
+                yield from snapshot_pieces(opened.reader, opened.log, job, left)
+            case LogJob():
+                yield from log_pieces(opened.reader, opened.log.disk, self._cache, job, left)
+            case _:
+                yield from tables_pieces(opened.reader, opened.log.disk, job, left)
+
+
+def _read_job(connection: socket.socket) -> Job:
+    length = job_length(_exactly(connection, 4))
+    if length > MAX_JOB:
+        raise InvalidRequest("the request is too long", hint="Name fewer columns, or a shorter condition.")
+    try:
+        return decode_job(_exactly(connection, length))
+    except msgspec.MsgspecError as error:
+        raise InvalidRequest(f"the job cannot be read: {error}") from None
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        got = connection.recv(size - len(data))
+        if not got:
+            raise ConnectionResetError("the asker left")
+        data += got
+    return bytes(data)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other side closed: it never says anything after its job."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _send(connection: socket.socket, piece: Piece) -> None:
+    if isinstance(piece.data, Slice):
+        with contextlib.closing(piece.data):
+            _send_file(connection, piece.data)
+        return
+    body, rows = memoryview(piece.data), piece.rows
+    for place in range(0, len(body), FRAME):
+        part = body[place : place + FRAME]
+        connection.sendall(HEAD.pack(PIECE, rows, len(part)))
+        connection.sendall(part)
+        rows = 0
+
+
+def _send_file(connection: socket.socket, kept: Slice) -> None:
+    """A slice goes from the page cache to the socket; nothing of it is seen here."""
+    place, end, rows = kept.start, kept.start + kept.length, kept.rows
+    while place < end:
+        edge = min(place + FRAME, end)
+        connection.sendall(HEAD.pack(PIECE, rows, edge - place))
+        while place < edge:
+            sent = os.sendfile(connection.fileno(), kept.file.fileno(), place, edge - place)
+            if not sent:
+                raise ConnectionResetError("a slice ended early")
+            place += sent
+        rows = 0

@@ -1,0 +1,1 @@
+"""The JSON gateway and key-value access, as SochDB's clients know them."""

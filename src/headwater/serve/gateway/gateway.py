@@ -1,0 +1,184 @@
+"""The JSON gateway, `GET /api/v1/ws`: SQL, keys and values, and changes in JSON messages over one WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
+from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.formats.gateway import GATEWAY, text_field
+from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.model.principal import VIEWER, Principal
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.sql import Outcome
+from headwater.serve.api import Api
+from headwater.serve.auth.open_sessions import Sessions
+from headwater.serve.gateway import messages as messages
+from headwater.serve.gateway.kv import Entry, Kv
+from headwater.serve.gateway.messages import bytes_of
+from headwater.serve.gateway.sochdb_refusals import in_sequences
+from headwater.serve.gateway.socket import STOPPING, GatewaySocket
+from headwater.serve.http.call import Call
+from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.envelope import unexpected
+from headwater.serve.rpc.hidden_names import told
+from headwater.serve.rpc.methods import METHODS
+from headwater.serve.rpc.query_params import values_of
+from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.server.websocket_protocol import Gone
+
+OPENING = Opening("gateway", messages.line, format=GATEWAY)
+SQL = METHODS["sql.exec"]
+
+Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | None]]  # None: it has answered by itself
+
+
+class Gateway:
+    """Answers the messages of every socket. In the loop that serves."""
+
+    def __init__(
+        self, api: Api, bridge: Bridge, metrics: Metrics, limits: Limits, sessions: Sessions, *, most: int
+    ) -> None:
+        self._api, self._bridge, self._metrics = api, bridge, metrics
+        self._limits, self._sessions, self._most = limits, sessions, most
+        self._kv = Kv(api, bridge)
+        self._open: dict[GatewaySocket, asyncio.Task[Any]] = {}  # and who serves it
+        self._is_stopping = False
+        self._handlers: dict[str, Handler] = {
+            "sql": self._sql,
+            "kv_get": self._get,
+            "kv_put": self._put,
+            "kv_delete": self._delete,
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "ping": self._ping,
+        }
+
+    async def serve(self, call: Call) -> int:
+        """One socket, to its end; an error before it is accepted leaves as it came."""
+        await call.receive()
+        call.who.need(VIEWER, "the gateway")
+        if self._is_stopping:
+            raise Unavailable("the server is stopping", hint="Connect again in a moment.")
+        with self._limits.stay(call.who, None, client_of(call.scope)):
+            socket = GatewaySocket(call, self._answer, most=self._most)
+            task = asyncio.current_task()
+            assert task is not None
+            self._open[socket] = task
+            try:
+                with self._sessions.during(call.who, socket.expire):
+                    await socket.run()
+            finally:
+                del self._open[socket]
+        return 101
+
+    async def drain(self, seconds: float) -> None:
+        """Let what is being answered be answered, for at most so long; then every client is told to come again."""
+        self._is_stopping = True
+        for socket in list(self._open):
+            socket.drain()
+        if self._open:
+            await asyncio.wait(list(self._open.values()), timeout=seconds)
+
+    def cut(self) -> None:
+        """Wait for no answer any more."""
+        for socket in list(self._open):
+            socket.end(STOPPING)
+
+    async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
+        """One frame of a client: exactly one answer."""
+        asked, code = messages.read(text), "ok"
+        try:
+            self._limits.ask(socket.who, socket.client)
+            if asked.error is not None:
+                raise asked.error
+            self._limits.enter(socket.who, self._limits.of_message(asked.payload))
+            payload = await self._handlers[asked.type](socket, asked.id, asked.payload)
+            if payload is not None:
+                await socket.say(asked.id, "pong" if asked.type == "ping" else "result", payload)
+        except HeadwaterError as error:
+            code = error.code
+            known = told(error, socket.who, self._api.databases)
+            await socket.say(asked.id, "error", messages.error_payload(known))
+        except (RecursionError, MemoryError):
+            large = InvalidRequest("the request or its answer is too large", hint="Ask for fewer or smaller values.")
+            code = large.code
+            await socket.say(asked.id, "error", messages.error_payload(large))
+        except Gone:
+            raise
+        except Exception as error:
+            code = HeadwaterError.code
+            await socket.say(asked.id, "error", messages.error_payload(unexpected(error, f"gateway {asked.type}")))
+        self._metrics.said(asked.type or "unknown", code)
+
+    # --- SQL -----------------------------------------------------------------------------------------------------
+
+    async def _sql(self, socket: GatewaySocket, id: str | int, asked: messages.Sql) -> bytes:
+        socket.who.need(SQL.role, "sql", SQL.instead)
+        result = await self._bridge.call(self._execute, socket.who, asked)
+        if isinstance(result, Pending):
+            return messages.rows_payload(result.finish(await self._bridge.wait(result.future)))
+        return result
+
+    def _execute(self, who: Principal, asked: messages.Sql) -> bytes | Pending[Outcome]:
+        """In a thread, the encoding too: a large answer would hold up the loop."""
+        args = values_of(asked.params, "params")
+        result = self._api.statement.execute(who, asked.query, args, db=asked.namespace)
+        return result if isinstance(result, Pending) else messages.rows_payload(result)
+
+    # --- keys and values -----------------------------------------------------------------------------------------
+
+    async def _get(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes:
+        key = bytes_of("key", asked.key, asked.key_base64)
+        value = await self._kv.get(socket.who, asked.namespace, key)
+        return b'{"found":false}' if value is None else b'{"found":true%b}' % text_field("value", value)
+
+    async def _put(self, socket: GatewaySocket, id: str | int, asked: messages.KvPut) -> bytes:
+        key = bytes_of("key", asked.key, asked.key_base64)
+        value = bytes_of("value", asked.value, asked.value_base64)
+        await self._kv.put(socket.who, asked.namespace, [Entry(key, value, asked.ttl_seconds)])
+        return b'{"ok":true}'
+
+    async def _delete(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes:
+        key = bytes_of("key", asked.key, asked.key_base64)
+        there = await self._kv.delete(socket.who, asked.namespace, key)
+        return b'{"deleted":true}' if there else b'{"deleted":false}'
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def _subscribe(self, socket: GatewaySocket, id: str | int, asked: messages.Subscribe) -> None:
+        socket.check_free(id)
+        feeds = self._api.feeding()
+        wanted = SubscribeTable(
+            db=asked.namespace,
+            tables=asked.tables or None,
+            ops=asked.operations or None,
+            where=asked.where,
+        )
+        begin = From(asked.start_sequence - 1 if asked.start_sequence else None)
+        with contextlib.ExitStack() as held:
+            held.enter_context(self._limits.stay(socket.who, self._limits.of_message(asked), socket.client))
+            try:
+                stream = await feeds.open_changes(socket.who, wanted, OPENING, begin)
+            except InvalidRequest as error:
+                raise in_sequences(error, asked.start_sequence, messages.FIELDS) from None
+            held.callback(feeds.left, stream)
+            log = stream.seat.log
+            if stream.cursor + 1 < log.horizon:
+                raise messages.overrun(OffsetExpired(stream.cursor, log.horizon, log.latest))
+            await socket.say(id, "result", b'{"subscribed":true}')
+            socket.follow(id, stream, held.pop_all().close)
+
+    async def _unsubscribe(self, socket: GatewaySocket, id: str | int, asked: messages.Unsubscribe) -> bytes:
+        if not socket.forget(asked.id):
+            raise NotFound("no such subscription on this socket", hint="Send the id with which it was asked for.")
+        return b'{"unsubscribed":true}'
+
+    async def _ping(self, socket: GatewaySocket, id: str | int, asked: messages.Nothing) -> bytes:
+        return b'{"ts":%d}' % (time.time_ns() // 1_000_000)

@@ -1,0 +1,228 @@
+"""The messages of the JSON gateway, as SochDB's clients write them: what is asked, and how it is answered. Pure."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Annotated, Any
+
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, RequestTooLarge
+from headwater.model.suggestion import nearest
+from headwater.queries.statements.sql import Outcome
+from headwater.serve.http.body_pieces import encode_with, plain_rows
+from headwater.serve.http.request_body import LARGE, MAX_ELEMENTS, check_elements
+from headwater.serve.http.transport_frames import OPS, text_frame
+from headwater.serve.rpc.envelope import clean
+from headwater.serve.rpc.params import Params, explain
+
+LONGEST_ID = 200  # it comes back with every change
+EXAMPLE = 'Send one JSON object, such as {"id": "1", "type": "sql", "payload": {"query": "SELECT 1"}}.'
+_NAMESPACE = "default"
+FIELDS = {"ops": "operations", "table": "tables"}  # of a feed, and how `subscribe` calls them
+MAX_ANSWER = 16 << 20  # bytes of the rows of `sql`: a message is sent whole
+_ERROR = b"!"  # begins the line that ends a subscription; lines of changes begin with a brace
+
+Id = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+encode = msgspec.json.Encoder().encode
+
+
+class Message(msgspec.Struct, forbid_unknown_fields=True):
+    """What a client sends."""
+
+    id: Id
+    type: str
+    payload: msgspec.Raw = msgspec.Raw(b"")
+
+
+class Sql(Params):
+    """sql"""
+
+    query: str
+    params: list[Any] | dict[str, Any] = []
+    namespace: str = _NAMESPACE
+
+
+class KvKey(Params):
+    """kv_get, kv_delete"""
+
+    key: str | None = None
+    key_base64: str | None = None
+    namespace: str = _NAMESPACE
+
+
+class KvPut(Params):
+    """kv_put"""
+
+    key: str | None = None
+    key_base64: str | None = None
+    value: str | None = None
+    value_base64: str | None = None
+    namespace: str = _NAMESPACE
+    ttl_seconds: Sequence = 0
+
+
+class Subscribe(Params):
+    """subscribe"""
+
+    tables: list[str] = []
+    operations: list[str] = []
+    start_sequence: Sequence = 0
+    where: str | None = None
+    namespace: str = _NAMESPACE
+
+
+class Unsubscribe(Params):
+    """unsubscribe"""
+
+    id: Id
+
+
+class Nothing(Params):
+    """ping"""
+
+
+TYPES: dict[str, type[Params]] = {
+    "sql": Sql,
+    "kv_get": KvKey,
+    "kv_put": KvPut,
+    "kv_delete": KvKey,
+    "subscribe": Subscribe,
+    "unsubscribe": Unsubscribe,
+    "ping": Nothing,
+}
+_messages = msgspec.json.Decoder(Message)
+_payloads = {name: msgspec.json.Decoder(kind) for name, kind in TYPES.items()}
+_FAULTS = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A message that was understood, or why not. `type` is one that there is, or empty."""
+
+    id: str | int = ""
+    type: str = ""
+    payload: Params | None = None
+    error: HeadwaterError | None = None
+
+
+def read(text: str | None) -> Asked:
+    """What a frame asks for; None is a frame that is not text."""
+    if text is None:
+        return Asked(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
+    try:
+        if len(text) > LARGE:
+            check_elements(text.encode(), MAX_ELEMENTS)
+        message = _messages.decode(text)
+    except RequestTooLarge as large:
+        return Asked(error=large)
+    except _FAULTS as fault:
+        return _unread(text, fault)
+    decoder = _payloads.get(message.type)
+    if decoder is None:
+        error = InvalidRequest(f"Unknown message type: {message.type[:40]}", hint=nearest(message.type, TYPES))
+        return Asked(message.id, error=error)
+    raw = message.payload
+    try:
+        found: Params = decoder.decode(b"{}" if bytes(raw) in (b"", b"null") else raw)
+    except _FAULTS as fault:
+        return Asked(message.id, message.type, error=explain(fault, "payload", TYPES[message.type]))
+    return Asked(message.id, message.type, found)
+
+
+def _unread(text: str, fault: Exception) -> Asked:
+    """Why it is no message; under its id, where one can be made out."""
+    try:
+        found = msgspec.json.decode(text)
+    except _FAULTS:
+        why = "nested too deeply" if isinstance(fault, RecursionError) else str(fault)
+        return Asked(error=InvalidRequest(f"Invalid JSON: {why}", hint=EXAMPLE))
+    if not isinstance(found, dict):
+        return Asked(error=InvalidRequest("Invalid JSON: not an object", hint=EXAMPLE))
+    try:
+        id: str | int = msgspec.convert(found.get("id"), Id)
+    except msgspec.ValidationError:
+        id = ""
+    return Asked(id, error=explain(fault, "message", Message))
+
+
+def bytes_of(field: str, text: str | None, encoded: str | None) -> bytes:
+    """The bytes under `field`: a text, or anything as base64."""
+    if (text is None) == (encoded is None):
+        raise InvalidRequest(
+            f"payload: one of `{field}` and `{field}_base64` is needed",
+            hint=f"Send `{field}` as text, or `{field}_base64` for bytes that are none.",
+        )
+    if text is not None:
+        return text.encode()
+    try:
+        return base64.b64decode((encoded or "").encode("ascii"), validate=True)
+    except (binascii.Error, UnicodeEncodeError):
+        raise InvalidRequest(f"payload.{field}_base64 is not base64", hint="Use RFC 4648 with its padding.") from None
+
+
+# --- answers -------------------------------------------------------------------------------------------------
+
+
+def frame(id: str | int, type: str, payload: bytes) -> bytes:
+    """One answer, ready to be written."""
+    return text_frame(b'{"id":%b,"type":"%b","payload":%b}' % (encode(id), type.encode(), payload))
+
+
+def error_payload(error: HeadwaterError) -> bytes:
+    """What a client is told of an error."""
+    body: dict[str, Any] = {"message": clean(error.message), "code": error.code}
+    if error.details:
+        body["details"] = clean(error.details)
+    return encode(body)
+
+
+def rows_payload(outcome: Outcome) -> bytes:
+    """sql: names and rows in plain JSON, and what was written."""
+    body: dict[str, Any] = {
+        "columns": [clean(name) for name in outcome.columns],
+        "rows": plain_rows(outcome.rows, MAX_ANSWER),
+        "affected": outcome.affected,
+        "last_insert_id": outcome.last_insert_id,
+    }
+    if outcome.truncated:
+        body["truncated"] = True
+    if outcome.causality is not None:
+        body["causality"] = outcome.causality
+    made = encode_with(body)
+    return made if isinstance(made, bytes) else made.joined()
+
+
+# --- subscriptions -------------------------------------------------------------------------------------------
+
+
+def line(id: int | str, word: str, data: bytes) -> bytes:
+    """How a stream hands out what the gateway tells: the same for every reader, whose id comes to it later."""
+    if word in OPS:
+        return data + b"\n"
+    if word == "failed":
+        return _ERROR + data + b"\n"
+    if word == "resnapshot":
+        told = {"message": "changes that belong here are gone from the log", "code": OffsetExpired.code}
+        details = {**msgspec.json.decode(data), "hint": OffsetExpired.default_hint}
+        return _ERROR + encode({**told, "details": details}) + b"\n"
+    return b""
+
+
+def told(id: str | int, piece: bytes) -> bytes:
+    """`piece`, lines as `line` makes them, as the frames of one subscription."""
+    event = b'{"id":%b,"type":"event","payload":' % encode(id)
+    frames = []
+    for each in piece.split(b"\n")[:-1]:
+        if each.startswith(_ERROR):
+            frames.append(frame(id, "error", each[1:]))
+        else:
+            frames.append(text_frame(event + each + b"}"))
+    return b"".join(frames)
+
+
+def overrun(error: OffsetExpired) -> HeadwaterError:
+    """`error` in the words of SochDB."""
+    error.message = f"CDC overrun: requested seq {error.after + 1} but oldest available is {error.horizon}"
+    return error

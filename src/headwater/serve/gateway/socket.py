@@ -1,0 +1,192 @@
+"""One client of the JSON gateway: it is answered in order, and its subscriptions are told beside that.
+
+    frames ──> inbox (bounded) ──> answers ──┐
+                                             ├──> one write at a time ──> socket
+    subscriptions, each a cursor ──> pieces ─┘
+
+A client that does not read is not written to: its subscriptions stay at their cursors, its requests in its socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
+from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.stream import Stream
+from headwater.serve.gateway.messages import error_payload, frame, told
+from headwater.serve.http.call import Call
+from headwater.serve.http.handlers.streams import closing
+from headwater.serve.limits.slow_reader_limits import drop
+from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.rpc.envelope import unexpected
+from headwater.serve.server import websocket_protocol
+
+MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that were read and wait for their turn; then reading stops
+MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read
+STOPPING = Ending("stopping", "the server is stopping")
+CLOSE_SECONDS = 5.0  # for the last words to a client that does not read
+
+Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
+
+
+class Inbox:
+    """Requests in their order, at most so many."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[str | None] = deque()
+        self._bytes = 0
+        self._moved = asyncio.Event()
+
+    async def put(self, text: str | None) -> None:
+        """Add one, as soon as there is room."""
+        while len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_BYTES:
+            await self._wait()
+        self._waiting.append(text)
+        self._bytes += len(text or "")
+        self._moved.set()
+
+    async def take(self) -> str | None:
+        """The oldest."""
+        while not self._waiting:
+            await self._wait()
+        text = self._waiting.popleft()
+        self._bytes -= len(text or "")
+        self._moved.set()
+        return text
+
+    async def _wait(self) -> None:
+        self._moved.clear()
+        await self._moved.wait()
+
+
+class GatewaySocket:
+    """Lives until the client leaves, or until it is ended. In the loop."""
+
+    def __init__(self, call: Call, answer: Answer, *, most: int) -> None:
+        self.who, self.client = call.who, client_of(call.scope)
+        self._call, self._answer, self._most = call, answer, most
+        self._inbox = Inbox()
+        self._writing = asyncio.Lock()
+        self._ended: asyncio.Future[Ending | None] = asyncio.get_running_loop().create_future()
+        self._is_answering = self._is_stopping = False
+        self._followed: dict[str | int, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Accept, and serve to the end."""
+        with contextlib.suppress(websocket_protocol.Gone):
+            await self._call.send({"type": "websocket.accept", websocket_protocol.MOST: self._most})
+            tasks = [self._task(self._listen()), self._task(self._work())]
+            try:
+                why = await self._ended
+            finally:
+                tasks += self._followed.values()
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            if why is not None:
+                await self._close(why)
+
+    def end(self, why: Ending | None = None) -> None:
+        """No more: the client left, or is told why it has to."""
+        if not self._ended.done():
+            self._ended.set_result(why)
+
+    def expire(self) -> None:
+        """The client is nobody any more; also one that does not read is let go."""
+        drop(self._call.scope)
+        self.end(Ending(Unauthorized.code, "the credential was revoked, or has expired"))
+
+    def drain(self) -> None:
+        """The server stops: no more after the request that is being answered."""
+        self._is_stopping = True
+        if not self._is_answering:
+            self.end(STOPPING)
+
+    # --- saying --------------------------------------------------------------------------------------------------
+
+    async def say(self, id: str | int, type: str, payload: bytes) -> None:
+        """Send one answer."""
+        await self._send(frame, id, type, payload)
+
+    async def _send(self, make: Callable[..., bytes], *args: Any) -> None:
+        """One at a time: else all that waited would be written at once when the client reads again.
+
+        The frames are made by `make(*args)` once it is their turn, so that those that wait hold no copy.
+        """
+        async with self._writing:
+            await self._call.raw({"type": websocket_protocol.FRAMES, "frames": make(*args)})
+
+    async def _close(self, why: Ending) -> None:
+        last = {"type": "websocket.close", **closing(why)}
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._call.send(last), CLOSE_SECONDS)
+
+    # --- subscriptions -------------------------------------------------------------------------------------------
+
+    def check_free(self, id: str | int) -> None:
+        """Refuse a subscription that could not be told from another one, or one too many."""
+        if id in self._followed:
+            raise InvalidRequest(
+                f"a subscription with the id {str(id)[:40]!r} is open", hint="Its changes come under it: use another."
+            )
+        if len(self._followed) >= MOST_SUBSCRIPTIONS:
+            raise LimitExceeded(
+                f"{MOST_SUBSCRIPTIONS} subscriptions are open on this socket, and no more are granted",
+                hint="Name several tables in one, or open another socket.",
+            )
+
+    def follow(self, id: str | int, stream: Stream, left: Callable[[], object]) -> None:
+        """Tell what `stream` hands out; `left` is called when that is over."""
+        task = self._followed[id] = self._task(self._pour(id, stream))
+
+        def over(_: Any) -> None:
+            if self._followed.get(id) is task:
+                del self._followed[id]
+            left()
+
+        task.add_done_callback(over)
+
+    def forget(self, id: str | int) -> bool:
+        """End a subscription; whether there was one."""
+        task = self._followed.pop(id, None)
+        return task is not None and task.cancel()
+
+    async def _pour(self, id: str | int, stream: Stream) -> None:
+        while (piece := await stream.next()) is not None:
+            await self._send(told, id, piece)
+        if stream.ending is not None and stream.ending.code == "closed":
+            gone = NotFound("the database is no more", hint="schema.list_databases tells which there are.")
+            await self.say(id, "error", error_payload(gone))
+
+    # --- hearing -------------------------------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        while (message := await self._call.receive())["type"] != "websocket.disconnect":
+            await self._inbox.put(message.get("text"))
+        self.end()
+
+    async def _work(self) -> None:
+        while not self._is_stopping:
+            text = await self._inbox.take()
+            self._is_answering = True
+            await self._answer(self, text)
+            self._is_answering = False
+        self.end(STOPPING)
+
+    def _task(self, work: Any) -> asyncio.Task[None]:
+        """A task whose failure is the end of all."""
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        task.add_done_callback(self._look)
+        return task
+
+    def _look(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, websocket_protocol.Gone):
+            self.end()
+        elif isinstance(error, Exception):
+            self.end(Ending(HeadwaterError.code, unexpected(error, "the gateway").message))

@@ -1,0 +1,153 @@
+"""What a change feed says, as messages: events and errors as those of changefeed.proto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from headwater.errors import HeadwaterError, LimitExceeded, NotFound, OffsetExpired, StaleEpoch
+from headwater.feeds.formats.images import Image, Unknown, shown
+from headwater.feeds.formats.values import PLAIN
+from headwater.feeds.subscriptions.options import Shape
+from headwater.model.clock import MAX_COUNTER, Timestamp, parse_ts, ts_ms
+from headwater.model.per_table import PerTable
+from headwater.ranges.changefeed.changefeed import Checkpoint, Event, Steady
+from headwater.ranges.changefeed.watched_spans import Emptied, Put, Reshaped, Watched
+from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED
+from headwater.serve.grpc.messages import message
+
+EXPIRED = {
+    WAL_HORIZON_EXCEEDED: "BASE_TOO_OLD",
+    LOG_GENERATION_CHANGED: "GENERATION_CHANGED",
+    SCHEMA_CHANGED: "HISTORY_CHANGED",
+}
+
+
+class Words:
+    """Writes events; with `with_diff` also what a row was before. From any thread."""
+
+    def __init__(self, image: PerTable[Image], with_diff: bool) -> None:
+        self._image, self._with_diff = image, with_diff
+        self._kinds: dict[type, Callable[[Any], Any]] = {
+            Put: self._value,
+            Emptied: _delete_range,
+            Reshaped: _schema_change,
+            Checkpoint: _checkpoint,
+            Steady: _steady,
+        }
+
+    def __call__(self, event: Event) -> Any:
+        """The message."""
+        return self._kinds[type(event)](event)
+
+    def _value(self, put: Put) -> Any:
+        unknown: Unknown = set()
+        write = self._image(put.table)
+        fields: dict[str, Any] = {}
+        if put.after is not None:
+            fields["value"] = write(put.after, unknown)
+        if put.before is not None and self._with_diff:
+            fields["prev_value"] = write(put.before, unknown)
+        value = _made(
+            "Value",
+            table=put.table.name,
+            key=put.key,
+            ts=timestamp(put.part.ts),
+            offset=put.offset,
+            txn_id=put.part.id,
+            unavailable=sorted(unknown),
+            **fields,
+        )
+        return _made("ChangeFeedEvent", value=value)
+
+
+def images() -> PerTable[Image]:
+    """How rows of each table are written: plain JSON, as in pulls."""
+    return PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
+
+
+def response(events: list[Any]) -> Any:
+    """Events on their way."""
+    return _made("ChangeFeedResponse", events=events)
+
+
+def timestamp(ts: Timestamp) -> Any:
+    """A hybrid time."""
+    return _made("Timestamp", ms=ts_ms(ts), counter=ts & MAX_COUNTER)
+
+
+def _delete_range(emptied: Emptied) -> Any:
+    part = emptied.part
+    told = _made(
+        "DeleteRange", span=_span(emptied.watched), ts=timestamp(part.ts), offset=emptied.offset, txn_id=part.id
+    )
+    return _made("ChangeFeedEvent", delete_range=told)
+
+
+def _schema_change(reshaped: Reshaped) -> Any:
+    told = _made(
+        "SchemaChange",
+        table=reshaped.table.name,
+        ddl=reshaped.ddl,
+        version=reshaped.table.version,
+        ts=timestamp(reshaped.part.ts),
+        offset=reshaped.offset,
+    )
+    return _made("ChangeFeedEvent", schema_change=told)
+
+
+def _checkpoint(checkpoint: Checkpoint) -> Any:
+    watched, ts, offset, generation = checkpoint
+    told = _made("Checkpoint", ts=timestamp(ts), offset=offset, generation=generation)
+    if watched is not None:
+        told.span.CopyFrom(_span(watched))
+    return _made("ChangeFeedEvent", checkpoint=told)
+
+
+def _steady(steady: Steady) -> Any:
+    return _made("ChangeFeedEvent", steady_state=_made("SteadyState", **steady._asdict()))
+
+
+def _span(watched: Watched) -> Any:
+    return _made("KeySpan", table=watched.table, start_key=watched.span.start, end_key=watched.span.end or b"")
+
+
+def failure(error: HeadwaterError) -> Any:
+    """Why a stream ends."""
+    words = f"{error.message}. {error.hint}" if error.hint else error.message
+    told = _made("Error", reason=_reason(error), message=words, retryable=error.retryable)
+    if "threshold" in error.extra:
+        told.threshold.CopyFrom(timestamp(parse_ts(error.extra["threshold"])))
+    if isinstance(error, StaleEpoch):
+        told.spans.extend([_heir(error.extra["table"], one) for one in error.extra["ranges"]])
+    return _made("ChangeFeedEvent", error=told)
+
+
+def _reason(error: HeadwaterError) -> str:
+    if "reason" in error.extra:
+        return str(error.extra["reason"])
+    if isinstance(error, OffsetExpired):
+        return EXPIRED.get(error.extra.get("resnapshot_reason", ""), "BASE_TOO_OLD")
+    if isinstance(error, StaleEpoch):
+        return "RANGE_SPLIT" if len(error.extra["ranges"]) > 1 else "RANGE_MERGED"
+    if isinstance(error, LimitExceeded):
+        return "CATCHUP_LIMIT"
+    if error.retryable:
+        return "UNAVAILABLE"
+    return "REMOVED" if isinstance(error, NotFound) else "INTERNAL"
+
+
+def _heir(table: str, one: dict[str, Any]) -> Any:
+    end = bytes.fromhex(one.get("end", ""))
+    return _made(
+        "KeySpan",
+        table=table,
+        start_key=bytes.fromhex(one["start"]),
+        end_key=end,
+        range_id=one["id"],
+        range_epoch=one["epoch"],
+    )
+
+
+def _made(name: str, **fields: Any) -> Any:
+    return message(f"headwater.v1.{name}")(**fields)

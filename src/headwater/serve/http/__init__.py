@@ -1,0 +1,1 @@
+"""HTTP: routes, requests and answers."""

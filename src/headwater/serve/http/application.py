@@ -1,0 +1,371 @@
+"""The HTTP application: finds the route, asks the gate, reads the body, hands on, answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+
+from headwater import __version__
+from headwater.errors import (
+    Forbidden,
+    HeadwaterError,
+    InvalidRequest,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+from headwater.model.database_name import real_name
+from headwater.model.principal import Principal
+from headwater.serve.api import STARTING, Api
+from headwater.serve.auth.gate import Access, Gate
+from headwater.serve.gateway.gateway import Gateway
+from headwater.serve.http import docs_page, openapi
+from headwater.serve.http.body_pieces import Pieces, send_body, size_of
+from headwater.serve.http.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
+from headwater.serve.http.cors import Cors
+from headwater.serve.http.handlers.queries import QueryPages
+from headwater.serve.http.handlers.rows import RowPages
+from headwater.serve.http.handlers.streams import Streams
+from headwater.serve.http.not_modified_cache import Again
+from headwater.serve.http.query_string import parse_query, ticket_in
+from headwater.serve.http.request_body import (
+    JSON,
+    BodyReservation,
+    Gone,
+    Refusal,
+    check_type,
+    header,
+    read_body,
+    retry_after,
+)
+from headwater.serve.http.routes import GATEWAY, QUERY, ROUTES, Route, find
+from headwater.serve.http.security_headers import UNSHARED, shielded
+from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.slow_reader_limits import drop
+from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.envelope import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
+from headwater.serve.rpc.hidden_names import told
+from headwater.serve.server.thread_bridge import Bridge
+
+Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
+Page = Callable[[Principal, Request], Awaitable[Response]]
+
+PROBLEM = b"application/problem+json"
+NOT_KEPT = {"cache-control": "no-store"}
+
+
+class Application:
+    """The ASGI application. RPC routes are bare ASGI, the others use Starlette's requests and responses."""
+
+    def __init__(
+        self,
+        api: Api,
+        gate: Gate,
+        bridge: Bridge,
+        metrics: Metrics,
+        *,
+        max_body: int,
+        limits: Limits,
+        cors: Cors | None = None,
+        streams: Streams | None = None,
+        public: bool = False,
+        ready: str = "any",
+    ) -> None:
+        self._api, self._ready = api, ready
+        self._gate = gate
+        self._bridge = bridge
+        self._metrics = metrics
+        self._max_body = max_body
+        self._cors = cors or Cors((), locked=gate.locked)
+        self._streams = streams
+        self._limits = limits
+        self.gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
+        rpc = Rpc(api, bridge, metrics, limits)
+        self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
+        self._again = Again(api, gate, limits)
+        self._calls = {"query": QueryPages(api, self._again, public=public).query}
+        self._pages: dict[str, Page] = {
+            "index": self._index,
+            "healthz": self._healthz,
+            "readyz": self._readyz,
+            "metrics": self._text,
+            "openapi": self._openapi,
+            "docs": self._docs,
+        } | RowPages(api, bridge, gate.still, max_body=max_body).pages()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[RAW] = send
+        extra = self._to_page(scope)
+        guarded = _guarded(scope, send, extra)
+        if await self._again.answered(scope, guarded if extra else send):
+            self._metrics.responded(QUERY, 304)
+            return
+        send = guarded
+        raw_path = scope.get("raw_path") or scope["path"].encode()
+        route, values = find(scope["path"], raw_path, scope.get("method", "GET"))
+        if scope["type"] == "websocket":
+            send = _as_http(send)
+        try:
+            status = await self._serve(scope, receive, send, route, values)
+        except Refusal as refusal:
+            status = await _refuse(send, route, refusal)
+        except HeadwaterError as error:
+            status = await _refuse(send, route, Refusal(error))
+        except (Gone, Aborted):
+            drop(scope)
+            return
+        except asyncio.CancelledError:
+            status = await _refuse(send, route, Refusal(_cut_off()))
+        except Exception as error:
+            status = await _refuse(send, route, Refusal(unexpected(error, scope["path"])))
+        self._metrics.responded("unknown" if route is None else route.path, status)
+
+    def _to_page(self, scope: Scope) -> Headers:
+        """The headers that tell a browser that the page may read the answer."""
+        origin = header(scope["headers"], b"origin")
+        return self._cors.headers(origin) if origin else []
+
+    async def _serve(
+        self, scope: Scope, receive: Receive, send: Send, route: Route | None, values: dict[str, str]
+    ) -> int:
+        headers: Headers = scope["headers"]
+        if scope["type"] == "http" and scope["method"] == "OPTIONS" and header(headers, b"origin"):
+            return await self._preflight(scope, send)
+        known = () if route is None else route.query
+        access = Access.LOCKED if route is None else route.access
+        principal = self._admit(scope, access, known)
+        if access is not Access.OPEN:
+            self._limits.ask(principal, client_of(scope))
+        if route is None:
+            raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
+        try:
+            return await self._serve_to(principal, scope, receive, send, route, values)
+        except HeadwaterError as error:
+            raise told(error, principal, self._api.databases) from None
+        except Refusal as refusal:
+            refusal.error = told(refusal.error, principal, self._api.databases)
+            raise
+
+    async def _serve_to(
+        self, principal: Principal, scope: Scope, receive: Receive, send: Send, route: Route, values: dict[str, str]
+    ) -> int:
+        known = route.query
+        is_strict = known and route.access is not Access.OPEN  # health checks may add anything
+        query = parse_query(scope["query_string"], known, route.path) if is_strict else {}
+        if scope["type"] == "websocket" or (route.websocket and not route.stream):
+            self._limits.enter(principal, self._limits.of_path(principal, values))
+            return await self._websocket(route, Call(scope, receive, send, principal, values, query))
+        if not route.takes(scope["method"]):
+            allow = [(b"allow", route.allow.encode())]
+            hint = f"Send {route.allow.replace(', ', ' or ')}."
+            error = InvalidRequest(f"{scope['method'][:20]} is not served at {route.path}", hint=hint)
+            raise Refusal(error, status=405, headers=allow)
+        if scope["query_string"] and not known and route.access is not Access.OPEN:
+            raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
+        if values:
+            self._limits.enter(principal, self._limits.of_path(principal, values))
+        if route.rpc:
+            return await self._rpc(scope, receive, send, principal, self._answers[route.handler])
+        if route.handler in self._calls:
+            return await self._calls[route.handler](Call(scope, receive, send, principal, values, query))
+        if route.stream:
+            return await self._stream(route, Call(scope, receive, send, principal, values, query))
+        scope["path_params"] = values  # where Starlette keeps them
+        response = await self._pages[route.handler](principal, Request(scope, receive))
+        await response(scope, receive, send)
+        return response.status_code
+
+    async def _preflight(self, scope: Scope, send: Send) -> int:
+        headers = self._cors.preflight(header(scope["headers"], b"origin"))
+        await send({"type": "http.response.start", "status": 204, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+        return 204
+
+    # --- streams -----------------------------------------------------------------------------------------------------
+
+    async def _stream(self, route: Route, call: Call) -> int:
+        if self._streams is None:
+            raise Unavailable("no feeds are served here")
+        try:
+            return await self._streams.serve(route.handler, call)
+        except (asyncio.CancelledError, Exception) as error:
+            if not call.started:
+                raise
+            # The answer has begun: a reader notices that it does not end.
+            if not isinstance(error, (asyncio.CancelledError, Aborted, HeadwaterError)):
+                unexpected(error, route.path)
+            raise Aborted from None
+
+    async def _websocket(self, route: Route, call: Call) -> int:
+        scope = call.scope
+        if scope["type"] != "websocket" or not route.websocket:
+            error = InvalidRequest(
+                f"{route.path} is {'' if route.websocket else 'not '}a WebSocket",
+                hint="Send `Upgrade: websocket`." if route.websocket else "Ask for it with plain HTTP.",
+            )
+            raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
+        origin = header(scope["headers"], b"origin")
+        if origin and not self._cors.admits(origin):
+            raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
+        if route.path == GATEWAY:
+            return await self.gateway.serve(call)
+        if self._streams is None:
+            raise Unavailable("no feeds are served here")
+        return await self._streams.websocket(route.handler, call)
+
+    def _admit(self, scope: Scope, access: Access, known: tuple[str, ...]) -> Principal:
+        """Who asks. Who is nobody hears the same of every path, whether there is such a route and what it takes."""
+        ticket = ticket_in(scope["query_string"])
+        try:
+            if ticket is None or "ticket" in known:
+                return self._gate.admit(scope["headers"], access, ticket)
+            return self._admit_without(scope, access, ticket)
+        except Unauthorized:
+            self._limits.ask_in_vain(client_of(scope))
+            raise
+
+    def _admit_without(self, scope: Scope, access: Access, ticket: str) -> Principal:
+        """Who asks where tickets open nothing: one that does not hold is called so here too."""
+        try:
+            return self._gate.admit(scope["headers"], access)
+        except Unauthorized:
+            self._gate.tickets.check(ticket)
+            raise
+
+    # --- the busy routes, without Starlette --------------------------------------------------------------
+
+    async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
+        check_type(scope["headers"], JSON)
+        client = client_of(scope)
+        try:
+            with BodyReservation(client) as memory:
+                asked = await read_body(scope, receive, self._max_body, memory)
+                self._gate.still(principal)  # a body may take its time
+                answering = answer(principal, asked, client)
+                if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
+                    status, body = await _unless_gone(receive, answering)
+                else:
+                    status, body = await answering
+        except TooOften as refused:
+            await _send(send, 429, JSON, refused.body, [retry_after(refused.error)])
+            return 429
+        await _send(send, status, JSON, body)
+        return status
+
+    # --- the ordinary routes -----------------------------------------------------------------------------
+
+    async def _index(self, principal: Principal, request: Request) -> Response:
+        doors = [{"method": route.method, "path": route.path, "summary": route.summary} for route in ROUTES]
+        return JSONResponse({"name": "headwater", "version": __version__, "routes": doors}, headers=NOT_KEPT)
+
+    async def _healthz(self, principal: Principal, request: Request) -> Response:
+        return JSONResponse({"status": "ok"}, headers=NOT_KEPT)
+
+    async def _readyz(self, principal: Principal, request: Request) -> Response:
+        name = request.query_params.get("db")
+        if name is not None:  # which databases exist is not for everybody to know
+            self._admit(request.scope, Access.LOCKED, ("db",)).glimpse(real_name(name))
+        unready, is_storage_full = await self._bridge.call(self._api.readiness)
+        if name is not None:
+            unready = {"": unready.get(real_name(name), "not_found")}
+        reasons = sorted({reason for reason in unready.values() if reason}) or ([] if unready else [STARTING])
+        enough = any if self._ready == "any" or name is not None else all
+        ready = enough(not reason for reason in unready.values()) and bool(unready)
+        body = {"ready": ready} | ({"reasons": reasons} if reasons else {})
+        if is_storage_full:
+            body["storage_full"] = True
+        return JSONResponse(body, status_code=200 if ready else 503, headers=NOT_KEPT)
+
+    async def _docs(self, principal: Principal, request: Request) -> Response:
+        return HTMLResponse(docs_page.page(), headers=NOT_KEPT | {"content-security-policy": docs_page.POLICY})
+
+    async def _text(self, principal: Principal, request: Request) -> Response:
+        if principal.scopes is not None:
+            raise Forbidden("the numbers are those of all databases", hint="Use a credential without scopes.")
+        text = await self._bridge.call(self._metrics.text)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST} | NOT_KEPT)
+
+    async def _openapi(self, principal: Principal, request: Request) -> Response:
+        return JSONResponse(openapi.document(), headers=NOT_KEPT)
+
+
+def _cut_off() -> HeadwaterError:
+    """For a request that outlasted the drain. Its write may be in the queue of the source already."""
+    return Unavailable(
+        "the server stopped before the request was done",
+        hint="It may or may not have been carried out: look before you repeat it.",
+    )
+
+
+async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> Reply:
+    """The answer; Gone, and no more work on it, as soon as the client left."""
+    working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        return working.result()
+    finally:
+        leaving.cancel()
+        if working.cancel():
+            await asyncio.gather(working, return_exceptions=True)
+
+
+def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
+    """`send`, which puts on every head of an answer what browsers are to be told."""
+    tls = scope["scheme"] in ("https", "wss")
+    full = [*extra, UNSHARED] if scope.get("method") in ("GET", "HEAD") else extra
+
+    async def tell(message: MutableMapping[str, Any]) -> None:
+        if message["type"].endswith("http.response.start"):
+            if message["status"] == 304:
+                message["headers"] = [*message["headers"], *extra]
+            else:
+                message["headers"] = shielded([*message["headers"], *full], tls=tls)
+        await send(message)
+
+    return tell
+
+
+def _as_http(send: Send) -> Send:
+    """`send` for a WebSocket that is refused with a status before it is one."""
+
+    async def refused(message: MutableMapping[str, Any]) -> None:
+        if message["type"].startswith("http."):
+            message = {**message, "type": f"websocket.{message['type']}"}
+        await send(message)
+
+    return refused
+
+
+async def _refuse(send: Send, route: Route | None, refusal: Refusal) -> int:
+    if route is not None and route.rpc and refusal.status != 405:
+        id = SQL_ID if route.handler == "sql" else None
+        await _send(send, refusal.status, JSON, error_body(id, refusal.error), refusal.headers)
+    else:
+        await _send(send, refusal.status, PROBLEM, problem(refusal.error, refusal.status), refusal.headers)
+    return refusal.status
+
+
+def problem(error: HeadwaterError, status: int) -> bytes:
+    """`error` as application/problem+json."""
+    kind = f"urn:headwater:error:{error.code}"
+    body = {"type": kind, "title": error.message, "status": status, "code": error.code}
+    if error.hint:
+        body["hint"] = error.hint
+    return msgspec.json.encode(clean({**body, **error.details, **body}))  # first as a person reads it
+
+
+async def _send(send: Send, status: int, kind: bytes, body: bytes | Pieces, extra: Headers | None = None) -> None:
+    headers = [(b"cache-control", b"no-store"), *(extra or ())]
+    if status != 204:
+        headers += ((b"content-type", kind), (b"content-length", b"%d" % size_of(body)))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send_body(send, body)

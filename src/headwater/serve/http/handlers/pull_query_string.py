@@ -1,0 +1,97 @@
+"""What a pull asks for behind its question mark: versions, spans, columns, conditions. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.model.keys.key import Span, prefix_end
+from headwater.ranges.worker.jobs import LZ4, Pick
+from headwater.serve.http.query_string import digits, number
+
+MAX_KEY = 16 << 10  # bytes
+
+
+def version_in(text: str) -> tuple[str, int]:
+    """The generation and the offset of a version."""
+    generation, _, offset = text.rpartition(".")
+    if not generation or not digits(offset, 18):
+        raise InvalidRequest(
+            f"version {text[:60]!r} cannot be read", hint="Leave it out to be sent to the present one."
+        )
+    return generation, int(offset)
+
+
+def offset_in(query: dict[str, str], name: str) -> int:
+    """An offset that has to be given."""
+    found = number(query, name)
+    if found is None:
+        raise InvalidRequest(f"`{name}` is missing", hint="Send after=N&upto=M: changes after N up to and with M.")
+    return found
+
+
+def range_in(query: dict[str, str]) -> tuple[int, int] | None:
+    """The id and the epoch of a range."""
+    if ("range" in query) != ("epoch" in query):
+        raise InvalidRequest("`range` and `epoch` belong together", hint="Send both as pull.ranges told them.")
+    found, epoch = number(query, "range"), number(query, "epoch")
+    return None if found is None or epoch is None else (found, epoch)
+
+
+def span_in(query: dict[str, str]) -> Span:
+    """The keys from `start` to before `end`."""
+    start, end = _key(query, "start") or b"", _key(query, "end")
+    if end is not None and start >= end:
+        raise InvalidRequest("`start` is not below `end`", hint="Keys compare byte by byte.")
+    return Span(start, end)
+
+
+def rest_of(span: Span, query: dict[str, str]) -> Span:
+    """What of `span` lies behind the key `after`."""
+    after = _key(query, "after")
+    if after is None:
+        return span
+    start = max(span.start, prefix_end(after) or after + b"\0")
+    return Span(start, span.end) if span.end is None or start < span.end else Span(span.end, span.end)
+
+
+def pick_in(query: dict[str, str], span: Span) -> Pick:
+    """The rows and columns asked for."""
+    return Pick(span, names_in(query, "columns"), query.get("where"))
+
+
+def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
+    """A list of names with commas between them, or as JSON where a name has one itself."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not text.startswith("["):
+        return tuple(word.strip() for word in text.split(","))
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        raise InvalidRequest(f"{name} cannot be read", hint='Send a,b or, percent-encoded, ["a","b"].') from None
+
+
+def compression_in(query: dict[str, str]) -> str | None:
+    """How buffers are to be compressed."""
+    found = query.get("compression")
+    if found not in (None, LZ4):
+        raise InvalidRequest(f"compression {found[:60]!r} is not known", hint="Send compression=lz4, or leave it out.")
+    return found
+
+
+def _key(query: dict[str, str], name: str) -> bytes | None:
+    text = query.get(name)
+    if text is None:
+        return None
+    try:
+        if len(text) > 2 * MAX_KEY or not text.isalnum():
+            raise ValueError
+        return bytes.fromhex(text)
+    except ValueError:
+        if not text:
+            return b"" if name != "end" else None
+        raise InvalidRequest(
+            f"`{name}` is not a key in hex", hint="Send back key bytes as they were received."
+        ) from None

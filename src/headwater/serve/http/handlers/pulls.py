@@ -1,0 +1,229 @@
+"""Bulk pulls over HTTP: rows of a key range as of one version, and changes of a stretch of the log, as Arrow."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
+from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
+from headwater.feeds.subscriptions.subscribe_table import check_calls
+from headwater.model.database_name import real_name
+from headwater.model.keys.key import Span
+from headwater.ranges.pull.snapshot import shape_of
+from headwater.ranges.worker.jobs import Job, LogJob, SnapshotJob, TablesJob
+from headwater.ranges.worker.jobs import gone as lost
+from headwater.ranges.worker.process import Answer, Bulk, Numbers
+from headwater.serve.http.call import ARROW_KIND, Call, Headers, gone
+from headwater.serve.http.handlers.pull_query_string import (
+    compression_in,
+    names_in,
+    offset_in,
+    pick_in,
+    range_in,
+    rest_of,
+    span_in,
+    version_in,
+)
+from headwater.serve.http.handlers.table_snapshots import FOREVER
+from headwater.serve.http.query_string import number
+from headwater.serve.limits.shares import Shares
+
+AT_ONCE = 64  # each holds a thread of the worker and a piece of its answer
+SHARE = 32  # of them for one caller who is not an owner
+
+Run = Callable[..., Any]
+Find = Callable[[str, str, int, int], Span]
+
+
+class Pulls:
+    """Answers /api/v1/pull. `run` runs a short blocking call in a thread; `find` tells the keys of a range."""
+
+    def __init__(self, databases: Databases, bulk: Bulk, find: Find, run: Run) -> None:
+        self._databases, self._bulk, self._find, self._run = databases, bulk, find, run
+        self._worker = bulk.open_worker()
+        self._shares = Shares("pulls")
+
+    @property
+    def numbers(self) -> Numbers:
+        """For metrics."""
+        return self._worker.numbers
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that does the work, if there is one."""
+        return self._worker.pid
+
+    async def close(self) -> None:
+        """After the last request."""
+        await self._worker.stop()
+
+    # --- the routes ------------------------------------------------------------------------------------------
+
+    async def snapshot(self, call: Call) -> int:
+        """Rows as of one version, or where the present version is."""
+        db, table = _asked(call)
+        database = self._databases.database(db)
+        if "version" not in call.query:
+            return await self._redirect(call, database, table)
+        generation, offset = version_in(call.query["version"])
+        _check_kept(database, generation, offset)
+        await self._run(_check_where, call, database, db, table)
+        pick = pick_in(call.query, rest_of(await self._span(call, db, table), call.query))
+        tag = _tag(db, table, *(f"{name}={value}" for name, value in sorted(call.query.items()) if name != "ticket"))
+        headers = [(b"etag", tag), (b"cache-control", FOREVER), (b"x-headwater-offset", b"%d" % offset)]
+        if _matches(call.header(b"if-none-match"), tag):
+            await call.start(304, headers)
+            await call.send({"type": "http.response.body", "body": b""})
+            return 304
+        return await self._pour(call, SnapshotJob(await self._run(self._bulk.place, db), table, offset, pick), headers)
+
+    async def log(self, call: Call) -> int:
+        """Changes of one table in (after, upto]."""
+        db, table = _asked(call)
+        database = self._databases.database(db)
+        await self._run(_check_where, call, database, db, table)
+        after, upto = self._stretch(call, database)
+        shape, pick = number(call.query, "shape"), pick_in(call.query, span_in(call.query))
+        compression, place = compression_in(call.query), await self._run(self._bulk.place, db)
+        return await self._pour(call, LogJob(place, table, after, upto, shape, pick, compression), _of_stretch(upto))
+
+    async def tables(self, call: Call) -> int:
+        """Changes of several tables in (after, upto]."""
+        db = real_name(call.values["db"])
+        names = names_in(call.query, "tables") or ()
+        wanted = () if names in ((), ("*",)) else names
+        call.who.check(db, wanted or None)
+        after, upto = self._stretch(call, self._databases.database(db))
+        place = await self._run(self._bulk.place, db)
+        return await self._pour(call, TablesJob(place, wanted, after, upto), _of_stretch(upto))
+
+    def _stretch(self, call: Call, database: Database) -> tuple[int, int]:
+        """What of the log is asked for; only what is durable is there."""
+        after, upto = offset_in(call.query, "after"), offset_in(call.query, "upto")
+        log = database.log
+        if upto < after:
+            raise InvalidRequest(f"`upto` {upto} lies before `after` {after}", hint="Send after=N&upto=M with N ≤ M.")
+        _check_kept(database, call.query.get("generation", log.generation), after)
+        if upto > log.durable:
+            raise InvalidRequest(
+                f"offset {upto} is not in the log yet; the newest there is {log.durable}",
+                hint="Wait for it by pull.describe with `after` and `wait_ms`.",
+            )
+        return after, upto
+
+    async def _span(self, call: Call, db: str, table: str) -> Span:
+        named, span = range_in(call.query), span_in(call.query)
+        if named is None:
+            return span
+        found: Span = await self._run(self._find, call.who, db, table, *named)
+        both = found.intersect(span)
+        if both is None:
+            raise InvalidRequest("no key lies both in the range and in the span", hint="Send one of them.")
+        return both
+
+    async def _redirect(self, call: Call, database: Database, table: str) -> int:
+        await self._run(shape_of, database.source, table)
+        await self._run(database.catch_up, CATCH_UP_SECONDS)
+        query = {**call.query, "version": f"{database.log.generation}.{database.log.latest}"}
+        path = "/".join(quote(call.values[name], safe="", errors="surrogateescape") for name in ("db", "table"))
+        url = f"/api/v1/pull/{path}/snapshot?{urlencode(query)}"
+        headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
+        await call.start(307, headers)
+        await call.send({"type": "http.response.body", "body": b""})
+        return 307
+
+    # --- the body --------------------------------------------------------------------------------------------
+
+    async def _pour(self, call: Call, job: Job, headers: Headers) -> int:
+        with self._shares.take(call, AT_ONCE, SHARE):
+            return await self._answer(call, job, headers)
+
+    async def _answer(self, call: Call, job: Job, headers: Headers) -> int:
+        answers: list[Answer] = []
+        leaving = asyncio.ensure_future(gone(call.receive))
+        leaving.add_done_callback(lambda _: _leave(answers))
+        try:
+            pieces, first = await self._begun(call, job, answers)
+            await self._send(call, pieces, first, headers)
+        finally:
+            leaving.cancel()
+            _leave(answers)
+        return 200
+
+    async def _begun(self, call: Call, job: Job, answers: list[Answer]) -> tuple[AsyncIterator[bytes], bytes]:
+        """The answer with its first piece: whatever can be refused is refused before it comes."""
+        while True:
+            answers.append(await self._worker.answer(job))
+            pieces = answers[-1].pieces()
+            try:
+                return pieces, await anext(pieces)
+            except HeadwaterError:
+                if answers[-1].has_left:
+                    call.abort()  # there is nobody to tell
+                if not answers[-1].died or len(answers) > 1 or not await self._worker.is_dead():
+                    raise
+
+    async def _send(self, call: Call, pieces: AsyncIterator[bytes], first: bytes, headers: Headers) -> None:
+        await call.start(200, [(b"content-type", ARROW_KIND), *headers])
+        if call.scope["method"] != "HEAD":
+            try:
+                await _carry(call, first, pieces)
+            except HeadwaterError:
+                call.abort()  # too late for a status: without its end mark nobody takes the body for whole
+        await call.send({"type": "http.response.body", "body": b""})
+
+
+def _asked(call: Call) -> tuple[str, str]:
+    """The database and the table of a route, which have to be the caller's business."""
+    db, table = real_name(call.values["db"]), call.values["table"]
+    call.who.check(db, [table])
+    return db, table
+
+
+def _leave(answers: list[Answer]) -> None:
+    for answer in answers:
+        answer.leave()
+
+
+async def _carry(call: Call, first: bytes, pieces: AsyncIterator[bytes]) -> None:
+    send = call.raw
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def _check_where(call: Call, database: Database, db: str, table: str) -> None:
+    """Raise Forbidden if the request has a `where` that the caller may not send. Blocks."""
+    if "where" in call.query:
+        source = database.source
+        source.check_sql(call.who.role)
+        if call.who.tables(db) is not None and (shape := source.describe().get(table)) is not None:
+            check_calls(source.condition(shape, call.query["where"]).calls, call.who, db)
+
+
+def _check_kept(database: Database, generation: str, after: int) -> None:
+    log = database.log
+    if generation != log.generation:
+        raise lost(after, log.horizon, log.latest, LOG_GENERATION_CHANGED, "the log began a new generation since")
+    if after + 1 < log.horizon:
+        raise lost(after, log.horizon, log.latest, WAL_HORIZON_EXCEEDED)
+
+
+def _of_stretch(upto: int) -> Headers:
+    return [(b"cache-control", b"no-store"), (b"x-headwater-offset", b"%d" % upto)]
+
+
+def _tag(*parts: str) -> bytes:
+    # Weak: where one batch ends and the next begins depends on what is in the table by now; the rows do not.
+    digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=12)
+    return b'W/"p.%s"' % digest.hexdigest().encode()
+
+
+def _matches(header: bytes, tag: bytes) -> bool:
+    named = [part.strip().removeprefix(b"W/") for part in header.split(b",")]
+    return tag.removeprefix(b"W/") in named or b"*" in named

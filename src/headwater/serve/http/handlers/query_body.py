@@ -1,0 +1,158 @@
+"""Answers of queries as the wire has them: JSON of rows or objects, CSV, Arrow. One tag, one sequence of bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model import arrow
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.literal import to_lit, to_plain
+from headwater.model.table import Column, Table
+from headwater.queries.answers import Answer
+from headwater.queries.etag.causality import token
+from headwater.queries.queries import Explained
+from headwater.serve.http.body_pieces import Pieces, batches, csv_pieces, data_pieces, encode_with, is_small
+from headwater.sources.source import Read
+
+ROWS, OBJECTS, PLAIN, CSV, ARROW = "rows_json", "objects_json", "plain_json", "csv", "arrow"
+RPC_FORMATS = (ROWS, OBJECTS, PLAIN)
+UNSERVED = frozenset({"skeinpack_v1", "wasm_batch_v1"})
+
+
+def rpc_format(name: str | None) -> str:
+    """The format of an answer over RPC; InvalidRequest, NotSupported."""
+    if name in UNSERVED:
+        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(RPC_FORMATS)}.")
+    if name is not None and name not in RPC_FORMATS:
+        raise InvalidRequest(f"unknown result_format {name[:40]!r}", hint=f"Use one of {', '.join(RPC_FORMATS)}.")
+    return name or ROWS
+
+
+def data_of(read: Read, format: str) -> dict[str, Any]:
+    """`data` of an answer."""
+    write = to_plain if format == PLAIN else to_lit
+    rows: list[Any]
+    if format == OBJECTS:
+        check_names(read.columns)
+        rows = [{name: write(value) for name, value in zip(read.columns, row, strict=True)} for row in read.rows]
+    else:
+        rows = [[write(value) for value in row] for row in read.rows]
+    data: dict[str, Any] = {"columns": columns_of(read), "rows": rows}
+    return data | {"truncated": True} if read.truncated else data
+
+
+def columns_of(read: Read) -> list[dict[str, Any]]:
+    """`columns` of an answer."""
+    return [{"name": name} for name in read.columns]
+
+
+def check_names(columns: tuple[str, ...]) -> None:
+    """Objects cannot hold two columns of one name."""
+    for name, count in Counter(columns).items():
+        if count > 1:
+            raise InvalidRequest(
+                f"two columns are called {name!r}; an object can hold only one",
+                hint='Give them different names with AS, or ask for "rows_json".',
+            )
+
+
+def encode_data(read: Read, format: str) -> Pieces:
+    """Return `data` of an answer, encoded piece by piece."""
+    if format == OBJECTS:
+        check_names(read.columns)
+    return data_pieces(read, to_plain if format == PLAIN else to_lit, named=format == OBJECTS)
+
+
+def body_of(answer: Answer, format: str) -> bytes | Pieces:
+    """The body of a GET."""
+    assert answer.read is not None
+    if format == CSV:
+        return csv_pieces(answer.read)
+    if format == ARROW:
+        return _arrow(answer.read)
+    return encode_with({"etag": answer.etag, "data": written_data(answer.read, format)})
+
+
+def written_data(read: Read, format: str) -> dict[str, Any] | Pieces:
+    """Return `data` of an answer, for `encode_with`."""
+    return data_of(read, format) if is_small(read) else encode_data(read, format)
+
+
+def _arrow(read: Read) -> Pieces:
+    """Columns of any kind: what a column holds is only known by looking."""
+    table = Table("answer", tuple(Column(name, _kind(read, place)) for place, name in enumerate(_unique(read.columns))))
+    schema = arrow.schema(table)
+    if read.truncated:
+        schema = schema.with_metadata({**(schema.metadata or {}), b"truncated": b"true"})
+    stream, body = arrow.ArrowStream(schema), Pieces()
+    body.add(stream.start())
+    for rows in batches(read.rows) if read.rows else [()]:
+        body.add(stream.batch(arrow.rows_batch(table, rows)))
+    body.add(stream.end())
+    return body
+
+
+_KINDS = {bool: "bool", int: "i64", float: "f64", str: "str", bytes: "bytes"}
+
+
+def _kind(read: Read, place: int) -> str:
+    types = {type(row[place]) for row in read.rows} - {type(None)}
+    return _KINDS.get(types.pop(), "any") if len(types) == 1 else "any"
+
+
+def _unique(names: tuple[str, ...]) -> list[str]:
+    """Arrow's columns are found by name: the second `a` is called `a_2`."""
+    found: dict[str, None] = {}
+    numbers: dict[str, int] = {}  # the last that a name got
+    for name in names:
+        made, number = name, numbers.get(name, 1)
+        while made in found:
+            number += 1
+            made = f"{name}_{number}"
+        numbers[name] = number
+        found[made] = None
+    return list(found)
+
+
+def about(answer: Answer) -> dict[str, Any]:
+    """query.select, query.execute_prepared, but for the rows."""
+    seen = token(answer.instance.prepared.db, answer.seen)
+    return {
+        "etag": answer.etag,
+        "not_modified": answer.not_modified,
+        "deps": {"tables": seen.deps},
+        "causality": seen,
+    }
+
+
+def prepared(found: Explained) -> dict[str, Any]:
+    """query.prepare"""
+    kept, analysis = found.prepared, found.analysis
+    answer: dict[str, Any] = {
+        "query_id": kept.id,
+        "db": kept.db,
+        "canonical": {"sql": kept.sql} if kept.form is None else msgspec.Raw(kept.form),
+        "parameters": list(analysis.parameters),
+        "columns": [{"name": name} for name in analysis.columns],
+        "cacheable": analysis.is_cacheable,
+    }
+    return answer if kept.name is None else answer | {"name": kept.name}
+
+
+def explained(found: Explained, words: list[str]) -> dict[str, Any]:
+    """query.explain"""
+    analysis: Analysis = found.analysis
+    return {
+        **prepared(found),
+        "sql": analysis.sql,
+        "table_keys": [f"{found.prepared.db}.{name}" for name in analysis.tables],
+        "dependencies": words,
+        "volatile": list(analysis.volatile),
+        "doubts": list(analysis.doubts),
+        "ordered": analysis.is_total,
+        "guards": len(analysis.guards),
+    }

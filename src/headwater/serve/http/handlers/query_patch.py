@@ -1,0 +1,113 @@
+"""Patches on the wire: 226 of a GET that says what it has, and query.patch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported, Unavailable
+from headwater.model.answer_limits import bytes_of
+from headwater.model.principal import Principal
+from headwater.queries.answers import Answer
+from headwater.queries.etag.row_etag import opaque
+from headwater.queries.patch import patch
+from headwater.queries.patch.client_state import ClientState, diff_state
+from headwater.queries.patch.recent_results import Results
+from headwater.queries.queries import unkept
+from headwater.serve.api import Api
+from headwater.serve.http.handlers.query_body import ARROW, CSV, about, columns_of, rpc_format
+from headwater.serve.rpc.query_methods import text_of
+from headwater.serve.rpc.query_params import Patch, values_of
+from headwater.sources.source import Read
+
+MANIPULATION = b"headwater-rows"
+MAX_PATCHED = 8 << 20  # bytes of an answer
+PATCHED = 226  # IM Used, RFC 3229
+
+
+def has_patches(read: Read) -> bool:
+    """Return whether patches are made between answers like this one."""
+    return not read.truncated and bytes_of(read.rows) <= MAX_PATCHED
+
+
+def wants_patch(a_im: bytes, format: str) -> bool:
+    """Whether a request takes patches, and its format has any."""
+    named = [part.split(b";")[0].strip().lower() for part in a_im.split(b",")]
+    return MANIPULATION in named and format not in (CSV, ARROW)
+
+
+def patched(results: Results, answer: Answer, format: str, tags: Sequence[str]) -> tuple[int, bytes]:
+    """The status and body of an answer to one who takes patches, and may hold what one of `tags` names."""
+    assert answer.read is not None
+    place = answer.instance.prefix(format)
+    base = next((found for tag in tags if (found := results.find(place, tag)) is not None), None)
+    fresh = _kept(results, answer, format, base)
+    if base is not None:
+        made = patch.diff(base, fresh, include_full=False)
+        if not made["reset"]:
+            return PATCHED, msgspec.json.encode(made)
+    data = {"columns": columns_of(answer.read), "rows": msgspec.Raw(fresh.rows_text)}
+    return 200, msgspec.json.encode({"etag": answer.etag, "data": data})
+
+
+def _kept(results: Results, answer: Answer, format: str, base: patch.Answer | None) -> patch.Answer:
+    """The answer as it is sent, remembered for the next patch."""
+    assert answer.read is not None and answer.etag is not None
+    place, analysis = answer.instance.prefix(format), answer.instance.analysis
+    fresh = patch.Answer.of(
+        answer.etag,
+        columns_of(answer.read),
+        answer.read.rows,
+        key=analysis.key,
+        ordered=analysis.is_total,
+        form=patch.FORMS[format],
+        like=base or results.latest(place),
+    )
+    results.keep(place, fresh)
+    return fresh
+
+
+async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
+    """query.patch"""
+    format = rpc_format(p.result_format)
+    asking = api.asking()
+    if p.query_id is not None:
+        if p.sql is not None or p.query is not None or p.db is not None:
+            raise InvalidRequest("`query_id` names a query already", hint="Send it without `sql`, `query` and `db`.")
+        query = asking.get(who, p.query_id)
+    else:
+        text = text_of(api, who, p)
+        query = unkept(text.sql, text.db)
+    tags = () if p.base_etag is None else (opaque(p.base_etag),)
+    answer = await asking.ask(who, query, values_of(p.args), format=format, tags=tags)
+    if answer.read is None:
+        return about(answer)
+    if not has_patches(answer.read) or not answer.instance.analysis.is_cacheable:
+        reason = "cannot be kept" if has_patches(answer.read) else "is too large"
+        raise NotSupported(f"there are no patches: the answer {reason}", hint="Ask for the answer itself.")
+    if answer.etag is None:
+        problem = "there is no patch now: where the answer stands among the changes is not known yet"
+        raise Unavailable(problem, hint="Try again in a moment, or ask for the answer itself.")
+    made: bytes = await asking.run(_diff, asking.results, answer, format, p)
+    return about(answer) | {"data": msgspec.Raw(made)}
+
+
+def _diff(results: Results, answer: Answer, format: str, p: Patch) -> bytes:
+    base = None if p.base_etag is None else results.find(answer.instance.prefix(format), opaque(p.base_etag))
+    fresh = _kept(results, answer, format, base)
+    if base is not None:
+        made = patch.diff(base, fresh, include_full=p.include_full)
+    elif p.client_state is not None:
+        made = diff_state(_state(p.client_state), fresh, p.base_etag, include_full=p.include_full)
+    else:
+        made = patch.reset(fresh, p.base_etag, "base_unknown", include_full=p.include_full)
+    return msgspec.json.encode(made)
+
+
+def _state(body: Any) -> ClientState:
+    try:
+        return msgspec.convert(body, ClientState)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise InvalidRequest(f"client_state: {error}", hint="Send mode and rows, as docs/js-client.md says.") from None

@@ -1,0 +1,228 @@
+"""The row routes: a row at its own address, with an ETag, changed under the conditions of RFC 9110."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headwater.errors import Busy, InvalidRequest, PreconditionFailed, Unavailable
+from headwater.model.answer_limits import UNCOUNTED
+from headwater.model.database_name import real_name
+from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
+from headwater.queries.answers import Answering
+from headwater.queries.etag.causality import WHOLE, Token, demand, floor_of, from_header, lacking, to_header, token
+from headwater.queries.etag.preconditions import Conditions, Verdict
+from headwater.queries.rows.row_resource import Address, Body, Resources, Shown, lits_etag
+from headwater.queries.statements.pending_answer import Pending
+from headwater.serve.api import Api
+from headwater.serve.http.body_pieces import Pieces, send_body
+from headwater.serve.http.call import Receive, Scope, Send, wanted_kind
+from headwater.serve.http.request_body import (
+    JSON,
+    LARGE,
+    MAX_ELEMENTS,
+    BodyReservation,
+    check_elements,
+    check_type,
+    no_json,
+    read_body,
+)
+from headwater.serve.http.routes import key_parts
+from headwater.serve.limits.limits import identity
+from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.rpc.results import OBJECTS, row_body
+from headwater.serve.server.thread_bridge import Bridge
+
+CAUSALITY = "x-headwater-causality"
+CACHED = {"cache-control": "private, no-cache", "vary": "Accept"}
+KEPT_BY_NOBODY = {"cache-control": "no-store", "vary": "Accept"}
+HINT = 'Send the columns as an object, such as {"name": "Ada"}.'
+
+Page = Callable[[Principal, Request], Awaitable[Response]]
+
+
+class RowPages:
+    """Answers the row routes."""
+
+    def __init__(self, api: Api, bridge: Bridge, still: Callable[[Principal], object], *, max_body: int) -> None:
+        """`still` raises if the credential of a caller does not hold any more."""
+        self._api, self._rows = api, Resources(api.databases, api.transactions)
+        self._bridge, self._still, self._max_body = bridge, still, max_body
+
+    def pages(self) -> dict[str, Page]:
+        """By the names that the routes have for them."""
+        return {"get_row": self._get, "put_row": self._put, "patch_row": self._patch, "delete_row": self._delete}
+
+    async def _get(self, who: Principal, request: Request) -> Response:
+        _admit(who, VIEWER, request)
+        conditions = Conditions.of(request.method, request.scope["headers"])
+        address, floor = _address(request), _floor(request)
+        shown = await self._bridge.call(self._read, who, address, self._answering(address))
+        headers = CACHED if floor is None else KEPT_BY_NOBODY
+        if shown.causality is not None:
+            headers = headers | {CAUSALITY: to_header(shown.causality)}
+        self._demand(floor, address, shown.offset)
+        lits = _wants_lits(request)
+        etag = lits_etag(shown.etag) if lits else shown.etag
+        outcome = conditions.decide(request.method, etag)
+        if outcome.verdict is Verdict.FAILED:
+            raise PreconditionFailed("the row is not as If-Match demands", hint="Read it without, then decide.")
+        if outcome.verdict is Verdict.NOT_MODIFIED:
+            return Response(status_code=304, headers={**headers, "etag": outcome.tag or etag})
+        response = _row(shown, lits, 200, headers)
+        if len(response.body) <= UNCOUNTED or request.method == "HEAD":
+            return response
+        body = Pieces.of(bytes(response.body))
+        if who.role != OWNER:
+            try:
+                body.charge(identity(who, client_of(request.scope)))
+            except Busy:  # it may keep this frame for a while
+                body.release()
+                raise
+        return _InPieces(body, response)
+
+    def _answering(self, address: Address) -> Answering | None:
+        """What is known of the log; None on a server without queries."""
+        queries = self._api.queries
+        return None if queries is None else queries.answering(real_name(address.db))
+
+    def _read(self, who: Principal, address: Address, known: Answering | None) -> Shown:
+        shown = self._rows.get(who, address)
+        if known is None:
+            return shown
+        known.tables.advance()
+        seen = token(real_name(address.db), known.tables.at([address.table], shown.offset))
+        return msgspec.structs.replace(shown, causality=seen)
+
+    async def _check_floor(self, request: Request) -> None:
+        """Of a write: it must come after what its sender has seen. The database itself is written: who waited would
+        not see more of it."""
+        floor, address = _floor(request), _address(request)
+        if floor is not None:
+            look = await self._bridge.call(self._api.databases.get(real_name(address.db)).look)
+            if not look.settled:
+                self._check_logged(floor, address)
+            self._demand(floor, address, look.head)
+
+    def _check_logged(self, floor: Token, address: Address) -> None:
+        """Where the head of the database is not known, what is logged is there. Unavailable for more than that."""
+        known = self._answering(address)
+        logged = 0 if known is None else known.database.log.latest
+        if lacking(floor_of(floor, address.db, [address.table]), {address.table: logged, WHOLE: logged}):
+            raise Unavailable("how far the database came is not known just now", hint="Try again in a moment.")
+
+    def _demand(self, floor: Token | None, address: Address, offset: int) -> None:
+        """PreconditionFailed unless the database, which is at `offset`, has what the token tells of."""
+        if floor is None:
+            return
+        known = self._answering(address)
+        began = 1 if known is None else known.database.log.generation_first
+        wanted = floor_of(floor, address.db, [address.table])
+        demand(wanted, {address.table: offset, WHOLE: offset}, began=began)
+
+    async def _put(self, who: Principal, request: Request) -> Response:
+        _admit(who, EDITOR, request)
+        if "content-range" in request.headers:
+            raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
+        conditions = Conditions.of("PUT", request.scope["headers"])
+        await self._check_floor(request)
+        with BodyReservation(client_of(request.scope)) as memory:
+            body = await self._body(who, request, memory)
+            return await self._written(request, self._rows.put(who, _address(request), body, conditions))
+
+    async def _patch(self, who: Principal, request: Request) -> Response:
+        _admit(who, EDITOR, request)
+        conditions = Conditions.of("PATCH", request.scope["headers"])
+        await self._check_floor(request)
+        with BodyReservation(client_of(request.scope)) as memory:
+            body = await self._body(who, request, memory)
+            return await self._written(request, self._rows.patch(who, _address(request), body, conditions))
+
+    async def _delete(self, who: Principal, request: Request) -> Response:
+        _admit(who, EDITOR, request)
+        conditions = Conditions.of("DELETE", request.scope["headers"])
+        with BodyReservation(client_of(request.scope)) as memory:
+            body = await read_body(request.scope, request.receive, self._max_body, memory)
+        if body:
+            raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
+        await self._check_floor(request)
+        self._still(who)
+        pending = self._rows.delete(who, _address(request), conditions)
+        deleted = pending.finish(await self._bridge.wait(pending.future))
+        seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
+        return Response(status_code=204, headers={"cache-control": "no-store", **seen})
+
+    async def _written(self, request: Request, pending: Pending[Shown]) -> Response:
+        shown = pending.finish(await self._bridge.wait(pending.future))
+        here = request.scope["raw_path"].decode("latin-1")
+        # The tag belongs to the row in this answer, which need not be, letter for letter, what was sent.
+        headers = KEPT_BY_NOBODY | {"content-location": here}
+        if shown.created:
+            headers["location"] = here
+        if shown.causality is not None:
+            headers[CAUSALITY] = to_header(shown.causality)
+        return _row(shown, _wants_lits(request), 201 if shown.created else 200, headers)
+
+    async def _body(self, who: Principal, request: Request, memory: BodyReservation) -> Body:
+        kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
+        body = await read_body(request.scope, request.receive, self._max_body, memory)
+        self._still(who)  # a body may take its time
+        columns = _columns(body) if len(body) <= LARGE else await self._bridge.call(_columns, body)
+        self._still(who)  # so may a thread
+        return Body(columns, kind != JSON)
+
+
+class _InPieces(Response):
+    """A response whose body is sent piece by piece, and counts as unread until then."""
+
+    def __init__(self, body: Pieces, like: Response) -> None:
+        super().__init__(status_code=like.status_code)
+        self.raw_headers, self._pieces = like.raw_headers, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send_body(send, self._pieces)
+
+
+def _row(shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:
+    body = row_body(shown.table, shown.row, lits=lits)
+    kind, etag = (OBJECTS, lits_etag(shown.etag)) if lits else (JSON.decode(), shown.etag)
+    return Response(body, status, {**headers, "etag": etag, "content-type": kind})
+
+
+def _address(request: Request) -> Address:
+    values = request.path_params
+    return Address(values["db"], values["table"], key_parts(request.scope["raw_path"]))
+
+
+def _wants_lits(request: Request) -> bool:
+    accept = ",".join(request.headers.getlist("accept")).encode("latin-1")
+    return wanted_kind(accept, (OBJECTS.encode(), JSON), default=JSON) != JSON
+
+
+def _admit(who: Principal, role: str, request: Request) -> None:
+    """Forbidden unless the caller may do this to rows of this table."""
+    who.need(role, f"{request.method} of a row")
+    who.check(real_name(request.path_params["db"]), [request.path_params["table"]])
+
+
+def _columns(body: bytes) -> dict[str, Any]:
+    check_elements(body, MAX_ELEMENTS)
+    try:
+        found = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise no_json(body, error, HINT) from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("the body is not a JSON object", hint=HINT)
+    return found
+
+
+def _floor(request: Request) -> Token | None:
+    """What the request says that its sender has seen."""
+    given = request.headers.get(CAUSALITY)
+    return None if given is None else from_header(given)

@@ -1,0 +1,287 @@
+"""The stream routes: each opens a stream of the feeds and carries its pieces to one reader, until either ends."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Annotated, Any
+
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
+from headwater.feeds.arrow_batches import Batches
+from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.deliver.stream_request import From, Opening
+from headwater.feeds.feeds import Feeds
+from headwater.feeds.query_feeds.query_instances import Args
+from headwater.feeds.snapshot import Position
+from headwater.model.literal import to_lit
+from headwater.model.principal import VIEWER
+from headwater.serve.auth.open_sessions import Sessions
+from headwater.serve.http import transport_frames
+from headwater.serve.http.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
+from headwater.serve.http.handlers.pulls import Pulls
+from headwater.serve.http.handlers.queries import args_in
+from headwater.serve.http.handlers.table_snapshots import Snapshots
+from headwater.serve.http.query_string import changes_asked, number
+from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.slow_reader_limits import drop, writable_of
+from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.server import websocket_protocol
+
+SSE = Opening("sse", transport_frames.sse, ping=transport_frames.SSE_PING, farewell=transport_frames.SSE_FAREWELL)
+WS = Opening("websocket", transport_frames.websocket)
+NDJSON = Opening("ndjson", transport_frames.ndjson, ping=b"\n")
+UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
+
+_LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
+CLOSE = {"closed": 1000, "complete": 1000, "stopping": 1012, "resnapshot_required": 4410, "bad_frame": 1008}
+CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
+ENDED = "the credential was revoked, or has expired"
+OTHER_CLOSE = 4400  # ended by an error, which was told before
+
+
+class Frame(msgspec.Struct, forbid_unknown_fields=True):
+    """What a WebSocket client may say."""
+
+    ack: Annotated[int, msgspec.Meta(ge=0)] | str | None = None
+    pause: bool | None = None
+
+
+_frames = msgspec.json.Decoder(Frame)
+
+
+class Streams:
+    """Answers the stream routes."""
+
+    def __init__(
+        self,
+        feeds: Feeds,
+        snapshots: Snapshots,
+        limits: Limits,
+        pulls: Pulls | None = None,
+        sessions: Sessions | None = None,
+    ) -> None:
+        self._feeds, self._snapshots, self._limits, self._pulls = feeds, snapshots, limits, pulls
+        self._sessions = sessions or Sessions()
+
+    async def serve(self, handler: str, call: Call) -> int:
+        """Answer one request; the status that was sent."""
+        call.who.need(VIEWER, "a stream")
+        with self._stay(call):
+            if handler == "sse":
+                return await self._sse(call)
+            if handler == "query_events":
+                return await self._query_events(call)
+            if handler == "changes":
+                return await self._changes(call)
+            with _while_credential_holds(self._sessions, call):
+                if handler == "snapshot":
+                    return await self._snapshots.answer(call)
+                return await self._pull(handler, call)
+
+    def _stay(self, call: Call) -> AbstractContextManager[None]:
+        return self._limits.stay(call.who, self._limits.of_path(call.who, call.values), client_of(call.scope))
+
+    async def _pull(self, handler: str, call: Call) -> int:
+        if self._pulls is None:
+            raise Unavailable("no bulk reads are served here")
+        answers = {
+            "pull_snapshot": self._pulls.snapshot,
+            "pull_log": self._pulls.log,
+            "pull_tables": self._pulls.tables,
+        }
+        return await answers[handler](call)
+
+    # --- HTTP --------------------------------------------------------------------------------------------------------
+
+    async def _sse(self, call: Call) -> int:
+        stream = await self._feeds.open(call.who, call.values["sub_id"], SSE, begin(call))
+        return await self._pour(call, stream, EVENT_STREAM, transport_frames.SSE_OPENING)
+
+    async def _query_events(self, call: Call) -> int:
+        stream = await self._open_query(call, SSE)
+        return await self._pour(call, stream, EVENT_STREAM, transport_frames.sse_opening(stream.place))
+
+    async def _open_query(self, call: Call, opening: Opening) -> Stream:
+        given = args_in(call.query.get("args"))
+        named = {name: to_lit(value) for name, value in sorted(given.items())} if isinstance(given, dict) else None
+        args: Args = [to_lit(value) for value in given] if named is None else named
+        return await self._feeds.open_query(call.who, call.values["query_id"], args, opening, begin(call))
+
+    async def _changes(self, call: Call) -> int:
+        params, upto = changes_asked(call.values, call.query)
+        kind = wanted_kind(call.joined(b"accept"), (EVENT_STREAM, NDJSON_KIND, ARROW_KIND))
+        if kind == ARROW_KIND:
+            batches = await self._feeds.open_batches(call.who, params, begin(call), upto=upto)
+            return await self._pour(call, batches, kind, b"")
+        opening = SSE if kind == EVENT_STREAM else NDJSON
+        stream = await self._feeds.open_changes(call.who, params, opening, begin(call), upto=upto)
+        first = transport_frames.sse_opening(stream.place) if kind == EVENT_STREAM else b""
+        return await self._pour(call, stream, kind, first)
+
+    async def _pour(self, call: Call, stream: Stream | Batches, kind: bytes, first: bytes) -> int:
+        """Send what the stream hands out, until it ends or the reader leaves."""
+        send = call.send
+        leaving = asyncio.ensure_future(gone(call.receive))
+        leaving.add_done_callback(lambda _: stream.leave())
+        try:
+            headers = [(b"content-type", kind), *UNBUFFERED]
+            await call.start(200, headers)
+            if call.scope["method"] == "HEAD":
+                stream.leave()
+            elif first:
+                await send({"type": "http.response.body", "body": first, "more_body": True})
+            with self._sessions.during(call.who, lambda: _expire(call, stream)):
+                await _carry(call, stream, {"type": "http.response.body", "more_body": True}, "body")
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            leaving.cancel()
+            self._feeds.left(stream)
+        return 200
+
+    # --- WebSocket ---------------------------------------------------------------------------------------------------
+
+    async def websocket(self, handler: str, call: Call) -> int:
+        """Answer one WebSocket; an error before it is accepted leaves as it came."""
+        await call.receive()
+        call.who.need(VIEWER, "a stream")
+        with self._stay(call):
+            if handler == "query_events":
+                stream = await self._open_query(call, WS)
+            else:
+                stream = await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call))
+            try:
+                await call.send({"type": "websocket.accept"})
+                listening = asyncio.ensure_future(self._listen(call, stream))
+                try:
+                    with self._sessions.during(call.who, lambda: _expire(call, stream)):
+                        await _carry(call, stream, {"type": websocket_protocol.FRAMES}, "frames")
+                    await call.send({"type": "websocket.close", **closing(stream.ending)})
+                finally:
+                    listening.cancel()
+            except websocket_protocol.Gone:
+                pass
+            finally:
+                self._feeds.left(stream)
+        return 101
+
+    async def _listen(self, call: Call, stream: Stream) -> None:
+        """Take what the client says: acks and pauses."""
+        while True:
+            message = await call.receive()
+            if message["type"] == "websocket.disconnect":
+                stream.leave()
+                return
+            try:
+                await self._obey(call, message)
+            except (InvalidRequest, msgspec.MsgspecError, ValueError) as error:
+                stream.refuse("bad_frame", f"{getattr(error, 'message', error)}")
+                return
+            except HeadwaterError as error:
+                stream.refuse(error.code, error.message)
+                return
+
+    async def _obey(self, call: Call, message: MutableMapping[str, Any]) -> None:
+        text = message.get("text")
+        if text is None:
+            raise InvalidRequest('frames are JSON text, such as {"ack": 17}')
+        frame = _frames.decode(text)
+        if "sub_id" not in call.values:
+            raise InvalidRequest("nothing is kept of this stream: there is nothing to ack or to pause")
+        self._limits.ask(call.who, client_of(call.scope))
+        self._limits.enter(call.who, self._limits.of_path(call.who, call.values))
+        if frame == Frame():
+            raise InvalidRequest('a frame says something, such as {"ack": 17} or {"pause": true}')
+        id, subscriptions = call.values["sub_id"], self._feeds.subscriptions
+        if isinstance(frame.ack, str):
+            place = frame.ack.removeprefix("s:")
+            await self._feeds.run(subscriptions.ack, call.who, id, None, place)
+        elif frame.ack is not None:
+            await self._feeds.run(subscriptions.ack, call.who, id, frame.ack, None)
+        if frame.pause is not None:
+            await self._feeds.run(subscriptions.pause, call.who, id, frame.pause)
+
+
+def _expire(call: Call, stream: Stream | Batches) -> None:
+    """Its reader is nobody any more: told so where the transport can say it. Also who does not read is let go."""
+    drop(call.scope)
+    if isinstance(stream, Stream):
+        stream.stop(Unauthorized(ENDED))
+    else:
+        stream.leave()
+
+
+@contextmanager
+def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
+    """Cancel the task of now when the credential of `call` ends; Unauthorized if its answer has not begun."""
+    task = asyncio.current_task()
+    assert task is not None
+    ended = False
+
+    def cut() -> None:
+        nonlocal ended
+        ended = True
+        drop(call.scope)
+        task.cancel()
+
+    try:
+        with sessions.during(call.who, cut):
+            yield
+    except asyncio.CancelledError:
+        if not ended or call.started:  # the server stops, or the reader notices that the answer has no end
+            raise
+        if task.uncancel():  # the server stops at the same moment
+            raise
+        raise Unauthorized(ENDED) from None
+
+
+async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
+    """Send every piece of `stream`, in a task of its own: how deep a coroutine stands is paid at every wake-up."""
+    carrying = asyncio.ensure_future(_pieces(call.raw, stream, frame, field, writable_of(call.scope)))
+    try:
+        await carrying
+    finally:
+        carrying.cancel()
+
+
+async def _pieces(
+    send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str, writable: asyncio.Event
+) -> None:
+    """Take a piece only when it can be written: who reads nothing holds what was written, and no piece more."""
+    ready = stream.ready
+    while True:
+        if not writable.is_set():
+            piece = None  # HTTP has written a copy
+            await writable.wait()
+        piece = ready()
+        if piece is None:
+            piece = await stream.next()
+            if piece is None:
+                return
+        if piece:
+            await send({**frame, field: piece})
+        else:
+            await stream.news()
+
+
+def begin(call: Call) -> From:
+    """Where the reader says it was: the parameter wins over the header; an empty header is none."""
+    offset = number(call.query, "from_offset")
+    last_id = call.header(b"last-event-id").decode("latin-1").strip()
+    if last_id and not _LAST_ID.fullmatch(last_id):
+        raise InvalidRequest("invalid Last-Event-ID header", hint="Send the id of the last frame you received.")
+    found = From(offset, last_id)
+    if found.place:
+        Position.parse(found.place)  # refused here, whether or not there is a snapshot to go on with
+    return found
+
+
+def closing(ending: Ending | None) -> dict[str, Any]:
+    """Code and reason of the last frame of a WebSocket."""
+    assert ending is not None
+    reason = f"{ending.code}: {ending.message}".encode()[:120].decode("utf-8", "ignore")
+    return {"code": CLOSE.get(ending.code, OTHER_CLOSE), "reason": reason}

@@ -1,0 +1,204 @@
+"""Whole tables over HTTP: a snapshot as of one version, immutable, as NDJSON or Arrow."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
+from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
+from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
+from headwater.feeds.deliver.reader_state import snapshot_url
+from headwater.feeds.fair_threads import Threads
+from headwater.feeds.formats.images import Image, shown
+from headwater.feeds.formats.values import LIT, PLAIN
+from headwater.feeds.subscriptions.options import Shape
+from headwater.model.database_name import real_name
+from headwater.model.table import Table
+from headwater.ranges.pull.snapshot import Gone, Piece, read_as_of, shape_of
+from headwater.serve.http.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
+from headwater.serve.http.query_string import digits
+from headwater.serve.limits.shares import Shares
+
+THREADS = 2  # that read; who waits for its reader holds none of them
+AT_ONCE = 64  # each holds a temporary file
+SHARE = 32  # of them for one caller who is not an owner
+FOREVER = b"private, max-age=31536000, immutable"
+FORMATS = ("plain_json", "objects_json")
+Run = Callable[..., Any]
+Pieces = Generator[bytes, None, None]
+
+
+class Snapshots:
+    """Answers /api/v1/snapshot. `run` runs a short blocking call in a thread; tables are read in threads of its own."""
+
+    def __init__(self, databases: Databases, run: Run) -> None:
+        self._databases, self._run = databases, run
+        self._threads = Threads(THREADS, "headwater-snapshot")
+        self._shares = Shares("snapshots")
+
+    def close(self) -> None:
+        """After the last request."""
+        self._threads.close()
+
+    async def answer(self, call: Call) -> int:
+        """One table, or where its present version is."""
+        db, table = real_name(call.values["db"]), call.values["table"]
+        call.who.check(db, [table])
+        database = self._databases.database(db)
+        kind = wanted_kind(call.joined(b"accept"), (NDJSON_KIND, ARROW_KIND))
+        format = call.query.get("format", FORMATS[0])
+        if format not in FORMATS or (kind == ARROW_KIND and "format" in call.query):
+            raise InvalidRequest(f"format {format[:40]!r} is not served here", hint=f"NDJSON comes as {FORMATS}.")
+        if "version" not in call.query:
+            return await self._redirect(call, database, db, table)
+        offset = await self._run(_offset, database, call.query["version"], db, table)
+        tag = _tag(db, table, call.query["version"], kind, format)
+        if _matches(call.header(b"if-none-match"), tag):
+            headers = [(b"etag", tag), (b"cache-control", FOREVER)]
+            await call.start(304, headers)
+            await call.send({"type": "http.response.body", "body": b""})
+            return 304
+        with self._shares.take(call, AT_ONCE, SHARE):
+            await self._read(call, _Body(database, db, table, offset, kind, format), kind, tag, offset)
+        return 200
+
+    async def _read(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:
+        leaving = asyncio.ensure_future(gone(call.receive))
+        leaving.add_done_callback(lambda _: body.left.set())
+        try:
+            await self._long(body.open)
+            await self._send(call, body, kind, tag, offset)
+        except HeadwaterError:
+            if body.left.is_set():
+                call.abort()  # there is nobody to tell
+            raise
+        finally:
+            leaving.cancel()
+            body.left.set()
+            await self._long(body.close)
+
+    async def _long(self, call: Run) -> Any:
+        return await self._threads.run(call)
+
+    async def _redirect(self, call: Call, database: Database, db: str, table: str) -> int:
+        await self._run(shape_of, database.source, table)
+        await self._run(database.catch_up, CATCH_UP_SECONDS)
+        url = snapshot_url(db, table, f"{database.log.generation}.{database.log.latest}")
+        for name in ("format", "ticket"):  # a browser that came by a ticket has nothing else to come in by
+            if name in call.query:
+                url += f"&{name}={quote(call.query[name], safe='')}"
+        headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
+        await call.start(307, headers)
+        await call.send({"type": "http.response.body", "body": b""})
+        return 307
+
+    async def _send(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:
+        headers = [
+            (b"content-type", kind),
+            (b"etag", tag),
+            (b"cache-control", FOREVER),
+            (b"vary", b"accept"),
+            (b"x-headwater-offset", b"%d" % offset),
+        ]
+        await call.start(200, headers)
+        try:
+            while call.scope["method"] != "HEAD" and (piece := await self._long(body.next)) is not None:
+                if body.left.is_set():
+                    call.abort()
+                await call.send({"type": "http.response.body", "body": piece, "more_body": True})
+        except HeadwaterError as error:
+            # Too late for a status: the body stays without its end, so that nobody takes it for whole.
+            said = {"event": "failed", "data": {"code": error.code, "message": error.message}}
+            if kind == NDJSON_KIND:
+                last = msgspec.json.encode(said) + b"\n"
+                await call.send({"type": "http.response.body", "body": last, "more_body": True})
+            call.abort()
+        await call.send({"type": "http.response.body", "body": b""})
+
+
+class _Body:
+    """The pieces of one answer. A step that runs is over before `close` is: the loop may give up on it any time."""
+
+    def __init__(self, database: Database, db: str, table: str, offset: int, kind: bytes, format: str) -> None:
+        self._asked = (database, db, table, offset, kind, format)
+        self._pieces: Pieces | None = None
+        self._lock = threading.Lock()
+        self.left = threading.Event()  # the reader did
+
+    def open(self) -> None:
+        """Everything that can be refused is refused here."""
+        with self._lock:
+            self._pieces = _opened(*self._asked, self.left.is_set)
+
+    def next(self) -> bytes | None:
+        """The next piece; None at the end."""
+        with self._lock:
+            assert self._pieces is not None
+            return next(self._pieces, None)
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        with self._lock:
+            if self._pieces is not None:
+                self._pieces.close()
+
+
+def _offset(database: Database, version: str, db: str, table: str) -> int:
+    generation, _, text = version.rpartition(".")
+    if not generation or not digits(text, 18):
+        raise InvalidRequest(
+            f"version {version[:60]!r} cannot be read", hint="Leave it out to be sent to the present one."
+        )
+    log, offset = database.log, int(text)
+    if generation != log.generation or offset + 1 < log.horizon:
+        now = f"{log.generation}.{log.latest}"
+        gone = OffsetExpired(offset, log.horizon, log.latest)
+        gone.extra["snapshot_url"] = snapshot_url(db, table, now)
+        gone.extra["resnapshot_reason"] = (
+            WAL_HORIZON_EXCEEDED if generation == log.generation else LOG_GENERATION_CHANGED
+        )
+        raise gone
+    return offset
+
+
+def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, format: str, gone: Gone) -> Pieces:
+    """The pieces of the body, after everything that can be refused was looked at."""
+    chunks = read_as_of(database.source, database.log, table, offset, gone=gone)
+    return _arrow(chunks, database.source.describe()[table]) if kind == ARROW_KIND else _lines(chunks, db, format)
+
+
+def _lines(chunks: Iterator[Piece], db: str, format: str) -> Pieces:
+    form = LIT if format == "objects_json" else PLAIN
+    shape = Shape(db, format, after=True)
+    for table, rows in chunks:
+        image = Image(table, shown(table, shape), form)
+        yield b"".join([image(row, set()) + b"\n" for row in rows])
+
+
+def _arrow(chunks: Iterator[Piece], table: Table) -> Pieces:
+    from headwater.model import arrow
+
+    stream = arrow.ArrowStream(arrow.schema(table))
+    yield stream.start()
+    for _, rows in chunks:
+        yield stream.batch(arrow.rows_batch(table, rows))
+    yield stream.end()
+
+
+def _tag(*parts: str | bytes) -> bytes:
+    digest = hashlib.blake2b(digest_size=12)
+    for part in parts:
+        digest.update((part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part) + b"\0")
+    return b'"s.%s"' % digest.hexdigest().encode()
+
+
+def _matches(header: bytes, tag: bytes) -> bool:
+    named = [part.strip().removeprefix(b"W/") for part in header.split(b",")]
+    return tag in named or b"*" in named

@@ -1,0 +1,106 @@
+"""Again: a request that was answered by 304 is answered so again, without reading it, while nothing was committed.
+
+The database is looked at each time, and whether the credential still holds; all the rest is as it was, since the
+request is: so is whose credential it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.model.principal import Principal
+from headwater.queries.prepared import Prepared
+from headwater.serve.api import Api
+from headwater.serve.auth.gate import Gate
+from headwater.serve.http.call import Headers, Scope, Send
+from headwater.serve.limits.limits import Limits
+
+MAX_REQUESTS = 10_000
+MAX_BYTES = 32 << 20  # of all requests
+MAX_HEAD = 8 << 10  # bytes of one request, each header counted with `HEADER` bytes more
+HEADER = 128  # bytes of memory that a header takes besides its text
+PREFIX = "/api/v1/q/"
+
+
+class Remembered(msgspec.Struct, frozen=True):
+    """A request, byte by byte, and why its answer was 304."""
+
+    who: Principal
+    prepared: Prepared
+    moment: Hashable  # of the database: where it stood
+    headers: Headers
+    size: int  # of the request, in bytes
+
+
+class Again:
+    """The requests that were answered by 304 last. In the loop."""
+
+    def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
+        self._api, self._gate, self._limits = api, gate, limits
+        self._known: dict[Hashable, Remembered] = {}
+        self._bytes = 0  # of the known requests
+
+    def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
+        """It was answered by 304 with these headers."""
+        if moment is None or b"ticket=" in scope["query_string"]:  # a ticket is good for a while only
+            return
+        size = _size(scope)
+        if size > MAX_HEAD:
+            return
+        key = _key(scope)
+        self._forget(key)
+        if len(self._known) >= MAX_REQUESTS or self._bytes + size > MAX_BYTES:
+            self._known.clear()
+            self._bytes = 0
+        self._known[key] = Remembered(who, prepared, moment, headers, size)
+        self._bytes += size
+
+    async def answered(self, scope: Scope, send: Send) -> bool:
+        """Answer, if it is known and still so."""
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            return False
+        key = _key(scope)
+        found = self._known.get(key)
+        if found is None:
+            return False
+        if not self._is_still(found, scope):
+            self._forget(key)
+            return False
+        await send({"type": "http.response.start", "status": 304, "headers": found.headers})
+        await send({"type": "http.response.body", "body": b""})
+        return True
+
+    def _forget(self, key: Hashable) -> None:
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._bytes -= found.size
+
+    def _is_still(self, found: Remembered, scope: Scope) -> bool:
+        try:
+            asking = self._api.asking()
+            is_same = (
+                self._gate.still(found.who) is found.who
+                and asking.get(found.who, found.prepared.id) is found.prepared
+                and asking.answering(found.prepared.db).moment() == found.moment
+            )
+            if is_same:
+                self._limits.again(found.who, found.prepared.db, scope)
+        except HeadwaterError:
+            return False  # who reads the request will say it
+        if is_same:
+            asking.numbers.again()
+        return is_same
+
+
+def _size(scope: Scope) -> int:
+    """Return about how many bytes of memory the request takes."""
+    text = sum(len(name) + len(value) for name, value in scope["headers"])
+    target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
+    return target + text + HEADER * len(scope["headers"])
+
+
+def _key(scope: Scope) -> Hashable:
+    return scope.get("raw_path"), scope["query_string"], scope["method"], tuple(scope["headers"])

@@ -1,0 +1,140 @@
+"""What a request asks for behind its question mark, as the parameters that RPC methods take."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.model.literal import from_json, to_lit
+
+MAX_OFFSET = 2**63 - 1
+
+
+def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, str]:
+    """The parameters by name; unknown ones, repeated ones and bad escapes are refused."""
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict")
+    except ValueError:
+        if query:
+            raise InvalidRequest("the query string cannot be read", hint="Write it as name=value&name=value.") from None
+        pairs = []
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in known:
+            hint = f"It takes {', '.join(known)}." if known else "Leave it out."
+            what = f"{path} takes no parameter {name[:40]!r}" if known else f"{path} takes no query string"
+            raise InvalidRequest(what, hint=hint)
+        if name in found:
+            raise InvalidRequest(f"parameter {name!r} is given twice", hint=f"Send {name} once.")
+        found[name] = value
+    return found
+
+
+def ticket_in(query: bytes) -> str | None:
+    """The ticket in a query string of which nothing else is known yet, and nothing is refused."""
+    if b"ticket" not in query:
+        return None
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    return next((value for name, value in pairs if name == "ticket"), None)
+
+
+def digits(text: str, most: int) -> bool:
+    """Whether `text` is a number of at most `most` digits: 0 to 9, not what else Unicode counts with."""
+    return text.isascii() and text.isdigit() and len(text) <= most
+
+
+def number(query: dict[str, str], name: str) -> int | None:
+    """The offset in parameter `name`."""
+    text = query.get(name)
+    if text is None:
+        return None
+    if not digits(text, 19) or int(text) > MAX_OFFSET:
+        raise InvalidRequest(f"{name} {text[:40]!r} is not an offset", hint="Offsets are 0, 1, 2 …")
+    return int(text)
+
+
+def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[SubscribeTable, int | None]:
+    """The filter of a stream without a subscription, and where it ends. Rows are shown unless asked otherwise."""
+    include = _words(query, "include")
+    start: Any = query.get("start")
+    if "ts" in query:
+        if start is not None:
+            raise InvalidRequest("`start` and `ts` exclude each other", hint="Send one of them.")
+        start = {"ts": int(query["ts"]) if digits(query["ts"], 15) else query["ts"]}
+    elif start is not None and start not in ("latest", "earliest", "snapshot"):
+        raise InvalidRequest(
+            f"start {start[:40]!r} is not a place to start from",
+            hint="Say latest, earliest or snapshot; for an offset use from_offset=3, for a time ts=1763172000000.",
+        )
+    params = SubscribeTable(
+        db=values["db"],
+        table=values.get("table"),
+        pk=_lits(_json(query, "pk", list), "pk"),
+        pk_range=_bounds(_json(query, "pk_range", dict)),
+        spans=plain_spans(_json(query, "spans", list)),
+        ops=_words(query, "ops"),
+        columns=_words(query, "columns"),
+        include={"after": True} if include is None else dict.fromkeys(filter(None, include), True),
+        format=query.get("format"),
+        where=query.get("where"),
+        shard=_shard(query.get("shard")),
+        start=start,
+        txn=query.get("txn"),
+    )
+    if include is None and params.format not in (None, "objects_json", "plain_json"):
+        params.include = None  # envelopes show both images by themselves
+    return params, number(query, "upto")
+
+
+def _words(query: dict[str, str], name: str) -> list[str] | None:
+    text = query.get(name)
+    return None if text is None else [word.strip() for word in text.split(",")]
+
+
+def _json(query: dict[str, str], name: str, wanted: type) -> Any:
+    text = query.get(name)
+    if text is None:
+        return None
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        found = None
+    if not isinstance(found, wanted):
+        example = {"pk": "[1]", "pk_range": '{"lower_bound": 1}', "spans": '[{"prefix": [1]}]'}[name]
+        raise InvalidRequest(f"{name} cannot be read", hint=f"Send JSON, percent-encoded, such as {example}.")
+    return found
+
+
+def _lits(values: Any, field: str) -> list[Any] | None:
+    """Plain JSON values are as good as Lits here."""
+    if values is None:
+        return None
+    if not isinstance(values, list):
+        raise InvalidRequest(f"{field}: a list of values was expected", hint="Send the values of a key, such as [1].")
+    return [to_lit(from_json(value)) for value in values]
+
+
+def _bounds(given: Any) -> Any:
+    return None if given is None else {name: to_lit(from_json(value)) for name, value in given.items()}
+
+
+def plain_spans(given: Any) -> Any:
+    """Spans of keys whose values are Lits or plain, with Lits."""
+    if given is None:
+        return None
+    if not all(isinstance(span, dict) for span in given):
+        raise InvalidRequest("spans: a list of objects was expected", hint='Send such as [{"prefix": [1]}].')
+    return [{name: _lits(values, f"spans.{name}") for name, values in span.items()} for span in given]
+
+
+def _shard(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    index, slash, of = text.partition("/")
+    if not (slash and digits(index, 9) and digits(of, 9)):
+        raise InvalidRequest("shard cannot be read", hint="Send index/of, such as 0/4.")
+    return {"index": int(index), "of": int(of)}

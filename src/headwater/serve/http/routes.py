@@ -1,0 +1,160 @@
+"""ROUTES: every HTTP route as data; the server, the OpenAPI document and the auth tests follow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from headwater.serve.auth.gate import Access
+
+STREAM = ("from_offset", "ticket")
+GATEWAY = "/api/v1/ws"
+QUERY = "/api/v1/q/{query_id}"
+ROW = "/api/v1/t/{db}/{table}/{key}"
+FILTERS = ("pk", "pk_range", "spans", "ops", "columns", "include", "format", "where", "shard", "start", "ts", "txn")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route. `handler` names a method of the application; an `rpc` one answers in envelopes."""
+
+    method: str
+    path: str
+    handler: str
+    summary: str
+    access: Access = Access.LOCKED
+    rpc: bool = False
+    stream: bool = False  # answered piece by piece by `Streams`
+    websocket: bool = False
+    query: tuple[str, ...] = ()  # parameters it takes behind the question mark
+
+    @property
+    def allow(self) -> str:
+        """The Allow header: every method that is served at its path."""
+        here = [route.method for route in ROUTES if route.path == self.path]
+        return ", ".join("GET, HEAD" if method == "GET" else method for method in here)
+
+    @property
+    def placeholders(self) -> list[str]:
+        """The names in braces in its path."""
+        return [part[1:-1] for part in self.path.split("/") if part[:1] == "{"]
+
+    def takes(self, method: str) -> bool:
+        """Whether a request by `method` is for this route."""
+        return method == self.method or (method == "HEAD" and self.method == "GET")
+
+
+ROUTES = (
+    Route("POST", "/api/v1/rpc", "rpc", "One RPC request in its envelope.", rpc=True),
+    Route("POST", "/api/v1/sql/exec", "sql", "One SQL statement, answered in an envelope.", rpc=True),
+    Route("GET", "/", "index", "What this server is and where its doors are."),
+    Route("GET", "/healthz", "healthz", "200 while the process is alive.", Access.OPEN),
+    Route(
+        "GET",
+        "/readyz",
+        "readyz",
+        "200 while capture runs, 503 with the reasons while it does not.",
+        Access.OPEN,
+        query=("db",),
+    ),
+    Route("GET", "/metrics", "metrics", "Numbers for Prometheus.", Access.METRICS),
+    Route("GET", "/openapi.json", "openapi", "This document."),
+    Route("GET", "/docs", "docs", "The routes and methods as a page."),
+    Route("GET", "/api/v1/cdc/sse/{sub_id}", "sse", "A subscription as server-sent events.", stream=True, query=STREAM),
+    Route("GET", "/api/v1/cdc/ws/{sub_id}", "ws", "A subscription as a WebSocket.", websocket=True, query=STREAM),
+    Route("GET", GATEWAY, "gateway", "SQL, keys and changes in JSON messages.", websocket=True, query=("ticket",)),
+    Route(
+        "GET",
+        "/api/v1/changes/{db}/{table}",
+        "changes",
+        "Changes of a table without a stored subscription: SSE, NDJSON or Arrow.",
+        stream=True,
+        query=(*STREAM, "upto", *FILTERS),
+    ),
+    Route(
+        "GET",
+        "/api/v1/changes/{db}",
+        "changes",
+        "Changes of every table of a database: SSE or NDJSON.",
+        stream=True,
+        query=(*STREAM, "upto", *FILTERS),
+    ),
+    Route(
+        "GET",
+        "/api/v1/snapshot/{db}/{table}",
+        "snapshot",
+        "A whole table as of one version: NDJSON or Arrow.",
+        stream=True,
+        query=("version", "format", "ticket"),
+    ),
+    Route(
+        "GET",
+        "/api/v1/pull/{db}/{table}/snapshot",
+        "pull_snapshot",
+        "Rows of a key range as of one version: Arrow.",
+        stream=True,
+        query=("range", "epoch", "version", "after", "start", "end", "columns", "where", "ticket"),
+    ),
+    Route(
+        "GET",
+        "/api/v1/pull/{db}/{table}/log",
+        "pull_log",
+        "Changes of a table in a stretch of the log: Arrow.",
+        stream=True,
+        query=("after", "upto", "generation", "shape", "start", "end", "columns", "where", "compression", "ticket"),
+    ),
+    Route(
+        "GET",
+        "/api/v1/pull/{db}/log",
+        "pull_tables",
+        "Changes of several tables in a stretch of the log, rows as JSON: Arrow.",
+        stream=True,
+        query=("tables", "after", "upto", "generation", "ticket"),
+    ),
+    Route("GET", QUERY, "query", "The answer of a prepared query, with its ETag.", query=("args", "ticket")),
+    Route(
+        "GET",
+        f"{QUERY}/events",
+        "query_events",
+        "When a prepared query is stale: server-sent events, or a WebSocket by upgrade.",
+        stream=True,
+        websocket=True,
+        query=("args", *STREAM),
+    ),
+    Route("GET", ROW, "get_row", "One row by its key, with its ETag."),
+    Route("PUT", ROW, "put_row", "Make a row exactly this: create it or replace it."),
+    Route("PATCH", ROW, "patch_row", "Set columns of one row."),
+    Route("DELETE", ROW, "delete_row", "Delete one row."),
+)
+BY_PATH = {route.path: route for route in ROUTES if "{" not in route.path}
+PATTERNS = [(route.path.split("/"), route) for route in ROUTES if "{" in route.path]
+
+
+def find(path: str, raw_path: bytes, method: str = "GET") -> tuple[Route | None, dict[str, str]]:
+    """The route of a request and the values of its placeholders; a slash inside a value is sent as %2F.
+
+    Where nothing at the path takes `method`, the first route there: it can say what is allowed.
+    """
+    route = BY_PATH.get(path)
+    if route is not None:
+        return route, {}
+    parts = raw_path.decode("ascii", "replace").split("/")
+    first: tuple[Route | None, dict[str, str]] = (None, {})
+    for pattern, route in PATTERNS:
+        if len(pattern) == len(parts):
+            pairs = list(zip(pattern, parts, strict=True))
+            if all(want == part or (want[:1] == "{" and part) for want, part in pairs):
+                found = route, {want[1:-1]: _unquoted(part) for want, part in pairs if want[:1] == "{"}
+                if route.takes(method):
+                    return found
+                first = found if first[0] is None else first
+    return first
+
+
+def key_parts(raw_path: bytes) -> tuple[str, ...]:
+    """The values with commas between them at the end of a path; a comma inside a value is sent as %2C."""
+    return tuple(map(_unquoted, raw_path.decode("ascii", "replace").rpartition("/")[2].split(",")))
+
+
+def _unquoted(part: str) -> str:
+    return unquote(part, errors="surrogateescape")  # as `snapshot_url` quotes: names need not be valid Unicode

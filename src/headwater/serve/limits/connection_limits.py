@@ -1,0 +1,91 @@
+"""Crowd: how many connections are open, and from where, so that no client takes them all."""
+
+from __future__ import annotations
+
+import resource
+
+from headwater.errors import LimitExceeded
+from headwater.serve.limits.rates import place_of
+
+RESERVE = 64  # connections above each limit on which health is still answered
+HEALTH = ("/healthz", "/readyz")
+MIN_SPARE_FILES = 200  # descriptors that connections leave to databases, the log and their threads
+_FILES = "the limit of open files (ulimit -n, LimitNOFILE=), which lowers serve.max_connections here"
+_OPEN_FILES = (1 << 16, 10_240)  # to try where the hard limit is none: macOS grants less than it says
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit of open files to the hard one, and return what it is now."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard,) if hard != resource.RLIM_INFINITY else _OPEN_FILES:
+        if soft == resource.RLIM_INFINITY or soft >= wanted:
+            break
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError):
+            continue
+        return wanted
+    return _OPEN_FILES[0] if soft == resource.RLIM_INFINITY else soft
+
+
+def spare_files(files: int) -> int:
+    """Return how many of `files` descriptors are kept from connections."""
+    return max(files // 5, MIN_SPARE_FILES)
+
+
+def connections_for(files: int, *, ports: int) -> int:
+    """Return how many connections each of `ports` may have, where the process may open `files` files."""
+    return max((files - spare_files(files)) // ports - RESERVE, files // (4 * ports), 1)
+
+
+class Crowd:
+    """At most `most` connections, and `per_client` from one address. In one loop."""
+
+    def __init__(self, most: int, per_client: int) -> None:
+        self._most, self._per_client = most, per_client
+        self._from: dict[str, int] = {}
+        self.is_lowered = False  # whether the limit of open files set `most`
+        self.open = 0
+        self.refused = 0
+
+    def enter(self, address: str) -> LimitExceeded | None:
+        """One connection more; why it gets no answer but health."""
+        here = self.add(address)
+        if here <= self._per_client and self.open <= self._most:
+            return None
+        self.refused += 1
+        if here > self._per_client:
+            what, setting = (
+                f"{self._per_client} connections are open from {address}",
+                "serve.max_connections_per_client",
+            )
+        else:
+            what = f"{self._most} connections are open"
+            setting = _FILES if self.is_lowered else "serve.max_connections"
+        return LimitExceeded(
+            f"{what}, and no more are granted", hint=f"Close some, use them again, or raise {setting}."
+        )
+
+    def add(self, address: str) -> int:
+        """Count one connection more, whatever the limits; return how many are open from there."""
+        place = place_of(address)
+        here = self._from[place] = self._from.get(place, 0) + 1
+        self.open += 1
+        return here
+
+    def is_crowded(self, address: str) -> bool:
+        """Whether there are more than the limits allow, so that only health is answered."""
+        return self._from.get(place_of(address), 0) > self._per_client or self.open > self._most
+
+    def is_full(self, address: str) -> bool:
+        """Whether there is no place left, not even to say so."""
+        here = self._from.get(place_of(address), 0)
+        return here > self._per_client + RESERVE or self.open > self._most + RESERVE
+
+    def leave(self, address: str) -> None:
+        """One connection less."""
+        place = place_of(address)
+        self.open -= 1
+        self._from[place] -= 1
+        if not self._from[place]:
+            del self._from[place]

@@ -1,0 +1,40 @@
+"""Limits on answers that are open at a time: of all callers, and of each who is not an owner."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+from headwater.errors import LimitExceeded
+from headwater.model.principal import OWNER
+from headwater.serve.http.call import Call
+from headwater.serve.limits.limits import identity
+from headwater.serve.limits.stream_limits import client_of
+
+
+class Shares:
+    """Count the open answers of one kind, named by `what`. Use it in one loop."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._open = 0
+        self._open_by: Counter[Hashable] = Counter()  # by caller; no entries of 0
+
+    @contextmanager
+    def take(self, call: Call, most: int, share: int) -> Iterator[None]:
+        """Count one, as long as it lasts. Raises LimitExceeded if `most` are open, or `share` of its caller."""
+        caller, hint = identity(call.who, client_of(call.scope)), "Try again in a moment, or open fewer."
+        if self._open >= most:
+            raise LimitExceeded(f"{most} {self._what} are open already", hint=hint)
+        if self._open_by[caller] >= share and call.who.role != OWNER:
+            raise LimitExceeded(f"{share} {self._what} of {call.who.name!r} are open already", hint=hint)
+        self._open += 1
+        self._open_by[caller] += 1
+        try:
+            yield
+        finally:
+            self._open -= 1
+            self._open_by[caller] -= 1
+            if not self._open_by[caller]:
+                del self._open_by[caller]

@@ -1,0 +1,1 @@
+"""RPC: methods, their parameters and results."""

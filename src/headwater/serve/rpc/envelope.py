@@ -1,0 +1,261 @@
+"""The RPC envelope: one request in, one answer out, whatever the body holds."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
+from headwater.model.answer_limits import UNCOUNTED
+from headwater.model.principal import OWNER, VIEWER, Principal
+from headwater.model.work_context import CALLER
+from headwater.queries.statements.pending_answer import Pending
+from headwater.serve.api import Api
+from headwater.serve.http.body_pieces import Pieces, encode_with, is_small
+from headwater.serve.http.request_body import LARGE as LARGE_BODY
+from headwater.serve.http.request_body import MAX_ELEMENTS, MAX_WRITTEN, check_elements, no_json
+from headwater.serve.limits.limits import Limits, identity
+from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc import params
+from headwater.serve.rpc.hidden_names import told
+from headwater.serve.rpc.methods import METHODS, Method, refusal
+from headwater.serve.server.thread_bridge import Bridge
+from headwater.sources.source import Result, Written
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+VERSION = "1.0"
+SQL_ID = "sql.exec.http"
+LARGE = 64 << 10  # bytes of parameters: converting them would hold up the loop
+_EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "params": {}}.'
+_SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
+
+Id = str | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None
+Reply = tuple[int, bytes | Pieces]  # HTTP status and body
+
+
+class TooOften(Exception):
+    """A request that was refused because there were too many for its database: `body` says so to who sent it."""
+
+    def __init__(self, error: HeadwaterError, body: bytes) -> None:
+        super().__init__(error.message)
+        self.error, self.body = error, body
+
+
+class Envelope(msgspec.Struct, forbid_unknown_fields=True):
+    """A request. Without an id (or with null) it is a notification: nobody waits for the answer."""
+
+    method: str
+    skeinql: Any = VERSION
+    id: Id = None
+    params: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Identified(msgspec.Struct):
+    """The id of a request of which nothing else is understood."""
+
+    id: Id = None
+
+
+class _Object(msgspec.Struct):
+    """Any JSON object."""
+
+
+_envelopes = msgspec.json.Decoder(Envelope)
+_ids, _objects = msgspec.json.Decoder(_Identified), msgspec.json.Decoder(_Object)
+_whole = msgspec.json.Decoder(msgspec.Raw)
+_encode = msgspec.json.Encoder().encode
+_PARAMS = {method.name: msgspec.json.Decoder(method.params) for method in METHODS.values()}
+_BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def error_body(id: str | int | None, error: HeadwaterError) -> bytes:
+    """An error envelope."""
+    body: dict[str, Any] = {"code": error.code, "message": clean(error.message)}
+    if error.details:
+        body["details"] = clean(error.details)
+    return _encode({"id": id, "ok": False, "error": body})
+
+
+def unexpected(error: Exception, doing: str) -> HeadwaterError:
+    """What the caller is told of a defect of ours: nothing but where to look for it."""
+    request = uuid.uuid4().hex
+    log.error("request %s failed in %s", request, doing, exc_info=error)
+    return HeadwaterError("internal error", hint="The server's log has the reason.", request_id=request)
+
+
+class Rpc:
+    """Answers envelopes. Never raises but for cancellation, and TooOften."""
+
+    def __init__(self, api: Api, bridge: Bridge, metrics: Metrics, limits: Limits) -> None:
+        self._api = api
+        self._bridge = bridge
+        self._metrics = metrics
+        self._limits = limits
+
+    async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
+        """The answer to the request in `body`."""
+        try:
+            request = await self._decode(who, len(body), _envelope, body)
+        except HeadwaterError as error:  # of the threads
+            return error.status, error_body(None, error)
+        if isinstance(request, tuple):
+            return request
+        status, reply = await self._answer(who, request, client)
+        return (204, b"") if request.id is None else (status, reply)
+
+    async def sql(self, who: Principal, body: bytes, client: str) -> Reply:
+        """The answer to `body`, the bare parameters of sql.exec."""
+        method = METHODS["sql.exec"]
+        try:
+            who.need(method.role, method.name, method.instead)
+            fault = await self._decode(who, len(body), _no_object, body, _SQL_EXAMPLE)
+        except Forbidden:
+            return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # refuses, and counts it
+        except HeadwaterError as error:  # of the threads
+            return error.status, error_body(SQL_ID, error)
+        if fault is not None:
+            return 400, error_body(SQL_ID, fault)
+        return await self._answer(who, Envelope(method.name, id=SQL_ID, params=msgspec.Raw(body)), client)
+
+    async def _decode(self, who: Principal, size: int, function: Callable[..., T], *args: Any) -> T:
+        """Return `function(*args)`, which decodes `size` bytes; many of them in a thread."""
+        if size <= LARGE_BODY:
+            return function(*args)
+        CALLER.set(who.name)
+        return await self._bridge.call(function, *args)
+
+    async def _answer(self, who: Principal, request: Envelope, client: str) -> Reply:
+        started = time.perf_counter()
+        code, refused = "ok", None
+        try:
+            result = await self._call(who, request, client)
+            reply: bytes | Pieces = encode_with({"id": request.id, "ok": True, "result": result})
+            if isinstance(reply, bytes) and len(reply) > UNCOUNTED and _is_read(request.method):
+                reply = Pieces.of(reply)
+            if isinstance(reply, Pieces) and who.role != OWNER:
+                reply.charge(identity(who, client))
+        except HeadwaterError as error:
+            code, reply = error.code, error_body(request.id, told(error, who, self._api.databases))
+            refused = error if "retry_after_ms" in error.extra else None
+        except RecursionError:
+            deep = InvalidRequest("the request is nested too deeply", hint="Send a flatter one.")
+            code, reply = deep.code, error_body(request.id, deep)
+        except MemoryError:
+            large = InvalidRequest("the answer does not fit in memory", hint="Ask for fewer or smaller values.")
+            code, reply = large.code, error_body(request.id, large)
+        except Exception as error:
+            code, reply = "internal", error_body(request.id, unexpected(error, request.method))
+        self._metrics.answered(request.method, code, time.perf_counter() - started)
+        if refused is not None and request.id is not None:
+            assert isinstance(reply, bytes)
+            raise TooOften(refused, reply)
+        return 200, reply
+
+    async def _call(self, who: Principal, request: Envelope, client: str) -> Any:
+        if request.skeinql != VERSION:
+            raise UnsupportedVersion(f"version {str(request.skeinql)[:40]!r} is not spoken here")
+        method = METHODS.get(request.method)
+        if method is None:
+            raise refusal(request.method)
+        who.need(method.role, method.name, method.instead)
+        with memoryview(request.params) as view:
+            size = view.nbytes
+        found = await self._decode(who, size, _params, method, request.params)
+        db = self._limits.of_params(who, found)
+        self._limits.enter(who, db)
+        if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
+            with self._limits.stay(who, db, client):
+                return await self._run(who, method, found)
+        return await self._run(who, method, found, is_large=size > LARGE)
+
+    async def _run(self, who: Principal, method: Method, found: params.Params, *, is_large: bool = False) -> Any:
+        if method.blocking:
+            result = await self._bridge.call(self._block, who, method, found)
+        elif is_large:
+            result = await self._bridge.call(method.call, self._api, who, found)
+        else:
+            result = method.call(self._api, who, found)
+        if isinstance(result, Pending):
+            value = await self._bridge.wait(result.future)
+            if isinstance(value, Written) and isinstance(value.value, Result) and not is_small(value.value):
+                return await self._bridge.call(result.finish, value)
+            return result.finish(value)
+        return await result if isinstance(result, Coroutine) else result
+
+    def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
+        """In a thread, the encoding too: a large answer would hold up the loop."""
+        result = method.call(self._api, who, found)
+        if isinstance(result, Pending):
+            return result
+        encoded = encode_with(result)
+        return encoded if isinstance(encoded, Pieces) else msgspec.Raw(encoded)
+
+
+def _is_read(name: str) -> bool:
+    """Return whether the method only reads: an answer to a write is not refused once the write is done."""
+    return name in METHODS and METHODS[name].role == VIEWER
+
+
+def _params(method: Method, raw: msgspec.Raw) -> params.Params:
+    with memoryview(raw) as view:
+        absent = view.nbytes <= 4 and bytes(view) in (b"", b"null")
+        if view.nbytes > LARGE_BODY:
+            check_elements(bytes(view), MAX_ELEMENTS if method.role == VIEWER else MAX_WRITTEN)
+    try:
+        found: params.Params = params.decode(_PARAMS[method.name], b"{}" if absent else raw)
+    except InvalidRequest:
+        if absent:
+            hint = f"{method.name} needs a `params` object: {params.shape(method.params)}."
+            raise InvalidRequest("missing params", hint=hint) from None
+        raise
+    return found
+
+
+def _envelope(body: bytes) -> Envelope | Reply:
+    """Return the request in `body`, or the answer that there is none."""
+    try:
+        return _envelopes.decode(body)
+    except _BAD_JSON as error:
+        return _no_envelope(body, error)
+
+
+def _no_envelope(body: bytes, error: Exception) -> Reply:
+    """Why `body` is not a request: 400 if it is not even an object, else an error for the id it names."""
+    fault = _no_object(body, _EXAMPLE)
+    if fault is not None:
+        return 400, error_body(None, fault)
+    try:
+        id = _ids.decode(body).id
+    except _BAD_JSON:
+        id = None
+    return 200, error_body(id, params.explain(error, "request", Envelope))
+
+
+def _no_object(body: bytes, hint: str) -> InvalidRequest | None:
+    """Return why `body` is not a JSON object, if it is not. No values are made of a large one."""
+    try:
+        if len(body) <= LARGE_BODY:
+            msgspec.json.decode(body)
+        else:
+            _whole.decode(body)
+        _objects.decode(body)
+    except msgspec.ValidationError:
+        return InvalidRequest("the body is not a JSON object", hint=hint)
+    except _BAD_JSON as fault:
+        return no_json(body, fault, hint)
+    return None
+
+
+def clean(found: Any) -> Any:
+    """`found` with every text fit for JSON: a name in the database need not be valid Unicode."""
+    if isinstance(found, dict):
+        return {name: clean(value) for name, value in found.items()}
+    return found.encode("utf-8", "backslashreplace").decode() if isinstance(found, str) else found

@@ -1,0 +1,387 @@
+"""METHODS: every RPC method as data, with what it takes, who may call it and what it does."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from headwater import __version__
+from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
+from headwater.feeds.deliver.backpressure import Limits, counters
+from headwater.feeds.deliver.poll import Asked
+from headwater.feeds.subscriptions.subscribe_query import lits_of
+from headwater.model.database_name import real_name
+from headwater.model.literal import Value, from_json
+from headwater.model.predicate import Expr, parse_expr
+from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
+from headwater.queries.dependencies.subscribed_instances import Subscribed
+from headwater.queries.etag.row_etag import one_tag
+from headwater.queries.rows.rows import Place
+from headwater.queries.statements.pending_answer import Pending
+from headwater.queries.statements.sql import check_format
+from headwater.queries.statements.transactions import one_tx
+from headwater.ranges.pull.table_status import Step
+from headwater.serve.api import Api
+from headwater.serve.http.handlers import query_patch
+from headwater.serve.rpc import params, query_methods, query_params, results, security_methods
+from headwater.serve.rpc.table_types import table_of
+
+READ, WRITE, OWN = VIEWER, EDITOR, OWNER
+VIEWERS_READ = "Viewers read by query.select, query.prepare and data.get."
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method. A `blocking` one runs in a thread; the others only hand work to the writer."""
+
+    name: str
+    params: type[params.Params]
+    call: Callable[[Api, Principal, Any], Any]
+    role: str
+    summary: str
+    blocking: bool = False
+    instead: str = ""  # what those may do who lack the role
+
+
+def _then(result: Any, step: Callable[[Any], Any]) -> Any:
+    return result.then(step) if isinstance(result, Pending) else step(result)
+
+
+def _place(name: params.TableName) -> Place:
+    return Place(name.table, name.db)
+
+
+def _value(body: Any, path: str) -> Value:
+    try:
+        return from_json(body)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def _values(bodies: list[Any], path: str) -> list[Value]:
+    return [_value(body, f"{path}[{place}]") for place, body in enumerate(bodies)]
+
+
+def _columns(bodies: dict[str, Any], path: str) -> dict[str, Value]:
+    return {name: _value(body, f"{path}.{name}") for name, body in bodies.items()}
+
+
+def _where(p: params.Update | params.Delete) -> Expr:
+    return parse_expr(p.where, args=_values(p.args, "args"))
+
+
+# --- system ----------------------------------------------------------------------------------------------
+
+
+def _ping(api: Api, who: Principal, p: params.Nothing) -> Any:
+    return {"pong": True, "time_unix_ms": time.time_ns() // 1_000_000}
+
+
+def _version(api: Api, who: Principal, p: params.Nothing) -> Any:
+    return {"name": "headwater", "version": __version__, "skeinql": "1.0"}
+
+
+def _capabilities(api: Api, who: Principal, p: params.Nothing) -> Any:
+    absent = ("mysql_compat", "wasm_udf", "wasm_operators")
+    return {
+        "name": "headwater",
+        "skeinql": True,
+        **dict.fromkeys(("etag_queries", "causal_etags"), True),
+        **dict.fromkeys((*absent, "column_snapshots", "audit_wal", "cluster"), False),
+        "methods": sorted(METHODS),
+        "hash": {"canonicalization": "RFC8785", "algorithm": "SHA-256", "encoding": "base32"},
+        "wire": {"skeinpack_v1": False},
+    }
+
+
+def _stats(api: Api, who: Principal, p: params.MaybeDatabase) -> Any:
+    found = api.stats.snapshot(who, p.db)
+    status = found[real_name(p.db)]
+    if api.feeds is not None:
+        cdc = api.feeds.subscriptions.counters(real_name(p.db))
+    else:
+        limits = Limits.of(status.retention_changes)
+        cdc = counters([], horizon=status.horizon, latest=status.latest, limits=limits)
+    return {"cdc": cdc, "databases": found}
+
+
+# --- data ------------------------------------------------------------------------------------------------
+
+
+def _get(api: Api, who: Principal, p: params.Get) -> Any:
+    results.check_row_format(p.format)
+    found = api.rows.get(who, _place(p.table), _values(p.pk, "pk"), tx=p.tx)
+    return _then(found, lambda result: results.found(result, p.format))
+
+
+def _insert(api: Api, who: Principal, p: params.Insert) -> Any:
+    rows = [_columns(row, f"rows[{place}]") for place, row in enumerate(p.rows)]
+    return api.rows.insert(who, _place(p.into), rows, returning=p.returning, tx=p.tx).then(results.stored)
+
+
+def _update(api: Api, who: Principal, p: params.Update) -> Any:
+    tag = one_tag(p.if_match, p.expected_etag)
+    values = _columns(p.set, "set")
+    pending = api.rows.update(who, _place(p.table), _where(p), values, limit=p.limit, if_match=tag, tx=p.tx)
+    return pending.then(results.stored)
+
+
+def _delete(api: Api, who: Principal, p: params.Delete) -> Any:
+    tag = one_tag(p.if_match, p.expected_etag)
+    pending = api.rows.delete(who, _place(p.table), _where(p), limit=p.limit, if_match=tag, tx=p.tx)
+    return pending.then(results.stored)
+
+
+def _sql(api: Api, who: Principal, p: params.SqlExec) -> Any:
+    as_objects = check_format(p.result_format)
+    if p.db is not None and p.default_db is not None and real_name(p.db) != real_name(p.default_db):
+        raise InvalidRequest("`db` and `default_db` name different databases", hint="Send one of them.")
+    args = _columns(p.args, "args") if isinstance(p.args, dict) else _values(p.args, "args")
+    db = p.db if p.db is not None else p.default_db
+    result = api.statement.execute(who, p.sql, args, db=db, tx=p.tx, named=as_objects)
+    return _then(result, lambda outcome: results.outcome(outcome, as_objects))
+
+
+# --- transactions and schema -----------------------------------------------------------------------------
+
+
+def _begin(api: Api, who: Principal, p: params.Begin) -> Any:
+    return results.begun(api.transactions.begin(who, db=p.db, read_only=p.read_only))
+
+
+def _commit(api: Api, who: Principal, p: params.Finish) -> Any:
+    return api.transactions.commit(who, one_tx(p.tx, p.tx_id)).then(results.finished)
+
+
+def _rollback(api: Api, who: Principal, p: params.Finish) -> Any:
+    return api.transactions.rollback(who, one_tx(p.tx, p.tx_id)).then(results.finished)
+
+
+def _create_database(api: Api, who: Principal, p: params.Database) -> Any:
+    return results.done(api.schema.create_database(who, p.db))
+
+
+def _drop_database(api: Api, who: Principal, p: params.Database) -> Any:
+    done = api.schema.drop_database(who, p.db)
+    if api.feeds is not None:
+        api.feeds.dropped(real_name(p.db))
+    if api.queries is not None:
+        api.queries.dropped(real_name(p.db))
+    return results.done(done)
+
+
+def _list_databases(api: Api, who: Principal, p: params.Nothing) -> Any:
+    return {"databases": api.schema.list_databases(who)}
+
+
+def _list_tables(api: Api, who: Principal, p: params.MaybeDatabase) -> Any:
+    return {"tables": api.schema.list_tables(who, p.db)}
+
+
+def _describe_table(api: Api, who: Principal, p: params.TableName) -> Any:
+    return results.described(real_name(p.db), api.schema.describe_table(who, p.db, p.table))
+
+
+def _create_table(api: Api, who: Principal, p: params.CreateTable) -> Any:
+    pending = api.schema.create_table(who, p.db, table_of(p), if_not_exists=p.if_not_exists)
+    return pending.then(results.done)
+
+
+def _drop_table(api: Api, who: Principal, p: params.DropTable) -> Any:
+    return api.schema.drop_table(who, p.db, p.table, if_exists=p.if_exists).then(results.done)
+
+
+# --- feeds -----------------------------------------------------------------------------------------------
+
+
+def _subscribe_table(api: Api, who: Principal, p: params.Subscribe) -> Any:
+    return api.feeding().subscriptions.subscribe(who, p)
+
+
+async def _subscribe_query(api: Api, who: Principal, p: params.SubscribeToQuery) -> Any:
+    return await api.feeding().subscribe_query(who, p)
+
+
+async def _query_subscribe(api: Api, who: Principal, p: query_params.QuerySubscribe) -> Any:
+    question = await Subscribed(api.asking()).find(None, p.query_id, lits_of(p.args), who=who)
+    path, mark, args = question.url.partition("?")
+    url = f"{path}/events{mark}{args}"
+    keys = [f"{question.db}.{name}" for name in question.tables]
+    return {"query_id": p.query_id, "sse_url": url, "ws_url": url, "table_keys": keys}
+
+
+def _backtest(api: Api, who: Principal, p: params.Subscribe) -> Any:
+    return api.feeding().subscriptions.backtest(who, p)
+
+
+def _poll(api: Api, who: Principal, p: params.Poll) -> Any:
+    return api.feeding().poll(who, p.sub_id, Asked(p.from_offset, p.limit, p.wait_ms, p.cursor))
+
+
+def _ack(api: Api, who: Principal, p: params.Ack) -> Any:
+    return api.feeding().subscriptions.ack(who, p.sub_id, p.offset, p.cursor)
+
+
+def _pause(api: Api, who: Principal, p: params.Subscription) -> Any:
+    return api.feeding().subscriptions.pause(who, p.sub_id, True)
+
+
+def _resume(api: Api, who: Principal, p: params.Subscription) -> Any:
+    return api.feeding().subscriptions.pause(who, p.sub_id, False)
+
+
+def _close(api: Api, who: Principal, p: params.Subscription) -> Any:
+    return api.feeding().subscriptions.close(who, p.sub_id)
+
+
+def _list(api: Api, who: Principal, p: params.ListSubscriptions) -> Any:
+    return api.feeding().subscriptions.list(who, p.db, p.sub_id, limit=p.limit, after=p.after)
+
+
+def _seek(api: Api, who: Principal, p: params.Seek) -> Any:
+    return api.feeding().subscriptions.seek(who, p.sub_id, p.offset, p.ts)
+
+
+# --- pulls -----------------------------------------------------------------------------------------------
+
+
+async def _pull_describe(api: Api, who: Principal, p: params.PullDescribe) -> Any:
+    step = None if p.step_rows is None else Step(p.step_rows, p.step_bytes)
+    pulling = api.pulling()
+    seen = await pulling.describe(
+        who, p.db, p.table, after=p.after, wait_ms=p.wait_ms, shape=p.shape, step=step, run=api.run
+    )
+    return results.pulled(seen)
+
+
+def _pull_ranges(api: Api, who: Principal, p: params.PullRanges) -> Any:
+    return results.listed(api.pulling().listed(who, p.db, p.table, p.target_bytes))
+
+
+def _pull_register(api: Api, who: Principal, p: params.PullRegister) -> Any:
+    found = api.pulling().register(who, p.db, p.table, p.subscriber, range=p.range, epoch=p.epoch, keep=p.keep)
+    return results.registered(found)
+
+
+def _pull_release(api: Api, who: Principal, p: params.PullRelease) -> Any:
+    return {"ok": True, "changed": api.pulling().release(who, p.db, p.table, p.subscriber)}
+
+
+def _pull_split(api: Api, who: Principal, p: params.PullSplit) -> Any:
+    at = None if p.at is None else _key(p.at)
+    return results.listed(api.pulling().split(who, p.db, p.table, p.range, p.epoch, at))
+
+
+def _pull_merge(api: Api, who: Principal, p: params.PullMerge) -> Any:
+    pair = [(one.id, one.epoch) for one in p.ranges]
+    return results.listed(api.pulling().merge(who, p.db, p.table, pair))
+
+
+def _key(text: str) -> bytes:
+    try:
+        return bytes.fromhex(text)
+    except ValueError:
+        raise InvalidRequest("`at` is not a key in hex", hint="Send a key as it was received.") from None
+
+
+# --- the tables ------------------------------------------------------------------------------------------
+
+METHODS: dict[str, Method] = {
+    method.name: method
+    for method in (
+        Method("system.ping", params.Nothing, _ping, READ, "Is the server there?"),
+        Method("system.version", params.Nothing, _version, READ, "Name and version."),
+        Method("system.capabilities", params.Nothing, _capabilities, READ, "What this build serves."),
+        Method("stats.snapshot", params.MaybeDatabase, _stats, READ, "Numbers of log and capture.", True),
+        Method("data.get", params.Get, _get, READ, "One row by its primary key, with its ETag.", True),
+        Method("data.insert", params.Insert, _insert, WRITE, "Insert rows, all or none."),
+        Method("data.update", params.Update, _update, WRITE, "Set columns of the rows that match."),
+        Method("data.delete", params.Delete, _delete, WRITE, "Delete the rows that match."),
+        Method("sql.exec", params.SqlExec, _sql, WRITE, "Run one SQL statement.", True, VIEWERS_READ),
+        Method("tx.begin", params.Begin, _begin, READ, "Open a transaction on one database.", True),
+        Method("tx.commit", params.Finish, _commit, READ, "Make a transaction durable."),
+        Method("tx.rollback", params.Finish, _rollback, READ, "Forget a transaction."),
+        Method("schema.create_database", params.Database, _create_database, OWN, "Create a database.", True),
+        Method("schema.drop_database", params.Database, _drop_database, OWN, "Delete a database.", True),
+        Method("schema.list_databases", params.Nothing, _list_databases, READ, "Names of databases.", True),
+        Method("schema.list_tables", params.MaybeDatabase, _list_tables, READ, "Names of tables.", True),
+        Method("schema.describe_table", params.TableName, _describe_table, READ, "A table's shape.", True),
+        Method("schema.create_table", params.CreateTable, _create_table, OWN, "Create a table.", True),
+        Method("schema.drop_table", params.DropTable, _drop_table, OWN, "Drop a table."),
+        Method("cdc.subscribe_table", params.Subscribe, _subscribe_table, READ, "Make a durable subscription.", True),
+        Method(
+            "cdc.subscribe_query", params.SubscribeToQuery, _subscribe_query, READ, "Be told when an answer is stale."
+        ),
+        Method(
+            "query.subscribe",
+            query_params.QuerySubscribe,
+            _query_subscribe,
+            READ,
+            "Where a query tells that it is stale.",
+        ),
+        Method("cdc.poll", params.Poll, _poll, READ, "The next changes, at once or when there are some."),
+        Method("cdc.ack", params.Ack, _ack, READ, "Move the cursor: this was dealt with.", True),
+        Method("cdc.pause", params.Subscription, _pause, READ, "Deliver nothing for now.", True),
+        Method("cdc.resume", params.Subscription, _resume, READ, "Deliver again.", True),
+        Method("cdc.close", params.Subscription, _close, READ, "Forget a subscription.", True),
+        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions, and how they stand.", True),
+        Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
+        Method("cdc.backtest", params.Subscribe, _backtest, READ, "What a subscription would have seen.", True),
+        Method(
+            "query.prepare", query_params.Prepare, query_methods.prepare, READ, "Keep a query; its id is its content's."
+        ),
+        Method(
+            "query.execute_prepared", query_params.Execute, query_methods.execute, READ, "Ask a query that is kept."
+        ),
+        Method("query.select", query_params.Select, query_methods.select, READ, "Ask a query."),
+        Method(
+            "query.explain", query_params.Explain, query_methods.explain, READ, "What a query depends on, in words."
+        ),
+        Method(
+            "query.patch", query_params.Patch, query_patch.patch_method, READ, "How an answer changed since its tag."
+        ),
+        Method("pull.describe", params.PullDescribe, _pull_describe, READ, "A table, and how far its log goes."),
+        Method("pull.ranges", params.PullRanges, _pull_ranges, READ, "The key ranges of a table.", True),
+        Method("pull.register", params.PullRegister, _pull_register, READ, "Keep the log for a snapshot.", True),
+        Method("pull.release", params.PullRelease, _pull_release, READ, "Keep it no longer.", True),
+        Method("pull.split", params.PullSplit, _pull_split, OWN, "Make two ranges of one.", True),
+        Method("pull.merge", params.PullMerge, _pull_merge, OWN, "Make one range of two.", True),
+        Method(
+            "security.ticket.create",
+            params.Nothing,
+            security_methods.ticket,
+            READ,
+            "A short-lived ticket for stream URLs.",
+        ),
+        Method(
+            "security.token.create",
+            params.TokenCreate,
+            security_methods.create,
+            OWN,
+            "Make an API key, shown once.",
+            True,
+        ),
+        Method(
+            "security.token.list", params.Nothing, security_methods.listed, OWN, "The API keys, without their secrets."
+        ),
+        Method(
+            "security.token.revoke", params.TokenRevoke, security_methods.revoke, OWN, "End an API key and its streams."
+        ),
+    )
+}
+
+LATER_GROUPS = ("merge.", "vector.", "view.")
+
+
+def refusal(name: str) -> HeadwaterError:
+    """Why `name`, which is not in METHODS, is not served."""
+    if name.startswith(LATER_GROUPS):
+        return NotSupported(f"Method '{name}' is not supported in this build", hint="It comes later.")
+    if name.startswith("cluster."):
+        return NotSupported(f"Method '{name}' is not supported", hint="A server stands alone for now.")
+    near = difflib.get_close_matches(name[:80], METHODS, n=1, cutoff=0.7)
+    hint = f"Did you mean {near[0]}?" if near else "system.capabilities lists the methods of this build."
+    return NotSupported(f"Method '{name[:80]}' is not supported in this build", hint=hint)

@@ -1,0 +1,125 @@
+"""The methods of queries: prepare, execute, select, explain."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+from headwater.errors import InvalidRequest
+from headwater.model.database_name import real_name
+from headwater.model.principal import Principal
+from headwater.model.query.canonical_json import canonical_bytes
+from headwater.model.query.json_form import parse_query_of
+from headwater.queries.answers import Answer
+from headwater.queries.etag.causality import from_json
+from headwater.queries.etag.row_etag import opaque
+from headwater.queries.prepared import Prepared
+from headwater.queries.queries import Explained, unkept
+from headwater.queries.statements.pending_answer import Pending
+from headwater.serve.api import Api
+from headwater.serve.http.body_pieces import is_small
+from headwater.serve.http.handlers import query_body
+from headwater.serve.rpc.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
+from headwater.sources.source import Read
+
+
+class QueryText(NamedTuple):
+    """The SQL of a query, its database, and the JSON form if it was sent as one."""
+
+    sql: str
+    db: str
+    form: bytes | None = None
+
+
+def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> QueryText:
+    """Return the query of a request, in the database of `tx` if it has one.
+
+    Raises InvalidRequest unless the request has either `sql` or `query`.
+    """
+    if (p.sql is None) == (p.query is None):
+        raise InvalidRequest("a query is either `sql` or `query`", hint="Send one of them.")
+    if p.sql is not None:
+        return QueryText(p.sql, real_name(p.db))
+    held = None if tx is None else api.transactions.database_of(tx)
+    query, db = parse_query_of(p.query, db=p.db if held is None else held)
+    who.glimpse(db)
+    source = api.databases.get(db)
+    with who.understanding(db):
+        return QueryText(source.text(query), db, canonical_bytes(query))
+
+
+async def prepare(api: Api, who: Principal, p: Prepare) -> Any:
+    """query.prepare"""
+    text = text_of(api, who, p)
+    return query_body.prepared(await api.asking().prepare(who, text.sql, db=text.db, form=text.form, name=p.name))
+
+
+async def explain(api: Api, who: Principal, p: Explain) -> Any:
+    """query.explain"""
+    if p.query_id is not None:
+        if p.sql is not None or p.query is not None or p.db is not None:
+            raise InvalidRequest("`query_id` names a query already", hint="Send it alone.")
+        found = await api.asking().explain_prepared(who, p.query_id)
+    else:
+        text = text_of(api, who, p)
+        found = await api.asking().explain(who, text.sql, db=text.db)
+    return query_body.explained(found, _words(found))
+
+
+async def execute(api: Api, who: Principal, p: Execute) -> Any:
+    """query.execute_prepared"""
+    kept = api.asking().get(who, p.query_id)
+    return await _asked(api, who, kept, p, p.if_none_match, p.min_causality)
+
+
+async def select(api: Api, who: Principal, p: Select) -> Any:
+    """query.select"""
+    check_cache(p.cache)
+    text = text_of(api, who, p, tx=p.tx)
+    if p.tx is not None:
+        return await _in_transaction(api, who, p, text.sql)
+    tag = p.cache.if_none_match if p.cache.want_etag else None
+    result = await _asked(api, who, unkept(text.sql, text.db), p, tag, p.cache.min_causality)
+    return result if p.cache.want_etag else {**result, "etag": None}
+
+
+async def _asked(
+    api: Api, who: Principal, query: Prepared, p: Execute | Select, if_none_match: str | None, min_causality: Any
+) -> dict[str, Any]:
+    format = query_body.rpc_format(p.result_format)
+    tags = () if if_none_match is None else (opaque(if_none_match),)
+    floor = None if min_causality is None else from_json(min_causality)
+    answer = await api.asking().ask(who, query, values_of(p.args), format=format, tags=tags, floor=floor)
+    return await _written(api, answer, format)
+
+
+async def _written(api: Api, answer: Answer, format: str) -> dict[str, Any]:
+    read, about = answer.read, query_body.about(answer)
+    if read is None:
+        return about
+    if is_small(read):
+        return about | {"data": query_body.data_of(read, format)}
+    return about | {"data": await api.asking().run(query_body.encode_data, read, format)}
+
+
+async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict[str, Any]:
+    """A tag is a promise about committed rows: inside a transaction there is none, nor a token."""
+    for name in ("if_none_match", "min_causality"):
+        if getattr(p.cache, name) is not None:
+            raise InvalidRequest(
+                f"cache.{name} means nothing inside a transaction", hint="Leave it out, or leave `tx`."
+            )
+    format = query_body.rpc_format(p.result_format)
+    is_object = format == query_body.OBJECTS
+    args = values_of(p.args)
+    found = await api.run(lambda: api.statement.execute(who, sql, args, db=p.db, tx=p.tx, named=is_object, reads=True))
+    outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, Pending) else found
+    read = Read(outcome.columns, outcome.rows, 0, outcome.truncated)
+    data = await api.run(lambda: query_body.written_data(read, format))
+    return {"etag": None, "not_modified": False, "data": data}
+
+
+def _words(found: Explained) -> list[str]:
+    from headwater.model.dependencies.description import words
+
+    return list(words(found.analysis))

@@ -1,0 +1,112 @@
+"""What the methods of queries take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.literal import Value, from_json
+from headwater.serve.rpc.params import Params
+
+CANNOT = "Leave it out."
+MAX_ARGS = 32_766  # SQLite's own limit; converting more would hold up the loop
+
+
+class Text(Params):
+    """A query: SQL text, or the JSON form."""
+
+    sql: str | None = None
+    query: Any = None
+    db: str | None = None
+
+
+class Prepare(Text):
+    """query.prepare"""
+
+    name: str | None = None
+
+
+class Explain(Text):
+    """query.explain"""
+
+    query_id: str | None = None
+
+
+class Cache(Params):
+    """`cache` of query.select."""
+
+    want_etag: bool = True
+    if_none_match: str | None = None
+    min_causality: Any = None
+    mode: str | None = None
+    persist: bool | None = None
+
+
+class Select(Text):
+    """query.select"""
+
+    unserved = ("wire", "as_of")
+    args: list[Any] | dict[str, Any] = []
+    result_format: str | None = None
+    cache: Cache = msgspec.field(default_factory=Cache)
+    wire: Any = None
+    as_of: Any = None
+    tx: str | None = None
+
+
+class Execute(Params):
+    """query.execute_prepared"""
+
+    unserved = ("wire",)
+    query_id: str
+    args: list[Any] | dict[str, Any] = []
+    if_none_match: str | None = None
+    min_causality: Any = None
+    result_format: str | None = None
+    wire: Any = None
+
+
+class QuerySubscribe(Params):
+    """query.subscribe"""
+
+    query_id: str
+    args: list[Any] | dict[str, Any] = []
+
+
+class Patch(Text):
+    """query.patch"""
+
+    unserved = ("wire",)
+    query_id: str | None = None
+    args: list[Any] | dict[str, Any] = []
+    base_etag: str | None = None
+    result_format: str | None = None
+    include_full: bool = True
+    client_state: Any = None
+    wire: Any = None
+
+
+def values_of(args: list[Any] | dict[str, Any], field: str = "args") -> list[Value] | dict[str, Value]:
+    """Arguments as values: Lits or plain JSON. `field` is where the request has them."""
+    if len(args) > MAX_ARGS:
+        raise InvalidRequest(f"`{field}` has {len(args)} values; at most {MAX_ARGS} can be bound")
+    if isinstance(args, dict):
+        return {name: _value(body, f"{field}.{name}") for name, body in args.items()}
+    return [_value(body, f"{field}[{place}]") for place, body in enumerate(args)]
+
+
+def _value(body: Any, path: str) -> Value:
+    try:
+        return from_json(body)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"{path}: {error.message}", hint=error.hint) from None
+
+
+def check_cache(cache: Cache) -> None:
+    """What is known and not served is refused."""
+    if cache.mode not in (None, "default"):
+        raise NotSupported(f"cache.mode {cache.mode[:40]!r} is not served", hint=CANNOT)
+    if cache.persist:
+        raise NotSupported("cache.persist is not served", hint="Prepare the query to keep it.")

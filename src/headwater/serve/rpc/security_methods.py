@@ -1,0 +1,145 @@
+"""The security methods: tickets for streams, and API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import Any
+
+from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, NotSupported
+from headwater.model.principal import OWNER, RANK, VIEWER, Principal, Scope, is_label
+from headwater.serve.api import Api
+from headwater.serve.auth.api_keys import Key, Keys
+from headwater.serve.auth.gate import Gate
+from headwater.serve.auth.json_web_tokens import scopes_of
+from headwater.serve.rpc import params
+
+ADMIN_ROLE = "admin"  # SkeinDB's word for owner
+
+
+def ticket(api: Api, who: Principal, p: params.Nothing) -> Any:
+    """security.ticket.create"""
+    return _gate(api).tickets.create(who)
+
+
+def create(api: Api, who: Principal, p: params.TokenCreate) -> Any:
+    """security.token.create. A caller cannot create a key that reaches further than its own credential."""
+    name, role = _label(p), _role(p)
+    scopes = who.scopes if p.scopes is None else _scopes(p.scopes)
+    _check_within(who, scopes)
+    now = time.time_ns() // 1_000_000
+    lifetime_ms = p.ttl_ms or 1000 * (p.expires_in_seconds or 0)
+    until = now + lifetime_ms if lifetime_ms else None
+    if who.until is not None:
+        until = min(until or who.until, who.until)
+    text, made = _keys(api).create(name, role, scopes, until, now_ms=now)
+    unknown = _unknown(api, scopes or ()) if p.scopes is not None else []
+    shown = {**_shown(made), "token": text, "secret": text, "expires_at_ms": made.until_ms}
+    if p.name is None and p.role in (None, ADMIN_ROLE):
+        shown["role"] = ADMIN_ROLE
+    return shown | ({"unknown_scopes": unknown} if unknown else {})
+
+
+def _label(p: params.TokenCreate) -> str:
+    if p.name is not None and p.label is not None and p.name != p.label:
+        raise InvalidRequest("`name` and `label` are two names of one thing", hint="Send one of them.")
+    name = p.name or p.label or "token"
+    if not is_label(name):
+        raise InvalidRequest("`name` has control characters", hint="Use printable characters.")
+    return name
+
+
+def _role(p: params.TokenCreate) -> str:
+    """Return the role; without `name` the request has SkeinDB's shape, whose default is its role `admin`."""
+    role = p.role if p.role is not None else VIEWER if p.name is not None else ADMIN_ROLE
+    if role == ADMIN_ROLE:
+        return OWNER
+    if role not in RANK:
+        raise InvalidRequest(f"there is no role {role[:40]!r}", hint=f"There are: {', '.join(RANK)}.")
+    return role
+
+
+def listed(api: Api, who: Principal, p: params.Nothing) -> Any:
+    """security.token.list"""
+    return {"tokens": [_shown(key) for key in _keys(api).all() if _is_below(who, key)]}
+
+
+async def revoke(api: Api, who: Principal, p: params.TokenRevoke) -> Any:
+    """security.token.revoke. What is open in its name ends."""
+    id = p.id if p.token_id is None else p.token_id
+    if id is None or (p.id is not None and p.id != id):
+        raise InvalidRequest("`id` names the key", hint="Send `id`, or `token_id`, as security.token.list has it.")
+    await asyncio.to_thread(_keys(api).revoke, id, lambda key: _is_below(who, key))
+    return {"id": id, "token_id": id, "revoked": True, "streams_ended": _gate(api).sessions.revoke(id)}
+
+
+def _gate(api: Api) -> Gate:
+    if api.gate is None:
+        raise NotSupported("no tickets and no keys are given out here")
+    return api.gate
+
+
+def _keys(api: Api) -> Keys:
+    found = _gate(api).keys
+    if found is None:
+        raise NotSupported("no keys are kept here", hint="It needs a data directory.")
+    return found
+
+
+def _scopes(given: list[str]) -> tuple[Scope, ...]:
+    try:
+        return scopes_of(given)
+    except ValueError:
+        raise InvalidRequest(
+            "`scopes` has an empty text", hint='Send ["shop", "main.orders"], or leave it out.'
+        ) from None
+
+
+def _check_within(who: Principal, scopes: tuple[Scope, ...] | None) -> None:
+    if scopes is None and who.scopes is not None:
+        raise Forbidden("a key without scopes reaches further than the caller", hint="Name scopes.")
+    for scope in scopes or ():
+        who.check(scope.db, scope.tables or None)
+
+
+def _unknown(api: Api, scopes: tuple[Scope, ...]) -> list[str]:
+    """Of `scopes`, which the caller may know of, those that name nothing that is there now."""
+    found, there = [], api.databases.names()
+    for scope in scopes:
+        if scope.db not in there:
+            found += _texts(scope)
+        elif scope.tables:
+            with suppress(HeadwaterError):  # of a database that does not answer nothing is known
+                tables = api.databases.get(scope.db).describe()
+                found += [f"{scope.db}.{table}" for table in scope.tables if table not in tables]
+    return found
+
+
+def _texts(scope: Scope) -> list[str]:
+    return [f"{scope.db}.{table}" for table in scope.tables] or [scope.db]
+
+
+def _is_below(who: Principal, key: Key) -> bool:
+    try:
+        _check_within(who, key.scopes)
+    except Forbidden:
+        return False
+    return True
+
+
+def _shown(key: Key) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "id": key.id,
+        "token_id": key.id,
+        "name": key.name,
+        "label": key.name,
+        "role": key.role,
+        "created_ms": key.created_ms,
+        "created_at_ms": key.created_ms,
+    }
+    if key.scopes is not None:
+        found["scopes"] = [text for scope in key.scopes for text in _texts(scope)]
+    if key.until_ms is not None:
+        found["expires_at_ms"] = key.until_ms
+    return found

@@ -1,0 +1,1 @@
+"""The server: sockets, protocols, TLS, start and stop."""

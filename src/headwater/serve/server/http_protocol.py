@@ -1,0 +1,406 @@
+"""The HTTP protocol of uvicorn with bounds: how large the head of a request may be, and how long each part may take."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
+from headwater.model.log_throttle import Repeats, counted
+from headwater.serve.http.application import PROBLEM, problem
+from headwater.serve.http.call import Receive, Scope, Send
+from headwater.serve.http.request_body import Refusal
+from headwater.serve.http.security_headers import shielded
+from headwater.serve.limits.connection_limits import HEALTH, Crowd
+from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
+
+CROWDED_SECONDS = 2  # that a connection too many has to ask for its health
+MAX_PIPELINED = 16  # parsed requests that wait for the answer to the one before
+MAX_PARSED = 64 << 10  # bytes given to the parser before looking whether a request waits
+HEADER_BYTES = 32  # that a header counts for beside its name and value, as in RFC 7541 §4.1: each is three objects
+
+_ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+
+
+class Seldom(logging.LoggerAdapter[logging.Logger]):
+    """Repeats a warning at most once a minute: everybody who connects can send what is no HTTP."""
+
+    repeats = Repeats()
+
+    @property
+    def level(self) -> int:
+        """As the logger's."""
+        return self.logger.level
+
+    def warning(self, msg: object, *args: object, **named: Any) -> None:
+        """As inherited, with the number of those that were left out."""
+        left_out = self.repeats.again(str(msg), time.monotonic())
+        if left_out is not None:
+            super().warning(counted(str(msg), left_out), *args, **named)
+
+
+class HeldFlow(FlowControl):
+    """As inherited, but reading resumes only while `may_read()` is true. `release` resumes it later.
+
+    uvicorn resumes reading whenever a response ends or an application asks for its body, although pipelined requests
+    are still queued: a client that reads no responses could queue requests without end.
+    """
+
+    def __init__(self, transport: asyncio.Transport, may_read: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._may_read = may_read
+        self._is_wanted = False  # somebody tried to resume reading
+
+    @property
+    def writable(self) -> asyncio.Event:
+        """Return the event that is set while the client reads what is written."""
+        return self._is_writable_event
+
+    def pause_reading(self) -> None:
+        """As inherited."""
+        self._is_wanted = False
+        super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """As inherited, or note that it is wanted."""
+        self._is_wanted = not self._may_read()
+        if not self._is_wanted:
+            super().resume_reading()
+
+    def release(self) -> None:
+        """Resume reading if that was wanted before and is possible now."""
+        if self._is_wanted:
+            self.resume_reading()
+
+
+class BoundedHttp(Patience, HttpToolsProtocol):
+    """As inherited, but a head (target and headers) ends soon and is small, or the connection does. So does a body
+    that comes too slowly, and an answer that nobody reads.
+
+    At most MAX_PIPELINED requests are queued. Received bytes behind them stay unparsed, and nothing more is read, until
+    the queue is empty.
+    """
+
+    max_head = 64 << 10  # bytes
+    head_seconds = 10.0  # from its first byte to its last
+    body_seconds = 20.0  # the same of a body, and a second more for each
+    body_rate = 1_000  # bytes that came
+
+    def __init__(
+        self, *args: Any, crowd: Crowd | None = None, handshake_done: Callable[[], None] | None = None, **named: Any
+    ) -> None:
+        super().__init__(*args, **named)
+        self.logger = Seldom(self.logger)  # type: ignore[assignment]
+        self._crowd, self._handshake_done = crowd, handshake_done
+        self._crowded: LimitExceeded | None = None  # why there is no place for it
+        self._upgraded = False  # the connection is a WebSocket now, and not ours
+        self._in_head = False
+        self._head = 0  # bytes of target and headers that the parser told of
+        self._unparsed = 0  # bytes that came since the head began: the parser keeps half a header to itself
+        self._too_slow: asyncio.TimerHandle | None = None
+        self._body_until = 0.0  # when the body must be there; 0: none is on its way
+        self._body_timer: asyncio.TimerHandle | None = None
+
+        self._unparsed_data = b""  # received behind queued requests
+        self._running: Any = None  # the cycle that is being answered; `cycle` is the one that was parsed last
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """As inherited; who never asks anything is as idle as who asked before."""
+        super().connection_made(transport)
+        self.flow: HeldFlow = HeldFlow(transport, self._may_read)
+        self.writable = self.flow.writable
+        if self._crowd is not None:
+            self._enter(self._crowd)
+        self._idle()
+
+    def _enter(self, crowd: Crowd) -> None:
+        address = "" if self.client is None else self.client[0]
+        if self._handshake_done is not None:  # until now it was counted there
+            self._handshake_done()
+        self._crowded = crowd.enter(address)
+        self._on_lost = lambda: crowd.leave(address)
+        if self._crowded is not None:
+            self.head_seconds = self.timeout_keep_alive = CROWDED_SECONDS
+            self.app = _only_health(self.app, self._crowded)
+            if crowd.is_full(address):
+                self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As inherited."""
+        self._head_ended()
+        self._body_ended()
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        self._unparsed_data = b""
+        if self._running is not None and not self._running.response_complete:  # inherited: only the last one learns it
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse as inherited, but keep what is behind a queued request for later."""
+        if self._unparsed_data or self.pipeline:
+            self._unparsed_data += data
+            self.flow.pause_reading()
+            return
+        start = 0
+        while start < len(data) and not self._upgraded and not self.transport.is_closing():
+            end = _end_of_heads(data, start)
+            self._parse(data if end - start == len(data) else data[start:end])
+            start = end
+            if self.pipeline:
+                self._unparsed_data = data[start:]
+                return
+
+    def resume_writing(self) -> None:
+        """As inherited."""
+        super().resume_writing()
+        self._read_on()
+
+    def _may_read(self) -> bool:
+        return not self.pipeline and not self._unparsed_data and not self.flow.write_paused
+
+    def _read_on(self) -> None:
+        """Parse what was kept, and resume reading, once no request is queued and the client reads its answers."""
+        if self.pipeline or self.flow.write_paused or self.transport.is_closing():
+            return
+        data, self._unparsed_data = self._unparsed_data, b""
+        self.data_received(data)
+        self.flow.release()
+
+    def _parse(self, data: bytes) -> None:
+        """As data_received was inherited, and look whether a head is still open afterwards: mostly it is not."""
+        super().data_received(data)
+        if self._in_head:
+            self._head_goes_on(len(data))
+        elif self._body_until or (self.cycle is not None and self.cycle.more_body):
+            self._body_goes_on(len(data))
+        elif not self._upgraded and (self.cycle is None or self.cycle.response_complete):
+            self._idle()  # blank lines, or the rest of a body that nobody wanted
+
+    def handle_websocket_upgrade(self) -> None:
+        """As inherited."""
+        if self._crowded is not None:
+            self._refuse(429, self._crowded)
+            return
+        if self.cycle is not None and not self.cycle.response_complete:  # its answer would land among the frames
+            self._refuse(400, InvalidRequest("a request waits for its answer", hint="Upgrade another connection."))
+            return
+        self._upgraded = True
+        super().handle_websocket_upgrade()
+        framed: Any = self.transport.get_protocol()
+        framed._on_lost, self._on_lost = self._on_lost, None
+
+    def on_response_complete(self) -> None:
+        """As inherited."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self.watch()
+        elif not self.pipeline and (self._unparsed_data or self.flow.read_paused):
+            self.loop.call_soon(self._read_on)  # later: this is the inside of an application's send
+
+    def timeout_keep_alive_handler(self) -> None:
+        """As inherited."""
+        super().timeout_keep_alive_handler()
+        self.watch()
+
+    def drop(self) -> None:
+        """As inherited; no further request is taken."""
+        for cycle in (self.cycle, self._running):
+            if cycle is not None:
+                cycle.keep_alive = False
+        super().drop()
+
+    def _head_goes_on(self, size: int) -> None:
+        if self.transport.is_closing():
+            return
+        if self._too_slow is None:  # what came with its first byte may belong to the request before
+            self._watch()
+            return
+        self._unparsed += size
+        if self._unparsed > self.max_head:
+            self._refuse(431, _too_large(self.max_head))
+
+    def _watch(self) -> None:
+        self._too_slow = self.loop.call_later(self.head_seconds, self._give_up)
+
+    def _head_ended(self) -> None:
+        self._in_head = False
+        if self._too_slow is not None:
+            self._too_slow.cancel()
+            self._too_slow = None
+
+    def _body_goes_on(self, size: int) -> None:
+        """A body was on its way before these bytes, or is now."""
+        if not self.cycle.more_body or self.transport.is_closing():
+            self._body_ended()
+        elif not self._body_until:
+            self._body_until = self.loop.time() + self.body_seconds
+            self._body_timer = self.loop.call_later(self.body_seconds, self._give_up_body)
+        else:
+            self._body_until += size / self.body_rate
+
+    def _body_ended(self) -> None:
+        self._body_until = 0.0
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _give_up_body(self) -> None:
+        """Look whether it is late: every byte that came moved the time."""
+        self._body_timer = None
+        if self.transport.is_closing():
+            return
+        left = self._body_until - self.loop.time()
+        if self.flow.read_paused:  # it is we who read no further
+            left, self._body_until = self.body_seconds, self.loop.time() + self.body_seconds
+        if left > 0:
+            self._body_timer = self.loop.call_later(left, self._give_up_body)
+            return
+        cycle = self.cycle
+        if not cycle.response_started:
+            slow = InvalidRequest("the body came too slowly", hint="Send it again, in one go.")
+            self._write_refusal(408, slow)
+            cycle.disconnected = True  # nobody else has anything to answer
+            cycle.message_event.set()
+        self.transport.close()
+        self.drop()
+
+    def _idle(self) -> None:
+        if self.timeout_keep_alive_task is None and not self.transport.is_closing():
+            later = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = later
+
+    # --- what the parser tells ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """As inherited."""
+        super().on_message_begin()
+        self._in_head = True
+        self._head = self._unparsed = 0
+
+    def on_url(self, url: bytes) -> None:
+        """As inherited."""
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As inherited, but for trailers behind a chunked body: what they say comes too late to count."""
+        self._count(len(name) + len(value) + HEADER_BYTES)
+        if self._in_head:
+            super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._head += size
+        if self._head > self.max_head:
+            raise ValueError("the head is too large")  # ends the parser, which asks for send_400_response
+
+    def on_headers_complete(self) -> None:
+        """As inherited. RFC 9112 §3.2.2: the authority in the target counts, not the Host header."""
+        self._head_ended()
+        if len(self.pipeline) >= MAX_PIPELINED:  # _end_of_heads sees to it, unless the parser finds other ends
+            raise ValueError("too many requests are pipelined")
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]
+        if self.url[:1] != b"/" and (absolute := _ABSOLUTE.match(self.url)) is not None:
+            self.headers[:] = [(name, value) for name, value in self.headers if name != b"host"]
+            self.headers.append((b"host", absolute[1]))
+        super().on_headers_complete()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app if cycle.scope["http_version"] == "1.1" else _unchunked(cycle, app))
+
+    # --- refusals ----------------------------------------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """To what is no HTTP, or too much of it."""
+        if self._head > self.max_head:
+            self._refuse(431, _too_large(self.max_head))
+        else:
+            self._refuse(400, InvalidRequest("this is not a request of HTTP/1.1", hint="Look at what was sent."))
+
+    def _give_up(self) -> None:
+        if self.flow.read_paused:  # pipelined: it is we who read no further
+            self._watch()
+            return
+        slow = InvalidRequest(
+            f"the headers did not end within {self.head_seconds:g} s", hint="Send the request again, in one go."
+        )
+        self._refuse(408, slow)
+
+    def _refuse(self, status: int, error: HeadwaterError) -> None:
+        self._head_ended()
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:  # else it would land inside another answer
+            self._write_refusal(status, error)
+        self.transport.close()
+        self.drop()
+
+    def _write_refusal(self, status: int, error: HeadwaterError) -> None:
+        refusal = Refusal(error, status=status, headers=[(b"connection", b"close"), (b"cache-control", b"no-store")])
+        body = problem(error, status)
+        head = [(b"content-type", PROBLEM), (b"content-length", b"%d" % len(body)), *refusal.headers]
+        head = shielded(head, tls=self.scheme == "https")
+        self.transport.write(STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % pair for pair in head) + b"\r\n" + body)
+
+
+def _end_of_heads(data: bytes, start: int) -> int:
+    """Return where the part of `data` from `start` ends that holds at most MAX_PIPELINED heads and MAX_PARSED bytes."""
+    most = min(len(data), start + MAX_PARSED)
+    end = start
+    for _ in range(MAX_PIPELINED - 1):  # one more may have begun before `start`, its last line break cut in two
+        found = data.find(b"\r\n\r\n", end, most)
+        if found < 0:
+            return most
+        end = found + 4
+    return end
+
+
+def _only_health(app: Any, error: LimitExceeded) -> Any:
+    """`app` for a connection too many."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in HEALTH:
+            await app(scope, receive, send)
+            return
+        body = problem(error, error.status)
+        headers = Refusal(error, headers=[(b"connection", b"close"), (b"content-type", PROBLEM)]).headers
+        headers += [(b"content-length", b"%d" % len(body)), (b"cache-control", b"no-store")]
+        headers = shielded(headers, tls=scope["scheme"] == "https")
+        await send({"type": "http.response.start", "status": error.status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return run
+
+
+def _too_large(most: int) -> HeadwaterError:
+    return RequestTooLarge(f"target and headers are larger than {most} bytes", hint="Send fewer or shorter headers.")
+
+
+def _unchunked(cycle: Any, app: Any) -> Any:
+    """`app` for HTTP/1.0, which knows no chunks: a body of unknown length goes as it is and ends the connection."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        unknown = False
+
+        async def raw(message: Any) -> None:
+            nonlocal unknown
+            if message["type"] == "http.response.start":
+                unknown = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                if unknown:
+                    cycle.chunked_encoding = False
+            elif unknown:
+                cycle.expected_content_length = len(message.get("body", b""))  # uvicorn counts it down
+            await send(message)
+
+        await app(scope, receive, raw)
+
+    return run

@@ -1,0 +1,103 @@
+"""Bridge: from the threads that read and commit to the loop that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
+from typing import Any, TypeVar
+
+from headwater.errors import Busy
+from headwater.feeds.fair_threads import Turns
+from headwater.model.principal import ANONYMOUS
+from headwater.model.work_context import Holder, holder
+
+T = TypeVar("T")
+
+MAX_WAITING = 1000  # blocking calls of a database, running or waiting; beyond that callers are told to retry
+SHARES = 4  # one caller of a database may have one in so many of them waiting
+_EVERYBODY = ("", ANONYMOUS.name)  # no single caller: the server's own work, and all callers without authentication
+
+
+class Bridge:
+    """Turns futures of other threads into awaitables of this loop, and runs blocking calls in a few threads.
+
+    Futures that finish together (a group commit) wake the loop once, not once each.
+    """
+
+    def __init__(self, *, threads: int, most: int = MAX_WAITING) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headwater-read")
+        self._turns = Turns(threads, most)  # touched by the loop's thread only
+        self._most_of_one = max(most // SHARES, 1)
+        self._waiting: Counter[Holder] = Counter()  # calls without a thread, by database and caller; no entries of 0
+        self._lock = threading.Lock()
+        self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
+
+    def wait(self, future: Future[T]) -> asyncio.Future[T]:
+        """An awaitable of `future`. Cancelling it does not cancel the work."""
+        return self._awaited(future, None)
+
+    async def call(self, function: Callable[..., T], *args: Any) -> T:
+        """The value of `function(*args)`, which may block; Busy if too many of the same database wait."""
+        whose = holder()
+        if not self._turns.take(whose):
+            await self._wait(whose)
+        try:
+            future = self._threads.submit(copy_context().run, function, *args)
+        except BaseException:
+            self._turns.give_back(whose)
+            raise
+        return await self._awaited(future, whose)
+
+    async def _wait(self, whose: Holder) -> None:
+        """Wait for a thread. Raises Busy where the database, or its caller, has too many calls that wait."""
+        if whose[1] not in _EVERYBODY and self._waiting[whose] >= self._most_of_one:
+            raise Busy(
+                f"{self._most_of_one} requests of {whose[1]!r} are waiting already",
+                hint="Try again in a moment, or send fewer at a time.",
+            )
+        self._waiting[whose] += 1
+        try:
+            await self._turns.wait(whose)
+        finally:
+            self._waiting[whose] -= 1
+            if not self._waiting[whose]:
+                del self._waiting[whose]
+
+    def _awaited(self, future: Future[T], whose: Holder | None) -> asyncio.Future[T]:
+        """An awaitable of `future`, which has a thread of `whose`, or None."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[T] = loop.create_future()
+        future.add_done_callback(lambda done: self._finished(loop, waiter, done, whose))
+        return waiter
+
+    def close(self) -> None:
+        """Wait for running calls and end the threads."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _finished(
+        self, loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[Any], done: Future[Any], whose: Holder | None
+    ) -> None:
+        with self._lock:
+            first = not self._done
+            self._done.append((waiter, done, whose))
+        if first:
+            loop.call_soon_threadsafe(self._deliver)
+
+    def _deliver(self) -> None:
+        with self._lock:
+            done, self._done = self._done, []
+        for waiter, future, whose in done:
+            if whose is not None:
+                self._turns.give_back(whose)
+            if waiter.done():
+                continue  # its request was cancelled
+            if future.cancelled():
+                waiter.cancel()
+            elif (error := future.exception()) is not None:
+                waiter.set_exception(error)
+            else:
+                waiter.set_result(future.result())

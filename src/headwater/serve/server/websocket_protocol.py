@@ -1,0 +1,230 @@
+"""The WebSocket protocol of uvicorn, taught to write frames that were made before, once for all readers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.utils import ClientDisconnected
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
+
+from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
+
+FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
+MOST = "headwater.most"  # beside an accept: bytes of a message of this client, where the usual limit is too small
+PARSED_BYTES = 4 << 10  # given to the parser at a time: it turns all of them into frames, of six bytes or more
+TURN_FRAMES = 200  # after which other connections have their turn
+MAX_SHORT_FRAGMENTS = 1_000  # of one message
+SHORT_FRAGMENT = 1 << 10  # bytes; longer fragments are limited by the size of their message
+MAX_CONTROL_FRAMES = 500  # pings and pongs of a client within a second
+POLICY_VIOLATION = 1008
+
+
+class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
+    """As inherited, and with the message FRAMES. Without compression a frame is the same for every reader.
+
+    Received bytes are parsed a few at a time, and only while the application has taken all messages before them. A
+    client that sends endless fragments or pings is closed.
+    """
+
+    _unparsed = b""  # received, and not given to the parser yet
+    _is_scheduled = False  # the parser will go on in the next turn
+    _short_fragments = 0  # of the message that is being received
+    _control_frames = 0  # received in the second that began at
+    _control_since = 0.0
+    _pong = b""  # that waits until the client reads again
+
+    def data_received(self, data: bytes) -> None:
+        """Parse as inherited, but in small parts and several turns."""
+        if not self.handshake_initiated:
+            super().data_received(data)
+            if not self.handshake_initiated:  # the library refused its head; inherited, nobody sent what it answered
+                self.transport.write(b"".join(self.conn.data_to_send()))
+                self.transport.close()
+                self.drop()
+            return
+        self._unparsed = self._unparsed + data if self._unparsed else data
+        if not self._is_scheduled:
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse what was received, for one turn. What is left waits for the next one or for the application."""
+        self._is_scheduled = False
+        frames, start, data = 0, 0, self._unparsed
+        while start < len(data) and self._may_parse() and frames < TURN_FRAMES:
+            self.conn.receive_data(data[start : start + PARSED_BYTES])
+            start += PARSED_BYTES
+            frames += len(self.conn.events)
+            if self.conn.parser_exc is not None:
+                self.handle_parser_exception()
+            else:
+                self.handle_events()
+        self._unparsed = data[start:]
+        if self.transport.is_closing():
+            self._unparsed = b""
+        elif self._unparsed:
+            self._pause_reading()
+            if self._may_parse():
+                self._is_scheduled = True
+                self.loop.call_soon(self._parse)
+        elif self._may_parse():
+            self._resume_reading()
+
+    def _may_parse(self) -> bool:
+        """Whether the handshake is over, and the application has taken all messages or wants no more."""
+        is_wanted = self.queue.empty() or self.close_sent
+        return self.handshake_complete and is_wanted and not self.transport.is_closing()
+
+    def _pause_reading(self) -> None:
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        """As inherited; what was received behind the message is parsed before anything is read."""
+        message = await self.queue.get()
+        if not self._is_scheduled:
+            self._parse()
+        return message
+
+    async def send(self, message: Any) -> None:
+        """As inherited; frames wait, like any other message, while the reader's buffer is full."""
+        if message["type"] != FRAMES:
+            if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
+                raise ClientDisconnected
+            if message["type"] == "websocket.accept" and MOST in message:
+                self.conn.max_message_size = message[MOST]
+            await super().send(message)
+            if message["type"] in ("websocket.accept", "websocket.close") and not self._is_scheduled:
+                self._parse()
+            if self.close_timer is not None and message["type"] == "websocket.close":
+                self.close_timer.cancel()
+                self.close_timer = self.loop.call_later(self.close_timeout, self._close)
+            if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+                self.handshake_complete = True  # refused with a status: uvicorn would call that an error of ours
+            return
+        if not self.writable.is_set():
+            await self.writable.wait()
+        if self.disconnected or self.close_sent:
+            raise ClientDisconnected
+        self.transport.write(message["frames"])
+
+    def handle_connect(self, event: Any) -> None:
+        """As inherited."""
+        super().handle_connect(event)
+        if not self.close_sent:
+            self.scope[CONNECTION] = self  # type: ignore[literal-required]  # before its task runs
+
+    def handle_text(self, event: Any) -> None:
+        """As inherited."""
+        self._short_fragments = 0
+        super().handle_text(event)
+
+    def handle_bytes(self, event: Any) -> None:
+        """As inherited."""
+        self._short_fragments = 0
+        super().handle_bytes(event)
+
+    def handle_cont(self, event: Any) -> None:
+        """As inherited; a message must get on with every fragment, and have few that are short."""
+        self._short_fragments += len(event.data) < SHORT_FRAGMENT
+        if not event.data and not event.fin:
+            self._refuse("a fragment is empty")
+        elif self._short_fragments > MAX_SHORT_FRAGMENTS:
+            self._refuse(f"a message has more than {MAX_SHORT_FRAGMENTS} fragments under {SHORT_FRAGMENT} bytes")
+        else:
+            super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Answer as inherited. While the client does not read, keep the last pong only, as RFC 6455 §5.5.3 allows.
+
+        Reading goes on meanwhile: a slow client's pongs, which keep its connection open, must be read.
+        """
+        output = self.conn.data_to_send()  # of all pings that were parsed together
+        if self.transport.is_closing():
+            return
+        if self.writable.is_set() or self.conn.close_sent is not None:  # then a close is among the output
+            self.transport.write(b"".join(output))
+        elif output:
+            self._pong = output[-1]
+        self._count_control_frame()
+
+    def handle_pong(self, event: Any) -> None:
+        """As inherited."""
+        super().handle_pong(event)
+        self._count_control_frame()
+
+    def resume_writing(self) -> None:
+        """As inherited."""
+        super().resume_writing()
+        pong, self._pong = self._pong, b""
+        if pong and not self.close_sent and not self.transport.is_closing():
+            self.transport.write(pong)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As inherited."""
+        self._unparsed = b""
+        super().connection_lost(exc)
+
+    def _count_control_frame(self) -> None:
+        now = self.loop.time()
+        if now - self._control_since >= 1.0:
+            self._control_since, self._control_frames = now, 0
+        self._control_frames += 1
+        if self._control_frames > MAX_CONTROL_FRAMES:
+            self._refuse(f"more than {MAX_CONTROL_FRAMES} pings and pongs in a second")
+
+    def _refuse(self, reason: str) -> None:
+        """Close the connection of a client that costs more than it asks for."""
+        if not self.transport.is_closing():
+            self.frames = []
+            self.conn.fail(POLICY_VIOLATION, reason)
+            self.handle_parser_exception()
+
+    def handle_parser_exception(self) -> None:
+        """As inherited; the client has a moment to read why."""
+        super().handle_parser_exception()
+        self.drop()
+
+    def shutdown(self) -> None:
+        """As inherited, unless the connection is closing already. Inherited, that raised and stopped the shutdown."""
+        if self.handshake_complete and self.conn.state is not State.OPEN:
+            self.close_sent = True
+        super().shutdown()
+
+    def keepalive_timeout(self) -> None:
+        """As inherited."""
+        super().keepalive_timeout()
+        self.drop()
+
+    def _close(self) -> None:
+        """The client did not answer our good-bye."""
+        self.transport.close()
+        self.watch()
+
+    def send_receive_event_to_app(self) -> None:
+        """As inherited; text that is none ends the connection. Inherited, it wrote a traceback for each."""
+        if self.curr_msg_data_type == "text" and not self.close_sent:
+            try:
+                b"".join(self.frames).decode()
+            except UnicodeDecodeError:
+                self.frames = []
+                self.conn.fail(1007, "text frames are UTF-8")
+                self.handle_parser_exception()
+                return
+        super().send_receive_event_to_app()
+
+    def send_500_response(self) -> None:
+        """To who has no answer yet while the server stops: come again. Inherited, it said 500, and fell over twice."""
+        if self.initial_response or self.handshake_complete or self.conn.eof_sent:
+            return
+        self.conn.send_response(self.conn.reject(503, "The server is stopping.\n"))
+        self.transport.write(b"".join(self.conn.data_to_send()))
+
+
+Gone = ClientDisconnected

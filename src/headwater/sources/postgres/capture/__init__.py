@@ -1,0 +1,1 @@
+"""Capture of PostgreSQL: from the replication slot to committed transactions."""

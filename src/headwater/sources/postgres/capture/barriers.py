@@ -1,0 +1,153 @@
+"""Barriers: a mark written into the server's log and seen on the stream; everything committed before it came before.
+
+One is shared by all who asked before it began; who comes while one is under way waits for the next.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+import psycopg
+
+from headwater.errors import HeadwaterError, SourceError, SourceUnfit
+from headwater.sources.postgres.capture.snapshot_visibility import Snapshot, snapshot_now
+from headwater.sources.postgres.capture.stream.transaction_assembly import PREFIX
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.errors import away
+from headwater.sources.postgres.schema.catalog import schema_number
+
+SECONDS = 1.0  # longest one waits for its mark
+DOWN_SECONDS = 0.1  # the same, where there is no stream just now
+T = TypeVar("T")
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """What was found: the offset of the last change before the mark, None if it was not seen in time, the number of the
+    schema after it, and a snapshot taken after it."""
+
+    offset: int | None
+    schema: int
+    snapshot: Snapshot
+
+
+class Side:
+    """One session for small questions, kept open, made again when it broke. From any thread, one at a time."""
+
+    def __init__(self, server: Server, **settings: str) -> None:
+        self._server, self._settings = server, settings
+        self._lock = threading.Lock()  # guards the session
+        self._connection: Connection | None = None
+
+    def ask(self, work: Callable[[Connection], T]) -> T:
+        """Run `work`; again, if the session was broken from the start."""
+        with self._lock, self._server.errors():
+            for again in (True, False):
+                fresh = self._connection is None or self._connection.closed
+                if self._connection is None or fresh:
+                    self._connection = self._connected()
+                try:
+                    return work(self._connection)
+                except psycopg.Error:
+                    if not self._connection.broken:
+                        raise
+                    self._connection.close()
+                    self._connection = None
+                    if fresh or not again:
+                        raise
+            raise AssertionError
+
+    def _connected(self) -> Connection:
+        try:
+            return self._server.connect(**self._settings)
+        except SourceUnfit:
+            raise
+        except SourceError as error:
+            raise away(error) from error
+
+    def close(self) -> None:
+        """End the session."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection = None
+
+
+class Barriers:
+    """Of one database. From any thread."""
+
+    def __init__(self, side: Side, is_up: Callable[[], bool]) -> None:
+        self._side, self._is_up = side, is_up
+        self._own = secrets.token_hex(6)  # so that marks of others, or of an earlier run, are not taken for ours
+        self._changed = threading.Condition()  # guards what follows
+        self._begun = self._ended = 0
+        self._is_running = False
+        self._seen: dict[str, int] = {}
+        self._awaited = ""
+        self._missed_at = -math.inf  # when the last one was not seen in time, if it was not
+        self._found: Passed | HeadwaterError = SourceError("no barrier was set")
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether somebody has just waited for the stream in vain."""
+        return time.monotonic() - self._missed_at < SECONDS
+
+    def passed(self, token: str, offset: int) -> None:
+        """The stream's reader saw a mark."""
+        with self._changed:
+            if token == self._awaited:
+                self._seen[token] = offset
+                self._changed.notify_all()
+
+    def set(self) -> Passed:
+        """A barrier that begins after this call."""
+        with self._changed:
+            number = self._begun + 1
+            while self._is_running and self._ended < number:
+                self._changed.wait()
+            if self._ended >= number:
+                return self._result()
+            self._begun, self._is_running = number, True
+        found: Passed | HeadwaterError = SourceError("the barrier was cut short")
+        try:
+            found = self._pass(f"{self._own}.{number}")
+        except HeadwaterError as error:
+            found = error
+        finally:
+            with self._changed:
+                self._found, self._ended, self._is_running = found, number, False
+                self._changed.notify_all()
+        return self._result_of(found)
+
+    def _result(self) -> Passed:
+        return self._result_of(self._found)
+
+    @staticmethod
+    def _result_of(found: Passed | HeadwaterError) -> Passed:
+        if isinstance(found, HeadwaterError):
+            raise found
+        return found
+
+    def _pass(self, token: str) -> Passed:
+        end = time.monotonic() + (SECONDS if self._is_up() else DOWN_SECONDS)
+        with self._changed:
+            self._awaited = token
+            self._seen.clear()
+
+        def work(connection: Connection) -> tuple[int, Snapshot]:
+            connection.execute("SELECT pg_logical_emit_message(true, %s, %s)", [PREFIX, token])
+            # A change of the schema after the mark makes another number, which is safe; one before it is in it.
+            with connection.transaction():
+                snapshot = snapshot_now(connection)
+                return schema_number(connection), snapshot
+
+        schema, snapshot = self._side.ask(work)
+        with self._changed:
+            self._changed.wait_for(lambda: token in self._seen, end - time.monotonic())
+            self._missed_at = -math.inf if token in self._seen else time.monotonic()
+            return Passed(self._seen.get(token), schema, snapshot)

@@ -1,0 +1,1 @@
+"""Decoding of pgoutput messages into changes."""

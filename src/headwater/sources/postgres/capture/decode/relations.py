@@ -1,0 +1,314 @@
+"""What the stream says of tables, with the catalogue's facts, to our shapes and their decoders. Pure.
+
+**Names.** A table of the schema `public` goes by its bare name, any other by `schema.table`. A part that holds a dot or
+a double quote is written in double quotes, with those inside doubled: `public."a.b"` is `"a.b"`, while `a.b` is table b
+of schema a. Nothing else is quoted or folded: `Odd Name` is `Odd Name`. So every name here is of one table only.
+
+**Keys.** What the replica identity has, where that is an index (the primary key by default): only those columns are
+sure to be known of an old row. With REPLICA IDENTITY FULL or NOTHING the primary key of the catalogue. A table
+with neither has the key `()`: nothing tells its rows apart.
+
+**Changes of shape** are not in the stream: a table is described again before its next row. Whether its other rows
+changed with it cannot be seen, so `resnapshot` is set unless it surely is not so (see `schema_change`). A table that
+was renamed, or dropped and made anew, is noticed by its oid, then too. That it was only dropped, and what the stream
+does not say of columns, is told by an `Announcement`: never by the catalogue as it is now, for the same messages must
+give the same changes whenever they are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from headwater.model.change import Change, Op
+from headwater.model.table import Column, Table
+from headwater.sources.postgres.capture.decode.pgoutput import Relation, Type
+from headwater.sources.postgres.capture.decode.row_decoder import RowDecoders
+from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode
+from headwater.sources.postgres.capture.decode.truncations import Truncated, recalled
+from headwater.sources.postgres.capture.stream.replication_frames import BadMessage
+from headwater.sources.postgres.schema.ddl_text import ddl_text
+from headwater.sources.postgres.schema.shape_changes import Announcement, displaced, is_told_alike, schema_change
+from headwater.sources.postgres.schema.table_facts import Catalogue, ColumnFact, TableFact
+from headwater.sources.postgres.setup.ddl_trigger import Statement
+from headwater.sources.postgres.types import (
+    BPCHAR,
+    TypeFact,
+    Types,
+    base_of,
+    converter,
+    declared_text,
+    kind_of,
+    named,
+)
+
+# Collations by bytes, in which our key order is PostgreSQL's.
+BY_BYTES = frozenset({"", "C", "POSIX", "ucs_basic", "C.UTF-8", "C.utf8", "pg_c_utf8", "BINARY"})
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+_PART = re.compile(r'"((?:[^"]|"")+)"|([^".]+)')
+
+
+def _part(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"' if "." in name or '"' in name else name
+
+
+def table_name(schema: str, name: str) -> str:
+    """What we call a table."""
+    return _part(name) if schema == "public" else f"{_part(schema)}.{_part(name)}"
+
+
+def split_name(text: str) -> tuple[str, str] | None:
+    """Schema and table; None where `text` is not a name as `table_name` writes them (or with `public.` in front)."""
+    parts: list[str] = []
+    at = 0
+    while found := _PART.match(text, at):
+        parts.append(found[2] if found[1] is None else found[1].replace('""', '"'))
+        at = found.end()
+        if text[at : at + 1] != ".":
+            break
+        at += 1
+    if at != len(text) or text.endswith(".") or len(parts) not in (1, 2):
+        return None
+    name = table_name(*parts) if len(parts) == 2 else _part(parts[0])
+    if name not in (text, text.removeprefix("public.")):
+        return None
+    return ("public", parts[0]) if len(parts) == 1 else (parts[0], parts[1])
+
+
+# --- shapes ----------------------------------------------------------------------------------------------
+
+
+def table_of(relation: Relation, fact: TableFact, types: Types, version: int = 1) -> Table:
+    """The shape in which the rows of `relation` come."""
+    columns = tuple(
+        column_of(each.name, each.type, each.typmod, fact.columns.get(each.name, ColumnFact()), types)
+        for each in relation.columns
+    )
+    names = {column.name for column in columns}
+    if relation.identity in "di":
+        flagged = tuple(each.name for each in relation.columns if each.is_key)
+        key = fact.key if {*fact.key} == {*flagged} else flagged  # the same columns: in the order of the index
+    else:
+        key = fact.key if names.issuperset(fact.key) else ()
+    return Table(table_name(relation.schema, relation.name), columns, key, version)
+
+
+def column_of(name: str, oid: int, typmod: int, fact: ColumnFact, types: Types) -> Column:
+    """One column; the same for the stream and for what the catalogue describes."""
+    base = base_of(oid, types)
+    return Column(
+        name,
+        kind=kind_of(oid, types),
+        declared=declared_text(oid, typmod, types),
+        nullable=fact.nullable,
+        generated=fact.generated,
+        auto=fact.auto,
+        collation=_collation(base, fact.collation, types),
+    )
+
+
+def _collation(base: int, collation: str, types: Types) -> str:
+    fact = types.get(base)
+    if fact is not None and fact.name.rpartition(".")[2] == "citext":
+        return "citext"
+    if collation not in BY_BYTES:
+        return collation
+    return "RTRIM" if base == BPCHAR else "BINARY"  # char(n) compares without the spaces at its end
+
+
+# --- the stream's side -----------------------------------------------------------------------------------
+
+
+class Relations:
+    """The tables of one stream. `rows` decodes their messages, by the first bytes. For what is not in it: `need` for a
+    table that was described since, then `decoder`."""
+
+    def __init__(
+        self,
+        known: Mapping[str, Table],
+        catalogue: Catalogue,
+        *,
+        oids: Mapping[str, int] | None = None,
+        versions: Mapping[str, int] | None = None,
+        displaced: tuple[int, ...] = (),
+        secret: str = "",
+        truncated: Truncated = (),
+        all_tables: bool = True,
+    ) -> None:
+        """`known` are the shapes the log ends with, `oids` whose they were: so it is noticed that a table was renamed,
+        or dropped and made anew. `versions` are the last ones, also of names that ended, `displaced` tables that lost
+        their name to another, `secret` is what announcements of ours have. `all_tables`: any other table unknown so
+        far is new, and was empty."""
+        self.rows: dict[bytes, Decode] = {}
+        self.tables = dict(known)  # the newest shapes, by name
+        self.oids = dict(oids or {})  # of those
+        self.versions = {**(versions or {}), **{name: table.version for name, table in known.items()}}
+        self.displaced, self.truncated, self.secret = displaced, truncated, secret
+        self.changed = 0  # how often a shape, or whose it is, was another
+        self._names = {oid: name for name, oid in self.oids.items()}
+        self._catalogue, self._all_tables = catalogue, all_tables
+        self._told: dict[int, tuple[Relation, int]] = {}  # and when
+        self._made: dict[int, tuple[Relation, RowDecoders]] = {}
+        self._ready: set[int] = set()  # those of `_made` that hold for the next row
+        self._types: dict[int, TypeFact] = {}  # told by the stream
+        self._clock = 0
+
+    def tell_type(self, message: Type) -> None:
+        """A type that columns may have from here on."""
+        self._types[message.oid] = named(message.schema, message.name)
+
+    def tell(self, relation: Relation) -> None:
+        """Rows of this table have this shape from here on."""
+        self._clock += 1
+        self._told[relation.oid] = relation, self._clock
+        self._forget(relation.oid)
+
+    @property
+    def clock(self) -> int:
+        """How often something was told."""
+        return self._clock
+
+    def told_after(self, oid: int, clock: int) -> Relation | None:
+        """What was told of `oid`, if that was after `clock`."""
+        found = self._told.get(oid)
+        return found[0] if found is not None and found[1] > clock else None
+
+    def need(self, oid: int, xid: int = 0) -> list[Change]:
+        """Make the decoders of a table ready, for rows of transaction `xid`; gives what changed in shapes."""
+        if oid not in self._told:
+            raise BadMessage(f"a row of table {oid}, which was never described")
+        relation = self._told[oid][0]
+        if xid:
+            self._catalogue.settle(xid)
+        fact = self._catalogue.table(oid) or TableFact()
+        types = {**self._types, **self._catalogue.types()}
+        table = table_of(relation, fact, types)
+        is_learnt, is_displaced = self.oids.get(table.name) != oid, oid in self.displaced
+        changes = self._ended(oid, table.name)
+        known = self.tables.get(table.name)
+        table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
+        if known is None or changes or is_displaced:
+            is_known = self._all_tables or fact.is_born_published
+            unseen = bool(changes) or is_displaced or not is_known or fact.is_rewritten
+            changes.append(Change(Op.SCHEMA_CHANGE, table, ddl=ddl_text(None, table), resnapshot=unseen))
+        elif is_told_alike(known, table) and (relation.identity not in "di" or {*known.key} == {*table.key}):
+            table = known
+        elif (change := schema_change(known, table, fact)) is not None:
+            changes.append(change)
+        self.tables[table.name], self.versions[table.name] = table, table.version
+        self.changed += bool(changes) or is_learnt
+        self._make(oid, relation, table, types)
+        return changes
+
+    def announce(self, found: Announcement) -> list[Change]:
+        """What is news of an announcement, if it is ours. What rows tell by themselves is left to them."""
+        changes: list[Change] = []
+        if found.secret != self.secret or not found.is_sound:
+            return changes
+        change: Change | None
+        for (oid, name), why in [(each, "") for each in found.gone] + [
+            (each, " -- not published") for each in found.left
+        ]:
+            if self.oids.get(name, 0) == oid and name in self.tables:
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables.pop(name), ddl=f"DROP TABLE {name}{why}"))
+                self.oids.pop(name, None)
+                self._names.pop(oid, None)
+                self._forget(oid)
+        for oid, table in found.tables.items():
+            known = self.tables.get(table.name)
+            table = msgspec.structs.replace(table, version=self.versions.get(table.name, 0) + 1)
+            if known is None and oid not in self.displaced and self._names.get(oid, table.name) == table.name:
+                text = ddl_text(None, table)
+                fact = self._catalogue.table(oid) or TableFact()
+                is_known = self._all_tables or fact.is_born_published
+                change = Change(Op.SCHEMA_CHANGE, table, ddl=text, resnapshot=not is_known)
+                self._names[oid], self.oids[table.name] = table.name, oid
+            elif known is None or self.oids.get(table.name, oid) != oid:
+                continue
+            else:
+                change = schema_change(known, table, TableFact())
+            if change is not None:
+                changes.append(change)
+                self.tables[table.name], self.versions[table.name] = table, table.version
+                self._forget(oid)
+        self.changed += bool(changes)
+        told = {change.table.name: change.resnapshot for change in changes}
+        anew = [name for name, xid in found.rewritten.items() if (name, xid) not in self.truncated]
+        why = "its rows were written anew: it may not have been published meanwhile"
+        unseen = {**dict.fromkeys(anew, why), **found.unseen}
+        for name, why in {**found.moved, **unseen}.items():
+            if name in self.tables and (name not in told or (name in unseen and not told[name])):
+                # A comment, of one line: whatever the names in it are, it is no statement.
+                ddl = f"-- {' '.join(why.split())}"
+                changes.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=ddl, resnapshot=name in unseen))
+        return changes
+
+    def show_statement(self, found: Statement) -> list[Change]:
+        """Return a comment in the history of the table that a statement altered or dropped, if the table is known."""
+        table = self.tables.get(table_name(found.schema, found.table))
+        return [] if table is None else [Change(Op.SCHEMA_CHANGE, table, ddl=found.comment)]
+
+    def truncate(self, oid: int, xid: int) -> Table:
+        """Transaction `xid` emptied a table, which is ready; its shape."""
+        table = self.shape(oid)
+        self.truncated = recalled(self.truncated, table.name, xid)
+        return table
+
+    def is_ready(self, oid: int) -> bool:
+        """Whether `need` was asked since it was last described."""
+        return oid in self._ready
+
+    def shape(self, oid: int) -> Table:
+        """The shape of a table that is ready."""
+        return self._made[oid][1].table
+
+    def decoder(self, message: bytes) -> Decode:
+        """For a message of a table that is ready, and all that begin like it; BadMessage."""
+        head = message[:HEAD]
+        found = self._made[int.from_bytes(head[1:5], "big")][1].of(head)
+        if found is None:
+            raise BadMessage(f"a message of {len(message)} bytes that begins with {head!r}: no such row is known")
+        self.rows[head] = found
+        return found
+
+    def _ended(self, oid: int, name: str) -> list[Change]:
+        """The end of the name that the table had before, and of the table that had its name."""
+        ended: list[Change] = []
+        was, holder = self._names.get(oid, name), self.oids.get(name, oid)
+        if was != name and self.oids.get(was) == oid and was in self.tables:
+            ddl = f"ALTER TABLE {was} RENAME TO {name}"
+            ended.append(Change(Op.SCHEMA_CHANGE, self.tables.pop(was), ddl=ddl))
+            del self.oids[was]
+        if holder != oid and name in self.tables:
+            ended.append(Change(Op.SCHEMA_CHANGE, self.tables[name], ddl=f"DROP TABLE {name}"))
+            self.displaced = displaced(self.displaced, holder)
+        self._names[oid], self.oids[name] = name, oid
+        self.displaced = tuple(each for each in self.displaced if each != oid)
+        return ended
+
+    def _make(self, oid: int, relation: Relation, table: Table, types: Types) -> None:
+        made = self._made.get(oid)
+        if made is None or made[0] != relation or made[1].table is not table:
+            converts = [converter(each.type, types) for each in relation.columns]
+            made = relation, RowDecoders(oid, table, _known_columns(relation, table), converts)
+            self._made[oid] = made
+        self._ready.add(oid)
+        self.rows.update(made[1].made)
+
+    def _forget(self, oid: int) -> None:
+        if oid in self._ready:
+            self._ready.remove(oid)
+            for head in self._made[oid][1].made:
+                self.rows.pop(head, None)
+
+
+def _known_columns(relation: Relation, table: Table) -> list[bool]:
+    """Which columns of an old row are known when only its key is: those of the replica identity."""
+    if relation.identity in "di":
+        return [each.is_key for each in relation.columns]
+    return [name in table.key for name in table.names]

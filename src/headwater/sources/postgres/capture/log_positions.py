@@ -1,0 +1,117 @@
+"""Where reads and writes of ours stand in the log. Fulfils `writing.Positions` and `reading.Places`.
+
+A write is announced before it is committed, so that nothing is remembered of the transactions of others.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import msgspec
+
+from headwater.errors import Unavailable
+from headwater.model.change import Transaction
+from headwater.sources.postgres.capture.barriers import Barriers, Passed
+from headwater.sources.postgres.capture.snapshot_visibility import Snapshot, Visibility
+from headwater.sources.postgres.read.row_reads import Place
+
+MOST = 100_000  # announced transactions; those whose commit failed are never asked for
+_ROUND = 1 << 32  # the stream has the lower half of a transaction's number
+
+
+class _Place(msgspec.Struct):
+    """Of one transaction; `upto` is 0 while it has not come."""
+
+    upto: int
+    tables: dict[str, int]
+
+
+class Positions:
+    """Of one database. From any thread."""
+
+    def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[Passed], None]) -> None:
+        self._barriers, self._visibility, self._passed = barriers, visibility, passed
+        self.failure = ""  # why the log can take no more changes
+        self._changed = threading.Condition()  # guards what follows
+        self._expected: dict[int, _Place] = {}
+
+    def check(self) -> None:
+        """Raise Unavailable if capture has failed for good."""
+        if self.failure:
+            raise Unavailable(
+                f"capture has failed: {self.failure}", hint="Nothing was written. The operator restarts the server."
+            )
+
+    # --- writes ------------------------------------------------------------------------------------------
+
+    def expect(self, xid: int) -> None:
+        """See writing.Positions."""
+        self.check()  # the last moment before the commit
+        with self._changed:
+            if len(self._expected) >= MOST:
+                del self._expected[next(iter(self._expected))]
+            self._expected[xid % _ROUND] = _Place(0, {})
+
+    def came(self, part: Transaction, upto: int) -> None:
+        """A part of a transaction got its offsets, the last of them `upto`."""
+        xid = int(part.id)
+        with self._changed:
+            place = self._expected.get(xid)
+            if place is None:
+                return
+            first = upto - len(part.changes) + 1
+            place.tables.update({change.table.name: offset for offset, change in enumerate(part.changes, first)})
+            if part.last:
+                place.upto = upto
+                self._changed.notify_all()
+
+    def wait_for(self, xid: int, timeout: float) -> int | None:
+        """See writing.Positions."""
+        with self._changed:
+            place = self._expected.get(xid % _ROUND)
+            if place is None:
+                return None
+            self._changed.wait_for(lambda: place.upto, timeout)
+            return place.upto or None
+
+    def changes_of(self, xid: int) -> dict[str, int]:
+        """See writing.Positions."""
+        with self._changed:
+            place = self._expected.pop(xid % _ROUND, None)
+            return {} if place is None else place.tables
+
+    def barrier(self) -> int:
+        """See writing.Positions."""
+        found = self._barriers.set()
+        self._passed(found)
+        if found.offset is None:
+            raise Unavailable("the stream is behind", hint="Try again in a moment.")
+        return found.offset
+
+    # --- reads -------------------------------------------------------------------------------------------
+
+    def reading(self) -> AbstractContextManager[None]:
+        """See reading.Visibility."""
+        return self._visibility.reading()
+
+    def seen(self, snapshot: str) -> int:
+        """See reading.Visibility."""
+        return self._visibility.offset_seen(Snapshot.of(snapshot))
+
+    def exact(self, snapshot: str) -> int | None:
+        """See reading.Visibility."""
+        return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
+
+    def place(self, snapshot: str) -> Place:
+        """See reading.Places. Where somebody has just waited for the stream in vain, nobody waits again."""
+        shot = Snapshot.of(snapshot)
+        if self._barriers.is_behind:
+            return Place(self._visibility.offset_seen(shot))
+        found = self._barriers.set()
+        self._passed(found)
+        exact = None if found.offset is None else self._visibility.exact(shot, found.offset)
+        if exact is not None:
+            return Place(exact, is_exact=True, is_behind=False, schema=found.schema)
+        return Place(self._visibility.offset_seen(shot), is_behind=found.offset is None, schema=found.schema)

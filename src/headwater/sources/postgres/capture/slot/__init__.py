@@ -1,0 +1,1 @@
+"""The replication slot, its publication, and the log that belongs to it."""

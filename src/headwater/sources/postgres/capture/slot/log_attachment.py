@@ -1,0 +1,311 @@
+"""How a log belongs to a slot: begun, proven at each start and each connection, remembered in a note with the log.
+
+**The one rule.** Before the server is told that it may forget its log up to a place, that place is in our log, or in
+the note. So a slot that starts later than both was made anew, or moved on by somebody else: changes are missing.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from headwater.config import PostgresConfig
+from headwater.model.change import Transaction
+from headwater.sources.postgres.capture.barriers import Side
+from headwater.sources.postgres.capture.replication_buffer import Point, Shapes
+from headwater.sources.postgres.capture.slot import server_history
+from headwater.sources.postgres.capture.slot.publication import (
+    add_missing,
+    ensure_publication,
+    find_publication,
+    is_of_all_tables,
+    publish_new,
+    was_altered,
+)
+from headwater.sources.postgres.capture.slot.server_history import NOTE, History
+from headwater.sources.postgres.capture.slot.slot import (
+    Identity,
+    Slot,
+    create_slot,
+    drop_slot,
+    find_slot,
+    identify,
+    judge,
+    shared,
+    slot_name,
+)
+from headwater.sources.postgres.capture.stream.replication_stream import Stream
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.protocol_session import Link
+from headwater.sources.postgres.schema import definition_changes
+from headwater.sources.postgres.schema.catalog import describe, schema_number
+from headwater.sources.postgres.schema.unstreamed_changes import announce
+from headwater.sources.postgres.setup.doctor import Finding, all_tables, check, examine, warnings, why_uncaptured
+from headwater.sources.postgres.setup.logins import Logins
+from headwater.sources.source import STOPPED, Notes
+
+logger = logging.getLogger("headwater.postgres.fitness")
+
+SAVE_CHANGES = 10_000  # acknowledged ones after which the note is brought up to date
+IDLE_BYTES = 16 << 20  # of the server's log that we do not need, after which it is told at once
+
+
+class Attachment:
+    """Of one database. `side` is asked for everything but the identity of the server."""
+
+    def __init__(self, server: Server, side: Side, logins: Logins, *, notes: Notes, config: PostgresConfig) -> None:
+        self._server, self._side, self._notes, self._config = server, side, notes, config
+        self._logins = logins
+        self.slot = slot_name(config.slot, server.name)
+        self.publication = slot_name(config.publication, server.name)
+        self._lock = threading.Lock()  # guards _history, which the reader of the stream changes too
+        self._history: History | None = None
+        self._told_at = 0.0
+        self._warned: list[str] = []
+        self._is_of_all_tables = False
+        self.born_published: set[int] = set()  # oids of tables that were published before their first row
+        self._refused = ""  # why a table that was made since cannot be published
+        self._announced: tuple[int, Shapes] | None = None  # the number of the schema, and what it was compared with
+        self._meanings: definition_changes.Meanings | None = None  # that readers know of
+
+    def findings(self, connection: Connection) -> list[Finding]:
+        """What is not as it should be, with the SQL that mends it."""
+        found = examine(
+            connection, self._server, self.slot, self.publication, self._config.tables, self._config.publish_all
+        )
+        return found + self._logins.findings(connection)
+
+    def uncaptured(self, connection: Connection) -> dict[str, str]:
+        """Return the tables that are not published, each with the reason."""
+        return {
+            each.name: why_uncaptured(each, self._config.tables)
+            for each in all_tables(connection, self.publication)
+            if not each.is_published
+        }
+
+    def check(self) -> None:
+        """SourceUnfit if it cannot be captured. What harms others who use the database is told in the log, once."""
+        found = self._side.ask(self.findings)
+        check(found)
+        told = warnings(found)
+        if told != self._warned:
+            self._warned = told
+            for each in told:
+                logger.warning("%s: %s", self._server.name, each)
+
+    @property
+    def is_of_all_tables(self) -> bool:
+        """Whether the publication is FOR ALL TABLES. Known once begun or resumed."""
+        return self._is_of_all_tables
+
+    def publish(self, link: Link) -> None:
+        """Publish tables that a caller's statement created, in its transaction."""
+        if not self._is_of_all_tables:
+            self.born_published.update(publish_new(link, self.publication, self._config.tables))
+
+    def find_slot(self) -> Slot | None:
+        """As it is now."""
+        return self._side.ask(lambda connection: find_slot(connection, self.slot))
+
+    # --- begun and proven --------------------------------------------------------------------------------------
+
+    def begin(self, generation: str, offset: int | None = None) -> Point:
+        """From here on, with the slot that is there or a new one. It sees every publication that is older than it.
+
+        A slot without a log may be of one that is lost. No log ever had as many changes as the server's own has bytes:
+        without an `offset` they are counted from there, so that none comes again.
+        """
+
+        def work(connection: Connection) -> History:
+            self._ensure_publication(connection)
+            slot, who = find_slot(connection, self.slot), self._identify()
+            was_there = slot is not None
+            if slot is not None and slot.confirmed > who.position:  # it would skip what is committed up to there
+                drop_slot(connection, self.slot)
+                slot = None
+            position = create_slot(connection, self.slot) if slot is None else slot.confirmed
+            found = describe(connection, self.publication)
+            versions = {name: table.version for name, table in found.tables.items()}
+            shapes = Shapes(found.tables, found.oids, versions, secret=secrets.token_hex(16))
+            first = position if was_there else 0
+            point = Point(first if offset is None else offset, position, shapes)
+            self._remember(definition_changes.read_meanings(connection))
+            published = find_publication(connection, self.publication)
+            return History(generation, who.system, who.timeline, connection.info.dbname, position, point, published)
+
+        found = self._side.ask(work)
+        self._notes.set_notes(**{server_history.FIRST: server_history.save_first(found.point.shapes)})
+        self._keep(found)
+        return self._known.point
+
+    def renew(self, generation: str, offset: int) -> Point:
+        """The same, with a new slot in any case."""
+        self._side.ask(lambda connection: drop_slot(connection, self.slot))
+        return self.begin(generation, offset)
+
+    def resume(self, generation: str, latest: int, read: Callable[[int], Iterator[Transaction]]) -> Point | str:
+        """Where a log ends; or why it is not this database's history. See Source.prove."""
+        found = server_history.load(self._notes.note(NOTE))
+        if found is None and not latest:
+            return self.begin(generation)
+        if found is None or found.generation != generation:
+            return "the log was not made from this database"
+        if found.point.offset > latest:
+            return f"the log ends at {latest}, but it once had {found.point.offset} changes of this database"
+        self._meanings = definition_changes.load(self._notes.note(definition_changes.NOTE))
+        owners = definition_changes.owners(self._meanings or {})
+        point = server_history.brought_up(found.point, read(found.point.offset), owners)
+        if point.offset != latest:
+            return f"the log ends at {latest}, and what is kept of it does not tell which transaction that was"
+        if not point.shapes.secret:  # the note is older than these; kept before the first announcement has it
+            shapes = msgspec.structs.replace(point.shapes, secret=secrets.token_hex(16))
+            point = msgspec.structs.replace(point, shapes=shapes)
+            self._keep(msgspec.structs.replace(found, point=point))
+        self._history = msgspec.structs.replace(found, point=point)
+        identity = self._identify()
+        is_doubtful = identity.timeline != found.timeline and not self._notes.note(STOPPED)
+        doubt = "a failover came with a crash of ours: commits that were told may be lost" if is_doubtful else ""
+        reason = self._side.ask(lambda connection: self.judge(identity, connection, point, doubt=doubt))
+        if reason:
+            return reason
+        self._side.ask(self._fit_publication)
+        return point
+
+    def judge(
+        self,
+        identity: Identity,
+        connection: Connection,
+        point: Point,
+        moved: Callable[[], None] = lambda: None,
+        *,
+        doubt: str = "",
+    ) -> str:
+        """Why the server does not go on at `point`; "" if it does. A failover that lost nothing is accepted: `moved` is
+        called, because other sessions may still lead to the server that was."""
+        slot = find_slot(connection, self.slot)
+        with self._lock:
+            known = self._known
+            ours = known.known(point)
+            reason = judge(ours, identity, slot, connection.info.dbname) or self._altered(connection) or doubt
+            if reason:
+                return reason
+            is_other, confirmed = known.timeline != identity.timeline, shared(ours, identity)
+            if is_other or confirmed != known.confirmed:  # at once: positions from here on are of this one
+                self._keep(msgspec.structs.replace(known, timeline=identity.timeline, confirmed=confirmed))
+        if is_other:
+            moved()
+        return ""
+
+    def mark(self, *, stopped: bool) -> None:
+        """Note whether everything that was told is in the log, for the next start."""
+        self._notes.set_notes(**{STOPPED: "yes" if stopped else ""})
+
+    def watch(self) -> str:
+        """Why changes may be missing though the stream runs; "" if none is."""
+        return self._side.ask(self._altered)
+
+    def join(self) -> None:
+        """Publish tables that were created or recreated since the start."""
+        if not self._is_of_all_tables:
+            self._side.ask(self._join)
+
+    def _join(self, connection: Connection) -> None:
+        made, error = add_missing(connection, self.publication, self._config.tables)
+        refused = "" if error is None else f"a new table is not published: {error.message}; {error.hint}"
+        if refused and refused != self._refused:
+            logger.warning("%s: %s", self._server.name, refused)
+        self._refused = refused
+        with self._lock:
+            known = self._known
+            if made and known.publication is not None:  # only these: what somebody altered meanwhile must be noticed
+                members = {**known.publication.members, **made}
+                joined = msgspec.structs.replace(known.publication, members=members)
+                self._keep(msgspec.structs.replace(known, publication=joined))
+
+    def announce(self, shapes: Shapes) -> None:
+        """Have the stream tell what it does not tell by itself, where something was altered since the last time."""
+
+        def work(connection: Connection) -> None:
+            number = schema_number(connection)
+            # A stream that is behind may tell of a table only after it is gone.
+            if self._announced is not None and number == self._announced[0] and shapes is self._announced[1]:
+                return
+            is_told, means = announce(
+                connection, self.publication, shapes, self._meanings, all_tables=self._is_of_all_tables
+            )
+            if means != self._meanings:  # a crash before this tells it twice, which is harmless
+                self._remember(means)
+            if is_told:
+                self._announced = number, shapes
+
+        self._side.ask(work)
+
+    def _remember(self, means: definition_changes.Meanings) -> None:
+        self._notes.set_notes(**{definition_changes.NOTE: definition_changes.save(means)})
+        self._meanings = means
+
+    def _altered(self, connection: Connection) -> str:
+        known = self._known.publication
+        if known is None or not was_altered(connection, known, find_publication(connection, self.publication)):
+            return ""
+        return f"the publication {self.publication} was dropped or altered: what was committed since may not be sent"
+
+    def _fit_publication(self, connection: Connection) -> None:
+        self._ensure_publication(connection)
+        published = find_publication(connection, self.publication)
+        if published != self._known.publication:
+            self._keep(msgspec.structs.replace(self._known, publication=published))
+
+    def _ensure_publication(self, connection: Connection) -> None:
+        config = self._config
+        ensure_publication(connection, self.publication, config.tables, publish_all=config.publish_all)
+        self._is_of_all_tables = is_of_all_tables(connection, self.publication)
+
+    def _identify(self) -> Identity:
+        wire = self._server.replicate()
+        try:
+            return identify(wire)
+        finally:
+            wire.finish()
+
+    # --- remembered --------------------------------------------------------------------------------------------
+
+    def is_due(self, point: Point, *, idle: int, confirmed: int, is_asked: bool) -> bool:
+        """Whether to `save`: the shapes are others, much was logged, or, though nothing was captured, the server has
+        not been told for a while that nothing of its log up to `idle` is needed."""
+        known = self._known
+        if point.shapes is not known.point.shapes or point.offset - known.point.offset >= SAVE_CHANGES:
+            return True
+        unneeded = idle - confirmed
+        if unneeded <= 0:
+            return False
+        waited = time.monotonic() - self._told_at
+        return is_asked or unneeded > IDLE_BYTES or waited > self._config.heartbeat_seconds
+
+    def save(self, point: Point, stream: Stream) -> None:
+        """Remember that the log came to `point`, and that the server may be told to forget what `stream` does not need;
+        then let it be told. Not while a server is judged: what was shown by the one before says nothing of it."""
+        with self._lock:
+            known, idle = self._known, stream.idle
+            stream.is_asked = False
+            self._told_at = time.monotonic()
+            self._keep(msgspec.structs.replace(known, point=point, confirmed=max(idle, known.confirmed)))
+            stream.confirm(idle)
+
+    def is_saved(self, point: Point) -> bool:
+        """Whether the note is of there."""
+        return self._history is not None and point.offset <= self._history.point.offset
+
+    @property
+    def _known(self) -> History:
+        assert self._history is not None  # begun or resumed
+        return self._history
+
+    def _keep(self, found: History) -> None:
+        self._notes.set_notes(**{NOTE: server_history.save(found)})
+        self._history = found

@@ -1,0 +1,224 @@
+"""The publication says which changes the server sends: made, fitted to the settings, and watched.
+
+It must be older than the slot, for the server reads it as it was at each change. What was committed while it was gone,
+or was another, is never sent, and newer servers do not even say so. So the log remembers how its publication was
+written: one that was written anew by somebody else ends the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import psycopg
+
+from headwater.errors import SourceUnfit
+from headwater.sources.postgres.capture.decode.relations import split_name, table_name
+from headwater.sources.postgres.capture.slot.slot import run_as_owner, table_oid
+from headwater.sources.postgres.connection import Connection, quoted, text_literal
+from headwater.sources.postgres.protocol_session import Link
+
+_SCHEMAS = 150000  # the first server that publishes whole schemas
+LOCK_MS = 200  # for who alters the table that is to be published: then another time
+
+# Row filters and column lists are there from PostgreSQL 15 on.
+_PARTLY = """
+SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE p.pubname = %s AND (to_jsonb(r) ->> 'prqual' IS NOT NULL OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)
+ORDER BY 1, 2
+"""
+# Whether PostgreSQL can tell the rows of a table `{c}` apart, without which it refuses updates and deletes of a
+# published table.
+_IDENTIFIED = """({c}.relreplident = 'f' OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = {c}.oid AND i.indimmediate
+  AND CASE {c}.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END))"""
+# Tables of this database that we publish where none is named. Of a partitioned table the root, which brings its
+# partitions; or these one by one, where the root has no key.
+_FIT = f"""
+c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_(toast|temp)'
+  AND pg_has_role(c.relowner, 'USAGE') AND {_IDENTIFIED.replace("{c}", "c")}
+  AND (NOT c.relispartition OR NOT EXISTS (
+    SELECT FROM pg_class root WHERE root.oid = pg_partition_root(c.oid) AND pg_has_role(root.relowner, 'USAGE')
+      AND {_IDENTIFIED.replace("{c}", "root")}))
+"""
+
+
+def unpublished_sql(publication: str, tables: Sequence[str], further: str = "") -> str:
+    """Return a SELECT of oid, schema and name of the tables that `publication` lacks: of `tables`, or of all fit ones.
+
+    It is empty for a publication FOR ALL TABLES. `further` are more conditions.
+    """
+    wanted = [parts for name in tables if (parts := split_name(name)) is not None]
+    named = ", ".join(f"({text_literal(schema)}, {text_literal(name)})" for schema, name in wanted)
+    condition = _FIT
+    if tables:
+        condition = "c.relkind IN ('r', 'p') AND c.relpersistence = 'p'"
+        condition += f" AND (n.nspname::text, c.relname::text) IN ({named})" if named else " AND false"
+    return f"""
+SELECT c.oid::bigint, n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_publication p ON p.pubname = {text_literal(publication)}
+WHERE {condition} AND NOT coalesce(p.puballtables, false)
+  AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid) {further}
+ORDER BY 2, 3
+"""
+
+
+class Publication(msgspec.Struct, frozen=True):
+    """Which rows of the catalogue say what is published, and who wrote them: of itself, and by oid of what it names."""
+
+    itself: str
+    members: Mapping[int, str]
+
+
+def find_publication(connection: Connection, publication: str) -> Publication | None:
+    """As it is now."""
+    row = connection.execute(
+        "SELECT oid::bigint, oid || '.' || xmin::text FROM pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
+    if row is None:
+        return None
+    oid, itself = row
+    ask = "SELECT prrelid::bigint, oid || '.' || xmin::text FROM pg_publication_rel WHERE prpubid = %s"
+    members = connection.execute(ask, [oid]).fetchall()
+    if connection.info.server_version >= _SCHEMAS:
+        ask = "SELECT pnnspid::bigint, oid || '.' || xmin::text FROM pg_publication_namespace WHERE pnpubid = %s"
+        members += connection.execute(ask, [oid]).fetchall()
+    return Publication(itself, dict(members))
+
+
+def was_altered(connection: Connection, known: Publication, now: Publication | None) -> bool:
+    """Whether something that was published may have been left out since. A table that was dropped was not."""
+    if now is None or now.itself != known.itself:
+        return True
+    gone = [oid for oid, written in known.members.items() if now.members.get(oid) != written]
+    there = "SELECT 1 FROM pg_class WHERE oid = ANY(%s) UNION ALL SELECT 1 FROM pg_namespace WHERE oid = ANY(%s)"
+    return bool(gone) and connection.execute(there, [gone, gone]).fetchone() is not None
+
+
+def is_of_all_tables(connection: Connection, publication: str) -> bool:
+    """Return whether it is FOR ALL TABLES."""
+    ask = "SELECT puballtables FROM pg_publication WHERE pubname = %s"
+    return connection.execute(ask, [publication]).fetchone() == (True,)
+
+
+def ensure_publication(
+    connection: Connection, publication: str, tables: Sequence[str], *, publish_all: bool = False
+) -> None:
+    """Create the publication, or fit it to `tables`.
+
+    Where none is named it gets every table that can be published without harm to those who write it; with
+    `publish_all` it is FOR ALL TABLES, those without a key included.
+    """
+    row = connection.execute(
+        "SELECT puballtables, pubinsert AND pubupdate AND pubdelete AND pubtruncate, pubviaroot FROM pg_publication "
+        "WHERE pubname = %s",
+        [publication],
+    ).fetchone()
+    lacking = connection.execute(unpublished_sql(publication, tables).encode()).fetchall()
+    added = [(schema, table) for _, schema, table in lacking]
+    there = [_parts(name) for name in tables if table_oid(connection, name) is not None]
+    name = quoted(publication)
+    if row is None:
+        more = " WITH (publish_generated_columns = stored)" if connection.info.server_version >= 180000 else ""
+        named = ", ".join(map(_only, there if tables else added))
+        what = "FOR ALL TABLES" if publish_all and not tables else f"FOR TABLE {named}" if named else ""
+        run_as_owner(connection, f"CREATE PUBLICATION {name} {what}{more}")
+        return
+    whole, everything, by_root = row
+    if by_root:
+        raise SourceUnfit(
+            f"the publication {publication} sends rows of partitions as their root's: one that is attached or detached "
+            "with rows in it would be told by nothing",
+            hint=f"Run: ALTER PUBLICATION {name} SET (publish_via_partition_root = false);",
+        )
+    if not everything:
+        run_as_owner(connection, f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
+    if whole and tables or publish_all and not whole and not tables:
+        want = "only the tables of postgres.tables" if tables else "all tables"
+        raise SourceUnfit(
+            f"the publication {publication} is not of {want}",
+            hint=f"Run: DROP PUBLICATION {name}; and start again with a new postgres.publication and postgres.slot.",
+        )
+    published = _published(connection, publication)
+    named = ", ".join(map(_only, there if tables else published))
+    fitting = f"SET TABLE {named}" if named else f"DROP TABLE {', '.join(map(_only, published))}"
+    partly = [table_name(*each) for each in connection.execute(_PARTLY, [publication]).fetchall()]
+    if partly:
+        raise SourceUnfit(
+            f"the publication {publication} sends only some rows or columns of {', '.join(partly)}: changes of the "
+            "others would be told by nothing",
+            hint=f"Run: ALTER PUBLICATION {name} {fitting};",
+        )
+    if tables and {*there} != {*published}:
+        run_as_owner(connection, f"ALTER PUBLICATION {name} {fitting}")
+
+
+def add_missing(
+    connection: Connection, publication: str, tables: Sequence[str]
+) -> tuple[dict[int, str], SourceUnfit | None]:
+    """Publish the tables that came since, see `unpublished_sql`.
+
+    Return what the catalogue has of them now, and why one could not be published. Nobody is waited for: a table that
+    somebody alters is left out this time. To be called outside a transaction.
+    """
+    added, refused = [], None
+    for oid, schema, name in connection.execute(unpublished_sql(publication, tables).encode()).fetchall():
+        try:
+            with connection.transaction():
+                connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
+                only = _only((schema, name))
+                run_as_owner(connection, f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
+        except SourceUnfit as error:
+            refused = refused or error
+            continue
+        except psycopg.Error:
+            if connection.closed:
+                raise
+            continue  # it is being altered, or is gone by now
+        added.append(oid)
+    found = find_publication(connection, publication) if added else None
+    return {} if found is None else {oid: found.members[oid] for oid in added if oid in found.members}, refused
+
+
+# Created by this very transaction, and the role may alter the publication.
+_CREATED_NOW = """
+AND EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum = -6
+  AND a.xmin = pg_current_xact_id()::xid)
+AND pg_has_role(p.pubowner, 'USAGE')
+"""
+
+
+def publish_new(link: Link, publication: str, tables: Sequence[str]) -> list[int]:
+    """Publish the tables that this transaction created and has not filled yet; return their oids.
+
+    None of their rows is missed: what is written before a table is published is not sent. Other tables are left to
+    `add_missing`, which has readers take a snapshot.
+    """
+    published = []
+    for oid, schema, name in link.run(unpublished_sql(publication, tables, _CREATED_NOW)).texts():
+        only = _only((schema or "", name or ""))
+        if not link.run(f"SELECT 1 FROM {only} LIMIT 1").rows:
+            link.run(f"ALTER PUBLICATION {quoted(publication)} ADD TABLE {only}")
+            published.append(int(oid or 0))
+    return published
+
+
+def _only(table: tuple[str, str]) -> str:
+    """A table without those that inherit from it, as SQL."""
+    return f"ONLY {quoted(table[0])}.{quoted(table[1])}"
+
+
+def _parts(name: str) -> tuple[str, str]:
+    parts = split_name(name)
+    assert parts is not None  # `table_oid` has asked
+    return parts
+
+
+def _published(connection: Connection, publication: str) -> list[tuple[str, str]]:
+    rows = connection.execute(
+        "SELECT n.nspname, c.relname FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
+        "JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
+        [publication],
+    ).fetchall()
+    return [(schema, name) for schema, name in rows]

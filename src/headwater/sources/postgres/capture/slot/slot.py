@@ -1,0 +1,272 @@
+"""The slot: made, looked at, judged, dropped. What is wrong is told with the SQL that mends it.
+
+The slot is the server's promise to keep its log until we confirm it. What it sends is said by the publication.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+
+import msgspec
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGconn, PGresult
+
+from headwater.errors import ConfigError, HeadwaterError, SourceError, SourceUnfit
+from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.capture.snapshot_visibility import snapshot_now
+from headwater.sources.postgres.capture.stream.replication_frames import lsn_of, lsn_text
+from headwater.sources.postgres.connection import Connection, error_of, quoted
+
+CREATE_SECONDS = 60  # a slot begins when all transactions that are open have ended
+LEAVE_SECONDS = 5.0
+
+
+class Slot(msgspec.Struct, frozen=True):
+    """A slot as the server describes it."""
+
+    plugin: str
+    database: str
+    active_pid: int
+    confirmed: int
+    restart: int
+    wal_status: str
+    two_phase: bool
+    lag_bytes: int  # of the server's log that it keeps for us
+    safe_bytes: int | None  # until it may keep no more; None: no limit
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """Which server, and which of its histories."""
+
+    system: str
+    timeline: int
+    position: int  # how far its log reaches
+    switches: dict[int, int] = {}  # older timelines, and where each ended
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What our log was made from, and how far it came."""
+
+    system: str
+    timeline: int
+    database: str
+    position: int  # the end of the last transaction in the log
+    confirmed: int  # the furthest that we may have told the server
+
+
+def slot_name(pattern: str, name: str) -> str:
+    """The name of a slot or publication for the database `name`; slots allow few characters."""
+    found = re.sub(r"[^a-z0-9_]", "_", pattern.replace("{name}", name).lower())
+    if len(found) > 63:
+        raise ConfigError(f"{found!r} is too long for a slot", hint="Set postgres.slot to a shorter name.")
+    return found
+
+
+# --- which server ------------------------------------------------------------------------------------------
+
+
+def identify(wire: PGconn) -> Identity:
+    """By a replication connection."""
+    ((system, timeline, position, *_),) = command(wire, "IDENTIFY_SYSTEM")
+    switches: dict[int, int] = {}
+    if timeline != "1":
+        ((_, history),) = command(wire, f"TIMELINE_HISTORY {int(timeline)}")
+        for line in history.splitlines():
+            parts = line.split("\t")
+            if len(parts) >= 2 and parts[0].strip().isdigit():
+                switches[int(parts[0])] = lsn_of(parts[1].strip())
+    return Identity(system, int(timeline), lsn_of(position), switches)
+
+
+def command(wire: PGconn, text: str) -> list[list[str]]:
+    """Run one on a replication connection, which takes no parameters."""
+    result = wire.exec_(text.encode())
+    if result.status not in (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK):
+        raise wire_error(result, text.split(" ")[0])
+    return [
+        [(result.get_value(row, column) or b"").decode("utf-8", "replace") for column in range(result.nfields)]
+        for row in range(result.ntuples)
+    ]
+
+
+def wire_error(result: PGresult, what: str) -> HeadwaterError:
+    """Our error for a command that a replication connection refused."""
+    state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+    message = (result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"").decode("utf-8", "replace")
+    if not state:
+        return SourceError(f"{what}: the connection was lost")
+    found = error_of(state, message, what)
+    found.extra["sqlstate"] = state
+    return found
+
+
+def find_slot(connection: Connection, slot: str) -> Slot | None:
+    """The slot of that name, whosever it is; None if there is none."""
+    row = connection.execute(
+        """
+        SELECT coalesce(plugin, ''), coalesce(database, ''), coalesce(active_pid, 0), confirmed_flush_lsn::text,
+               restart_lsn::text, coalesce(wal_status, ''), two_phase,
+               coalesce(pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn()
+                 ELSE pg_current_wal_lsn() END, restart_lsn), 0)::bigint, safe_wal_size
+        FROM pg_replication_slots WHERE slot_name = %s
+        """,
+        [slot],
+    ).fetchone()
+    if row is None:
+        return None
+    plugin, database, pid, confirmed, restart, *rest = row
+    return Slot(plugin, database, pid, lsn_of(confirmed or "0/0"), lsn_of(restart or "0/0"), *rest)
+
+
+def judge(known: Known, identity: Identity, slot: Slot | None, database: str) -> str:
+    """Why the server does not go on where our log ends; "" if it does."""
+    if identity.system != known.system:
+        return f"this is another server: its system identifier is {identity.system}, not {known.system}"
+    if database != known.database:
+        return f"this is another database of the server: {database!r}, not {known.database!r}"
+    if known.timeline != identity.timeline:
+        ended = identity.switches.get(known.timeline)
+        if ended is None:
+            return f"the server's history {identity.timeline} does not come from {known.timeline}, which we followed"
+        if ended < known.position:
+            return (
+                f"a failover lost changes that we have: the server's history left ours at {lsn_text(ended)}, and the "
+                f"log goes on to {lsn_text(known.position)}"
+            )
+    if identity.position < known.position:
+        return (
+            f"the server's log ends at {lsn_text(identity.position)}, before ours at {lsn_text(known.position)}: it "
+            "was restored from a backup"
+        )
+    if slot is None:
+        return "its replication slot is gone, and with it the changes since"
+    if slot.wal_status == "lost":
+        return "the server removed changes that its replication slot still needed (max_slot_wal_keep_size)"
+    if slot.confirmed > identity.position:
+        return (
+            f"the replication slot starts at {lsn_text(slot.confirmed)}, beyond the end of the server's log at "
+            f"{lsn_text(identity.position)}: it was told of another history"
+        )
+    ours = max(known.position, shared(known, identity))
+    if slot.confirmed > ours:
+        return (
+            f"the replication slot was made anew or moved on by somebody else: it starts at "
+            f"{lsn_text(slot.confirmed)}, our log ends at {lsn_text(ours)}"
+        )
+    return ""
+
+
+def shared(known: Known, identity: Identity) -> int:
+    """How far we may have told a server of this history: what we told another one, beyond the place where their
+    histories parted or where this one's log ends, says nothing of this one."""
+    parted = known.confirmed
+    if known.timeline != identity.timeline:
+        parted = identity.switches.get(known.timeline, 0)
+    return min(known.confirmed, parted, identity.position)
+
+
+def table_oid(connection: Connection, name: str) -> int | None:
+    """Whose name it is; None if there is no such table."""
+    parts = split_name(name)
+    if parts is None:
+        raise ConfigError(f"{name!r} is not a table", hint="Write table, or schema.table.")
+    row = connection.execute(
+        "SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace "
+        "WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
+        parts,
+    ).fetchone()
+    return None if row is None else int(row[0])
+
+
+# --- made and dropped ---------------------------------------------------------------------------------------
+
+
+def run_as_owner(connection: Connection, statement: str) -> None:
+    """A statement about a publication; SourceUnfit with the way out, where the role may not."""
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        message = error.diag.message_primary or "permission denied"
+        hint = f"As a superuser run: {statement.strip()};  -- or name your own tables in postgres.tables."
+        raise SourceUnfit(message, hint=hint) from error
+
+
+def create_slot(connection: Connection, slot: str) -> int:
+    """A new slot; gives where it begins. Waits for the transactions that are open."""
+    connection.execute(f"SET statement_timeout = {CREATE_SECONDS * 1000}".encode())
+    try:
+        row = connection.execute("SELECT lsn::text FROM pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+        position = lsn_of((row.fetchone() or ("0/0",))[0])
+        if not _is_all_visible(connection):
+            drop_slot(connection, slot)
+            raise _held_up(slot)
+        return position
+    except psycopg.errors.QueryCanceled as error:
+        raise _held_up(slot) from error
+    except psycopg.errors.ConfigurationLimitExceeded as error:
+        hint = "Run: ALTER SYSTEM SET max_replication_slots = 20; -- then restart the server"
+        raise SourceUnfit("the server has no room for another replication slot", hint=hint) from error
+    finally:
+        if not connection.closed:
+            connection.execute("RESET statement_timeout")
+
+
+def _held_up(slot: str) -> SourceError:
+    return SourceError(
+        f"the slot {slot} could not be made: a transaction has been open for more than {CREATE_SECONDS} seconds",
+        hint="Find it: SELECT pid, query FROM pg_stat_activity WHERE backend_xid IS NOT NULL ORDER BY xact_start;",
+    )
+
+
+def _is_all_visible(connection: Connection) -> bool:
+    """Wait for what was committed before a new slot and is not visible yet, because a standby must confirm it: neither
+    would its stream tell of it, nor the first read see it. It cannot be told from what is open."""
+    running = snapshot_now(connection).open
+    end = time.monotonic() + CREATE_SECONDS
+    while running & snapshot_now(connection).open:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+class Dropped(msgspec.Struct, frozen=True):
+    """What became of our traces. `left` is the SQL that drops the publication, where the role may not; else "".
+
+    `left_trigger` is the same for the trigger that shows DDL statements.
+    """
+
+    changed: bool  # something was there, and is gone
+    left: str = ""
+    left_trigger: str = ""
+
+
+def drop(connection: Connection, publication: str, slot: str) -> Dropped:
+    """The slot goes, and with it what the server keeps for us; then the publication, if the role owns it."""
+    dropped = drop_slot(connection, slot)
+    if not connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone():
+        return Dropped(dropped)
+    statement = f"DROP PUBLICATION {quoted(publication)}"
+    try:
+        connection.execute(statement.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return Dropped(dropped, f"{statement};")
+    return Dropped(changed=True)
+
+
+def drop_slot(connection: Connection, slot: str) -> bool:
+    """Whether it was there. The server keeps nothing for us any more."""
+    end = time.monotonic() + LEAVE_SECONDS
+    while (found := find_slot(connection, slot)) is not None and found.active_pid and time.monotonic() < end:
+        time.sleep(0.02)  # it may be our own connection that is about to end
+    if found is None:
+        return False
+    if found.active_pid:
+        raise SourceError(
+            f"the slot {slot} is in use by process {found.active_pid} of the server",
+            hint="Stop the Headwater server that reads it, or choose another name with postgres.slot.",
+        )
+    connection.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+    return True

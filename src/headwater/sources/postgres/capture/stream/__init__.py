@@ -1,0 +1,1 @@
+"""The replication connection: frames, transactions, and the thread that reads them."""

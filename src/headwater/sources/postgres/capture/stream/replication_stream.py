@@ -1,0 +1,377 @@
+"""The reader thread: it keeps a replication connection, puts transactions together, and tells the server what is safe.
+
+    server --frames--> assembly --transactions--> held --> capture
+                                --barriers------> whoever waits for them
+    server <--status-- what capture acknowledged; when nothing is pending, all that the server sent
+
+A server is told of nothing that it has not shown on the same connection: positions are of one history, and the next
+connection may lead to another one. Told of a place beyond the end of its log, it would skip what it comes to there.
+
+A connection that breaks is made again, sooner or later. One that would leave a gap is not: `lost` says why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Collection
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import psycopg
+from psycopg import pq
+from psycopg.pq.abc import PGconn
+
+from headwater.errors import HeadwaterError, SourceError, SourceMismatch
+from headwater.model.change import Transaction
+from headwater.model.clock import wall_ms
+from headwater.model.log_throttle import Repeats, counted
+from headwater.sources.postgres.capture.decode import row_decoder
+from headwater.sources.postgres.capture.decode.relations import Relations
+from headwater.sources.postgres.capture.replication_buffer import Held, Point, Shapes
+from headwater.sources.postgres.capture.slot.slot import Identity, find_slot, identify, wire_error
+from headwater.sources.postgres.capture.stream.replication_frames import (
+    DATA,
+    DATA_HEAD,
+    Keepalive,
+    decode_frame,
+    status_update,
+)
+from headwater.sources.postgres.capture.stream.replication_receiver import wire as wire_of
+from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, Resume
+from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.schema.catalog import Facts
+
+logger = logging.getLogger("headwater.postgres")
+
+STATUS_SECONDS = 5.0  # between two words to the server, at most
+SILENCE_SECONDS = 60.0  # without an answer after which the connection counts as dead, at least
+BACK_OFF = (0.1, 10.0)  # seconds before connecting again: first, longest
+FRAMES = 64  # between two looks at the clock; those of rows that came in a run count as one
+GONE = ("42704", "55000", "58P01")  # no such slot or publication; invalidated; its log was removed
+
+
+class Keeper(Protocol):
+    """Who owns a stream."""
+
+    def judge(self, identity: Identity, connection: Connection, point: Point) -> str:
+        """Why the server does not go on where `point` is; "" if it does."""
+        ...
+
+    def logged(self, part: Transaction, upto: int) -> None:
+        """A transaction, or a part of one, got its offsets."""
+        ...
+
+    def passed(self, token: str, offset: int) -> None:
+        """A barrier came by, after the change with `offset`."""
+        ...
+
+    def rewound(self, point: Point) -> None:
+        """What came after `point` comes again."""
+        ...
+
+    def arrived(self) -> None:
+        """There is something to follow, or an error to tell."""
+        ...
+
+
+class Stream:
+    """One thread, from `start` to `stop`."""
+
+    def __init__(
+        self,
+        server: Server,
+        slot: str,
+        publication: str,
+        held: Held,
+        keeper: Keeper,
+        *,
+        all_tables: bool,
+        born_published: Collection[int] = (),
+        folder: Path | None = None,
+    ) -> None:
+        """`folder` is for unfinished transactions that do not fit into memory; else the system's."""
+        self._spill = partial(FileSpill, folder)
+        self.server, self._slot, self._publication = server, slot, publication
+        self.held, self.keeper, self._all_tables = held, keeper, all_tables
+        self._born_published = born_published
+        self.error: HeadwaterError | None = None  # why there is no connection now
+        self.error_since = 0.0
+        self._repeats, self._is_told = Repeats(), False  # a server that comes and goes does not fill the log
+        self.lost: SourceMismatch | None = None  # why there will be none
+        self.idle = 0  # an LSN up to which nothing is pending, as far as this connection has shown
+        self.is_asked = False  # whether the server waits for being told so
+        self.sessions = 0  # connections that were made
+        self.confirmed = 0  # what the server may forget, once this connection has shown it
+        self.delivered = 0  # whole transactions that came
+        self.stopping = threading.Event()
+        self.wake_in, self._wake_out = socket.socketpair()
+        self._wake_out.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=f"headwater-stream-{server.name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin where `held` stands."""
+        logger.info("rows of %s are decoded by the %s decoder", self.server.name, row_decoder.twin().name)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the connection and the thread. Once."""
+        self.stopping.set()
+        self.held.end()
+        self.wake()
+        if self._thread.is_alive():
+            self._thread.join()
+        self.wake_in.close()
+        self._wake_out.close()
+
+    def wake(self) -> None:
+        """Make the thread look around."""
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is over
+            self._wake_out.send(b"x")
+
+    def give_up(self, reason: str) -> None:
+        """It was found elsewhere that changes are missing."""
+        self.lost = SourceMismatch(reason, hint="Readers need a new snapshot.")
+        self.keeper.arrived()
+
+    def confirm(self, lsn: int) -> None:
+        """The server may forget everything up to `lsn`."""
+        if lsn > self.confirmed:
+            self.confirmed = lsn
+            self.wake()
+
+    # --- connections -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        delay, longest = BACK_OFF
+        while not self.stopping.is_set():
+            delivered, began = self.delivered, time.monotonic()
+            try:
+                self._session()
+            except SourceMismatch as error:
+                self.lost = error
+                self.keeper.arrived()
+                return
+            except (HeadwaterError, psycopg.Error, OSError) as error:
+                self._fail(error)
+            except Exception as error:
+                logger.exception("the stream of %s failed", self.server.name)
+                self._fail(SourceError(f"internal: {type(error).__name__}"))
+            went_well = self.delivered > delivered or time.monotonic() - began > longest
+            delay = BACK_OFF[0] if went_well else min(delay * 2, longest)
+            if self.error is not None or not self.held.wants_back:
+                self.stopping.wait(delay)
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, HeadwaterError):
+            error = SourceError(f"the connection to {self.server.name!r} was lost: {' '.join(str(error).split())}")
+        if self.error is None:
+            self.error_since = time.monotonic()
+            left_out = self._repeats.again("stopped", self.error_since)
+            self._is_told = left_out is not None
+            if left_out is not None:
+                logger.warning("the stream of %s stopped: %s", self.server.name, counted(error.message, left_out))
+        self.error = error
+        self.keeper.arrived()
+
+    def _session(self) -> None:
+        """One connection, until it breaks or is not wanted any more."""
+        side = self.server.connect(statement_timeout="60000")
+        wire: PGconn | None = None
+        assembly: Assembly | None = None
+        try:
+            wire = self.server.replicate()
+            if side.execute("SELECT pg_is_in_recovery()").fetchone() == (True,):
+                raise SourceError(f"{self.server.name!r} is a standby, or still recovering", hint="It is asked again.")
+            point = self.held.rewind()
+            self.keeper.rewound(point)
+            self.idle = 0  # before it is judged: see Attachment.save
+            reason = self.keeper.judge(identify(wire), side, point)
+            if reason:
+                raise SourceMismatch(reason, hint="Readers need a new snapshot.")
+            self.confirmed = self.held.durable_position
+            shapes = point.shapes
+            relations = Relations(
+                shapes.tables,
+                Facts(side, self._born_published),
+                oids=shapes.oids,
+                versions=shapes.versions,
+                displaced=shapes.displaced,
+                secret=shapes.secret,
+                truncated=point.truncated,
+                all_tables=self._all_tables,
+            )
+            side.execute("SET idle_session_timeout = 0")  # asked when a table changes: that may be in days
+            pace = self._pace(side)
+            self._begin(wire, side.info.server_version)
+            slot = find_slot(side, self._slot)  # nobody moves it now: it is ours
+            told = 0 if slot is None else slot.confirmed
+            # The last transaction of the log, if the server is to send it again.
+            resume = Resume(point.position, proof=point.xid if told < point.position else "")
+            assembly = Assembly(relations, self._spill, resume=resume)
+            self.sessions += 1
+            if self.error is not None and self._is_told:
+                logger.info("the stream of %s goes on", self.server.name)
+            self.error = None
+            _Pump(self, wire, assembly, relations, pace, told).run()
+        finally:
+            self.held.end()
+            if assembly is not None:
+                assembly.close()
+            if wire is not None:
+                wire.finish()
+            side.close()
+
+    def _pace(self, side: Connection) -> Pace:
+        row = side.execute("SELECT setting::int FROM pg_settings WHERE name = 'wal_sender_timeout'").fetchone()
+        return pace_for(row[0] / 1000 if row is not None else 0)
+
+    def _begin(self, wire: PGconn, version: int) -> None:
+        protocol = 4 if version >= 160000 else 3 if version >= 150000 else 2
+        result = wire.exec_(
+            f"START_REPLICATION SLOT {self._slot} LOGICAL 0/0 (proto_version '{protocol}', streaming 'on', "
+            f"messages 'true', publication_names '\"{self._publication}\"')".encode()
+        )
+        if result.status != pq.ExecStatus.COPY_BOTH:
+            raise _fatal(wire_error(result, f"the slot {self._slot}"))
+
+
+def _fatal(error: HeadwaterError) -> HeadwaterError:
+    """SourceMismatch for what no other attempt can mend."""
+    if error.extra.get("sqlstate") in GONE:
+        return SourceMismatch(error.message, hint="Readers need a new snapshot.")
+    return error
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """Seconds: how often the server wants to hear of us at least, and how long it may say nothing."""
+
+    interval: float
+    silence: float
+
+
+def pace_for(timeout: float) -> Pace:
+    """For a server with that `wal_sender_timeout`; 0: none. In the midst of a transaction that it does not send, it
+    listens to us only once half of that has passed."""
+    return Pace(min(STATUS_SECONDS, timeout / 3) if timeout else STATUS_SECONDS, max(SILENCE_SECONDS, 2 * timeout))
+
+
+class _Over(Exception):
+    """This connection is not wanted any more."""
+
+
+class _Pump:
+    """One connection that runs. `told` is the LSN that the server was last told."""
+
+    def __init__(
+        self, owner: Stream, wire: PGconn, assembly: Assembly, relations: Relations, pace: Pace, told: int
+    ) -> None:
+        self._owner, self._connection, self._assembly, self._relations = owner, wire, assembly, relations
+        self._held, self._keeper, self._told = owner.held, owner.keeper, told
+        self._interval, self._silence = pace.interval, pace.silence
+        self._weighed = self._changed = 0
+        self._shown = 0  # the LSN up to which the server has said to have sent everything
+        self._told_at = self._heard_at = time.monotonic()
+        self._wire = wire_of(wire, owner.server.name)
+        self._poll = select.poll()
+        self._poll.register(self._wire.socket, select.POLLIN)
+        self._poll.register(owner.wake_in.fileno(), select.POLLIN)
+
+    def run(self) -> None:
+        """Until it breaks, or another one is wanted."""
+        with contextlib.closing(self._wire), contextlib.suppress(_Over):
+            while not self._is_over():
+                for _ in range(FRAMES):
+                    size, data = self._assembly.take(self._wire.get)
+                    if size <= 0:
+                        break
+                    self._frame(data)
+                else:
+                    self._heard_at = time.monotonic()
+                    self._tell()
+                    continue
+                if size < 0 or self._wire.is_ended():
+                    self._wire.close()
+                    raise self._ended()
+                self._wait()
+
+    def _is_over(self) -> bool:
+        return self._owner.stopping.is_set() or self._held.wants_back
+
+    def _frame(self, data: memoryview) -> None:
+        if data[0] == DATA:
+            for item in self._assembly.feed(bytes(data[DATA_HEAD:])):
+                self._take(item)
+            return
+        frame = decode_frame(bytes(data))
+        if isinstance(frame, Keepalive):
+            self._shown = max(self._shown, frame.end)
+            self._rest(frame.end)
+            if frame.reply:
+                self._tell(at_once=True)
+                if self._owner.idle > self._owner.confirmed:  # a server that shuts down waits for our word
+                    self._owner.is_asked = True
+                    self._keeper.arrived()
+
+    def _take(self, item: Item) -> None:
+        if isinstance(item, Barrier):
+            self._keeper.passed(item.token, self._held.latest)
+            return
+        weight, self._weighed = self._assembly.weight - self._weighed, self._assembly.weight
+        shapes = None
+        if item.last and self._relations.changed != self._changed:
+            known = self._relations
+            self._changed = known.changed
+            shapes = Shapes(dict(known.tables), dict(known.oids), dict(known.versions), known.displaced, known.secret)
+        upto = self._held.put(item, weight, shapes, self._relations.truncated)
+        self._owner.delivered += item.last
+        self._keeper.logged(item, upto)
+        if item.last or not self._held.has_room:
+            self._keeper.arrived()
+        while not (self._held.has_room or self._held.wait_for_room(self._interval / 2)):
+            self._tell()
+            self._heard_at = time.monotonic()  # we did not listen
+            if self._is_over():
+                raise _Over
+
+    def _rest(self, end: int) -> None:
+        """Everything up to `end` was sent. Where nothing waits, none of it is needed any more."""
+        if self._assembly.is_idle and self._held.durable == self._held.latest:
+            self._owner.idle = max(self._owner.idle, end, self._assembly.end)
+
+    def _wait(self) -> None:
+        """Until more comes, somebody wakes us, or the server wants to hear of us."""
+        left = self._told_at + self._interval - time.monotonic()
+        for fd, _ in self._poll.poll(max(left, 0) * 1000):
+            if fd == self._owner.wake_in.fileno():
+                self._owner.wake_in.recv(4096)
+            else:
+                self._heard_at = time.monotonic()
+                self._wire.read()
+        self._tell()
+
+    def _tell(self, *, at_once: bool = False) -> None:
+        """What is safe, when that is news, or when it is time. Never less than before: the slot would go back."""
+        now, lsn = time.monotonic(), self._told
+        if self._assembly.is_proven:
+            lsn = max(lsn, min(self._owner.confirmed, max(self._shown, self._assembly.end)))
+        due = now - self._told_at >= self._interval
+        if not (at_once or due or lsn > self._told):
+            return
+        if now - self._heard_at > self._silence and self._held.has_room:
+            raise SourceError(f"{self._owner.server.name!r} has not answered for {self._silence:.0f} seconds")
+        self._wire.send(status_update(written=lsn, flushed=lsn, applied=lsn, now_ms=wall_ms(), reply=due))
+        self._told, self._told_at = lsn, now
+
+    def _ended(self) -> HeadwaterError:
+        result = self._connection.get_result()
+        if result is None or result.status == pq.ExecStatus.COMMAND_OK:
+            return SourceError(f"{self._owner.server.name!r} ended the stream")
+        return _fatal(wire_error(result, f"the stream of {self._owner.server.name!r}"))

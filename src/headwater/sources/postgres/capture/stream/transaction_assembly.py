@@ -1,0 +1,401 @@
+"""From the messages of a stream to committed transactions, in the order of their commits. Pure but for the spills.
+
+    Begin rows Commit                              -> parts as the rows come: a Begin means that it was committed
+    StreamStart rows StreamStop … StreamCommit     -> kept in a spill, decoded at the commit
+                              … StreamAbort        -> forgotten; of a subtransaction only its rows
+
+A transaction is handed on in parts of at most `part` changes. The position of its last part is the end LSN: whoever
+has that, has everything before. The other parts have the LSN of the commit, by which `Resume` finds the transaction
+again: the server sends it once more from its start. A position is always safe to confirm.
+
+A server without two-phase decoding (the slot decides) sends a prepared transaction at COMMIT PREPARED, like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+import msgspec
+
+from headwater.errors import SourceMismatch, SourceUnfit
+from headwater.model.change import Change, Op, Transaction
+from headwater.sources.postgres.capture.decode import row_decoder as rows
+from headwater.sources.postgres.capture.decode.pgoutput import (
+    Message,
+    Relation,
+    StreamAbort,
+    StreamCommit,
+    StreamStart,
+    Truncate,
+    Type,
+    decode,
+    decode_begin,
+    decode_commit,
+)
+from headwater.sources.postgres.capture.decode.relations import Relations
+from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode, Get
+from headwater.sources.postgres.capture.stream.replication_frames import DATA_HEAD, BadMessage, lsn_text, unix_us
+from headwater.sources.postgres.capture.stream.streamed_transaction import NO_FRAME, Ahead, Spill
+from headwater.sources.postgres.schema.shape_changes import Announcement
+from headwater.sources.postgres.setup import ddl_trigger
+
+PART = 512
+PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes
+PREFIX = "headwater"  # of logical messages that are ours
+SHAPES = "headwater.shapes"  # of announcements
+
+
+class Barrier(msgspec.Struct, frozen=True):
+    """A mark that we wrote into the database's log: every commit before it was handed on before it."""
+
+    token: str
+    lsn: int
+
+
+class Resume(msgspec.Struct, frozen=True):
+    """Where a log ends. `position` is that of its last part; if that was not the last of its transaction, `start` is
+    how many changes of the transaction the log has, and `rows` how many of them are not changes of schema.
+
+    `proof` is the number of the transaction that ends at `position`, where the server is to send it again: a server
+    that does not has another history, such as a copy of its files that was written to."""
+
+    position: int = 0
+    start: int = 0
+    rows: int = 0
+    proof: str = ""
+
+
+Item = Transaction | Barrier
+T = TypeVar("T")
+_NOBODY: dict[bytes, Decode] = {}
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """A transaction whose rows come."""
+
+    xid: int
+    lsn: int
+    commit_ts_us: int  # since 1970
+
+
+class Assembly:
+    """Fed the messages of a stream, one after the other. For one thread."""
+
+    def __init__(
+        self,
+        relations: Relations,
+        spills: Callable[[], Spill],
+        *,
+        resume: Resume | None = None,
+        part: int = PART,
+    ) -> None:
+        self.end = 0  # the end LSN of the last commit that was seen, empty ones included
+        self.weight = 0  # bytes of messages that went into parts
+        self._relations, self._spills, self._part = relations, spills, part
+        self._take = rows.twin().take
+        self._resume = resume or Resume()
+        self._proof = self._resume.proof
+        self._rows = _NOBODY  # relations.rows while rows are wanted as they come
+        self._head: _Head | None = None
+        self._changes: list[Change] = []
+        self._weight = self._start = 0
+        self._skip = 0  # rows that the log has; below zero: all of them
+        self._barriers: list[Barrier] = []
+        self._ahead: dict[int, Ahead] = {}
+        self._stream: Ahead | None = None  # the one whose block is open
+        self._steps: dict[int, Callable[[bytes], Iterable[Item]]] = {
+            **dict.fromkeys(b"IUD", self._row),
+            **dict.fromkeys(b"bPKrp", self._prepared),
+            ord("B"): self._begin,
+            ord("C"): self._commit,
+            ord("R"): self._relation,
+            ord("Y"): self._type,
+            ord("T"): self._truncate,
+            ord("M"): self._message,
+            ord("O"): self._origin,
+            ord("S"): self._stream_start,
+            ord("E"): self._stream_stop,
+            ord("c"): self._stream_commit,
+            ord("A"): self._stream_abort,
+        }
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no commit is half taken in, and all is proven: then all the server has sent so far may be confirmed.
+
+        What was sent ahead of its commit does not matter: the server sends it again, from wherever that began. It
+        may be open for days, if it was prepared, and the server waits for our word before it ends.
+        """
+        return self._head is None and not self._proof
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the server is known to have our history: all that it has shown counts."""
+        return not self._proof
+
+    def feed(self, message: bytes) -> Iterable[Item]:
+        """What `message` completes; to be taken up before the next one is fed."""
+        decode_row = self._rows.get(message[:HEAD])
+        if decode_row is not None:
+            changes, weight = self._changes, self._weight
+            if len(changes) < self._part and weight < PART_BYTES:
+                changes.append(decode_row(message))
+                self._weight = weight + len(message)
+                return ()
+            return self._append(decode_row(message), len(message))
+        step = self._steps.get(message[0] if message else -1)
+        if step is None:
+            raise BadMessage(f"a message {message[:1]!r} of {len(message)} bytes: no such message is known")
+        return step(message)
+
+    def take(self, get: Get) -> tuple[int, memoryview]:
+        """The next frame that is for `feed`, or why there is none; the rows before it are taken in already."""
+        if self._stream is not None:
+            return self._stream.keep(get, PART)
+        if self._rows is _NOBODY:
+            return get(1)
+        size, frame, weight = self._take(get, self._rows, self._changes, self._part, PART_BYTES - self._weight)
+        self._weight += weight
+        return size, frame
+
+    def close(self) -> None:
+        """Forget everything unfinished: the server sends it again on the next connection."""
+        for each in self._ahead.values():
+            each.spill.drop()
+        self._ahead.clear()
+
+    # --- a transaction whose rows come ---------------------------------------------------------------------
+
+    def _begin(self, message: bytes) -> Iterable[Item]:
+        found = decode_begin(message)
+        if self._head is not None or self._stream is not None:
+            raise BadMessage(f"transaction {found.xid} begins inside another one")
+        self._open(_Head(found.xid, found.lsn, unix_us(found.commit_us)))
+        return ()
+
+    def _open(self, head: _Head) -> None:
+        self._head, self._changes, self._weight, self._start, self._skip = head, [], 0, 0, 0
+        if head.lsn < self._resume.position:
+            self._skip = -1
+        elif self._proof:
+            raise self._other_history()
+        elif head.lsn == self._resume.position:
+            self._skip, self._start = self._resume.rows, self._resume.start
+        self._rows = _NOBODY if self._skip else self._relations.rows
+
+    def _commit(self, message: bytes) -> Iterable[Item]:
+        return self._finish(decode_commit(message).end)
+
+    def _finish(self, end: int) -> list[Item]:
+        if self._head is None:
+            raise BadMessage("a commit of nothing")
+        if self._proof and end >= self._resume.position:
+            if (end, str(self._head.xid)) != (self._resume.position, self._proof):
+                raise self._other_history()
+            self._proof = ""
+        found: list[Item] = []
+        if self._changes:
+            found.append(self._cut(end))
+        elif self._start:
+            raise SourceMismatch(
+                f"the log has {self._start} changes of transaction {self._head.xid}, the server sends fewer",
+                hint="The slot or the server is not the one it was. Take a new snapshot.",
+            )
+        found += self._barriers
+        self._barriers, self._head, self._rows, self.end = [], None, _NOBODY, end
+        return found
+
+    def _other_history(self) -> SourceMismatch:
+        return SourceMismatch(
+            f"the server's log has no transaction {self._proof} that ends at {lsn_text(self._resume.position)}, where "
+            "our log ends: it is a copy of the server, or was restored, and went on differently",
+            hint="Readers need a new snapshot.",
+        )
+
+    def _append(self, change: Change, weight: int = 0) -> tuple[Item, ...]:
+        """Take one more; gives the part that is full. A part is cut when more comes, so that none is empty."""
+        is_full = self._changes and (len(self._changes) >= self._part or self._weight >= PART_BYTES)
+        found = (self._cut(None),) if is_full else ()
+        self._changes.append(change)
+        self._weight += weight
+        return found
+
+    def _cut(self, end: int | None) -> Transaction:
+        head = self._head
+        assert head is not None
+        part = Transaction(
+            str(head.xid),
+            tuple(self._changes),
+            commit_ts_ms=head.commit_ts_us // 1000,
+            start=self._start,
+            last=end is not None,
+            position=lsn_text(head.lsn if end is None else end),
+            commit_us_rest=head.commit_ts_us % 1000,
+        )
+        self._start += len(self._changes)
+        self.weight += self._weight
+        self._changes, self._weight = [], 0
+        return part
+
+    # --- what comes inside one -----------------------------------------------------------------------------
+
+    def _is_held(self, message: bytes) -> bool:
+        """Whether `message` belongs to an unfinished transaction, and is kept for its commit."""
+        if self._stream is not None:
+            self._stream.spill.append(message)
+            return True
+        if self._head is None:
+            raise BadMessage(f"a message {message[:1]!r} outside of any transaction")
+        return False
+
+    def _is_skipped(self) -> bool:
+        """Whether the log has the next row."""
+        if self._skip > 0:
+            self._skip -= 1
+            if not self._skip:
+                self._rows = self._relations.rows
+            return True
+        return self._skip < 0
+
+    def _row(self, message: bytes) -> Iterable[Item]:
+        if self._is_held(message) or self._is_skipped():
+            return ()
+        found = self._ready(int.from_bytes(message[1:5], "big"))
+        change = self._relations.decoder(message)(message)
+        return [*found, *self._append(change, len(message))]
+
+    def _ready(self, oid: int) -> list[Item]:
+        if self._relations.is_ready(oid):
+            return []
+        xid = self._head.xid if self._head is not None else 0
+        return [part for change in self._relations.need(oid, xid) for part in self._append(change)]
+
+    def _truncate(self, message: bytes) -> Iterable[Item]:
+        if self._is_held(message):
+            return ()
+        found: list[Item] = []
+        for oid in _expect(Truncate, message).oids:
+            if not self._is_skipped():
+                found += self._ready(oid)
+                xid = self._head.xid if self._head is not None else 0
+                found += self._append(Change(Op.TRUNCATE, self._relations.truncate(oid, xid)))
+        return found
+
+    def _relation(self, message: bytes) -> Iterable[Item]:
+        if self._stream is not None:
+            found = _expect(Relation, message, in_stream=True)
+            self._stream.told[found.oid] = self._relations.clock
+            self._stream.spill.append(message)
+        else:
+            self._relations.tell(_expect(Relation, message))
+        return ()
+
+    def _type(self, message: bytes) -> Iterable[Item]:
+        if self._stream is not None:
+            self._stream.spill.append(message)
+        else:
+            self._relations.tell_type(_expect(Type, message))
+        return ()
+
+    def _message(self, message: bytes) -> Iterable[Item]:
+        found = _expect(Message, message, in_stream=self._stream is not None)
+        if found.prefix not in (PREFIX, SHAPES, ddl_trigger.PREFIX):
+            return ()
+        if self._stream is not None and found.transactional:
+            self._stream.spill.append(message)
+            return ()
+        barrier = Barrier(found.content.decode("utf-8", "replace"), found.lsn)
+        if not found.transactional:
+            return (barrier,) if found.prefix == PREFIX else ()
+        if self._head is None:
+            raise BadMessage("a transactional message outside of any transaction")
+        if found.prefix == SHAPES:
+            return self._announced(found.content)
+        if found.prefix == ddl_trigger.PREFIX:
+            return self._stated(found.content)
+        self._barriers.append(barrier)
+        return ()
+
+    def _announced(self, content: bytes) -> list[Item]:
+        if self._skip:
+            return []
+        try:
+            told = msgspec.json.decode(content, type=Announcement)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return []  # anybody may write a message
+        return [part for change in self._relations.announce(told) for part in self._append(change)]
+
+    def _stated(self, content: bytes) -> list[Item]:
+        told = None if self._skip else ddl_trigger.read_statement(content)
+        changes = [] if told is None else self._relations.show_statement(told)
+        return [part for change in changes for part in self._append(change)]
+
+    def _origin(self, message: bytes) -> Iterable[Item]:
+        return ()
+
+    def _prepared(self, message: bytes) -> Iterable[Item]:
+        raise SourceUnfit(
+            "the replication slot sends transactions when they are prepared, before it is known whether they commit",
+            hint="Create the slot without TWO_PHASE.",
+        )
+
+    # --- transactions sent ahead ---------------------------------------------------------------------------
+
+    def _stream_start(self, message: bytes) -> Iterable[Item]:
+        found = _expect(StreamStart, message)
+        if self._head is not None or self._stream is not None:
+            raise BadMessage(f"a block of transaction {found.xid} inside another one")
+        if found.xid not in self._ahead:
+            if not found.is_first:
+                raise BadMessage(f"transaction {found.xid} goes on, but its beginning was not sent")
+            self._ahead[found.xid] = Ahead(self._spills())
+        self._stream = self._ahead[found.xid]
+        return ()
+
+    def _stream_stop(self, message: bytes) -> Iterable[Item]:
+        if self._stream is None:
+            raise BadMessage("the end of a block that was not begun")
+        self._stream = None
+        return ()
+
+    def _stream_abort(self, message: bytes) -> Iterable[Item]:
+        found = _expect(StreamAbort, message)
+        ahead = self._ahead.get(found.xid)
+        if ahead is None:
+            return ()  # nothing of it was sent
+        if found.subxid == found.xid:
+            del self._ahead[found.xid]
+            ahead.spill.drop()
+        else:
+            ahead.aborted.add(found.subxid)
+        return ()
+
+    def _stream_commit(self, message: bytes) -> Iterable[Item]:
+        found = _expect(StreamCommit, message)
+        if found.xid not in self._ahead or self._head is not None or self._stream is not None:
+            raise BadMessage(f"a commit of transaction {found.xid}, which was not sent")
+        return self._replay(self._ahead.pop(found.xid), found)
+
+    def _replay(self, ahead: Ahead, commit: StreamCommit) -> Iterator[Item]:
+        """Feed what was kept as if it came now. What a rolled back subtransaction was told of tables goes with it:
+        the server says it again where it still holds."""
+        relations = self._relations
+        newer = [relations.told_after(oid, clock) for oid, clock in ahead.told.items()]
+        try:
+            self._open(_Head(commit.xid, commit.lsn, unix_us(commit.commit_us)))
+            kept = ahead.frames()
+            while frame := self.take(lambda _: next(kept, NO_FRAME))[1]:
+                yield from self.feed(bytes(frame[DATA_HEAD:]))
+            yield from self._finish(commit.end)
+        finally:
+            ahead.spill.drop()
+        for relation in newer:  # told to the transactions that were committed meanwhile, and valid for the next
+            if relation is not None:
+                relations.tell(relation)
+
+
+def _expect(kind: type[T], message: bytes, *, in_stream: bool = False) -> T:
+    found = decode(message, in_stream=in_stream)
+    assert isinstance(found, kind)
+    return found

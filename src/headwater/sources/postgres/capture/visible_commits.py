@@ -1,0 +1,69 @@
+"""Sight: how much of what came is visible. Capture asks before it takes something in, so that whoever hears of a change
+can read it; and what a standby must still confirm is told once it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.sources.postgres.capture.barriers import Side
+from headwater.sources.postgres.capture.replication_buffer import Held
+from headwater.sources.postgres.capture.snapshot_visibility import Visibility, snapshot_now
+from headwater.sources.postgres.connection import Server
+
+BLIND_SECONDS = 1.0
+AT_ONCE = 3  # times one asks in a row: most commits are visible a moment after they were written
+SOON = 10  # times one is called again soon
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """Everything up to `upto` is visible, and the transaction `large`, if there is one; `trouble`: why no more is."""
+
+    upto: int
+    large: str = ""
+    trouble: HeadwaterError | None = None
+
+
+class Sight:
+    """Of one database, with a session of its own: capture waits for nobody else's. For capture's thread."""
+
+    def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
+        self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again
+        self._unseen = 0  # times in a row that nothing more was visible
+        self._blind_since: float | None = None
+
+    def see(self, held: Held) -> Seen:
+        """Ask, if there is something new."""
+        large, visible = held.large, self._visibility.visible
+        if not large and held.whole.offset <= visible:
+            return Seen(visible)
+        try:
+            for _ in range(AT_ONCE):
+                snapshot = self._side.ask(snapshot_now)
+                self._visibility.notice(snapshot)
+                if self._visibility.visible > visible or self._unseen:
+                    break
+        except HeadwaterError as error:
+            self._blind_since = self._blind_since or time.monotonic()
+            return Seen(visible, trouble=error)
+        self._blind_since = None
+        found = Seen(self._visibility.visible, large if large and snapshot.sees(int(large)) else "")
+        self._unseen = 0 if found.upto > visible or found.large else self._unseen + 1
+        if found.upto < held.whole.offset and self._unseen < SOON:
+            self._again()
+        return found
+
+    def gives_up(self) -> bool:
+        """Whether it could not be asked for a while; said once each time. A server that shuts down takes no sessions,
+        and waits until what it streamed is confirmed: who waits to see it has to leave."""
+        if self._blind_since is None or time.monotonic() - self._blind_since < BLIND_SECONDS:
+            return False
+        self._blind_since = None
+        return True
+
+    def close(self) -> None:
+        """End the session."""
+        self._side.close()

@@ -1,0 +1,149 @@
+"""PostgreSQL's errors as ours: nothing of psycopg leaves this room. Decided by SQLSTATE, never by the text."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+
+from psycopg import pq
+
+from headwater.errors import (
+    Busy,
+    DuplicateKey,
+    Forbidden,
+    HeadwaterError,
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    SourceError,
+    StorageFull,
+    Unavailable,
+)
+from headwater.model.log_throttle import Repeats, counted
+
+UNIQUE, EXCLUDED = "23505", "23P01"
+SERIALIZATION, DEADLOCK, LOCK_TIMEOUT, CANCELED = "40001", "40P01", "55P03", "57014"
+READ_ONLY, DENIED = "25006", "42501"
+MAX_TEXT = 1_000  # characters of one of PostgreSQL's texts in an error of ours
+RETRIED = frozenset({SERIALIZATION, DEADLOCK})  # the same work, run again, may well succeed
+
+# How libpq begins a message: callers need not know the address.
+# Errors without names of others: about the caller's own values, the server's resources, limits, an operator's orders.
+_NAMELESS = frozenset({"22", "53", "54", "57"})
+_ADDRESS = re.compile(r'connection to server (at|on) .*? failed|could not translate host name "[^"]*"')
+_saying = threading.Lock()  # guards _repeats
+_repeats = Repeats()
+logger = logging.getLogger("headwater.postgres")
+_CONSTRAINT = "The statement breaks a constraint of the table; nothing was kept."
+_GRANT = "Grant the server's role what it needs in PostgreSQL; past row security that is ALTER ROLE … BYPASSRLS."
+_CHECK = "Check the statement and its arguments."
+
+
+def fault(state: str, text: str, hint: str = "") -> HeadwaterError:
+    """Our error for SQLSTATE `state`."""
+    match state:
+        case "23505" | "23P01":
+            return DuplicateKey(text)
+        case "40001" | "40P01" | "55P03" | "55006":
+            return Busy(text)
+        case "57014":
+            return InvalidRequest(text, hint="It ran too long and was stopped; nothing was kept.")
+        case "25006":
+            return InvalidRequest(text, hint="The transaction is read-only; begin one without `read_only`.")
+        case "42501":
+            return Forbidden(text, hint=hint or _GRANT)
+        case "42601" if "multiple commands" in text:
+            return InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
+        case "42P01" | "3F000":
+            found = InvalidRequest(text, hint=hint or _CHECK)
+            found.missing_table = _named(text) if state == "42P01" else ""
+            return found
+        case "53100":
+            return StorageFull(text)
+        case "57P04" | "3D000":
+            return NotFound(text)
+        case "0A000":
+            return NotSupported(text, hint=hint)
+    return _by_class(state, text, hint)
+
+
+def _named(text: str) -> str:
+    """What `text` has in quotes: the name stands there in every language."""
+    parts = text.split('"')
+    return parts[1] if len(parts) == 3 else ""
+
+
+def _by_class(state: str, text: str, hint: str) -> HeadwaterError:
+    match state[:2]:
+        case "23" | "44" | "27":
+            return InvalidRequest(text, hint=_CONSTRAINT)
+        case "08" | "57" | "58" | "XX" | "F0":
+            return SourceError(text, hint=hint or "PostgreSQL refused or went away; try again in a moment.")
+        case "53":
+            return Unavailable(text, hint=hint or "PostgreSQL is short of connections or memory.")
+        case "28":
+            return SourceError(text, hint="PostgreSQL refused the credentials of this server.")
+    return InvalidRequest(text, hint=hint or _CHECK)
+
+
+def from_result(result: pq.abc.PGresult) -> HeadwaterError:
+    """Our error for a failed statement; `state_of` tells its SQLSTATE."""
+    state, text, detail, hint = (
+        _field(result, field)
+        for field in (
+            pq.DiagnosticField.SQLSTATE,
+            pq.DiagnosticField.MESSAGE_PRIMARY,
+            pq.DiagnosticField.MESSAGE_DETAIL,
+            pq.DiagnosticField.MESSAGE_HINT,
+        )
+    )
+    if not state:
+        return gone(_cut(result.error_message))
+    found = fault(state, f"{text} ({detail})" if detail and state[:2] in ("23", "22") else text, hint)
+    found.__dict__["sqlstate"] = state
+    found.names_tables = state[:2] not in _NAMELESS
+    return found
+
+
+def timed_out() -> HeadwaterError:
+    """Return the error for a statement past its time limit, whether or not PostgreSQL has ended it."""
+    found = fault(CANCELED, "canceling statement due to statement timeout")
+    found.__dict__["sqlstate"] = CANCELED
+    return found
+
+
+def away(error: Exception) -> HeadwaterError:
+    """Log why no connection can be made, and return the error for callers, without the address."""
+    text = " ".join(str(error).split())
+    with _saying:
+        left_out = _repeats.again(text, time.monotonic())
+    if left_out is not None:
+        logger.warning("%s", counted(text, left_out))
+    reason = _ADDRESS.sub("the connection failed", text)[:MAX_TEXT]
+    return SourceError(reason, hint="Try again in a moment. Operators: the log has the address.")
+
+
+def gone(text: str) -> HeadwaterError:
+    """The connection is lost."""
+    text = _ADDRESS.sub("the connection failed", " ".join(text.split()))
+    return SourceError(f"the connection to PostgreSQL was lost: {text}", hint="It is opened again; try once more.")
+
+
+def state_of(error: BaseException) -> str:
+    """The SQLSTATE from which an error of ours was made; "" if none."""
+    return str(getattr(error, "sqlstate", ""))
+
+
+def _field(result: pq.abc.PGresult, field: pq.DiagnosticField) -> str:
+    found = result.error_field(field)
+    return "" if found is None else _cut(found)
+
+
+def _cut(text: bytes) -> str:
+    """Return the text for an error: a statement can make one of any size."""
+    if len(text) > MAX_TEXT * 4:
+        text = text[: MAX_TEXT * 4]
+    found = text.decode("utf-8", "replace")
+    return found if len(found) <= MAX_TEXT else found[: MAX_TEXT - 1] + "…"

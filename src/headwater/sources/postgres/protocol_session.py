@@ -1,0 +1,506 @@
+"""One session with PostgreSQL, statement by statement, by the extended protocol: never two statements in one text.
+
+Every statement goes as text with parameters beside it, and every cell comes as text (see `types.SETTINGS`, which each
+transaction sets for itself). Waiting is done on the socket, so other threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import socket
+import termios
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg import pq
+
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
+from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
+from headwater.model.work_context import CALLER
+from headwater.sources.postgres.abandoned_statements import RUNNING, Abandoned
+from headwater.sources.postgres.errors import CANCELED, away, from_result, gone, state_of, timed_out
+from headwater.sources.postgres.types import SETTINGS
+from headwater.sources.postgres.values import Bound, array_text, cell_reader
+
+Connect = Callable[[], "psycopg.Connection[Any]"]
+T = TypeVar("T")
+WAIT_SECONDS = 30.0  # for a link, while others use them all
+SPARE = 8 << 20  # bytes that may be received past the limit of an answer: names, types, rows not yet counted
+LEAST_READ = 8 << 10  # bytes that libpq has room for whenever it reads
+LARGE_READ = 64 << 10  # bytes to be read at once that are no short answer: libpq makes room for a large message
+WORDS = 1 << 20  # bytes that the answer to a caller's text may have where the answer is not the caller's rows
+GRACE_SECONDS = 5.0  # past the time limit of a statement, for PostgreSQL to end it
+CHUNK = 256  # rows of an answer taken from the socket at a time
+CAN_CHUNK = pq.version() >= 170000  # else an answer comes whole
+_FAILED = pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.BAD_RESPONSE, pq.ExecStatus.PIPELINE_ABORTED
+_COPIES = pq.ExecStatus.COPY_IN, pq.ExecStatus.COPY_OUT, pq.ExecStatus.COPY_BOTH
+# Nobody reads notices, and a function can send any number of them.
+_SETTINGS = {**SETTINGS, "client_min_messages": "error"}
+_SET = "".join(f"; SET LOCAL {name} = '{value}'" for name, value in _SETTINGS.items())
+logger = logging.getLogger("headwater.postgres")
+
+Cells = tuple[bytes | None, ...]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a statement gave: its rows as texts, or how many it touched."""
+
+    columns: tuple[str, ...] = ()
+    oids: tuple[int, ...] = ()
+    rows: list[Cells] = []
+    affected: int = 0
+    tag: str = ""  # the command, such as `INSERT`
+    truncated: bool = False
+    reservation: Reservation | None = None  # of a caller's answer
+
+    def values(self) -> list[tuple[Any, ...]]:
+        """The rows as values."""
+        readers = [cell_reader(oid) for oid in self.oids]
+        return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in self.rows]
+
+    def answer_rows(self) -> AnswerRows:
+        """Return the rows as values that hold the memory of the answer."""
+        return AnswerRows.of(self.values(), self.reservation or Reservation())
+
+    def texts(self) -> list[tuple[str | None, ...]]:
+        """The rows as PostgreSQL's text."""
+        return [tuple([None if cell is None else cell.decode() for cell in row]) for row in self.rows]
+
+
+class Link:
+    """One connection, used by one thread at a time; `cancel` may be called by others."""
+
+    def __init__(self, connect: Connect, abandoned: Abandoned | None = None) -> None:
+        try:
+            self._connection = connect()
+        except (psycopg.Error, SourceError) as error:
+            raise away(error) from error
+        self._abandoned = Abandoned() if abandoned is None else abandoned
+        self._caller = ""  # for whom the transaction is
+        self._ending = threading.Lock()  # held while the socket is closed or cut
+        self._seconds: float | None = None  # for each statement of the transaction
+        self._until: float | None = None  # when the statement that runs must have ended
+        self._unfinished = 0  # bytes received of a result that is not complete
+        self._pg = self._connection.pgconn
+        self.version = self._pg.server_version
+        self.is_tainted = False  # a caller's statement may have left something in the session: it is not used again
+        self._named: dict[str, bytes] = {}  # statements of ours that the session knows
+        try:  # now: a snapshot from before a standby took over would look like any other once it has
+            ((is_standby,),) = self.run("SELECT pg_is_in_recovery()").texts()
+            self.refuse_standby(is_standby)
+        except HeadwaterError:
+            self.close()
+            raise
+
+    def refuse_standby(self, answer: str | None) -> None:
+        """SourceError where that is what `pg_is_in_recovery()` said, as a text."""
+        if answer != "f":
+            self.is_tainted = True
+            raise SourceError(
+                "a session was opened on a standby, whose snapshots do not tell which transactions are open",
+                hint="Name the primary in the address, or several hosts with target_session_attrs=primary.",
+            )
+
+    # --- one statement -----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        sql: str,
+        params: Sequence[Bound] = (),
+        types: Sequence[int] | None = None,
+        *,
+        max_rows: int | None = None,
+        to_end: bool = True,
+        max_bytes: int | None = None,
+    ) -> Answer:
+        """Run one statement; rows beyond `max_rows` are let go. Raises our errors.
+
+        With `max_bytes` an answer of more bytes, an error's text included, closes the connection: InvalidRequest.
+
+        With `max_rows` it is a caller's: its answer counts against the memory of answers, and AnswerTooLarge closes the
+        connection. Unless `to_end` it is stopped at the limit, which leaves the transaction failed: the caller undoes
+        it.
+        """
+        with self._broken_is_ours():
+            self._pg.send_query_params(_encoded(sql), params, types)
+            if max_rows is None:
+                return self._collect(None, True, max_bytes)
+            if CAN_CHUNK:
+                self._pg.set_chunked_rows_mode(CHUNK)
+            else:
+                self._pg.set_single_row_mode()
+            return self._collect(max_rows, to_end)
+
+    def _give_up(self) -> None:
+        """Stop a statement whose answer is too large; close the connection, for the rest of it is on its way."""
+        self.is_tainted = True
+        self.cancel()
+        self._finish()
+
+    def _finish(self) -> None:
+        with self._ending:
+            self._pg.finish()
+
+    def parts(self, sql: str, rows: int) -> Iterator[pq.abc.PGresult]:
+        """Run a statement of our own without parameters; its answer as libpq has it, `rows` at a time as they come. All
+        of them must be taken."""
+        with self._broken_is_ours():
+            self._pg.send_query_params(sql.encode(), None)
+            if CAN_CHUNK:
+                self._pg.set_chunked_rows_mode(rows)
+            fault: HeadwaterError | None = None
+            for result in self._results():
+                if result.status in _FAILED:
+                    fault = fault or from_result(result)
+                elif fault is None:
+                    yield result
+            if fault is not None:
+                raise fault
+
+    def again(self, sql: str) -> Answer:
+        """Run a statement of our own without parameters, which the session keeps: it is read and planned but once."""
+        with self._broken_is_ours():
+            name = self._named.get(sql)
+            if name is None:
+                name = f"headwater_{len(self._named)}".encode()
+                self._pg.send_prepare(name, sql.encode())
+                self._collect(None, True)
+                self._named[sql] = name
+            self._pg.send_query_prepared(name, ())
+            return self._collect(None, True)
+
+    def prepare(self, sql: str, types: Sequence[int] | None = None) -> tuple[int, ...]:
+        """Let PostgreSQL read one statement without running it; the types of its parameters."""
+        return self.describe(sql, types)[0]
+
+    def describe(self, sql: str, types: Sequence[int] | None = None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """The same, and the names of the columns of its answer."""
+        with self._broken_is_ours():
+            self._pg.send_prepare(b"", _encoded(sql), types)
+            self._collect(None, True, WORDS)
+            self._pg.send_describe_prepared(b"")
+            (found,) = self._results(max_bytes=WORDS)
+            _check(found)
+            names = tuple((found.fname(place) or b"").decode() for place in range(found.nfields))
+            return tuple(found.param_type(place) for place in range(found.nparams)), names
+
+    def script(self, sql: str) -> None:
+        """Statements of our own, in one go."""
+        with self._broken_is_ours():
+            self._pg.send_query(sql.encode())
+            for result in list(self._results()):  # to the end: only then is it known whether the connection stands
+                _check(result)
+
+    def _collect(self, max_rows: int | None, to_end: bool, max_bytes: int | None = None) -> Answer:
+        columns: tuple[str, ...] = ()
+        oids: tuple[int, ...] = ()
+        rows: list[Cells] = []
+        more, affected, tag = False, 0, ""
+        fault: HeadwaterError | None = None
+        reservation = None if max_rows is None else Reservation()
+        try:
+            for result in self._results(reservation, max_bytes):
+                if result.status in _FAILED:
+                    fault = fault or from_result(result)
+                    if max(self._unfinished, len(result.error_message)) > WORDS:
+                        self.is_tainted = True  # libpq would keep buffers of that size for this connection
+                        self._finish()
+                        break
+                    continue
+                if result.status in _COPIES:
+                    self._finish()
+                    raise InvalidRequest(
+                        "COPY to or from the client is not served", hint="Use INSERT, or the pull API."
+                    )
+                if not columns and result.nfields:
+                    places = range(result.nfields)
+                    columns = tuple((result.fname(p) or b"").decode() for p in places)
+                    oids = tuple(result.ftype(p) for p in places)
+                for row in range(result.ntuples):
+                    if max_rows is not None and len(rows) >= max_rows:
+                        if not (more or to_end):
+                            self.cancel()
+                        more = True
+                        break
+                    cells = tuple([result.get_value(row, place) for place in range(result.nfields)])
+                    rows.append(cells)
+                    if reservation is not None:
+                        try:
+                            reservation.add(weight(cells), len(rows) * len(cells))
+                        except HeadwaterError:
+                            self._give_up()
+                            raise
+                if result.command_status:  # the last one has it, or the last with rows
+                    tag, affected = result.command_status.decode(), result.command_tuples or 0
+        except BaseException:  # it may keep this frame for a while
+            rows.clear()
+            if reservation is not None:
+                reservation.release()
+            raise
+        if fault is not None and not (more and not to_end and state_of(fault) == CANCELED):
+            raise fault
+        command = tag.rpartition(" ")[0] if tag[-1:].isdigit() else tag
+        return Answer(columns, oids, rows, affected, command, more, reservation)
+
+    def _results(
+        self, reservation: Reservation | None = None, max_bytes: int | None = None
+    ) -> Iterator[pq.abc.PGresult]:
+        """Yield the results of what was sent; with `reservation`, of a caller's statement.
+
+        libpq keeps a row, or an error, until all of it has come, so the bytes are counted here as they come.
+        """
+        self._until = None if self._seconds is None else time.monotonic() + self._seconds + GRACE_SECONDS
+        is_counted = reservation is not None or max_bytes is not None
+        received = 0
+        self._flush()
+        while True:
+            self._unfinished = 0
+            while self._pg.is_busy():
+                self._wait(select.POLLIN)
+                before = _readable(self._pg.socket) if is_counted else 0
+                self._pg.consume_input()
+                if is_counted:
+                    # At least so much was read: more may have come in between.
+                    least = before // 2 if max_bytes is not None and before >= LARGE_READ else min(before, LEAST_READ)
+                    came = max(before - _readable(self._pg.socket), least)
+                    self._unfinished += came
+                    received += came
+                if reservation is not None:
+                    self._count(reservation, self._unfinished)
+                if max_bytes is not None and received > max_bytes:
+                    self._give_up()
+                    raise InvalidRequest(
+                        f"PostgreSQL answers the text with more than {max_bytes} bytes",
+                        hint="Write a shorter one, without constants that are computed to large values.",
+                    )
+            result = self._pg.get_result()
+            if result is None:
+                return
+            yield result
+
+    def _count(self, reservation: Reservation, unfinished: int) -> None:
+        """Count the bytes that were received of rows which are not complete yet."""
+        try:
+            if reservation.bytes + unfinished > MEMORY.max_bytes + SPARE:
+                raise too_large()
+            reservation.take(reservation.bytes + unfinished)
+        except HeadwaterError:
+            self._give_up()
+            raise
+
+    def _flush(self) -> None:
+        while self._pg.flush():
+            self._wait(select.POLLIN | select.POLLOUT)
+            self._pg.consume_input()
+
+    def _wait(self, what: int) -> None:
+        poll = select.poll()
+        poll.register(self._pg.socket, what)
+        if self._until is None:
+            poll.poll()
+        elif not poll.poll(max(self._until - time.monotonic(), GRACE_SECONDS) * 1000):
+            self._abandon()
+            raise timed_out()
+
+    def _abandon(self) -> None:
+        """Close the connection though PostgreSQL still runs the statement."""
+        logger.warning("a statement was past its time limit and PostgreSQL did not end it: its connection is closed")
+        self.is_tainted = True
+        self._abandoned.add(self._pg.backend_pid, self._caller)
+        self._finish()
+
+    @contextlib.contextmanager
+    def _broken_is_ours(self) -> Iterator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            raise gone(str(error)) from error
+        except ValueError as error:  # a socket that is closed
+            raise gone(str(error)) from error
+
+    # --- transactions ------------------------------------------------------------------------------------
+
+    def begin(
+        self,
+        *,
+        read_only: bool = False,
+        seconds: float | None = None,
+        lock_seconds: float = 0,
+        is_trusted: bool = False,
+    ) -> None:
+        """Begin a transaction with one snapshot for all of it, and with our settings.
+
+        With `seconds` it is for the caller of this context. Raises Busy while PostgreSQL runs statements that it could
+        not end: see Abandoned.
+        """
+        limit = "" if seconds is None else f"; SET LOCAL statement_timeout = {max(round(seconds * 1000), 1)}"
+        lock = f"; SET LOCAL lock_timeout = {round(lock_seconds * 1000)}" if lock_seconds else ""
+        mode = "READ ONLY" if read_only else "READ WRITE"
+        self._seconds, self._caller = seconds, CALLER.get()
+        self.script(f"BEGIN ISOLATION LEVEL REPEATABLE READ {mode}{_SET}{limit}{lock}")
+        if seconds is not None and self._abandoned.may_refuse(self._caller, is_trusted=is_trusted):
+            self._abandoned.check(self._running, self._caller, is_trusted=is_trusted)
+
+    def _running(self, processes: Collection[int]) -> dict[int, str | None]:
+        return dict(self.run(RUNNING, [array_text([str(process) for process in processes])]).values())
+
+    def commit(self) -> bool:
+        """End it; whether it was kept. A transaction that failed before is rolled back by COMMIT."""
+        self._seconds = None  # PostgreSQL has no time limit for it either: nobody would know whether it was kept
+        return self.run("COMMIT").tag == "COMMIT"
+
+    def rollback(self) -> None:
+        """Forget it, if there is one."""
+        if self.in_transaction:
+            self.script("ROLLBACK")
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction is open, failed or not."""
+        return self._pg.transaction_status in (pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the connection stands, as far as is known."""
+        return self._pg.status == pq.ConnStatus.OK
+
+    def clean(self) -> None:
+        """Nothing of one caller stays for the next: settings, roles, locks, temporary tables."""
+        if self.is_tainted:
+            self.run("DISCARD ALL")
+            self._named.clear()
+            self.is_tainted = False
+
+    def cancel(self, patience: float = 2.0) -> None:
+        """Stop what runs, from another thread."""
+        with contextlib.suppress(psycopg.Error):
+            self._connection.cancel_safe(timeout=patience)
+
+    def sever(self) -> None:
+        """Cut the connection, from another thread: whoever waits for PostgreSQL's answer gets an error at once."""
+        with self._ending, contextlib.suppress(psycopg.Error, OSError):
+            process = self._pg.backend_pid
+            with socket.socket(fileno=os.dup(self._pg.socket)) as cut:
+                cut.shutdown(socket.SHUT_RDWR)
+            self._abandoned.add(process, self._caller)
+
+    def close(self) -> None:
+        """Release it."""
+        with self._ending, contextlib.suppress(psycopg.Error):
+            self._connection.close()
+
+
+def _readable(descriptor: int) -> int:
+    """Return how many bytes of a socket can be read at once."""
+    found = array.array("i", [0])
+    fcntl.ioctl(descriptor, termios.FIONREAD, found)
+    return found[0]
+
+
+def _encoded(sql: str) -> bytes:
+    if "\0" in sql:
+        raise InvalidRequest("a statement cannot hold a NUL character")
+    try:
+        return sql.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest("the statement holds lone surrogates", hint="Send it as UTF-8.") from None
+
+
+def cells_of(result: pq.abc.PGresult) -> list[Cells]:
+    """The rows of an answer."""
+    places = range(result.nfields)
+    return [tuple([result.get_value(row, place) for place in places]) for row in range(result.ntuples)]
+
+
+def _check(result: pq.abc.PGresult) -> None:
+    if result.status in _FAILED:
+        raise from_result(result)
+
+
+class Pool:
+    """Links for short work, at most `most` at a time. From any thread; work must not ask for another link."""
+
+    def __init__(
+        self, connect: Connect, most: int = 8, abandoned: Abandoned | None = None, *, is_trusted: bool = False
+    ) -> None:
+        """With `is_trusted` it is for our own statements and those of owners."""
+        self._connect, self._is_trusted = connect, is_trusted
+        self.abandoned = Abandoned() if abandoned is None else abandoned
+        self._places = threading.BoundedSemaphore(most)
+        self._most = most
+        self._lock = threading.Lock()  # guards what follows
+        self._idle: list[Link] = []
+        self._epoch = 0
+        self._closed = False
+
+    def read(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
+        """`work` inside a read-only transaction with one snapshot."""
+        return self._run(work, read_only=True, seconds=seconds)
+
+    def probe(self, work: Callable[[Link], T], seconds: float | None = None) -> T:
+        """`work` inside a transaction of which nothing is kept."""
+        return self._run(work, read_only=False, seconds=seconds)
+
+    def _run(self, work: Callable[[Link], T], *, read_only: bool, seconds: float | None) -> T:
+        """Run `work` in a transaction; on another connection where an idle one turns out to be dead before it."""
+        if not self._places.acquire(timeout=WAIT_SECONDS):
+            raise Busy(f"{self._most} reads of PostgreSQL are under way already")
+        try:
+            while True:
+                link, was_idle, epoch = self._take()
+                try:
+                    try:
+                        link.begin(read_only=read_only, seconds=seconds, is_trusted=self._is_trusted)
+                    except HeadwaterError:
+                        if link.is_alive or link.is_tainted or not was_idle:
+                            raise
+                        continue
+                    value = work(link)  # never twice: a statement that ended its connection may do so again
+                    link.rollback()  # nothing to keep, and never refused
+                    return value
+                finally:
+                    self._give_back(link, epoch)
+        finally:
+            self._places.release()
+
+    def _take(self) -> tuple[Link, bool, int]:
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the database is closed", hint="Try again in a moment.")
+            epoch = self._epoch
+            if self._idle:
+                return self._idle.pop(), True, epoch
+        return Link(self._connect, self.abandoned), False, epoch
+
+    def _give_back(self, link: Link, epoch: int) -> None:
+        with contextlib.suppress(HeadwaterError):
+            link.rollback()
+        is_fit = link.is_alive and not link.in_transaction and not link.is_tainted
+        with self._lock:
+            if is_fit and not self._closed and epoch == self._epoch:
+                self._idle.append(link)
+                return
+        link.close()
+
+    def renew(self) -> None:
+        """Close those that wait, and the others when they come back: what they lead to is not what it was."""
+        with self._lock:
+            self._epoch += 1
+            idle, self._idle = self._idle, []
+        for link in idle:
+            link.close()
+
+    def close(self) -> None:
+        """The same, and give out no more."""
+        with self._lock:
+            self._closed = True
+        self.renew()

@@ -1,0 +1,298 @@
+"""Analyses of one database: what PostgreSQL says of a statement, and its answer while that holds."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+
+import msgspec
+
+from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest
+from headwater.model.answer_limits import MAX_ROWS
+from headwater.model.bounded_cache import BoundedCache
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.literal import Value
+from headwater.model.principal import OWNER
+from headwater.sources.postgres.capture.decode.relations import table_name
+from headwater.sources.postgres.errors import state_of
+from headwater.sources.postgres.protocol_session import Link, Pool
+from headwater.sources.postgres.query.analysis.dependencies import dependencies, in_order, is_same_question
+from headwater.sources.postgres.query.analysis.parameters import Marked, bound_args, marked, may_say_now
+from headwater.sources.postgres.query.analysis.parse_tree import Unreadable
+from headwater.sources.postgres.query.analysis.parse_tree_source import LOOK, Body, Facts, body_of, facts_of
+from headwater.sources.postgres.query.analysis.result_order import NO_ORDER, Known, judge, row_key
+from headwater.sources.postgres.query.analysis.row_conditions import Conditions
+from headwater.sources.postgres.query.analysis.schema_epoch import State, epoch_of, number_in, state_in
+from headwater.sources.postgres.query.analysis.statement_growth import check_text
+from headwater.sources.postgres.query.analysis.uncacheable_objects import (
+    beyond,
+    known_to,
+    operators,
+    read_relations,
+    unseen,
+    volatility,
+)
+from headwater.sources.postgres.query.analysis.volatile_calls import calls_of_failed, volatile_calls
+from headwater.sources.postgres.query.analysis.volatile_calls import refuse as refuse_calls
+from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, check_ours, places_named
+from headwater.sources.postgres.read.row_reads import Place, Places
+from headwater.sources.postgres.schema.table_shapes import OURS
+from headwater.sources.source import Read
+
+MAX_KNOWN = 10_000  # statements whose meaning is remembered
+MAX_KNOWN_BYTES = 64 << 20  # of them, about
+TEXT_FACTOR = 4  # the meaning of a statement takes several times the memory of its text
+NAME = 64  # bytes that a name in it takes
+TRIES = 5  # at a schema that is being changed all the time
+_NO_TYPE = "42P18"
+_READS = frozenset({"select", "values", "table", "with"})
+_LOCKED = f"""
+SELECT DISTINCT l.relation, n.nspname, c.relname, starts_with(c.relname, '{OURS}') OR starts_with(n.nspname, '{OURS}')
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation' AND l.relation >= 16384 AND c.relkind NOT IN ('i', 'I', 't')
+"""
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What a statement means in one state of the schema."""
+
+    state: State
+    types: tuple[int, ...]
+    analysis: Analysis
+    relations: frozenset[int] | None  # all that it may touch; None where it may be anything
+
+
+_Key = tuple[str, tuple[str, ...]]
+
+
+def _key(analysis: Analysis) -> _Key:
+    """Return what tells statements apart: texts with other names for their parameters are one text in PostgreSQL."""
+    return analysis.sql, analysis.parameters
+
+
+def _size(known: _Known) -> int:
+    """Return about how many bytes of memory the meaning of a statement takes."""
+    analysis = known.analysis
+    names = len(analysis.columns) + len(analysis.objects) + len(known.relations or ())
+    names += sum([1 + len(each.columns or ()) for each in analysis.dependencies])
+    return TEXT_FACTOR * sys.getsizeof(analysis.sql) + NAME * names
+
+
+class Analyses:
+    """One per source; from any thread."""
+
+    def __init__(self, pool: Pool, visibility: Places, publication: str, *, statement_seconds: float = 30.0) -> None:
+        self._pool, self._visibility, self._publication = pool, visibility, publication
+        self._seconds = statement_seconds
+        self._known: BoundedCache[_Key, _Known] = BoundedCache(MAX_KNOWN, MAX_KNOWN_BYTES)
+
+    # --- understanding -----------------------------------------------------------------------------------------
+
+    def analyse(self, sql: str) -> Analysis:
+        """See Source."""
+        check_length(sql)
+        check_text(sql)
+        if check_allowed(sql) not in _READS:
+            raise InvalidRequest("only a SELECT can be a query", hint="Send one SELECT.")
+        with places_named(sql):
+            found = self._understand(marked(sql))
+        refuse_calls(found.analysis.calls, OWNER)
+        self._remember(found)
+        return found.analysis
+
+    def _remember(self, found: _Known) -> None:
+        self._known.put(_key(found.analysis), found, _size(found))
+
+    def _understand(self, statement: Marked) -> _Known:
+        """What it means, in a state of the schema that still was there afterwards."""
+        for _ in range(TRIES):
+            found = self._pool.probe(lambda link: self._looked_at(link, statement), self._seconds)
+            if self._number() == found.state.number:
+                return found
+        raise _moving()
+
+    def _number(self) -> int:
+        return self._pool.read(number_in, self._seconds)
+
+    def _looked_at(self, link: Link, statement: Marked) -> _Known:
+        state = state_in(link)
+        types, columns = _described(link, statement)
+        touched: frozenset[int] | None = None
+        body: Body | None = None
+        try:
+            body = body_of(link, statement.sql, types)
+            statement, facts, known = _ordered(link, statement, types, body)
+            analysis = self._analysed(link, statement, columns, facts, known)
+            if analysis.is_cacheable or not (analysis.beyond or _is_secured(facts)):
+                touched = frozenset(each.oid for each in read_relations(facts))
+        except (Unreadable, Forbidden, RecursionError) as error:
+            analysis = _unknown(statement, columns, error, calls_of_failed(link, body))
+        digest = hashlib.blake2b(f"{analysis.epoch}/{state.session}/{types}".encode(), digest_size=12)
+        analysis = msgspec.structs.replace(analysis, epoch=digest.hexdigest())
+        return _Known(state, types, analysis, touched)
+
+    def _analysed(
+        self, link: Link, statement: Marked, columns: tuple[str, ...], facts: Facts, known: Known
+    ) -> Analysis:
+        hidden, judged = unseen(link, facts, self._publication), judge([facts.query, *facts.views], known)
+        volatile = {*volatility(link, facts), *hidden, *judged.reasons}
+        if facts.used.has_moment and may_say_now(statement.sql):
+            volatile.add("a date or a time in it may be told by the clock")
+        relations, is_total = read_relations(facts), not judged.doubts
+        conditions = Conditions(facts, statement.names, operators(link, facts), set(known.odd))
+        return Analysis(
+            sql=statement.sql,
+            parameters=statement.names,
+            columns=columns,
+            tables=tuple(sorted({each.called for each in relations if each.kind not in "vp"})),
+            objects=tuple(sorted({each.called for each in relations})),
+            beyond=tuple(sorted({*beyond(link, facts), *_locked_besides(link, facts)})),
+            calls=volatile_calls(link, facts.query),
+            dependencies=dependencies(facts, conditions, is_total=is_total),
+            epoch=epoch_of(link, facts),
+            volatile=tuple(sorted(volatile)),
+            unseen=hidden,
+            doubts=judged.doubts,
+            is_total=is_total,
+            key=row_key(facts.query, known),
+        )
+
+    # --- answering ---------------------------------------------------------------------------------------------
+
+    def answer(self, analysis: Analysis, args: dict[str, Value]) -> Read | None:
+        """See Source."""
+        known = self._known.get(_key(analysis))
+        for _ in range(TRIES):
+            if known is None:
+                known = self._meaning(analysis)
+            if known is None or known.analysis.epoch != analysis.epoch:
+                return None
+            found = self._answered(known, args)
+            if found is not None:
+                return found
+            self._pool.renew()  # a session may be older than the settings of the database or the role
+            known = None
+        raise _moving()
+
+    def _meaning(self, analysis: Analysis) -> _Known | None:
+        """What it means now; None where it means nothing any more."""
+        try:
+            found = self._understand(Marked(analysis.sql, analysis.parameters))
+        except InvalidRequest:
+            return None
+        self._remember(found)
+        return found
+
+    def _answered(self, known: _Known, args: dict[str, Value]) -> Read | None:
+        """The answer, if it was read in the state of the schema that is `known`.
+
+        A transaction sees rows as of its snapshot, but PostgreSQL reads names as they are at that moment. So the
+        answer is held against the schema of the snapshot, against what was locked, and against the schema afterwards.
+        """
+        bound = bound_args(known.analysis.parameters, known.types, args)
+        for _ in range(TRIES):
+            with self._visibility.reading():
+                found = self._pool.read(lambda link: _read(link, known, bound), self._seconds)
+                if found is None:
+                    return None
+                read, snapshot = found
+                has_tag = known.analysis.is_cacheable and read.settled
+                place = self._visibility.place(snapshot) if has_tag else Place(self._visibility.seen(snapshot))
+            if (self._number() if place.schema is None else place.schema) != known.state.number:
+                return None
+            if place.is_exact or place.is_behind:
+                break  # else it was read between two commits that are logged in another order
+        # A tag stands for one answer: one that may have seen more than its offset tells has none.
+        return msgspec.structs.replace(read, offset=place.offset, settled=place.is_exact)
+
+
+def _read(link: Link, known: _Known, bound: list[bytes | None]) -> tuple[Read, str] | None:
+    state = state_in(link)
+    if (state.number, state.session) != (known.state.number, known.state.session):
+        return None
+    answer = link.run(known.analysis.sql, bound, known.types, max_rows=MAX_ROWS, to_end=False)
+    # One that was cut short has ended the transaction, and nobody knows what it would have touched: it has no tag.
+    read = Read(answer.columns, answer.answer_rows(), 0, answer.truncated, settled=not answer.truncated)
+    if not answer.truncated:
+        touched = link.again(_LOCKED).values()
+        if any(is_ours for *_, is_ours in touched):
+            check_ours(link)
+        if known.relations is not None and {oid for oid, *_ in touched} - known.relations:
+            return None
+    return read, state.snapshot
+
+
+def _locked_besides(link: Link, facts: Facts) -> set[str]:
+    """Return the relations that PostgreSQL locked when it parsed the statement, and that its tree does not show.
+
+    A second barrier for scoped callers, before anything runs: a reader that passes over a part of the tree is noticed.
+    """
+    if _is_secured(facts):  # policies may read other tables
+        return set()
+    read = {each.oid for each in read_relations(facts)}
+    locked = link.again(_LOCKED).values()
+    return {table_name(schema, name) for oid, schema, name, _ in locked if oid not in read}
+
+
+def _is_secured(facts: Facts) -> bool:
+    return any(each.is_secured for each in read_relations(facts))
+
+
+def _ordered(link: Link, statement: Marked, types: tuple[int, ...], body: Body) -> tuple[Marked, Facts, Known]:
+    """The statement, its order made total where PostgreSQL takes that for the same question; and what it says of it."""
+    facts = facts_of(link, body)
+    known = known_to(link, facts, operators(link, facts))
+    if judge([facts.query], known).doubts == (NO_ORDER,):
+        columns = {oid: each.columns for oid, each in facts.relations.items()}
+        text = in_order(statement.sql, facts.query, columns, known)
+        if text is not None:
+            link.script(f"SAVEPOINT headwater_order; DROP FUNCTION pg_temp.{LOOK}")
+            try:
+                again = facts_of(link, body_of(link, text, types))
+                if is_same_question(facts, again) and not judge([again.query], known).doubts:
+                    return msgspec.structs.replace(statement, sql=text), again, known
+            except (Unreadable, HeadwaterError):
+                link.script("ROLLBACK TO headwater_order")
+    return statement, facts, known
+
+
+def _described(link: Link, statement: Marked) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The types of its parameters, and the names of its columns."""
+    try:
+        types, columns = link.describe(statement.sql)
+    except InvalidRequest as error:
+        if state_of(error) == _NO_TYPE:
+            raise InvalidRequest(error.message, hint="Say its type: $1::integer.") from None
+        raise
+    if len(types) != len(statement.names):
+        raise InvalidRequest(f"the statement has {len(types)} parameters", hint="Write them $1, $2 … or :name.")
+    if not columns:
+        raise InvalidRequest("the statement has no answer", hint="Send a SELECT that has columns.")
+    return types, columns
+
+
+def _unknown(statement: Marked, columns: tuple[str, ...], error: Exception, calls: tuple[str, ...]) -> Analysis:
+    """What can be said of a statement that was not understood: nothing of it may be kept."""
+    if isinstance(error, Forbidden):
+        reason = (
+            f"what it reads cannot be found out ({error.message}): GRANT TEMPORARY ON DATABASE to the server's role"
+        )
+    else:
+        reason = f"the statement was not understood ({error or type(error).__name__})"
+    return Analysis(
+        sql=statement.sql,
+        parameters=statement.names,
+        columns=columns,
+        tables=(),
+        objects=(),
+        beyond=(reason,),
+        calls=calls,
+        dependencies=(),
+        epoch="unknown",
+        volatile=(reason,),
+        unseen=(reason,),
+    )
+
+
+def _moving() -> Busy:
+    return Busy("the schema is being changed", hint="Try again in a moment.")

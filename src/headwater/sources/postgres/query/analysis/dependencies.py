@@ -1,0 +1,86 @@
+"""From facts to dependencies: columns and conditions where the answer is determined, and the order made total."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Condition, Dependency, Test
+from headwater.sources.postgres.query.analysis.parse_tree import Node
+from headwater.sources.postgres.query.analysis.parse_tree_source import Facts, Relation
+from headwater.sources.postgres.query.analysis.result_order import Known, keys_of
+from headwater.sources.postgres.query.analysis.row_conditions import Conditions
+from headwater.sources.postgres.query.analysis.tree_reads import WHOLE_ROW
+from headwater.sources.postgres.schema.table_shapes import ident
+
+_SAME = ("jointree", "cteList", "windowClause", "hasSubLinks")
+
+
+def dependencies(facts: Facts, conditions: Conditions | None, *, is_total: bool) -> tuple[Dependency, ...]:
+    """What is read of each table. Where the order is not total, an update of any column may move a row."""
+    found: dict[str, tuple[set[str] | None, Condition]] = {}
+    for oid, numbers in sorted(facts.used.columns.items()):
+        relation = facts.relations[oid]
+        if relation.kind == "v":
+            continue
+        columns = None if WHOLE_ROW in numbers or not is_total else {relation.columns[n] for n in numbers if n > 0}
+        condition = ALWAYS if conditions is None else conditions.of(oid)
+        for table in _tables(facts, relation):
+            # A child that is named, too, stands in several places: what they see together has no one condition.
+            was = found.get(table.called)
+            both = (
+                None
+                if columns is None or (was is not None and was[0] is None)
+                else columns | ((was or [set()])[0] or set())
+            )
+            found[table.called] = both, condition if was is None else ALWAYS
+    return tuple(
+        Dependency(name, None if columns is None else frozenset(columns | tested(condition)), condition)
+        for name, (columns, condition) in sorted(found.items())
+    )
+
+
+def _tables(facts: Facts, relation: Relation) -> list[Relation]:
+    """Where the rows are: itself, or its partitions and children."""
+    children = facts.children.get(relation.oid, []) if relation.oid in facts.used.heirs else []
+    every = [relation, *(facts.relations[oid] for oid in children)]
+    return [each for each in every if each.kind != "p"]
+
+
+def tested(condition: Condition) -> set[str]:
+    """The columns of a condition."""
+    match condition:
+        case Test(column):
+            return {column}
+        case AllOf(parts) | AnyOf(parts):
+            return set[str]().union(*map(tested, parts))
+
+
+def in_order(sql: str, query: Node, columns: dict[int, dict[int, str]], known: Known) -> str | None:
+    """The statement with the keys of its tables behind its ORDER BY, to be asked about again; None without keys."""
+    cells = keys_of(query, known)
+    if not cells:
+        return None
+    entries = query.items("rtable")
+    names = []
+    for place, number in cells:
+        entry = entries[place - 1]
+        names.append(f"{ident(entry['eref']['aliasname'])}.{ident(columns[entry.number('relid')][number])}")
+    word = "," if query["sortClause"] is not None else "ORDER BY"
+    return f"{sql.rstrip().rstrip(';')}\n{word} {', '.join(names)}"
+
+
+def is_same_question(before: Facts, after: Facts) -> bool:
+    """Whether two statements differ in nothing but their order."""
+    one, other = before.query, after.query
+    outputs = [
+        [each["expr"] for each in query.items("targetList") if not each.is_true("resjunk")] for query in (one, other)
+    ]
+    if outputs[0] != outputs[1] or any(one[name] != other[name] for name in _SAME):
+        return False
+    return _sources(one.items("rtable")) == _sources(other.items("rtable")) and before.trees[1:] == after.trees[1:]
+
+
+def _sources(entries: Sequence[Node]) -> list[object]:
+    return [
+        [entry.fields.get(name) for name in ("rtekind", "relid", "inh", "subquery", "functions")] for entry in entries
+    ]

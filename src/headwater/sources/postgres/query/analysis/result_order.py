@@ -1,0 +1,323 @@
+"""Whether two runs over the same rows give the same answer: its order, and what depends on an order inside. Pure.
+
+Where the plan decides which rows or values an answer holds, it cannot be kept. Where it decides nothing but their
+order, or which of two equal values is shown (1.0 or 1.00), the tag is weak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, below
+from headwater.sources.postgres.query.analysis.row_conditions import INNER, bare, conjuncts
+from headwater.sources.postgres.query.analysis.tree_reads import RELATION, type_of
+from headwater.sources.postgres.types import (
+    BOOL,
+    BYTEA,
+    DATE,
+    INT2,
+    INT4,
+    INT8,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    TIMETZ,
+    UUID_,
+    VARCHAR,
+)
+
+LEFT, _UNION = "1", "1"
+_ARRAY_SUBLINK, _EXISTS = "6", "0"
+# Of these types equal values are the same value; text where its collation is not odd.
+_TEXTS = frozenset({TEXT, VARCHAR, 19})
+_EXACT = frozenset({BOOL, BYTEA, DATE, INT2, INT4, INT8, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, UUID_, 26}) | _TEXTS
+_IN_ORDER = frozenset({"array_agg", "string_agg", "json_agg", "jsonb_agg", "json_object_agg", "jsonb_object_agg"})
+_IN_ORDER |= {f"{name}_{more}" for name in ("json_agg", "jsonb_agg") for more in ("strict",)} | {"xmlagg", "mode"}
+_IN_ORDER |= {"json_object_agg_strict", "jsonb_object_agg_strict"}
+_BY_PLACE = frozenset({"row_number", "ntile", "lag", "lead", "first_value", "last_value", "nth_value"})
+_BY_PEERS = frozenset({"rank", "dense_rank", "percent_rank", "cume_dist"})
+_ROUNDED = frozenset({"sum", "avg", "corr", "covar_pop", "covar_samp", "variance", "stddev", "var_pop", "var_samp"})
+_ROUNDED |= {"stddev_pop", "stddev_samp"}
+_FLOATS = frozenset({700, 701})
+_SHAPING = ("setOperations", "limitCount", "limitOffset", "distinctClause", "groupClause", "groupingSets", "havingQual")
+_MERGING = ("setOperations", "distinctClause", "groupClause", "groupingSets", "havingQual")
+NO_ORDER = "the order of its rows is not determined: add a key to ORDER BY"
+Cell = tuple[int, int]  # place of a table, number of a column
+
+
+class Known(msgspec.Struct, frozen=True):
+    """What the catalogue says, by oid: keys of tables, names of functions, which operators are PostgreSQL's own `=`,
+    and which collations call different texts equal."""
+
+    keys: Mapping[int, tuple[int, ...]]
+    functions: Mapping[int, str]
+    equals: frozenset[int]
+    odd: frozenset[int]
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """`reasons` why an answer cannot be kept; `doubts` why its tag is weak."""
+
+    reasons: tuple[str, ...]
+    doubts: tuple[str, ...]
+
+
+def judge(trees: list[Node], known: Known) -> Judged:
+    """Of the statement, which comes first, and of the rules of its views."""
+    reasons: set[str] = set()
+    doubts: set[str] = set()
+    for tree in trees:
+        links = [node for node in below(tree) if node.tag == "SUBLINK"]
+        exists = {id(node["subselect"]) for node in links if node["subLinkType"] == _EXISTS}
+        for query in [node for node in below(tree) if node.tag == "QUERY"]:
+            reasons.update(_Level(query, known).reasons(is_asked=id(query) not in exists))
+            doubts.update(_Level(query, known).doubts())
+        for link in links:
+            if link["subLinkType"] == _ARRAY_SUBLINK and not _Level(link["subselect"], known).is_total():
+                reasons.add("ARRAY(SELECT …) without a total order: add a key to its ORDER BY")
+    if not _Level(trees[0], known).is_total():
+        doubts.add(NO_ORDER)
+    return Judged(tuple(sorted(reasons)), tuple(sorted(doubts)))
+
+
+class _Level:
+    """One QUERY."""
+
+    def __init__(self, query: Node, known: Known) -> None:
+        self._query, self._known = query, known
+        self._targets = {entry.number("ressortgroupref"): entry for entry in query.items("targetList")}
+        self._entries = query.items("rtable")
+
+    def _sorted(self, clauses: list[Node]) -> list[Item]:
+        """What is sorted or grouped by."""
+        return [self._seen_through(self._targets[each.number("tleSortGroupRef")]["expr"]) for each in clauses]
+
+    def _seen_through(self, node: Item) -> Item:
+        """The expression behind a name of GROUP BY (from PostgreSQL 18 on they are a table of their own)."""
+        node = bare(node)
+        if isinstance(node, Node) and node.tag == "VAR" and not node.number("varlevelsup"):
+            entry = self._entries[node.number("varno") - 1]
+            if "groupexprs" in entry.fields:
+                return bare(entry.items("groupexprs")[node.number("varattno") - 1])
+        return node
+
+    # --- what the plan decides ---------------------------------------------------------------------------------
+
+    def reasons(self, *, is_asked: bool) -> Iterator[str]:
+        """Why which rows or values there are may differ."""
+        query = self._query
+        is_cut = query["limitCount"] is not None or query["limitOffset"] is not None
+        if (is_cut or query.is_true("hasDistinctOn")) and is_asked and not self.is_total():
+            word = "LIMIT" if is_cut else "DISTINCT ON"
+            yield f"{word} without a total order may take other rows each time: add a key to ORDER BY"
+        for node in _own(query):
+            if node.tag == "AGGREF":
+                name = self._known.functions.get(node.number("aggfnoid"), "")
+                if name in _IN_ORDER and not self._is_ordered(node):
+                    yield f"{name}() takes rows in any order: write {name}(… ORDER BY …) with all that it takes"
+            elif node.tag == "WINDOWFUNC":
+                yield from self._window(node)
+
+    def _is_ordered(self, node: Node) -> bool:
+        """Whether an aggregate is given its values in one order, or in orders that cannot be told apart."""
+        entries = {each.number("ressortgroupref"): each for each in node.items("args")}
+        by = [bare(entries[each.number("tleSortGroupRef")]["expr"]) for each in node.items("aggorder")]
+        if node["aggorder"] is None and node["aggdistinct"] is None:
+            return False
+        if self._decides(by):
+            return True
+        sorted_ = {each.number("tleSortGroupRef") for each in node.items("aggorder") + node.items("aggdistinct")}
+        taken = [each for each in node.items("args") if not each.is_true("resjunk")]
+        return all(
+            bare(each["expr"]).tag in ("CONST", "PARAM")
+            or (each.number("ressortgroupref") in sorted_ and self._is_exact(each["expr"]))
+            for each in taken
+        )
+
+    def _window(self, node: Node) -> Iterator[str]:
+        name = self._known.functions.get(node.number("winfnoid"), "")
+        if name in _BY_PEERS:
+            return
+        (clause,) = [each for each in self._query.items("windowClause") if each["winref"] == node["winref"]]
+        options = clause.number("frameOptions")
+        is_by_place = name in _BY_PLACE or name in _IN_ORDER or options & (_ROWS | _GROUPS | _EXCLUDE)
+        if is_by_place and not self._decides(
+            self._sorted(clause.items("partitionClause") + clause.items("orderClause"))
+        ):
+            yield f"{name}() OVER without a total order: add a key to its ORDER BY"
+
+    def doubts(self) -> Iterator[str]:
+        """Why equal values may be shown in different ways."""
+        for node in _own(self._query):
+            if node.tag in ("AGGREF", "WINDOWFUNC"):
+                field = "aggfnoid" if node.tag == "AGGREF" else "winfnoid"
+                name = self._known.functions.get(node.number(field), "")
+                args = [each["expr"] if each.tag == "TARGETENTRY" else each for each in node.items("args")]
+                if (name in _ROUNDED or name.startswith("regr_")) and any(type_of(arg) in _FLOATS for arg in args):
+                    yield f"{name}() of floats depends on the order of its rows"
+                is_choosing = name in ("min", "max") or (node.fields.get("aggdistinct") is not None and name != "count")
+                if is_choosing and not all(map(self._is_exact, args)):
+                    yield f"{name}() may take any of several equal values"
+        clauses = self._query.items("groupClause") + self._query.items("distinctClause")
+        if not all(map(self._is_exact, self._sorted(clauses))):
+            yield "GROUP BY or DISTINCT may show any of several equal values"
+        for node in _own(self._query):
+            is_merging = node.tag == "SETOPERATIONSTMT" and (not node.is_true("all") or node["op"] != _UNION)
+            if is_merging and not all(kind in _EXACT for kind in node.numbers("colTypes")):
+                yield "a set operation may show any of several equal values"
+
+    def _is_exact(self, node: Item) -> bool:
+        kind = type_of(node)
+        if kind in _TEXTS:
+            collations = [value for name, value in node.fields.items() if name.lower().endswith("collid")]
+            return not any(int(each) in self._known.odd for each in collations)
+        typmod = node.fields.get("vartypmod") if node.tag == "VAR" else None
+        return kind in _EXACT or (kind == 1700 and typmod not in (None, "-1"))
+
+    # --- total orders ------------------------------------------------------------------------------------------
+
+    def is_total(self) -> bool:
+        """Whether the order of its rows is the same each time."""
+        query = self._query
+        outputs = [each for each in query.items("targetList") if not each.is_true("resjunk")]
+        if query["groupingSets"] is not None or query.is_true("hasTargetSRFs"):
+            return False
+        is_grouped = query["groupClause"] is not None or query["havingQual"] is not None
+        if query.is_true("hasAggs") and not is_grouped:
+            return True
+        if not query["jointree"].items("fromlist") and query["setOperations"] is None:
+            return True
+        refs = {each.number("tleSortGroupRef") for each in query.items("sortClause")}
+        if all(each.number("ressortgroupref") in refs and self._is_exact(each["expr"]) for each in outputs):
+            return True
+        if query["setOperations"] is not None:
+            return False
+        if query["distinctClause"] is not None and not query.is_true("hasDistinctOn"):
+            return False
+        if is_grouped:
+            groups = query.items("groupClause")
+            return bool(groups) and all(each.number("tleSortGroupRef") in refs for each in groups)
+        return self._decides(self._sorted(query.items("sortClause")))
+
+    def _decides(self, by: list[Item]) -> bool:
+        """Whether these expressions tell all rows of FROM apart."""
+        if self._query["setOperations"] is not None:
+            return False
+        try:
+            return _Keys(self._query, self._known).are_decided(by)
+        except _Undecided:
+            return False
+
+
+def keys_of(query: Node, known: Known) -> list[Cell]:
+    """Columns by which the rows of a query may be sorted so that their order is total; none where it has none."""
+    fields = (
+        "setOperations",
+        "limitCount",
+        "limitOffset",
+        "distinctClause",
+        "groupClause",
+        "groupingSets",
+        "havingQual",
+    )
+    if any(query[name] is not None for name in fields) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
+        return []
+    try:
+        return _Keys(query, known).cells()
+    except _Undecided:
+        return []
+
+
+def row_key(query: Node, known: Known) -> tuple[int, ...] | None:
+    """The places in the answer of columns that tell its rows apart; None where they are not all there."""
+    if any(query[name] is not None for name in _MERGING) or query.is_true("hasAggs") or query.is_true("hasTargetSRFs"):
+        return None
+    try:
+        cells = _Keys(query, known).cells()
+    except _Undecided:
+        return None
+    shown = [_cell(bare(each["expr"])) for each in query.items("targetList") if not each.is_true("resjunk")]
+    return tuple(shown.index(cell) for cell in cells) if cells and set(cells) <= set(shown) else None
+
+
+class _Undecided(Exception):
+    """Its rows are not told apart by keys."""
+
+
+class _Keys:
+    """The keys of the tables in one FROM, and which columns say which others."""
+
+    def __init__(self, query: Node, known: Known) -> None:
+        self._keys: dict[int, tuple[int, ...]] = {}
+        self._equal: list[tuple[Cell, Cell | None]] = []  # a column is decided by another; by None: it is constant
+        self._entries, self._known = query.items("rtable"), known
+        self._pairs(query["jointree"]["quals"], None)
+        for item in query["jointree"].items("fromlist"):
+            self._take(item)
+
+    def _take(self, item: Node) -> frozenset[int]:
+        """The places below; what joins say is noted."""
+        if item.tag == "RANGETBLREF":
+            place = item.number("rtindex")
+            entry = self._entries[place - 1]
+            oid = entry.number("relid") if entry.number("rtekind") == RELATION else 0
+            if oid not in self._known.keys:
+                raise _Undecided
+            self._keys[place] = self._known.keys[oid]
+            return frozenset({place})
+        left, right = self._take(item["larg"]), self._take(item["rarg"])
+        if item["jointype"] not in (INNER, LEFT):
+            raise _Undecided
+        self._pairs(item["quals"], None if item["jointype"] == INNER else right)
+        return left | right
+
+    def _pairs(self, quals: Item, among: frozenset[int] | None) -> None:
+        for qual in conjuncts(quals):
+            if qual.tag == "OPEXPR" and qual.number("opno") in self._known.equals:
+                one, other = map(bare, qual.items("args"))
+                for mine, value in ((one, other), (other, one)):
+                    cell = _cell(mine)
+                    if cell is not None and (among is None or cell[0] in among):
+                        if value.tag in ("CONST", "PARAM"):
+                            self._equal.append((cell, None))
+                        elif (by := _cell(value)) is not None and (among is None or by[0] not in among):
+                            self._equal.append((cell, by))
+
+    def cells(self) -> list[Cell]:
+        """The columns that tell all rows apart."""
+        return [(place, number) for place, key in sorted(self._keys.items()) for number in key]
+
+    def are_decided(self, by: list[Item]) -> bool:
+        """Whether these expressions do."""
+        known = {cell for node in by if (cell := _cell(node)) is not None}
+        whole: set[int] = set()
+        while True:
+            more = {mine for mine, other in self._equal if other is None or other in known or other[0] in whole}
+            found = {place for place, key in self._keys.items() if all((place, each) in known | more for each in key)}
+            if more <= known and found <= whole:
+                return whole == set(self._keys)
+            known, whole = known | more, whole | found
+
+
+_ROWS, _GROUPS, _EXCLUDE = 0x00004, 0x00008, 0x38000
+
+
+def _cell(node: Item) -> Cell | None:
+    if isinstance(node, Node) and node.tag == "VAR" and not node.number("varlevelsup"):
+        return node.number("varno"), node.number("varattno")
+    return None
+
+
+def _own(query: Node) -> Iterator[Node]:
+    """The nodes of one query, without those of the queries inside."""
+    rest: list[Item] = list(query.fields.values())
+    while rest:
+        item = rest.pop()
+        if isinstance(item, list):
+            rest += item
+        elif isinstance(item, Node) and item.tag != "QUERY":
+            yield item
+            rest += item.fields.values()

@@ -1,0 +1,256 @@
+"""The rows of its tables that a statement can see: conditions of its WHERE, where Python knows exactly what they mean.
+
+A conjunct that compares a column with a constant or a parameter is true of every row that matters: a row of which it is
+not true is in no row of the answer, and what an outer join makes up in its place has NULL there, which is not true
+either. Only of tables that stand in the statement once, and only where nothing in the conditions can fail: PostgreSQL
+may look at them in any order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+from collections.abc import Iterator, Mapping
+from uuid import UUID
+
+import msgspec
+
+from headwater.model.dependencies.dependency import ALWAYS, AllOf, AnyOf, Condition, Const, Operand, Param, Test
+from headwater.model.literal import Date, DateTime, Value
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, below
+from headwater.sources.postgres.query.analysis.parse_tree_source import Facts
+from headwater.sources.postgres.query.analysis.tree_reads import FUNCTION, RELATION
+from headwater.sources.postgres.types import BOOL, DATE, INT2, INT4, INT8, TEXT, TIMESTAMP, TIMESTAMPTZ, UUID_, VARCHAR
+
+INTS = frozenset({INT2, INT4, INT8})
+_ORDERED = INTS | {DATE, TIMESTAMP, TIMESTAMPTZ}
+_EQUAL = _ORDERED | {BOOL, UUID_, TEXT}
+_NAMES = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+_TURNED = {"eq": "eq", "ne": "ne", "lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_STEADY = frozenset({"BOOLEXPR", "OPEXPR", "SCALARARRAYOPEXPR", "NULLTEST", "ARRAYEXPR", "ARRAY"})
+_LEAVES = frozenset({"VAR", "CONST", "PARAM", "RELABELTYPE"})
+# Integers to wider ones, to floats and to numeric; real to double precision: casts that cannot fail.
+_WIDENING = frozenset({481, 754, 313, 235, 316, 482, 1740, 1781, 1782, 311})
+_EPOCH = datetime.datetime(2000, 1, 1)
+INNER = "0"
+
+
+class Operator(msgspec.Struct, frozen=True):
+    """A comparison of PostgreSQL's own, which never fails."""
+
+    op: str
+    left: int
+    right: int
+
+
+class Unclear(Exception):
+    """What this says of one column is not known."""
+
+
+class Conditions:
+    """Of one statement. `operators` are PostgreSQL's own comparisons by oid, `odd` collations that call different texts
+    equal, `names` what its parameters are called."""
+
+    def __init__(self, facts: Facts, names: tuple[str, ...], operators: Mapping[int, Operator], odd: set[int]) -> None:
+        self._query, self.names, self._relations, self._counts = facts.query, names, facts.relations, facts.used.counts
+        self.operators, self.odd, self.is_little = operators, odd, facts.is_little
+        self.is_plain = all(join["jointype"] == INNER for join in joins(facts.query))
+
+    def of(self, oid: int) -> Condition:
+        """What is true of every row of a table that matters; ALWAYS where nothing is known."""
+        parts: list[Condition] = []
+        try:
+            place, quals = self._place(oid), self._quals()
+            for qual in quals:
+                with contextlib.suppress(Unclear):
+                    parts.append(_Of(self, place, self._relations[oid].columns).condition(qual))
+        except (Unclear, Unreadable):
+            return ALWAYS
+        return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+    def _place(self, oid: int) -> int:
+        """Where the table stands; Unclear unless that is one place of the outermost query, and of no view."""
+        own = [n for n, entry in enumerate(self._query.items("rtable"), 1) if _relation(entry) == oid]
+        if len(own) != 1 or self._counts.get(oid) != 1:
+            raise Unclear
+        # What is made of a row before WHERE is asked may fail on any.
+        if any(
+            entry.number("rtekind") == FUNCTION or entry.is_true("lateral") for entry in self._query.items("rtable")
+        ):
+            raise Unclear
+        return own[0]
+
+    def _quals(self) -> list[Node]:
+        """Conjuncts of WHERE; of ON, too, where no join makes rows up. Unclear where one may fail."""
+        found = list(conjuncts(self._query["jointree"]["quals"]))
+        others = [qual for join in joins(self._query) for qual in conjuncts(join["quals"])]
+        if not all(map(self._cannot_fail, found + others)):
+            raise Unclear
+        return found + others if self.is_plain else found
+
+    def _cannot_fail(self, node: Item) -> bool:
+        for each in below(node):
+            if each.tag in ("OPEXPR", "SCALARARRAYOPEXPR"):
+                if each.number("opno") not in self.operators:
+                    return False
+            elif each.tag == "FUNCEXPR":
+                if each.number("funcid") not in _WIDENING:
+                    return False
+            elif each.tag not in _STEADY and each.tag not in _LEAVES:
+                return False
+        return True
+
+
+class _Of:
+    """Conditions on one place of a table."""
+
+    def __init__(self, of: Conditions, place: int, columns: Mapping[int, str]) -> None:
+        self._of, self._place, self._columns = of, place, columns
+
+    def condition(self, node: Node) -> Condition:
+        """What a conjunct says of this place; Unclear."""
+        match node.tag:
+            case "BOOLEXPR" if node["boolop"] == "or":
+                return AnyOf(tuple(self.condition(part) for part in node.items("args")))
+            case "BOOLEXPR" if node["boolop"] == "and":
+                return AllOf(tuple(self.condition(part) for part in node.items("args")))
+            case "BOOLEXPR":
+                (inner,) = node.items("args")
+                return Test(self._column(inner, BOOL), "eq", (Const(False),))
+            case "VAR":
+                return Test(self._column(node, BOOL), "eq", (Const(True),))
+            case "NULLTEST":
+                return self._null_test(node)
+            case "OPEXPR":
+                return self._comparison(node)
+            case "SCALARARRAYOPEXPR":
+                return self._among(node)
+        raise Unclear
+
+    def _null_test(self, node: Node) -> Condition:
+        is_null = node["nulltesttype"] == "0"
+        if node.is_true("argisrow") or (is_null and not self._of.is_plain):
+            raise Unclear
+        return Test(self._column(node["arg"], None), "is" if is_null else "is_not", (Const(None),))
+
+    def _comparison(self, node: Node) -> Condition:
+        found = self._of.operators[node.number("opno")]
+        left, right = node.items("args")
+        op = found.op
+        if not self._is_column(left):
+            left, right, op = right, left, _TURNED[op]
+        self._check(found, op, node)
+        column = self._column(left, None)
+        if op != "eq" and bare(left)["vartypmod"] != "-1":
+            # The column would round or cut what it is compared with; the comparison does not.
+            raise Unclear
+        return Test(column, op, (self._operand(right),))
+
+    def _among(self, node: Node) -> Condition:
+        found = self._of.operators[node.number("opno")]
+        left, right = node.items("args")
+        if found.op != "eq" or not node.is_true("useOr") or right.tag not in ("ARRAYEXPR", "ARRAY"):
+            raise Unclear
+        if right.is_true("multidims"):
+            raise Unclear
+        self._check(found, "eq", node)
+        return Test(self._column(left, None), "in", tuple(map(self._operand, right.items("elements"))))
+
+    def _check(self, found: Operator, op: str, node: Node) -> None:
+        """Unclear where our bytes do not compare as PostgreSQL does."""
+        sides = {found.left, found.right}
+        is_alike = sides <= INTS or len(sides) == 1
+        allowed = _EQUAL if op in ("eq", "ne") else _ORDERED
+        if not is_alike or not sides <= allowed or node.number("inputcollid") in self._of.odd:
+            raise Unclear
+
+    def _is_column(self, node: Item) -> bool:
+        node = bare(node)
+        return isinstance(node, Node) and node.tag == "VAR" and node.number("varno") == self._place
+
+    def _column(self, node: Item, wanted: int | None) -> str:
+        node = bare(node)
+        if not self._is_column(node) or node.number("varlevelsup"):
+            raise Unclear
+        number, kind = node.number("varattno"), node.number("vartype")
+        if number < 1 or (wanted is not None and kind != wanted) or (wanted is None and kind not in _EQUAL | {VARCHAR}):
+            raise Unclear
+        return self._columns[number]
+
+    def _operand(self, node: Item) -> Operand:
+        node = bare(node)
+        if not isinstance(node, Node):
+            raise Unclear
+        if node.tag == "PARAM" and node["paramkind"] == "0":
+            return Param(self._of.names[node.number("paramid") - 1])
+        if node.tag == "CONST":
+            if not self._of.is_little:
+                raise Unclear
+            return Const(_value(node))
+        raise Unclear
+
+
+# --- reading trees -------------------------------------------------------------------------------------------
+
+
+def _relation(entry: Node) -> int:
+    return entry.number("relid") if entry.number("rtekind") == RELATION else 0
+
+
+def joins(query: Node) -> list[Node]:
+    """The joins of its own FROM."""
+    found: list[Node] = []
+    rest = list(query["jointree"].items("fromlist"))
+    while rest:
+        item = rest.pop()
+        if item.tag == "JOINEXPR":
+            found.append(item)
+            rest += [item["larg"], item["rarg"]]
+    return found
+
+
+def conjuncts(node: Item) -> Iterator[Node]:
+    """The parts of a condition that must all be true."""
+    if isinstance(node, Node):
+        if node.tag == "BOOLEXPR" and node["boolop"] == "and":
+            for part in node.items("args"):
+                yield from conjuncts(part)
+        else:
+            yield node
+
+
+def bare(node: Item) -> Item:
+    """Without the remark that a varchar is taken for a text."""
+    while isinstance(node, Node) and node.tag == "RELABELTYPE" and node.number("resulttype") == TEXT:
+        inner = node["arg"]
+        if inner.tag == "VAR" and inner.number("vartype") not in (VARCHAR, TEXT):
+            break
+        node = inner
+    return node
+
+
+def _value(node: Node) -> Value:
+    """A constant of the statement, from the bytes that PostgreSQL holds it in."""
+    if node.is_true("constisnull"):
+        return None
+    data, kind = node["constvalue"], node.number("consttype")
+    if not isinstance(data, bytes):
+        raise Unclear
+    if kind in INTS:
+        return int.from_bytes(data[: node.number("constlen")], "little", signed=True)
+    if kind == BOOL:
+        return data[0] != 0
+    if kind == UUID_:
+        return UUID(bytes=data)
+    if kind == TEXT and data[0] & 3 == 0 and int.from_bytes(data[:4], "little") >> 2 == len(data):
+        return data[4:].decode()
+    try:
+        if kind == DATE:
+            days = int.from_bytes(data[:4], "little", signed=True)
+            return Date((_EPOCH + datetime.timedelta(days=days)).date().isoformat())
+        if kind in (TIMESTAMP, TIMESTAMPTZ):
+            moment = _EPOCH + datetime.timedelta(microseconds=int.from_bytes(data[:8], "little", signed=True))
+            return DateTime(moment.isoformat() + ("+00:00" if kind == TIMESTAMPTZ else ""))
+    except OverflowError:  # infinity, or beyond the years that Python has
+        raise Unclear from None
+    raise Unclear

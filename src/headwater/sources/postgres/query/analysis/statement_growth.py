@@ -1,0 +1,301 @@
+"""How large PostgreSQL makes a statement before it runs it: it copies operands, and the columns of subqueries. Pure.
+
+The copies of nested copies take memory that grows with a power of two, and PostgreSQL limits none of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable
+from headwater.sources.postgres.query.analysis.tree_reads import CTE, GROUP, JOIN, SUBQUERY
+
+MAX_WORDS = 200_000  # of a statement with all operands copied
+MAX_NODES = 200_000  # of its tree with all subqueries in their place
+FIELDS = 400  # of a row whose fields are not counted
+MATERIALIZED_DEFAULT, MATERIALIZED_NEVER = "0", "2"
+
+_LETTER = r"A-Za-z_\x80-\U0010ffff"
+_SPACE = r"[\x20\t\n\r\f\v]"  # other spaces are letters to PostgreSQL
+# What is not closed reaches to the end of the text, so that no text takes more than linear time.
+_ESCAPED = r"'(?:[^'\\]|\\.|'')*+(?:'|\Z)"
+_TOKEN = re.compile(
+    rf"""
+    (?P<space>{_SPACE}+|--[^\n\r]*)
+  | (?P<comment>/\*)
+  | (?P<escaped>[eE]{_ESCAPED})
+  | (?P<text>'(?:[^']|'')*+(?:'|\Z))
+  | (?P<quoted>\$(?P<tag>(?:[{_LETTER}][{_LETTER}0-9]*)?)\$.*?(?:\$(?P=tag)\$|\Z))
+  | (?P<name>"(?:[^"]|"")*+(?:"|\Z))
+  | (?P<word>[{_LETTER}][{_LETTER}0-9$]*)
+  | (?P<sign>\$[0-9]+|[0-9]+(?:\.[0-9]*)?|\.[0-9]+|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+# A string goes on behind a line break, and its escapes with it.
+_CONTINUED = re.compile(
+    rf"(?:[ \t\f\v]|--[^\n\r]*)*+[\n\r](?:{_SPACE}|--[^\n\r]*[\n\r])*+{_ESCAPED}",
+    re.DOTALL,
+)
+_COPYING = re.compile(r"between|json|window|\*|(?:\b|[0-9])in\b", re.IGNORECASE)
+_COMMENT_MARK = re.compile(r"/\*|\*/")
+# Reserved words that cannot stand in the left operand of BETWEEN or IN, but between brackets.
+_ENDS_OPERAND = frozenset(
+    ("and", "or", "select", "from", "where", "on", "having", "returning", "when", "then", "else", "limit", "offset")
+)
+_QUERIES = frozenset({"select", "with", "table"})
+_FRAMES = frozenset({"rows", "range", "groups"})
+_BEFORE_ALL_COLUMNS = frozenset({"select", "distinct", "all", "returning", ","})
+# PostgreSQL keeps the argument of these functions twice: as it is written, and converted to JSON.
+_OF_JSON = frozenset(
+    ("json", "json_array", "json_arrayagg", "json_exists", "json_object", "json_objectagg")
+    + ("json_query", "json_scalar", "json_serialize", "json_table", "json_value")
+)
+
+
+class _Group(msgspec.Struct):
+    """What stands between two brackets, or between CASE and END, with the operands that were copied."""
+
+    opening: str
+    copied: int | None = None  # for the list of IN: the size of its left operand
+    times: int = 1  # how often the group is copied as a whole
+    may_be_window: bool = False  # it follows AS or OVER
+    is_window: bool = False  # it defines a window, whose columns are copied for each reference
+    windows: int = 0  # of the outermost group: the size of all windows
+    references: int = 0  # and how often one may be referred to
+    size: int = 0
+    operand: int = 0  # the part of `size` that may be the left operand of what comes
+    weight: int = 1  # how often what comes is copied
+    items: int = 0  # of a list, those that PostgreSQL may compare with the operand one by one
+    is_compared: bool = False  # the item that is being read is one of them: all but plain numbers
+    is_query: bool = False
+
+    def add(self, size: int) -> None:
+        self.size += size * self.weight
+        self.operand += size * self.weight
+
+    def copy_operand(self, times: int) -> None:
+        self.size += self.operand * (times - 1)
+        self.operand *= times
+
+    def end_item(self) -> None:
+        self.items += self.is_compared
+        self.is_compared = False
+        self.operand = 0
+
+
+def check_text(sql: str) -> None:
+    """Raise InvalidRequest for a text that PostgreSQL would make too large as it parses it."""
+    if _COPYING.search(sql) and _grown(sql) > MAX_WORDS:
+        raise InvalidRequest(
+            f"the statement would have more than {MAX_WORDS} words as PostgreSQL copies the operands of BETWEEN, IN, .*"
+            " and functions of SQL/JSON, and the columns of windows",
+            hint="Do not nest them in one another; compute the operand in a subquery.",
+        )
+
+
+def _grown(sql: str) -> int:
+    """Return the number of words of a text with all that PostgreSQL copies."""
+    groups, last = [_Group("")], ""
+    for kind, word in _tokens(sql):
+        group, depth = groups[-1], len(groups)
+        is_key = kind == "word" and last != "."
+        if word in ("(", "["):
+            group.is_query |= last == "values" and group.size == 1  # else it is the name of a column
+            copied, times = group.operand if last == "in" else None, 2 if last in _OF_JSON else 1
+            groups.append(_Group(word, copied, times, may_be_window=last in ("as", "over")))
+        elif is_key and word == "case":
+            groups.append(_Group(word))
+        elif word in (")", "]"):
+            while len(groups) > 1 and groups[-1].opening == "case":
+                _close(groups)
+            if len(groups) > 1:
+                _close(groups)
+        elif is_key and word == "end" and group.opening == "case":
+            _close(groups)
+        elif word == ",":
+            group.end_item()
+        elif word == "*":
+            if last == ".":
+                group.copy_operand(FIELDS)
+            elif last in _BEFORE_ALL_COLUMNS:
+                group.add(FIELDS)
+        elif is_key and word in _ENDS_OPERAND:
+            group.is_query |= not group.size and word in _QUERIES
+            group.operand = 0
+        elif is_key and word == "between":
+            group.copy_operand(2)
+        elif is_key and word == "symmetric":
+            group.copy_operand(2)
+            group.weight = 2
+        else:
+            if word == "json" and last in ("is", "not"):
+                group.copy_operand(2)
+            group.is_query |= is_key and not group.size and word in _QUERIES
+            if group.may_be_window and group.size < 2:
+                group.is_window |= is_key and word in ("partition", "order")
+                is_name = not (group.size or group.is_window or group.is_query or word in _FRAMES)
+                groups[0].references += is_name
+            group.is_compared |= kind != "sign" or word[0] == "$"
+        (group if len(groups) > depth else groups[-1]).add(1)  # a bracket belongs to the group around it
+        last = word if kind != "name" else ""
+        if groups[-1].size > MAX_WORDS:
+            return groups[-1].size
+    while len(groups) > 1:
+        _close(groups)
+    return groups[0].size + groups[0].windows * groups[0].references
+
+
+def _close(groups: list[_Group]) -> None:
+    """Put the last group into the one around it."""
+    inner, outer = groups.pop(), groups[-1]
+    inner.end_item()
+    outer.add(inner.size * inner.times)
+    outer.is_compared = True
+    groups[0].windows += inner.size if inner.is_window else 0
+    if inner.copied is not None and not inner.is_query and inner.items > 1:
+        outer.add(inner.copied * (inner.items - 1))
+
+
+def _tokens(sql: str) -> Iterator[tuple[str, str]]:
+    """Yield the kind of each token and its text, keywords in small letters."""
+    place = 0
+    while place < len(sql):
+        found = _TOKEN.match(sql, place)
+        assert found is not None
+        kind, place = str(found.lastgroup), found.end()
+        if kind == "comment":
+            place = _end_of_comment(sql, place)
+        elif kind in ("escaped", "text", "quoted", "tag"):
+            while kind == "escaped" and (more := _CONTINUED.match(sql, place)):
+                place = more.end()
+            yield "text", ""
+        elif kind != "space":
+            yield kind, found[0].lower() if kind == "word" else found[0] if kind == "sign" else ""
+
+
+def _end_of_comment(sql: str, place: int) -> int:
+    """Return the place behind a comment whose opening ends at `place`; comments nest."""
+    depth = 1
+    while depth:
+        mark = _COMMENT_MARK.search(sql, place)
+        if mark is None:
+            return len(sql)
+        depth += 1 if mark[0] == "/*" else -1
+        place = mark.end()
+    return place
+
+
+def check_tree(items: list[Item]) -> None:
+    """Raise InvalidRequest for a tree that PostgreSQL would make too large by putting subqueries in their place."""
+    try:
+        size = _Planned().size(items, ())
+    except RecursionError:
+        size = MAX_NODES + 1
+    if size > MAX_NODES:
+        raise InvalidRequest(
+            f"the statement would have more than {MAX_NODES} parts with its subqueries put in their place",
+            hint="Write WITH name AS MATERIALIZED (…) for a subquery whose columns are used several times.",
+        )
+
+
+class _Planned:
+    """Counts the nodes of a tree in which columns of subqueries stand for the expressions they are made of."""
+
+    def __init__(self) -> None:
+        self._columns: dict[tuple[int, int], int] = {}  # by range-table entry and number
+        self._queries: dict[int, int] = {}
+
+    def size(self, item: Item, scope: tuple[Node, ...]) -> int:
+        if isinstance(item, list):
+            return sum([self.size(each, scope) for each in item])
+        if not isinstance(item, Node):
+            return 0
+        if item.tag == "QUERY":
+            return self._query(item, scope)
+        if item.tag == "VAR":
+            return self._column(item, scope)
+        if item.tag == "RANGETBLENTRY" or item.tag == "RTE":
+            return self._entry(item, scope)
+        if item.tag == "COMMONTABLEEXPR":
+            return 0 if _is_inlined(item) else 1 + self.size(item["ctequery"], scope)
+        return 1 + sum([self.size(value, scope) for value in item.fields.values()])
+
+    def _query(self, query: Node, scope: tuple[Node, ...]) -> int:
+        if id(query) not in self._queries:
+            inner = (query, *scope)
+            self._queries[id(query)] = 1 + sum([self.size(value, inner) for value in query.fields.values()])
+        return self._queries[id(query)]
+
+    def _entry(self, entry: Node, scope: tuple[Node, ...]) -> int:
+        """The columns of a join are counted where they are used."""
+        fields = {name: value for name, value in entry.fields.items() if name != "joinaliasvars"}
+        found = 1 + sum([self.size(value, scope) for value in fields.values()])
+        if entry.number("rtekind") == CTE and (inlined := _inlined(entry, scope)) is not None:
+            found += self.size(*inlined)
+        return found
+
+    def _column(self, var: Node, scope: tuple[Node, ...]) -> int:
+        scope = scope[var.number("varlevelsup") :]
+        if not scope:
+            raise Unreadable("a column of no query")
+        entries, place = scope[0].items("rtable"), var.number("varno") - 1
+        if not 0 <= place < len(entries):
+            return 1  # EXCLUDED, OLD and NEW have numbers of their own
+        entry, number = entries[place], var.number("varattno")
+        key = id(entry), number
+        if key not in self._columns:
+            self._columns[key] = 1  # while it is counted: nothing contains itself
+            self._columns[key] = 1 + self._expression(entry, number, scope)
+        return self._columns[key]
+
+    def _expression(self, entry: Node, number: int, scope: tuple[Node, ...]) -> int:
+        """Return the size of what a column of `entry` stands for; 0 for a column of a table."""
+        kind = entry.number("rtekind")
+        if kind == JOIN:
+            return self.size(_numbered(entry.items("joinaliasvars"), number), scope)
+        if kind == GROUP:
+            return self.size(_numbered(entry.items("groupexprs"), number), scope)
+        if kind == SUBQUERY:
+            query, around = entry["subquery"], scope
+        elif kind == CTE and (inlined := _inlined(entry, scope)) is not None:
+            query, around = inlined
+        else:
+            return 0
+        if not isinstance(query, Node) or query.tag != "QUERY":
+            raise Unreadable("a subquery")
+        if query["limitCount"] is not None or query["limitOffset"] is not None:
+            return 0  # it is computed by itself, and no condition is moved into it
+        return self.size([_computed(each) for each in _numbered(query.items("targetList"), number)], (query, *around))
+
+
+def _numbered(items: list[Item], number: int) -> list[Item]:
+    """Return the item of a column, or all of them for the whole row."""
+    if number > len(items):
+        raise Unreadable("a column that is not there")
+    return items if number <= 0 else [items[number - 1]]
+
+
+def _computed(target: Item) -> Item:
+    """Return what a column is computed of, where PostgreSQL may compute that elsewhere; aggregates it may not."""
+    found = target["expr"]
+    return None if isinstance(found, Node) and found.tag in ("AGGREF", "WINDOWFUNC") else found
+
+
+def _is_inlined(cte: Node) -> bool:
+    wanted = cte["ctematerialized"]
+    is_once = wanted == MATERIALIZED_DEFAULT and cte.number("cterefcount") == 1
+    return not cte.is_true("cterecursive") and (wanted == MATERIALIZED_NEVER or is_once)
+
+
+def _inlined(entry: Node, scope: tuple[Node, ...]) -> tuple[Node, tuple[Node, ...]] | None:
+    """Return the query for which a reference to WITH stands, and its scope; None if it is computed once."""
+    scope = scope[entry.number("ctelevelsup") :]
+    for cte in scope[0].items("cteList") if scope else ():
+        if cte["ctename"] == entry["ctename"]:
+            return (cte["ctequery"], scope) if _is_inlined(cte) else None
+    return None

@@ -1,0 +1,193 @@
+"""What a parse tree reads: relations with their columns, functions, types, collations. Pure.
+
+Only nodes that are known are read, and every field of them: a tree with any other is Unreadable. Scoped callers rely
+on that: they may run a statement if it reads nothing but their tables.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.sources.postgres.query.analysis.immutable_functions import FIRST_OWN
+from headwater.sources.postgres.query.analysis.parameters import is_moment
+from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, below
+
+# Older servers call some of them by a shorter name.
+_TAGS = """
+ALIAS FROMEXPR JOINEXPR RANGETBLREF RANGETBLFUNCTION TARGETENTRY CONST PARAM OPEXPR FUNCEXPR DISTINCTEXPR NULLIFEXPR
+SCALARARRAYOPEXPR BOOLEXPR SUBLINK NULLTEST BOOLEANTEST CASEEXPR CASEWHEN CASE WHEN CASETESTEXPR COALESCEEXPR COALESCE
+MINMAXEXPR MINMAX ARRAYEXPR ARRAY ROWEXPR ROW ROWCOMPAREEXPR ROWCOMPARE RELABELTYPE COERCEVIAIO ARRAYCOERCEEXPR
+CONVERTROWTYPEEXPR COLLATEEXPR COLLATE FIELDSELECT SUBSCRIPTINGREF COERCETODOMAIN AGGREF WINDOWFUNC WINDOWCLAUSE
+GROUPINGFUNC GROUPINGSET SORTGROUPCLAUSE COMMONTABLEEXPR SETOPERATIONSTMT TABLESAMPLECLAUSE
+"""
+_PLAIN = frozenset(_TAGS.split())
+# Where a node says of which type it is.
+TYPE_FIELDS = (
+    *("vartype", "consttype", "paramtype", "funcresulttype", "opresulttype", "resulttype", "aggtype", "wintype"),
+    *("casetype", "coalescetype", "minmaxtype", "array_typeid", "row_typeid", "refrestype"),
+)
+_TYPE_LISTS = ("colTypes", "coltypes", "ctecoltypes", "funccoltypes", "aggargtypes")
+FUNCTION_FIELDS = ("funcid", "opfuncid", "aggfnoid", "winfnoid", "elemfuncid", "startInRangeFunc", "endInRangeFunc")
+OPERATOR_FIELDS = ("opno", "eqop", "sortop", "cycle_mark_neop")
+_COLLATIONS = ("varcollid", "constcollid", "paramcollid", "inputcollid", "funccollid", "opcollid", "collOid")
+_TRUTHS = frozenset({"BOOLEXPR", "NULLTEST", "BOOLEANTEST", "SCALARARRAYOPEXPR", "ROWCOMPAREEXPR", "DISTINCTEXPR"})
+RELATION, SUBQUERY, JOIN, FUNCTION, TABLE_FUNCTION, VALUES, CTE, _, RESULT, GROUP = range(10)
+WHOLE_ROW = 0
+_NOW = "the time, or the user, of now may be another one each time"
+# The kinds of range-table entries that are read. XMLTABLE and JSON_TABLE are not among them.
+_KINDS = frozenset({RELATION, SUBQUERY, JOIN, FUNCTION, VALUES, CTE, RESULT, GROUP})
+# Fields that `Reader` does not walk: entries are walked one by one, permissions hold no expressions.
+_UNWALKED = frozenset({"rtable", "rteperminfos"})
+# The columns of a join are walked where they are used. Nothing else can be in them.
+_OF_JOINS = frozenset(
+    (
+        *("VAR", "CONST", "RELABELTYPE", "FUNCEXPR", "COALESCEEXPR", "COALESCE", "COERCEVIAIO", "COERCETODOMAIN"),
+        *("ARRAYCOERCEEXPR", "CASETESTEXPR"),
+    )
+)
+
+
+class Writes(Exception):
+    """The statement does more than reading."""
+
+
+class Used(msgspec.Struct):
+    """All that a statement uses, by oid. A column's number is 0 for the whole row, and below it for system columns."""
+
+    columns: dict[int, set[int]] = msgspec.field(default_factory=dict)
+    counts: dict[int, int] = msgspec.field(default_factory=dict)  # in how many places a relation stands
+    heirs: set[int] = msgspec.field(default_factory=set)  # tables of which the children are read, too
+    functions: set[int] = msgspec.field(default_factory=set)
+    operators: set[int] = msgspec.field(default_factory=set)
+    types: set[int] = msgspec.field(default_factory=set)
+    collations: set[int] = msgspec.field(default_factory=set)
+    conversions: set[tuple[int, int]] = msgspec.field(default_factory=set)  # through text: from, to
+    has_moment: bool = False  # a constant is a date or a time
+    reasons: set[str] = msgspec.field(default_factory=set)  # why no answer may be kept
+
+
+class Reader:
+    """Adds what it reads to `used`. `own` is the view whose rule it reads: older servers mention it in there."""
+
+    def __init__(self, used: Used, own: int = 0) -> None:
+        self._used, self._own = used, own
+
+    def query(self, query: Node, outer: tuple[Node, ...] = ()) -> None:
+        """One QUERY; `outer` are those around it, the nearest first."""
+        if query.tag != "QUERY":
+            raise Unreadable(query.tag)
+        if query["commandType"] != "1" or query.is_true("hasModifyingCTE") or query["utilityStmt"] is not None:
+            raise Writes
+        if query["rowMarks"] is not None:
+            raise Writes
+        scope = (query, *outer)
+        for entry in query.items("rtable"):
+            self._entry(entry, scope)
+        for name, value in query.fields.items():
+            if name not in _UNWALKED:
+                self.item(value, scope)
+
+    def expression(self, tree: Item) -> None:
+        """Read an expression over the columns of one row. Unreadable if it has subqueries."""
+        for node in below(tree):
+            if node.tag == "VAR" or (node.tag in _PLAIN and node.tag != "SUBLINK"):
+                self._noted(node)
+            elif node.tag == "SQLVALUEFUNCTION":
+                self._used.reasons.add(_NOW)
+            else:
+                raise Unreadable(node.tag)
+
+    def item(self, item: Item, scope: tuple[Node, ...]) -> None:
+        """Anything inside a query."""
+        if isinstance(item, list):
+            for each in item:
+                self.item(each, scope)
+        elif isinstance(item, Node):
+            if item.tag == "QUERY":
+                self.query(item, scope)
+            elif item.tag == "VAR":
+                self._noted(item)
+                self._variable(item, scope)
+            elif item.tag in _PLAIN:
+                self._noted(item)
+                for value in item.fields.values():
+                    self.item(value, scope)
+            elif item.tag == "SQLVALUEFUNCTION":
+                self._used.reasons.add(_NOW)
+                for value in item.fields.values():
+                    self.item(value, scope)
+            else:
+                raise Unreadable(item.tag)
+
+    def _entry(self, entry: Node, scope: tuple[Node, ...]) -> None:
+        """Read one range-table entry: every field of it, whatever its kind, so that no expression is passed over."""
+        kind = entry.number("rtekind")
+        if kind not in _KINDS:
+            raise Unreadable(f"table of kind {kind}")
+        if kind == RELATION and entry.number("relid") != self._own:
+            self._relation(entry)
+        for name, value in entry.fields.items():
+            if name == "joinaliasvars" and kind == JOIN:
+                for node in below(value):
+                    if node.tag not in _OF_JOINS:
+                        raise Unreadable(f"{node.tag} as a column of a join")
+            else:
+                self.item(value, scope)
+
+    def _relation(self, entry: Node) -> None:
+        oid = entry.number("relid")
+        self._used.columns.setdefault(oid, set())
+        self._used.counts[oid] = self._used.counts.get(oid, 0) + 1
+        if entry.is_true("inh"):
+            self._used.heirs.add(oid)
+        sample = entry["tablesample"]
+        if sample is not None:
+            self._used.reasons.add("TABLESAMPLE may take other rows each time")
+            if sample.number("tsmhandler") >= FIRST_OWN:
+                self._used.functions.add(sample.number("tsmhandler"))
+
+    def _variable(self, var: Node, scope: tuple[Node, ...]) -> None:
+        above = var.number("varlevelsup")
+        if above >= len(scope):
+            raise Unreadable("a column of no query")
+        scope = scope[above:]
+        entries, place = scope[0].items("rtable"), var.number("varno") - 1
+        if not 0 <= place < len(entries):
+            raise Unreadable("a column of no table")
+        entry, number = entries[place], var.number("varattno")
+        kind = entry.number("rtekind")
+        if kind == RELATION:
+            self._used.columns.setdefault(entry.number("relid"), set()).add(number)
+        elif kind == JOIN:
+            aliases = entry.items("joinaliasvars")
+            self.item(aliases if number == WHOLE_ROW else aliases[number - 1], scope)
+
+    def _noted(self, node: Node) -> None:
+        used, fields = self._used, node.fields
+        used.types.update(int(fields[name]) for name in TYPE_FIELDS if name in fields)
+        for name in _TYPE_LISTS:
+            if isinstance(fields.get(name), list):
+                used.types.update(node.numbers(name))
+        used.functions.update(int(fields[name]) for name in FUNCTION_FIELDS if name in fields)
+        used.operators.update(int(fields[name]) for name in OPERATOR_FIELDS if name in fields)
+        used.collations.update(int(fields[name]) for name in _COLLATIONS if name in fields)
+        if node.tag in ("ROWCOMPAREEXPR", "ROWCOMPARE"):
+            used.operators.update(node.numbers("opnos"))
+        elif node.tag == "COERCEVIAIO":
+            used.conversions.add((type_of(node["arg"]), node.number("resulttype")))
+        elif node.tag == "CONST":
+            used.has_moment |= is_moment(node.number("consttype"))
+
+
+def type_of(node: Item) -> int:
+    """The type of an expression."""
+    if not isinstance(node, Node):
+        raise Unreadable("no expression")
+    if node.tag in _TRUTHS:
+        return 16
+    if node.tag in ("COLLATEEXPR", "COLLATE"):
+        return type_of(node["arg"])
+    for name in TYPE_FIELDS:
+        if name in node.fields:
+            return node.number(name)
+    raise Unreadable(f"the type of {node.tag}")

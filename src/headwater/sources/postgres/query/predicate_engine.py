@@ -1,0 +1,346 @@
+"""PostgreSQL itself as the judge of predicates: of their text, once, and of rows in batches.
+
+The text becomes a constraint of a temporary table that is rolled back: so PostgreSQL says that it looks at one row
+only, which columns and functions it uses, and how it understands it, and computes nothing. That reading, not the
+caller's text, is what judges rows, on a connection that only reads. It must use IMMUTABLE functions alone: PostgreSQL
+checks that where it becomes the predicate of an index, which computes constants, so only after the other checks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import msgspec
+
+from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest, NotSupported, SourceError
+from headwater.model.table import Row, Table
+from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.errors import CANCELED, fault, state_of
+from headwater.sources.postgres.protocol_session import WORDS, Link, Pool
+from headwater.sources.postgres.query.analysis.immutable_functions import CATALOG_READERS, TRUSTED
+from headwater.sources.postgres.query.analysis.parse_tree import Unreadable, parse
+from headwater.sources.postgres.query.analysis.parse_tree_source import MAX_TREE
+from headwater.sources.postgres.query.analysis.statement_growth import check_text
+from headwater.sources.postgres.query.analysis.volatile_calls import has_mutable_calls
+from headwater.sources.postgres.schema.table_shapes import ident
+from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
+from headwater.sources.postgres.values import Bound, array_text, to_text
+
+BATCH = 1_000  # rows judged at a time
+SECONDS = 2.0  # for one batch
+MAX_TEXT = 10_000
+_PLACE = "_headwater_place"
+_TYPES = """
+WITH RECURSIVE up(name, oid, base) AS (
+  SELECT name, to_regtype(name)::oid, (SELECT typbasetype FROM pg_type WHERE oid = to_regtype(name))
+  FROM unnest($1::text[]) AS name
+  UNION ALL SELECT name, base, (SELECT typbasetype FROM pg_type WHERE oid = up.base) FROM up WHERE base <> 0)
+SELECT name, format_type(oid, -1), oid FROM up WHERE base = 0
+"""
+_PROBE = """
+FROM pg_constraint c WHERE c.conname = '_headwater_probe' AND c.conrelid = $1::regclass"""
+_READ = f"SELECT pg_get_expr(c.conbin, c.conrelid) {_PROBE}"
+_COLUMNS = f"""
+SELECT a.attname FROM pg_attribute a WHERE a.attrelid = $1::regclass AND a.attnum = ANY (
+  ARRAY(SELECT unnest(c.conkey) {_PROBE}))
+"""
+_TREE = f"SELECT CASE WHEN length(c.conbin::text) <= {MAX_TREE} THEN c.conbin::text END {_PROBE}"
+_COLLATIONS = """
+SELECT DISTINCT ON (c.collname) c.collname, n.nspname FROM pg_collation c JOIN pg_namespace n ON n.oid = c.collnamespace
+WHERE c.collname = ANY ($1::text[]) AND c.collencoding IN (-1, pg_char_to_encoding(getdatabaseencoding()))
+ORDER BY c.collname, pg_collation_is_visible(c.oid) DESC, n.nspname
+"""
+# Row types of other relations, and arrays of them: a cast to one shows that the relation exists, and its columns.
+_USES = f"d.classid = 'pg_constraint'::regclass AND d.objid = (SELECT c.oid {_PROBE})"
+_ROW_TYPES = f"""
+SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid LEFT JOIN pg_type e ON e.oid = t.typelem
+WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND $1::regclass NOT IN (t.typrelid, coalesce(e.typrelid, 0))
+  AND (t.typrelid <> 0 OR e.typrelid <> 0)
+  AND EXISTS (SELECT FROM pg_class c WHERE c.oid IN (t.typrelid, e.typrelid) AND c.relkind <> 'c') LIMIT 1
+"""
+# Types of users that no column of the table has: an enum or a domain tells of the tables that use it.
+_FOREIGN_TYPES = f"""
+SELECT 1 FROM pg_depend d JOIN pg_type t ON t.oid = d.refobjid
+WHERE {_USES} AND d.refclassid = 'pg_type'::regclass AND t.oid >= 16384 AND t.typrelid <> $1::regclass
+  AND NOT EXISTS (SELECT FROM unnest($2::text[]) name JOIN pg_type own ON own.oid = to_regtype(name)
+    WHERE t.oid IN (own.oid, own.typelem, own.typarray, own.typbasetype))
+  AND NOT EXISTS (SELECT FROM pg_depend e WHERE e.classid = 'pg_type'::regclass AND e.deptype = 'e'
+    AND e.objid IN (t.oid, t.typelem)) LIMIT 1
+"""
+_OWN_CALLS = f"""
+SELECT coalesce(p.proname, o.oprname)::text FROM pg_depend d
+LEFT JOIN pg_proc p ON d.refclassid = 'pg_proc'::regclass AND p.oid = d.refobjid
+LEFT JOIN pg_operator o ON d.refclassid = 'pg_operator'::regclass AND o.oid = d.refobjid
+WHERE {_USES} AND coalesce(p.oid, o.oid) >= 16384 AND NOT EXISTS (
+    SELECT FROM pg_depend e JOIN pg_extension x ON x.oid = e.refobjid
+    WHERE e.classid = d.refclassid AND e.objid = d.refobjid AND e.deptype = 'e' AND x.extname = ANY ($2::text[]))
+ORDER BY 1
+"""
+NAME = 19  # the type of the catalogue's names
+# Read when the text is: another moment would be another predicate.
+_CLOCKS = re.compile(r"'\s*(now|today|tomorrow|yesterday|allballs)\s*'", re.IGNORECASE)
+
+
+# The same refusal for a relation that exists and for one that does not: a filter must not show which ones exist.
+_NO_SUCH_RELATION = frozenset({"42P01", "3F000", "42704"})
+# No subquery is without one of these words. Its errors would tell of the tables and columns that it names.
+_SUBQUERY = re.compile(r"\b(select|table|with|values)\b", re.IGNORECASE)
+# How errors begin that come before any name is looked up, and those on other.column without a subquery.
+_GRAMMAR = ("syntax error", "one statement")
+_OTHER_TABLE = ("missing FROM-clause", "invalid reference to FROM-clause")
+_NO_SUCH_COLUMN = re.compile(r'column ("[^"]*"|\S+) does not exist')
+_CATALOG_NAMES = re.compile(r"::(pg_catalog\.)?reg[a-z]+", re.IGNORECASE)
+_CATALOG_CALLS = re.compile(rf"\b({'|'.join(sorted(CATALOG_READERS))})\(")
+_TEXTS = re.compile(r"'(?:[^']|'')*'")
+# Errors that name the type of a constant.
+_BAD_CONSTANT = re.compile(r"(?:invalid input value for enum|value for domain|domain) (\S+?)[ :]")
+
+
+def _one_row_only() -> NotSupported:
+    return NotSupported(
+        "a predicate looks at one row: it has no subqueries and names no other relation",
+        hint="Filter by this row alone.",
+    )
+
+
+def _not_immutable() -> NotSupported:
+    return NotSupported(
+        "a function in the predicate depends on more than its arguments", hint="Compare with a constant."
+    )
+
+
+class Examined(msgspec.Struct, frozen=True):
+    """A predicate as PostgreSQL understands it."""
+
+    text: str
+    columns: tuple[str, ...]
+    calls: tuple[str, ...] = ()  # functions and operators that are not PostgreSQL's own
+
+
+class Engine:
+    """Judges rows of one table shape. From any thread."""
+
+    def __init__(self, table: Table, pool: Pool, *, seconds: float = SECONDS) -> None:
+        self.table = table
+        self._pool, self._seconds = pool, seconds
+        parts = split_name(table.name)
+        self._name = ident(parts[1] if parts else table.name)
+        self._types = pool.read(self._named_types)
+        self._collations = pool.read(self._named_collations)
+
+    def _named_types(self, link: Link) -> dict[str, tuple[str, int]]:
+        """How the types are called in SQL, below all domains and without limits; those that are still there."""
+        found = link.run(_TYPES, [array_text(self._declared())]).values()
+        return {name: (text, oid) for name, text, oid in found if text is not None and text != "-"}
+
+    def _declared(self) -> list[str]:
+        return sorted({column.declared for column in self.table.columns})
+
+    def _named_collations(self, link: Link) -> dict[str, str]:
+        """How collations are called in SQL; what is not among them is the database's own."""
+        names = sorted({column.collation for column in self.table.columns})
+        found = link.run(_COLLATIONS, [array_text(names)]).texts()
+        return {str(name): f"{ident(str(schema))}.{ident(str(name))}" for name, schema in found}
+
+    def type_of(self, name: str) -> int:
+        """The number of a column's type, below all domains; 0 if it is not there any more."""
+        return self._types.get(self.table.columns[self.table.index[name]].declared, ("", 0))[1]
+
+    # --- the text ----------------------------------------------------------------------------------------
+
+    def examine(self, where: str) -> Examined:
+        """Refuses what is not one predicate of the row alone."""
+        _check_text(where)
+
+        def look(link: Link) -> Examined:
+            self._make_table(link)
+            # Without brackets first: `1) OR (1` is no expression. It is parsed, and not planned.
+            if link.prepare(f"SELECT 1 FROM {self._name} WHERE\n{where}\n"):
+                raise InvalidRequest("a predicate has no parameters", hint="Write the value itself.")
+            return self._understood(link, where)
+
+        try:
+            found = self._pool.probe(look, self._seconds)
+        except HeadwaterError as error:
+            raise self._refusal(error, where) from None
+        for clock in _CLOCKS.finditer(where):
+            if f"{clock[0]}::text" not in found.text and f"{clock[0]}::character varying" not in found.text:
+                raise NotSupported(
+                    f"{clock[0]} depends on the time at which it is asked", hint="Write the time itself."
+                )
+        return found
+
+    def reread(self, texts: Sequence[str]) -> list[str]:
+        """How PostgreSQL understands each of `texts`, which are ours; nothing if it does not."""
+
+        def look(link: Link) -> list[str]:
+            self._make_table(link)
+            return [self._stored(link, text).text for text in texts]
+
+        try:
+            return self._pool.probe(look, self._seconds)
+        except InvalidRequest:
+            return []
+
+    def _make_table(self, link: Link) -> None:
+        columns = []
+        for column in self.table.columns:
+            found = self._types.get(column.declared)
+            if found is not None:  # a column whose type is gone can be in no predicate
+                collate = self._collation(column.collation, found[1])
+                columns.append(f"{ident(column.name)} {found[0]}{collate}")
+        link.run(f"CREATE TEMP TABLE {self._name} ({', '.join(columns)}) ON COMMIT DROP")
+
+    def _collation(self, name: str, oid: int) -> str:
+        """The collation of a column of a shape; one of bytes where it is called so."""
+        if oid not in (TEXT, BPCHAR, VARCHAR, NAME):
+            return ""
+        found = _BYTES.get(name) or self._collations.get(name)
+        return "" if found is None else f" COLLATE {found}"
+
+    def _stored(self, link: Link, where: str) -> Examined:
+        """Return how PostgreSQL reads the predicate, without computing any part of it."""
+        name = [f"pg_temp.{self._name}".encode()]
+        link.run(
+            f"ALTER TABLE pg_temp.{self._name} ADD CONSTRAINT _headwater_probe CHECK (\n{where}\n) NOT VALID",
+            max_bytes=WORDS,
+        )
+        ((text,),) = link.run(_READ, name, max_bytes=WORDS).values()
+        names = {str(column) for (column,) in link.run(_COLUMNS, name).texts()}
+        others = link.run(_ROW_TYPES, name).rows
+        calls = tuple(str(call) for (call,) in link.run(_OWN_CALLS, [*name, array_text(sorted(TRUSTED))]).texts())
+        bare = _TEXTS.sub("''", text)
+        if others or _CATALOG_NAMES.search(bare) or _CATALOG_CALLS.search(bare):
+            raise _one_row_only()
+        if link.run(_FOREIGN_TYPES, [*name, array_text(self._declared())]).rows:
+            raise _one_row_only()
+        if calls:
+            self._check_immutable(link, name)
+        link.run(f"ALTER TABLE pg_temp.{self._name} DROP CONSTRAINT _headwater_probe")
+        if ".*" in text:
+            names = {*self.table.names}
+        return Examined(text, tuple(each for each in self.table.names if each in names), calls)
+
+    def _check_immutable(self, link: Link, name: Sequence[Bound]) -> None:
+        """Refuse a predicate with functions of users that are not IMMUTABLE, without calling any of them."""
+        ((tree,),) = link.run(_TREE, name).texts()
+        try:
+            is_mutable = tree is None or has_mutable_calls(link, parse(tree))
+        except (Unreadable, RecursionError):
+            is_mutable = True
+        if is_mutable:
+            raise _not_immutable()
+
+    def _understood(self, link: Link, where: str) -> Examined:
+        found = self._stored(link, where)
+        if not found.calls:
+            # PostgreSQL computes constants here: a function of users could read any table, and its errors would tell.
+            link.run(f"CREATE INDEX ON pg_temp.{self._name} ((1)) WHERE (\n{where}\n)", max_bytes=WORDS)
+        return found
+
+    def _refusal(self, error: HeadwaterError, where: str) -> HeadwaterError:
+        names = ", ".join(self.table.names)
+        text, state = error.message, state_of(error)
+        if isinstance(error, SourceError | NotSupported) and state not in _PLAIN_REFUSALS:
+            return error
+        is_named = state in _NO_SUCH_RELATION and not text.startswith(_OTHER_TABLE)
+        has_subquery = state not in ("", CANCELED) and not text.startswith(_GRAMMAR) and _SUBQUERY.search(where)
+        if is_named or has_subquery:
+            return _one_row_only()
+        if state == "42703" and not _NO_SUCH_COLUMN.fullmatch(text):  # a column of another type, which there is then
+            return _one_row_only()
+        bad = _BAD_CONSTANT.match(text)
+        if bad and bad[1] not in self._declared():
+            return _one_row_only()
+        if state == "42P17" or "IMMUTABLE" in text:
+            return _not_immutable()
+        if state == "42803" or state == "42P20" or state == "0A000":
+            return NotSupported(f"a predicate looks at one row: {text}", hint="Filter by this row alone.")
+        if state == "42703":
+            return InvalidRequest(f"the predicate: {text}", hint=f"The columns are {names}; text takes 'quotes'.")
+        if isinstance(error, Forbidden):
+            return NotSupported(
+                f"PostgreSQL does not let us look at predicates: {text}",
+                hint="GRANT TEMPORARY ON DATABASE … TO the server's role.",
+            )
+        if not state:
+            return error
+        return InvalidRequest(
+            f"the predicate is not one SQL expression over a row: {text}",
+            hint=f"Write it as after WHERE, such as total > 100 AND state = 'open'. The columns are {names}.",
+        )
+
+    # --- rows --------------------------------------------------------------------------------------------
+
+    def holds(self, found: Examined, rows: Sequence[Row]) -> list[bool]:
+        """Whether the predicate is true for each of `rows`, which have all its columns."""
+        pick = self._picker(found.columns)
+        answers: list[bool] = []
+        for start in range(0, len(rows), BATCH):
+            cells = [pick(row) for row in rows[start : start + BATCH]]
+            answers += self._batch(found, cells)
+        return answers
+
+    def _batch(self, found: Examined, rows: Sequence[tuple[str | None, ...]]) -> list[bool]:
+        names = [f"c{place}" for place in range(len(found.columns))]
+        params = [array_text([row[place] for row in rows]) for place in range(len(names))]
+        arrays = ", ".join(f"${place + 1}::text[]" for place in range(len(names)))
+        source = f"unnest({arrays}) WITH ORDINALITY AS r({', '.join([*names, 'n'])})"
+        if not names:
+            source, params = "generate_series(1, $1::bigint) AS r(n)", [str(len(rows)).encode()]
+        cells = "".join(f", {self._cell(name, column)}" for name, column in zip(names, found.columns, strict=True))
+        inner = f"SELECT r.n AS {_PLACE}{cells} FROM {source} OFFSET 0"
+        sql = f"SELECT {_PLACE} FROM ({inner}) AS {self._name} WHERE {found.text}"
+        answers = [False] * len(rows)
+        try:
+            answer = self._pool.read(lambda link: link.run(sql, params, max_bytes=WORDS), self._seconds)
+            for (place,) in answer.values():
+                answers[place - 1] = True  # PostgreSQL numbers from one
+        except HeadwaterError as error:
+            raise _failure(error) from None
+        return answers
+
+    def _cell(self, name: str, column: str) -> str:
+        shape = self.table.columns[self.table.index[column]]
+        text, oid = self._types[shape.declared]
+        collate = self._collation(shape.collation, oid)
+        return f"(r.{name}::{text}{collate}) AS {ident(column)}"
+
+    def _picker(self, columns: Sequence[str]) -> Callable[[Row], tuple[str | None, ...]]:
+        """Takes the cells of `columns` out of a row, as PostgreSQL's text."""
+        places = [self.table.index[name] for name in columns]
+        if not places:
+            return lambda row: ()
+        pick: Callable[[Row], Any] = itemgetter(*places) if len(places) > 1 else lambda row: (row[places[0]],)
+        return lambda row: tuple([to_text(value) for value in pick(row)])
+
+
+_BYTES = dict.fromkeys(("BINARY", "RTRIM", "", "C", "POSIX"), '"C"')
+_PLAIN_REFUSALS = frozenset({"0A000", "42P17"})
+
+
+def _failure(error: HeadwaterError) -> HeadwaterError:
+    state = state_of(error)
+    if state == CANCELED:
+        return InvalidRequest(f"the predicate takes too long for {BATCH} rows", hint="Use a simpler predicate.")
+    if state[:2] in ("22", "54"):
+        return InvalidRequest(
+            f"the predicate fails on a row: {error.message}",
+            hint="Let it hold for every row there may be, such as b <> 0 AND a / nullif(b, 0) > 1.",
+        )
+    if isinstance(error, Busy | InvalidRequest):
+        return error
+    return error if state else fault("08006", error.message)
+
+
+def _check_text(where: str) -> None:
+    if len(where) > MAX_TEXT:
+        raise InvalidRequest(
+            f"the predicate is longer than {MAX_TEXT} characters", hint="Filter more coarsely, or by several feeds."
+        )
+    if "\0" in where or not where.strip():
+        raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one, such as total > 100.")
+    check_text(where)

@@ -1,0 +1,134 @@
+"""Rendering queries into PostgreSQL's SQL. The text says all: values stand in it as constants, arguments as $1, $2 …"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from uuid import UUID
+
+from headwater.errors import InvalidRequest
+from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value
+from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
+from headwater.model.query.query import Aggregate, Query, SetOp, Star
+from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.schema.table_shapes import ident
+from headwater.sources.postgres.sql import called, composed
+from headwater.sources.postgres.values import to_bound
+from headwater.sources.query_text import QueryText
+
+
+def query_sql(query: Query) -> str:
+    """The one text of `query`; its parameters are numbered as `query.parameters` names them."""
+    return _QueryText().query(query)
+
+
+def constant(value: Value) -> str:
+    """A value as SQL text. Text has no type of its own: PostgreSQL reads it as what it stands beside."""
+    match value:
+        case None:
+            return "NULL"
+        case bool():
+            return "true" if value else "false"
+        case int():
+            return str(value) if value >= 0 else f"({value})"
+        case U64():
+            return str(value.v)
+        case float() if not math.isfinite(value):
+            return _quoted(value, "double precision")
+        case float() if math.copysign(1, value) > 0:
+            return f"{value!r}::double precision"
+        case float():
+            return _quoted(value, "double precision")
+        case Decimal():
+            return _quoted(value, "numeric")
+        case bytes():
+            return f"'\\x{value.hex()}'::bytea"
+        case Date():
+            return _quoted(value, "date")
+        case Time():
+            return _quoted(value, "time with time zone" if value.iso[-6:-5] in "+-" else "time")
+        case DateTime():
+            return _quoted(value, "timestamp with time zone" if value.iso[-6:-5] in "+-" else "timestamp")
+        case UUID():
+            return _quoted(value, "uuid")
+        case Json():
+            return _quoted(value, "jsonb")
+        case Embedding():
+            return _quoted(value, "real[]")
+        case str():
+            return _quoted(value)
+    raise InvalidRequest(f"a {type(value).__name__} cannot stand in a query", hint="Send it as an argument.")
+
+
+def _quoted(value: Value, kind: str = "") -> str:
+    bound = to_bound(value)
+    assert bound is not None
+    text = bound.decode().replace("'", "''")
+    found = "E'" + text.replace("\\", "\\\\") + "'" if "\\" in text else f"'{text}'"
+    return f"{found}::{kind}" if kind else found
+
+
+class _QueryText(QueryText):
+    """PostgreSQL's own way where it has one. Tables go by their schema: a search path means nothing here."""
+
+    database, with_word, parameter, no_limit = "PostgreSQL", "WITH RECURSIVE", "$", "ALL"
+
+    def __init__(self) -> None:
+        self._withs: list[set[str]] = []  # names that stand for a query here
+
+    def query(self, query: Query) -> str:
+        """A whole query, or one inside another."""
+        self._withs.append({each.name for each in query.with_})  # each may read itself, and the others
+        try:
+            return super().query(query)
+        finally:
+            self._withs.pop()
+
+    def ident(self, name: str) -> str:
+        """A name, quoted."""
+        return ident(name)
+
+    def named(self, name: str) -> str:
+        """A table, a view or a WITH name."""
+        if any(name in known for known in self._withs):
+            return ident(name)
+        parts = split_name(name)
+        if parts is None:
+            raise InvalidRequest(f"{name!r} is not a table", hint="Write table, or schema.table.")
+        return f"{ident(parts[0])}.{ident(parts[1])}"
+
+    def set_op(self, body: SetOp) -> str:
+        """Two bodies as one, each in brackets."""
+        return f"({self.body(body.left)}) {body.kind.upper()}{' ALL' if body.all else ''} ({self.body(body.right)})"
+
+    def expr(self, expr: Expr) -> str:
+        """An expression."""
+        match expr:
+            case Col(name, table):
+                return ident(name) if table is None else f"{_qualifier(table)}.{ident(name)}"
+            case Literal(value):
+                return constant(value)
+            case Call(op, args):
+                return called(op, [self.expr(arg) for arg in args])
+            case Function() | Cast() | Case():
+                return composed(expr, self.expr)
+            case Queried():
+                return self.queried(expr)
+
+    def queried(self, expr: Queried) -> str:
+        """Parameters, aggregates and queries inside; some aggregates go by another name."""
+        match expr:
+            case Star(str() as table):
+                return f"{_qualifier(table)}.*"
+            case Aggregate("total", (arg,), distinct):
+                return f"coalesce(sum({'DISTINCT ' if distinct else ''}{self.expr(arg)}), 0)::double precision"
+            case Aggregate("group_concat", (arg, *rest), distinct):
+                by = self.expr(rest[0]) if rest else "','"
+                return f"string_agg({'DISTINCT ' if distinct else ''}({self.expr(arg)})::text, {by})"
+        return super().queried(expr)
+
+
+def _qualifier(name: str) -> str:
+    """A table, or another name of one, before a column of it."""
+    parts = split_name(name) if "." in name else None
+    return ident(name) if parts is None or parts[0] == "public" else f"{ident(parts[0])}.{ident(parts[1])}"

@@ -1,0 +1,250 @@
+"""A stretch of a table in key order: at most so many rows and about so many bytes, after a key and inside a span."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from decimal import Decimal
+from typing import Protocol
+from uuid import UUID
+
+from psycopg import pq
+
+from headwater.errors import InvalidRequest, NotSupported
+from headwater.model.keys.key import Span, decode_key
+from headwater.model.literal import Time, Value, is_date, is_datetime, is_time
+from headwater.model.table import Column, Key, Row, Table
+from headwater.sources.postgres.key_order import is_odd, is_own_order, order, ordered_by
+from headwater.sources.postgres.protocol_session import CAN_CHUNK, Link, cells_of
+from headwater.sources.postgres.schema.table_shapes import Shape
+from headwater.sources.postgres.values import Bound, cell_reader, to_bound
+
+MAX_BYTES = 16 * 1024 * 1024  # of a chunk, about
+FIRST = 64  # rows asked of PostgreSQL at first; then at most twice as many as the last time
+FETCH = 10_000 if CAN_CHUNK else 1_000  # and never more
+PART = 500  # rows that libpq holds at a time, at most
+_HOURS = re.compile(rb"([+-]\d\d):00\Z")
+
+
+class Taken(Protocol):
+    """What was taken of a table so far."""
+
+    count: int  # of rows
+    weight: int  # of their cells, in bytes
+    heaviest: int  # of these rows
+
+    def add(self, result: pq.abc.PGresult) -> None:
+        """Take the next rows. OverflowError, and none is taken, where these are too many at once."""
+        ...
+
+    def rows(self, limit: int) -> Sequence[Row]:
+        """The first `limit` of them."""
+        ...
+
+
+Take = Callable[[Shape], Taken]
+
+
+class Decoded:
+    """Rows as values."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._readers = [cell_reader(oid) for oid in shape.types]
+        self._rows: list[Row] = []
+        self.count = self.weight = self.heaviest = 0
+
+    def add(self, result: pq.abc.PGresult) -> None:
+        """See Taken."""
+        cells = cells_of(result)
+        readers = self._readers
+        self._rows += [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in cells]
+        weights = [sum([8 if cell is None else len(cell) for cell in row]) for row in cells]
+        self.count = len(self._rows)
+        self.weight += sum(weights)
+        self.heaviest = max([self.heaviest, *weights])
+
+    def rows(self, limit: int) -> Sequence[Row]:
+        """See Taken."""
+        return tuple(self._rows[:limit])
+
+
+def stretch(
+    link: Link, shape: Shape, odd: Collection[str], after: Key | None, span: Span | None, limit: int, taken: Taken
+) -> tuple[Sequence[Row], Key | None]:
+    """The rows, and the key of the last where there may be others after it. `taken` is empty."""
+    table = shape.table
+    bounds = None if span is None or span == Span() else _Bounds(table, span, odd)
+    text = _Text(shape, odd)
+    conditions = [text.beyond(after)] if after is not None else []
+    if span is not None and bounds is not None:
+        conditions += [text.near(span.start, is_start=True), text.near(span.end, is_start=False)]
+    found = [condition for condition in conditions if condition]
+    where = f" WHERE {' AND '.join(found)}" if found else ""
+    sql = f"SELECT {shape.column_list} FROM {shape.own}{where} ORDER BY {text.keys(len(table.key))} LIMIT {limit + 1}"
+    more = _fetch(link, sql, text.params, limit, taken)
+    rows = taken.rows(limit)
+    last = rows[-1] if more else None
+    if bounds is None:
+        return rows, None if last is None else table.key_of(last)
+    if last is not None and bounds.is_past(last):
+        last = None
+    return bounds.inside(rows), None if last is None else table.key_of(last)
+
+
+def _fetch(link: Link, sql: str, params: list[Bound], limit: int, taken: Taken) -> bool:
+    """Take about `limit` rows and MAX_BYTES; whether there may be others after the first `limit`."""
+    first = FIRST
+    while True:
+        link.run(f"DECLARE headwater_chunk NO SCROLL CURSOR FOR {sql}", params)
+        try:
+            is_end = _filled(link, limit, taken, first)
+        except OverflowError:
+            if first == 1:
+                raise NotSupported("one row holds more than 2 GiB") from None
+            is_end, first = False, first // 8 or 1
+        link.run("CLOSE headwater_chunk")
+        if is_end or taken.count:
+            return not is_end or taken.count > limit
+
+
+def _filled(link: Link, limit: int, taken: Taken, first: int) -> bool:
+    """Take from the cursor; whether that was all it has. OverflowError where not even the first rows can be held."""
+    size = first
+    while taken.count <= limit and taken.weight < MAX_BYTES:
+        # Rows like the heaviest so far are an eighth of what is left: one sudden row is no flood.
+        fit = max((MAX_BYTES - taken.weight) // (8 * taken.heaviest or 1 << 18), 1)
+        size = min(FETCH, limit + 1 - taken.count, fit, size)
+        came, is_cut = 0, False
+        # Rows grow without warning: what comes when there is enough is let go. The next chunk begins with it.
+        for part in link.parts(f"FETCH FORWARD {size} FROM headwater_chunk", min(fit, PART)):
+            came += part.ntuples
+            if not part.ntuples and taken.count:
+                continue  # the last word of libpq
+            if is_cut or taken.weight >= MAX_BYTES:
+                is_cut = True
+                continue
+            try:
+                taken.add(part)
+            except OverflowError:
+                is_cut = True
+        if is_cut:
+            if not taken.count:
+                raise OverflowError
+            return False
+        if came < size:
+            return True
+        size *= 2
+    return False
+
+
+class _Bounds:
+    """A span over rows that come in the order of their places."""
+
+    def __init__(self, table: Table, span: Span, odd: Collection[str]) -> None:
+        self._span = span
+        place, key_of = order(table, table.key, odd), table.key_of
+        self._place: Callable[[Row], bytes] = lambda row: place(key_of(row))
+
+    def is_past(self, row: Row) -> bool:
+        """Whether `row` lies behind the end."""
+        return self._span.end is not None and self._place(row) >= self._span.end
+
+    def inside(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """Those of `rows`, which are in order, that lie in the span."""
+        low = bisect_left(rows, self._span.start, key=self._place)
+        end = self._span.end
+        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
+
+
+class _Text:
+    """The SQL of a stretch, and its parameters."""
+
+    def __init__(self, shape: Shape, odd: Collection[str]) -> None:
+        self._shape = shape
+        self._columns = [shape.column(name) for name in shape.table.key]
+        self._odd = odd
+        self.params: list[Bound] = []
+
+    def keys(self, count: int) -> str:
+        """The first columns of the key, as they are compared."""
+        return ", ".join(ordered_by(column, self._odd) for column in self._columns[:count])
+
+    def beyond(self, after: Key) -> str:
+        """Keys greater than `after`."""
+        if len(after) != len(self._columns):
+            raise InvalidRequest(f"the key of {self._shape.table.name!r} has {len(self._columns)} values")
+        return self._compared(">", after)
+
+    def near(self, data: bytes | None, *, is_start: bool) -> str:
+        """Keys from the start of a span, or up to its end, and maybe some more: where PostgreSQL can seek to."""
+        found = _key_at(data) if data else None
+        if found is None:
+            return ""
+        key, is_behind = found
+        fits: list[Value] = []
+        for column, value in zip(self._columns, key, strict=False):
+            fit = _fitting(column, value)
+            if fit is None or is_odd(column, self._odd):
+                break
+            fits.append(fit)
+        if not fits:
+            return ""
+        is_whole = len(fits) == len(key)
+        if is_start:
+            return self._compared(">" if is_behind and is_whole else ">=", tuple(fits))
+        return self._compared("<=" if is_behind or not is_whole else "<", tuple(fits))
+
+    def _compared(self, comparison: str, key: Key) -> str:
+        marks = []
+        for column, value in zip(self._columns, key, strict=False):
+            own = is_own_order(column) or is_odd(column, self._odd)
+            by_text = not own and ordered_by(column, self._odd).startswith("format(")
+            self.params.append(_as_text(value) if by_text else self._shape.bound(column.name, value))
+            marks.append(f"${len(self.params)}::{'text' if by_text else self._shape.cast(column.name)}")
+        return f"({self.keys(len(key))}) {comparison} ({', '.join(marks)})"
+
+
+def _as_text(value: Value) -> Bound:
+    """The value as PostgreSQL's own text: whole hours of a time zone have no minutes there."""
+    bound = to_bound(value)
+    return _HOURS.sub(rb"\1", bound) if isinstance(value, Time) and bound is not None else bound
+
+
+def _key_at(data: bytes) -> tuple[Key, bool] | None:
+    """The key at which a span begins or ends; and whether just behind all keys that begin with it (`prefix_end`)."""
+    candidates = [(data, False)]
+    if data[-1:] > b"\0":
+        candidates.append((data[:-1] + bytes([data[-1] - 1]), True))
+    for found, is_behind in candidates:
+        with contextlib.suppress(InvalidRequest, NotSupported):
+            if key := decode_key(found):
+                return key, is_behind
+    return None
+
+
+def _fitting(column: Column, value: Value) -> Value:
+    """A value from key bytes as a value of the column; None if that is not sure."""
+    match column.kind, value:
+        case "bool", int() if value in (0, 1):
+            return bool(value)
+        case "i64", int():
+            return value if abs(value) < 2**31 or column.declared == "bigint" else None
+        case "f64", int() | float():
+            return float(value) if float(value) == value else None
+        case "dec", Decimal():
+            return value
+        case "bytes", bytes():
+            return value
+        case "uuid", UUID():
+            return value
+        case "date", str():
+            return value if is_date(value) else None
+        case "datetime", str():
+            return value if is_datetime(value) else None
+        case "time", str():
+            return Time(value) if is_time(value) else None
+        case "str", str():
+            return value
+    return None

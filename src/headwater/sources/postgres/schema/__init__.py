@@ -1,0 +1,1 @@
+"""Tables, types and definitions as the catalog of PostgreSQL has them."""

@@ -1,0 +1,102 @@
+"""What a column would hold, and which collations call different texts equal: PostgreSQL itself is asked, once each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
+from headwater.model.bounded_cache import BoundedCache
+from headwater.model.literal import Value
+from headwater.model.table import Column, Key, Table
+from headwater.sources.postgres.key_order import column_named
+from headwater.sources.postgres.protocol_session import Link, Pool
+from headwater.sources.postgres.values import to_bound
+
+MAX_KNOWN = 10_000  # answers kept
+MAX_KEPT = 1 << 10  # bytes of a value that is kept, as it was given and as it is held
+_TYPE = "SELECT format_type(oid, -1), typname FROM pg_type WHERE oid = to_regtype($1)"
+_ODD = "SELECT DISTINCT collname FROM pg_collation WHERE NOT collisdeterministic"
+_CUT = frozenset({"varchar", "bpchar", "bit", "varbit"})  # an explicit cast cuts these; an INSERT refuses
+
+
+class Columns:
+    """Asks and remembers. From any thread."""
+
+    def __init__(self, pool: Pool, *, seconds: float = 30.0) -> None:
+        self._pool, self._seconds = pool, seconds
+        self._lock = threading.Lock()  # guards what is known
+        self._types: dict[str, tuple[str, str]] = {}
+        self._held: BoundedCache[tuple[str, bytes], tuple[Value]] = BoundedCache(MAX_KNOWN, MAX_KNOWN)
+        self._collations: frozenset[str] | None = None
+
+    def odd(self) -> frozenset[str]:
+        """The collations in which different texts may be equal, as of the last `renew`: the loop asks, too."""
+        found = self._collations
+        if found is None:
+            found = self._collations = self._read_odd()
+        return found
+
+    def renew(self) -> None:
+        """The schema moved, or it is another database: what was known is not."""
+        found = None
+        with suppress(HeadwaterError):  # the next who wants to know will be told
+            found = self._read_odd()
+        with self._lock:
+            self._types.clear()
+            self._collations = found
+        self._held.clear()
+
+    def _read_odd(self) -> frozenset[str]:
+        texts = self._pool.read(lambda link: link.run(_ODD).texts())
+        return frozenset(str(name) for (name,) in texts)
+
+    def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
+        """See Source."""
+        into = [column_named(table, name) for name in columns]
+        return tuple([self._hold(column, value) for column, value in zip(into, values, strict=True)])
+
+    def _hold(self, column: Column, value: Value) -> Value:
+        if value is None:
+            if not column.nullable:
+                raise InvalidRequest(f"column {column.name!r} holds no null")
+            return None
+        bound = to_bound(value, "bytea" if column.kind == "bytes" else column.declared)
+        assert bound is not None
+        known = column.declared, bound
+        if (kept := self._held.get(known)) is not None:
+            return kept[0]
+        found, size = self._pool.read(lambda link: self._ask(link, column, bound), self._seconds)
+        if max(len(bound), size) <= MAX_KEPT:
+            self._held.put(known, (found,))
+        return found
+
+    def _ask(self, link: Link, column: Column, bound: bytes) -> tuple[Value, int]:
+        """Return the value that the column would hold, and the size of its text."""
+        plain, base = self._type(link, column)
+        declared = column.declared  # PostgreSQL has read it as a type, and as nothing else
+        is_same = "true"
+        if base in _CUT:  # compared there: a large value is sent back only once
+            texts = [f'$1::{plain}::text COLLATE "C"', f'($1::{declared})::text COLLATE "C"']
+            is_same = " = ".join(texts if base.endswith("bit") else [f"rtrim({text}, ' ')" for text in texts])
+        answer = link.run(f"SELECT $1::{declared}, {is_same}", [bound], max_rows=1)
+        ((value, fits),) = answer.values()
+        if not fits:
+            raise InvalidRequest(f"value too long for type {declared} of column {column.name!r}")
+        return value, len(answer.rows[0][0] or b"")
+
+    def _type(self, link: Link, column: Column) -> tuple[str, str]:
+        """The type without its limits, and its name in the catalogue."""
+        declared = column.declared
+        with self._lock:
+            found = self._types.get(declared)
+        if found is None:
+            rows = link.run(_TYPE, [declared.encode()]).texts()
+            if not rows:
+                raise NotSupported(f"the type {declared} of column {column.name!r} is not there any more")
+            ((plain, base),) = rows
+            found = str(plain), str(base)
+            with self._lock:
+                self._types[declared] = found
+        return found

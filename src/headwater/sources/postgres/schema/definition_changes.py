@@ -1,0 +1,214 @@
+"""What queries mean by a table or a view, beside its rows: remembered, so that a change of it is told to their feeds.
+
+No row tells that a view was replaced, a partition attached or a type altered. So the catalogue is held against what it
+said the last time that it was looked at; what moved is told for every table that such a query reads (see
+announcement).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from headwater.sources.postgres.capture.decode.relations import table_name
+from headwater.sources.postgres.connection import Connection
+
+NOTE = "postgres_meanings"
+MOST_GONE = 1_000  # names that ended and are remembered, should they come back
+
+# Relations lead to what they read: views by their rules, parents by their children. Types lead to those inside of them.
+# What is known by the transaction that wrote it is another one also when it was changed back.
+_SQL = """
+WITH RECURSIVE relation AS (
+  SELECT c.*, n.nspname, c.xmin::text::bigint AS written FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+  WHERE c.oid >= 16384 AND c.relpersistence <> 't' AND c.relkind IN ('r', 'p', 'v')
+), edge (reader, read) AS (
+  SELECT r.ev_class, d.refobjid FROM pg_rewrite r JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass
+    AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass AND d.refobjid <> r.ev_class
+  WHERE r.oid >= 16384 AND r.ev_type = '1'
+  UNION SELECT inhparent, inhrelid FROM pg_inherits
+), reach (root, oid) AS (
+  SELECT oid, oid FROM relation UNION SELECT r.root, e.read FROM reach r JOIN edge e ON e.reader = r.oid
+), typed (root, oid) AS (
+  SELECT attrelid, atttypid FROM pg_attribute
+  WHERE attrelid IN (SELECT oid FROM relation) AND attnum > 0 AND NOT attisdropped AND atttypid >= 16384
+  UNION SELECT u.root, i.oid FROM typed u JOIN pg_type t ON t.oid = u.oid CROSS JOIN LATERAL (
+    VALUES (t.typelem), (t.typbasetype)
+    UNION ALL SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = t.typrelid AND a.attnum > 0
+      AND NOT a.attisdropped) i (oid)
+  WHERE i.oid >= 16384
+), word (type, mark, value) AS (
+  SELECT enumtypid, 'labels ' || enumtypid,
+    string_agg(lpad(to_hex(hashtext(oid || ' ' || enumlabel)), 8, '0'), '' ORDER BY oid)
+  FROM pg_enum WHERE enumtypid >= 16384 GROUP BY enumtypid
+  UNION ALL SELECT t.oid, 'type ' || t.oid, string_agg(a.attnum || ' ' || a.atttypid, ',' ORDER BY a.attnum)
+  FROM pg_type t JOIN pg_attribute a ON a.attrelid = t.typrelid
+  WHERE t.oid IN (SELECT oid FROM typed) AND a.attnum > 0 AND NOT a.attisdropped GROUP BY t.oid
+), marked (root, marks) AS (
+  SELECT root, jsonb_object_agg(mark, value) FROM (
+    SELECT attrelid, 'column ' || attname, attnum::text FROM pg_attribute
+    WHERE attrelid IN (SELECT oid FROM relation WHERE relkind = 'r') AND attnum > 0 AND NOT attisdropped
+    UNION ALL SELECT u.root, w.mark, w.value FROM typed u JOIN word w ON w.type = u.oid
+    WHERE u.root IN (SELECT oid FROM relation WHERE relkind = 'r')) m (root, mark, value)
+  GROUP BY root
+)
+SELECT c.nspname, c.relname, c.relkind::text,
+  c.oid || '/' || (SELECT string_agg(
+     concat_ws(' ', attnum, attname, atttypid, atttypmod, attcollation, attgenerated), ',' ORDER BY attnum)
+   FROM pg_attribute WHERE attrelid = c.oid AND attnum > 0 AND NOT attisdropped),
+  concat_ws('/', c.relkind, c.relpersistence, c.relrowsecurity, c.relforcerowsecurity,
+    (SELECT string_agg(oid || ' ' || xmin::text, ',' ORDER BY oid) FROM pg_policy WHERE polrelid = c.oid), '',
+    (SELECT string_agg(oid || ' ' || xmin::text, ',' ORDER BY oid) FROM pg_rewrite WHERE ev_class = c.oid), '',
+    (SELECT string_agg(p.oid || ' ' || p.xmin::text, ',' ORDER BY p.oid) FROM pg_rewrite r JOIN pg_depend d
+       ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_proc'::regclass
+       JOIN pg_proc p ON p.oid = d.refobjid WHERE r.ev_class = c.oid AND p.oid >= 16384), '',
+    (SELECT string_agg(inhrelid::text, ',' ORDER BY inhrelid) FROM pg_inherits WHERE inhparent = c.oid), '',
+    (SELECT string_agg(e.enumtypid || ' ' || e.enumlabel, ',' ORDER BY e.enumtypid, e.enumsortorder)
+       FROM typed u JOIN pg_enum e ON e.enumtypid = u.oid WHERE u.root = c.oid), '',
+    (SELECT string_agg(
+       concat_ws(' ', t.oid, a.attnum, a.attname, a.atttypid, a.atttypmod), ',' ORDER BY t.oid, a.attnum)
+       FROM typed u JOIN pg_type t ON t.oid = u.oid JOIN pg_attribute a ON a.attrelid = t.typrelid
+       WHERE u.root = c.oid AND a.attnum > 0 AND NOT a.attisdropped)),
+  (SELECT string_agg(inhparent || ' ' || xmin::text, ',' ORDER BY inhparent) FROM pg_inherits WHERE inhrelid = c.oid),
+  (SELECT coalesce(array_agg(ARRAY[l.nspname::text, l.relname::text] ORDER BY l.oid), ARRAY[]::text[])
+   FROM reach r JOIN relation l ON l.oid = r.oid WHERE r.root = c.oid AND l.relkind = 'r'),
+  c.oid::bigint, c.relfilenode::bigint, c.written,
+  coalesce(g.marks, '{}')
+FROM relation c LEFT JOIN marked g ON g.root = c.oid
+"""
+
+
+class Meaning(msgspec.Struct, frozen=True, array_like=True):
+    """Of one table or view: which it is and its columns, all else that counts, and the tables with its rows.
+
+    `parents`: whose partition or child it is, and since when. `file`: where the rows are, 0 if it has none; `writer`:
+    the transaction that last wrote its row of the catalogue. `marks`: what its rows are told by, of a table: the number
+    of each column, the labels of each enum, the oldest first, and of each composite type the attributes, whatever they
+    are called.
+    """
+
+    kind: str
+    columns: str
+    rest: str
+    tables: tuple[str, ...]
+    parents: str = ""
+    oid: int = 0  # 0: it was noted before these three were
+    file: int = 0
+    writer: int = 0
+    marks: Mapping[str, str] = {}
+
+    @property
+    def meant(self) -> tuple[str, str, str, tuple[str, ...], str]:
+        """What queries mean by it, wherever its rows are."""
+        return self.kind, self.columns, self.rest, self.tables, self.parents
+
+
+Meanings = Mapping[str, Meaning | None]  # by name; None of one that is gone
+
+
+def read_meanings(connection: Connection) -> dict[str, Meaning]:
+    """As they are now."""
+    found: dict[str, Meaning] = {}
+    for schema, name, kind, columns, rest, parents, tables, *file in connection.execute(_SQL.encode()).fetchall():
+        read, texts = tuple(table_name(*each) for each in tables), (_digest(columns or ""), _digest(rest))
+        found[table_name(schema, name)] = Meaning(kind, *texts, read, parents or "", *file)
+    return found
+
+
+def moved(before: Meanings, now: Mapping[str, Meaning], fits: Collection[str]) -> dict[str, str]:
+    """The tables whose queries may mean something else, each with the reason. Pure.
+
+    One that is new was in no query yet. `fits` are tables whose columns the log knows as they are: rows have told.
+    """
+    found: dict[str, str] = {}
+    for name, was in before.items():
+        is_ = now.get(name)
+        if was is None or is_ is None:
+            if was is is_:
+                continue
+        elif was.meant == is_.meant or _is_told(name, was, is_, fits):
+            continue
+        what = "view" if "v" in {each.kind for each in (was, is_) if each is not None} else "table"
+        why = f"{what} {name} " + ("is gone" if is_ is None else "was defined anew")
+        for each in (was, is_):
+            found |= {table: why for table in (each.tables if each is not None else ()) if table not in found}
+    return found
+
+
+def reattached(before: Meanings, now: Mapping[str, Meaning]) -> set[str]:
+    """The tables that left their parent since, and may have come back: meanwhile nobody followed them, where only the
+    parent is published. Pure."""
+    pairs = ((name, was, now.get(name)) for name, was in before.items())
+    return {name for name, was, is_ in pairs if was and is_ and was.parents and was.parents != is_.parents}
+
+
+def rewritten(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, int]:
+    """The tables whose rows are in another file than they were, each with the transaction that last wrote its row of
+    the catalogue: it may have been unlogged meanwhile, with changes that nobody was sent. Pure.
+
+    A new table's file has the number of its oid.
+    """
+    known = [each for each in before.values() if each is not None]
+    if not all(each.oid for each in known):
+        return {}  # the note is older than this
+    files = {each.oid: each.file for each in known}
+    return {
+        name: each.writer
+        for name, each in now.items()
+        if each.kind == "r" and each.file != files.get(each.oid, each.oid)
+    }
+
+
+def remarked(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, str]:
+    """The tables of which every row is told by other values than before though nobody wrote them, each with the reason:
+    a column is another by the same name, or a type has other words for what it held. Pure."""
+    marks = {each.oid: each.marks for each in before.values() if each is not None}
+    found: dict[str, str] = {}
+    for name, each in now.items():
+        had = marks.get(each.oid, {})
+        others = sorted(mark for mark, value in each.marks.items() if _is_other(mark, had.get(mark, value), value))
+        if others:
+            what, _, which = others[0].partition(" ")
+            is_column = what == "column"
+            found[name] = f"its column {which} is another one" if is_column else "a type of its columns was altered"
+    return found
+
+
+def _is_other(mark: str, had: str, value: str) -> bool:
+    """Whether rows that were there say something else. A label that is new is in none of them."""
+    return not value.startswith(had) if mark.startswith("labels ") else value != had
+
+
+def _is_told(name: str, was: Meaning, is_: Meaning, fits: Collection[str]) -> bool:
+    """Whether nothing is another but the columns of a table, which its rows have told."""
+    return is_.kind == "r" and (was.rest, was.tables) == (is_.rest, is_.tables) and name in fits
+
+
+def owners(found: Meanings) -> dict[str, int]:
+    """Whose the names of tables are. Pure."""
+    return {name: each.oid for name, each in found.items() if each is not None and each.kind == "r" and each.oid}
+
+
+def remembered(before: Meanings, now: Mapping[str, Meaning]) -> dict[str, Meaning | None]:
+    """What to compare with next time."""
+    gone = [name for name in before if name not in now][-MOST_GONE:]
+    return {**dict.fromkeys(gone, None), **now}
+
+
+def load(text: str) -> dict[str, Meaning | None] | None:
+    """From the note; None if there is none that can be read."""
+    try:
+        return msgspec.json.decode(text, type=dict[str, Meaning | None]) if text else None
+    except msgspec.MsgspecError:
+        return None
+
+
+def save(found: Meanings) -> str:
+    """For the note."""
+    return msgspec.json.encode(found).decode()
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()

@@ -1,0 +1,212 @@
+"""What the catalogue says of a table at this moment: its shape, and how its types are named in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, NotSupported
+from headwater.model.table import Column, Row, Table
+from headwater.sources.postgres.capture.decode.relations import column_of, split_name, table_name
+from headwater.sources.postgres.errors import LOCK_TIMEOUT, state_of
+from headwater.sources.postgres.protocol_session import Answer, Link
+from headwater.sources.postgres.schema.catalog import COLLATION
+from headwater.sources.postgres.schema.lock_free_catalog import COUNTS
+from headwater.sources.postgres.schema.table_facts import ColumnFact
+from headwater.sources.postgres.types import TypeFact, base_of
+from headwater.sources.postgres.values import Bound, cell_reader, to_bound
+
+HOLD_SECONDS = 30.0  # longest wait for whoever alters a table
+_ABSENT = frozenset({"42P01", "3F000", "42809"})  # no such table, no such schema, something else of this name
+OURS = "_headwater"  # how the names of our own schemas and tables begin
+Known = Callable[[str], Table | None]  # the newest shape that the log has of a table
+
+
+def ident(name: str) -> str:
+    """The one way a name gets into SQL text."""
+    if "\0" in name or not name:
+        raise InvalidRequest("a name is not empty and holds no NUL character")
+    return '"' + name.replace('"', '""') + '"'
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A table as it is now. `casts` name the type of each column, without its limits, as SQL."""
+
+    table: Table
+    oid: int
+    sql: str  # its name
+    casts: tuple[str, ...]
+    types: tuple[int, ...]  # below all domains
+    is_partitioned: bool = False
+
+    def cast(self, name: str) -> str:
+        """The type of a column, as SQL."""
+        return self.casts[self.place(name)]
+
+    def place(self, name: str) -> int:
+        """Where a column stands; InvalidRequest if there is none of this name."""
+        place = self.table.index.get(name)
+        if place is None:
+            raise InvalidRequest(
+                f"table {self.table.name!r} has no column {name!r}",
+                hint=f"Its columns are {', '.join(column.name for column in self.table.visible)}.",
+            )
+        return place
+
+    def column(self, name: str) -> Column:
+        """A column."""
+        return self.table.columns[self.place(name)]
+
+    def bound(self, name: str, value: object) -> Bound:
+        """A value to be cast to the type of a column."""
+        declared = "bytea" if self.column(name).kind == "bytes" else self.column(name).declared
+        return to_bound(value, declared)  # type: ignore[arg-type]
+
+    def rows(self, answer: Answer) -> list[Row]:
+        """Rows of an answer that has all columns in their order."""
+        readers = [cell_reader(oid) for oid in self.types]
+        return [tuple([read(cell) for read, cell in zip(readers, row, strict=True)]) for row in answer.rows]
+
+    @property
+    def own(self) -> str:
+        """Where its own rows are, as SQL: those of tables that inherit from it are told, and kept, under their names.
+        Rows of a partitioned table are all in its partitions."""
+        return self.sql if self.is_partitioned else f"ONLY {self.sql}"
+
+    @property
+    def column_list(self) -> str:
+        """Every column, as SQL."""
+        return ", ".join(map(ident, self.table.names))
+
+    def need_key(self) -> None:
+        """NotSupported where nothing tells the rows apart."""
+        if not self.table.key:
+            raise NotSupported(
+                f"table {self.table.name!r} has no primary key: nothing tells its rows apart",
+                hint="Add a primary key, or use REPLICA IDENTITY USING INDEX.",
+            )
+
+
+_COLUMNS = """
+SELECT c.oid, c.relkind, a.attname, a.atttypid, a.atttypmod, NOT a.attnotnull, a.attgenerated,
+       a.attidentity <> '' OR coalesce({counts}, false), d.adbin IS NOT NULL,
+       {collation},
+       k.place, format_type(a.atttypid, -1)
+FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum AND a.attgenerated = ''
+LEFT JOIN pg_collation l ON l.oid = a.attcollation
+LEFT JOIN pg_index i ON i.indrelid = c.oid
+  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
+    ELSE i.indisprimary END
+LEFT JOIN LATERAL unnest(i.indkey::int2[]) WITH ORDINALITY k(number, place)
+  ON k.number = a.attnum AND k.place <= i.indnkeyatts
+WHERE n.nspname = $1 AND c.relname = $2 AND c.relkind IN ('r', 'p')
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema', 'pg_toast')
+ORDER BY a.attnum
+""".replace("{counts}", COUNTS).replace("{collation}", COLLATION)
+_TYPES = "SELECT oid, format_type(oid, NULL), typbasetype FROM pg_type"
+STORED_IN_STREAM = 180000  # from here on the stream has stored generated columns
+
+
+class Shapes:
+    """Asks the catalogue. `known` tells the version of a shape, and which columns the stream sends.
+
+    `version` tells the last version of a name: a shape that the log has not is the next one.
+    """
+
+    def __init__(self, known: Known = lambda name: None, version: Callable[[str], int] = lambda name: 0) -> None:
+        self._known, self._version = known, version
+        self._types: dict[int, TypeFact] = {}  # replaced as a whole: from any thread
+
+    def shape(self, link: Link, name: str) -> Shape:
+        """The table called `name`; NotFound."""
+        found = self.find(link, name)
+        if found is None:
+            raise _missing(name)
+        return found
+
+    def find(self, link: Link, name: str) -> Shape | None:
+        """The table called `name`, if there is one."""
+        parts = _parts(name)
+        if parts is None:
+            return None
+        rows = link.run(_COLUMNS, [part.encode() for part in parts]).values()
+        rows = [row for row in rows if row[6] == "" or (row[6] == "s" and link.version >= STORED_IN_STREAM)]
+        if not rows:
+            return None
+        if any(row[3] not in self._types for row in rows):
+            self._types = {oid: TypeFact(text, base) for oid, text, base in link.run(_TYPES).values()}
+        return self._made(parts, rows)
+
+    def _made(self, parts: tuple[str, str], rows: Sequence[tuple[object, ...]]) -> Shape:
+        types = self._types
+        columns, casts, oids = [], [], []
+        for _, _, column, oid, typmod, nullable, generated, auto, default, collation, _, cast in rows:
+            assert isinstance(oid, int) and isinstance(typmod, int)
+            fact = ColumnFact(bool(nullable), generated != "", bool(auto), bool(default), str(collation))
+            columns.append(column_of(str(column), oid, typmod, fact, types))
+            oids.append(base_of(oid, types))
+            casts.append(str(cast))
+        keyed = sorted((row for row in rows if row[10] is not None), key=lambda row: int(str(row[10])))
+        table = Table(table_name(*parts), tuple(columns), tuple(str(row[2]) for row in keyed))
+        shape = Shape(
+            table,
+            int(str(rows[0][0])),
+            f"{ident(parts[0])}.{ident(parts[1])}",
+            tuple(casts),
+            tuple(oids),
+            rows[0][1] == "p",
+        )
+        return self._as_known(shape)
+
+    def _as_known(self, shape: Shape) -> Shape:
+        """With the version and the columns that the log has, where these are the same columns."""
+        known = self._known(shape.table.name)
+        if known is None or not _fits(known, shape.table):
+            table = msgspec.structs.replace(shape.table, version=self._version(shape.table.name) + 1)
+            return msgspec.structs.replace(shape, table=table)
+        places = [shape.table.index[name] for name in known.names]
+        casts, types = tuple(shape.casts[p] for p in places), tuple(shape.types[p] for p in places)
+        return msgspec.structs.replace(shape, table=known, casts=casts, types=types)
+
+
+def hold(link: Link, name: str, seconds: float = HOLD_SECONDS) -> None:
+    """Keep a table as it is until the transaction ends. To be the first thing in it: this takes no snapshot.
+
+    Who empties or rewrites a table leaves nothing in it for an older snapshot. Such a one, taken before the table was
+    opened, would find no rows, though there were some at its moment. NotFound; Busy where somebody alters it too long.
+    """
+    parts = _parts(name)
+    if parts is None:
+        raise _missing(name)
+    wait = f"SET LOCAL lock_timeout = {max(round(seconds * 1000), 1)}"
+    try:
+        link.script(f"{wait}; LOCK TABLE {ident(parts[0])}.{ident(parts[1])} IN ACCESS SHARE MODE")
+    except HeadwaterError as error:
+        if state_of(error) in _ABSENT:
+            raise _missing(name) from None
+        if state_of(error) == LOCK_TIMEOUT:
+            problem = f"table {name!r} is being altered: it could not be read for {seconds:g} seconds"
+            raise Busy(problem, hint="Try again when whoever holds it has committed: see pg_locks.") from error
+        raise
+
+
+def _parts(name: str) -> tuple[str, str] | None:
+    """Schema and table, of what can be one of the user's."""
+    parts = split_name(name) if "\0" not in name else None
+    return None if parts is None or parts[0].startswith(OURS) or parts[1].startswith(OURS) else parts
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"there is no table {name!r}", hint="Tables outside the schema public are `schema.table`.")
+
+
+def _fits(known: Table, table: Table) -> bool:
+    """Whether a shape of the log is that of `table`, maybe without generated columns."""
+    are = {column.name: column.declared for column in table.columns}
+    if any(are.get(column.name) != column.declared for column in known.columns):
+        return False
+    return all(column.name in known.index or column.generated for column in table.columns)

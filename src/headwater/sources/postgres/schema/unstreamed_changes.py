@@ -1,0 +1,177 @@
+"""What the stream does not tell of tables: that one was dropped, or altered in a way that its rows do not show, or is
+not sent any more (a partition that was detached, a table made unlogged), or was not for a while; and that queries mean
+something else by it, though no row of it changed (see meanings).
+
+It is told by a message of ours in the server's own log. So it has a place among the commits, and comes again after a
+crash with the same words: what a row was delivered under never changes. A secret of the log is in it, for anybody may
+write messages. While it is written nobody can alter the tables
+whose shapes it tells, and one that is gone never comes back under its oid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+import psycopg
+
+from headwater.model.table import Table
+from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.capture.replication_buffer import Shapes
+from headwater.sources.postgres.capture.slot.slot import table_oid
+from headwater.sources.postgres.capture.stream.transaction_assembly import SHAPES
+from headwater.sources.postgres.connection import Connection, quoted
+from headwater.sources.postgres.schema.catalog import Described, describe
+from headwater.sources.postgres.schema.definition_changes import (
+    Meaning,
+    Meanings,
+    moved,
+    read_meanings,
+    reattached,
+    remarked,
+    remembered,
+    rewritten,
+)
+from headwater.sources.postgres.schema.shape_changes import Announcement, is_same_shape, is_told_alike
+
+LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time
+
+_READABLE = """
+SELECT oid::bigint FROM pg_class WHERE oid = ANY (%s::oid[])
+  AND has_table_privilege(oid, 'SELECT') AND has_schema_privilege(relnamespace, 'USAGE')
+"""
+
+
+def announce(
+    connection: Connection, publication: str, shapes: Shapes, told: Meanings | None, *, all_tables: bool
+) -> tuple[bool, dict[str, Meaning | None]]:
+    """Tell how the catalogue differs from what the log ends with, and what queries mean from what was `told` before.
+
+    Gives whether all of it was told, else it must be tried again; and what was told of meanings.
+    """
+    means = read_meanings(connection)
+    now = describe(connection, publication)
+    meant = {} if told is None else moved(told, means, _fitting(shapes, now))
+    # Of a publication of some tables, one that is new in it may have had rows before.
+    wanted = meant.keys() if all_tables else meant.keys() | now.tables.keys()
+    is_late = not all_tables and any(shapes.oids.get(name, oid) != oid for name, oid in now.oids.items())
+    anew, unseen = ({}, {}) if told is None else (rewritten(told, means), remarked(told, means))
+    if told is not None and not all_tables:
+        unseen |= dict.fromkeys(reattached(told, means) & shapes.tables.keys(), "it was not published for a while")
+    reshaped = {*unseen, *(name for name in anew if _is_retyped(shapes, now, name))}
+    found = _look(connection, now, shapes, wanted, reshaped)
+    others = {name: why for name, why in meant.items() if name in shapes.tables and not _is_in(found, name)}
+    rest = Announcement(
+        moved=others,
+        unseen={name: why for name, why in unseen.items() if _is_ours(shapes, now, name)},
+        rewritten={name: xid for name, xid in anew.items() if _is_ours(shapes, now, name)},
+    )
+    is_told = _announce(connection, publication, shapes, found, rest, reshaped)
+    return is_told and not is_late, remembered(told or {}, means)
+
+
+def _announce(
+    connection: Connection,
+    publication: str,
+    shapes: Shapes,
+    found: Announcement,
+    rest: Announcement,
+    reshaped: Collection[str],
+) -> bool:
+    ended = msgspec.structs.replace(rest, gone=found.gone, left=found.left)
+    if not found.tables:
+        _tell(connection, ended, shapes)
+        return True
+    try:
+        with connection.transaction():
+            connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            connection.execute(f"SET LOCAL lock_timeout = {LOCK_MS}".encode())
+            for table in found.tables.values():
+                schema, name = split_name(table.name) or ("", "")
+                connection.execute(f"LOCK TABLE ONLY {quoted(schema)}.{quoted(name)} IN ACCESS SHARE MODE".encode())
+            wanted = {each.name for each in found.tables.values()}
+            again = _look(connection, describe(connection, publication), shapes, wanted, reshaped)
+            locked = {oid: table for oid, table in again.tables.items() if oid in found.tables}
+            _tell(connection, msgspec.structs.replace(rest, tables=locked, gone=again.gone, left=again.left), shapes)
+    except (
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.UndefinedTable,
+    ):
+        _tell(connection, rest, shapes)
+        return False
+    return True
+
+
+def _tell(connection: Connection, found: Announcement, shapes: Shapes) -> None:
+    if found == Announcement():
+        return
+    # As bytes: a text would be in the stream as the database encodes it.
+    content = msgspec.json.encode(msgspec.structs.replace(found, secret=shapes.secret))
+    connection.execute("SELECT pg_logical_emit_message(true, %s, %s::bytea)", [SHAPES, content])
+
+
+def _look(
+    connection: Connection, now: Described, shapes: Shapes, wanted: Collection[str], reshaped: Collection[str]
+) -> Announcement:
+    """`wanted` are told also where the log does not know them yet, `reshaped` also where their next row would tell it:
+    a snapshot is asked for now, and the row is not to ask for another."""
+    ours = {oid: now.tables[name] for name, oid in now.oids.items() if shapes.oids.get(name, oid) == oid}
+    missing = [(shapes.oids.get(name, 0), name) for name in shapes.tables if name not in now.tables]
+    missing += [(oid, name) for name, oid in shapes.oids.items() if name in now.tables and oid not in ours]
+    known = shapes.tables
+    news = {
+        oid: table
+        for oid, table in ours.items()
+        if _is_news(known, table, reshaped) or (table.name in wanted and table.name not in known)
+    }
+    if news:  # who may not read a table cannot hold it
+        rows = connection.execute(_READABLE, [list(news)]).fetchall()
+        news = {oid: news[oid] for (oid,) in rows}
+    there = [each for each in missing if _is_there(connection, *each)]
+    gone = [each for each in missing if each not in there]
+    sent = {*now.oids.values()}  # under another name: its next row tells that
+    return Announcement(news, gone, [each for each in there if each[0] not in sent])
+
+
+def _is_there(connection: Connection, oid: int, name: str) -> bool:
+    """Whether there is a table `oid`, by whatever name; where that is not known (0), one of this name."""
+    if not oid:
+        return table_oid(connection, name) is not None
+    return connection.execute("SELECT 1 FROM pg_class WHERE oid = %s", [oid]).fetchone() is not None
+
+
+def _is_in(found: Announcement, name: str) -> bool:
+    return _is_ended(found, name) or any(each.name == name for each in found.tables.values())
+
+
+def _is_ended(found: Announcement, name: str) -> bool:
+    return any(each == name for _, each in (*found.gone, *found.left))
+
+
+def _is_ours(shapes: Shapes, now: Described, name: str) -> bool:
+    """Whether the table is sent, and the log knows no other by its name."""
+    return name in now.tables and shapes.oids.get(name, now.oids[name]) == now.oids[name]
+
+
+def _is_retyped(shapes: Shapes, now: Described, name: str) -> bool:
+    """Whether a column has another type than the log knows."""
+    had, table = shapes.tables.get(name), now.tables.get(name)
+    if had is None or table is None:
+        return False
+    were = {each.name: (each.kind, each.declared) for each in had.columns}
+    return any(were.get(each.name, (each.kind, each.declared)) != (each.kind, each.declared) for each in table.columns)
+
+
+def _fitting(shapes: Shapes, now: Described) -> set[str]:
+    """The tables that are those which the log knows, with the columns that it knows."""
+    known = shapes.tables
+    alike = {name for name, table in now.tables.items() if name in known and is_told_alike(known[name], table)}
+    return {name for name in alike if shapes.oids.get(name, now.oids[name]) == now.oids[name]}
+
+
+def _is_news(known: Mapping[str, Table], table: Table, reshaped: Collection[str]) -> bool:
+    had = known.get(table.name)
+    if had is None or is_same_shape(had, table):
+        return False
+    return table.name in reshaped or is_told_alike(had, table)

@@ -1,0 +1,1 @@
+"""Set-up of a database for capture: checks, logins, inspection, removal."""

@@ -1,0 +1,31 @@
+"""Taking Headwater out of a PostgreSQL database: its slot and its publication go, the server keeps no log for us."""
+
+from __future__ import annotations
+
+import msgspec
+import psycopg
+
+from headwater.config import PostgresConfig
+from headwater.sources.postgres.capture.slot.slot import Dropped, drop, slot_name
+from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.setup import ddl_trigger
+
+
+def detach(name: str, url: str, *, config: PostgresConfig) -> Dropped:
+    """Remove every trace that the role may; what became of them. No server may be attached."""
+    server = Server(name, url)
+    with server.connect() as connection, server.errors():
+        dropped = drop(connection, slot_name(config.publication, name), slot_name(config.slot, name))
+        return msgspec.structs.replace(dropped, left_trigger=_drop_trigger(connection))
+
+
+def _drop_trigger(connection: Connection) -> str:
+    """Remove the trigger that tells DDL statements; return the SQL that does if the role may not, else ""."""
+    if connection.execute(ddl_trigger.IS_INSTALLED).fetchone() is None:
+        return ""
+    try:
+        with connection.transaction():
+            connection.execute(ddl_trigger.REMOVE.encode())
+    except psycopg.errors.InsufficientPrivilege:
+        return ddl_trigger.REMOVE
+    return ""

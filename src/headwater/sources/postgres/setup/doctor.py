@@ -1,0 +1,270 @@
+"""Whether a database can be captured, and how well: what is wrong is told with the SQL that mends it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.errors import SourceUnfit
+from headwater.sources.postgres.capture.decode.relations import split_name, table_name
+from headwater.sources.postgres.capture.slot.publication import is_of_all_tables
+from headwater.sources.postgres.capture.slot.slot import Slot, find_slot, table_oid
+from headwater.sources.postgres.connection import Connection, Server, quoted, text_literal
+from headwater.sources.postgres.schema.lock_free_catalog import published_sql
+
+OLDEST = 140000  # the first server that sends unfinished transactions
+MOST_WARNINGS = 10
+SENDERS = 2  # connections that we need of those for replication: the stream, and for a moment one that asks
+KEEP = "ALTER SYSTEM SET max_slot_wal_keep_size = '50GB'; SELECT pg_reload_conf();"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """Something about a server that is not as it should be, and the SQL that mends it."""
+
+    problem: str
+    remedy: str
+    fatal: bool = True  # capture cannot run
+    refuses_writes: bool = False  # capture runs, and the server refuses what others write
+    is_told: bool = False  # also to who starts to serve, and never asked
+
+
+class TableFit(msgspec.Struct, frozen=True):
+    """A table as the catalogue has it, captured or not."""
+
+    schema: str
+    table: str
+    identity: str  # d: by its primary key, i: by an index, f: whole old rows, n: nothing
+    has_identity: bool  # whether the key or index that `identity` means is there
+    is_logged: bool
+    is_readable: bool
+    is_published: bool
+    may_toast: bool  # a column outside the key whose values may be stored beside the row
+    key: tuple[str, ...] = ()
+    is_hidden: bool = False  # policies keep rows from the role
+    is_owned: bool = True  # the role may publish it
+
+    @property
+    def name(self) -> str:
+        """What we call it."""
+        return table_name(self.schema, self.table)
+
+    @property
+    def full_name(self) -> str:
+        """For SQL."""
+        return f"{quoted(self.schema)}.{quoted(self.table)}"
+
+
+def check(findings: Iterable[Finding]) -> None:
+    """SourceUnfit if capture cannot run."""
+    fatal = [each for each in findings if each.fatal]
+    if fatal:
+        problems = "; ".join(each.problem for each in fatal)
+        raise SourceUnfit(problems, hint="Run: " + " ".join(each.remedy for each in fatal))
+
+
+def warnings(findings: Iterable[Finding]) -> list[str]:
+    """What who starts to serve must hear, because others who use the database suffer from it. Pure."""
+    told = [f"{each.problem}; run: {each.remedy}" for each in findings if each.refuses_writes or each.is_told]
+    left = len(told) - MOST_WARNINGS
+    return told if left <= 0 else [*told[:MOST_WARNINGS], f"and {left} more: see `headwater doctor`"]
+
+
+def examine(
+    connection: Connection,
+    server: Server,
+    slot: str,
+    publication: str,
+    tables: Sequence[str],
+    publish_all: bool = False,
+) -> list[Finding]:
+    """Everything that keeps this database from being captured, or captured well."""
+    existing = find_slot(connection, slot)
+    found = [*_settings(connection), *_room(connection, existing)]
+    if not _rights(connection):
+        found.append(Finding("the role may not replicate", f"ALTER ROLE {server.user} REPLICATION;"))
+    if existing is not None:
+        found += slot_findings(slot, existing, connection.info.dbname)
+    for name in tables:
+        if table_oid(connection, name) is None:
+            found.append(Finding(f"there is no table {name!r}", f"CREATE TABLE {name} (…);", fatal=False))
+    is_whole = is_of_all_tables(connection, publication)
+    if is_whole and not publish_all and not tables:
+        problem = f"the publication {publication} is FOR ALL TABLES: PostgreSQL refuses updates and deletes of every "
+        problem += "table without a key, also of new ones"
+        remedy = "-- keep it so with postgres.publish_all = true, or detach and attach the database again"
+        found.append(Finding(problem, remedy, fatal=False, is_told=True))
+    for each in wanted_tables(connection, publication, tables):
+        found += table_findings(each, server.user, is_wanted=publish_all or bool(tables))
+    return found
+
+
+def _settings(connection: Connection) -> list[Finding]:
+    found = []
+    if connection.info.server_version < OLDEST:
+        found.append(Finding("the server is older than PostgreSQL 14", "-- upgrade the server"))
+    level, keep, standby = connection.execute(
+        "SELECT current_setting('wal_level'), current_setting('max_slot_wal_keep_size'), pg_is_in_recovery()"
+    ).fetchone() or ("", "", False)
+    if level != "logical":
+        remedy = "ALTER SYSTEM SET wal_level = logical; -- then restart the server"
+        found.append(Finding(f"wal_level is {level}", remedy))
+    if standby:
+        found.append(Finding("the server is a standby", "-- connect to the primary"))
+    if keep == "-1":
+        problem = "nothing limits how much of its log the server keeps for a slot that is not read"
+        found.append(Finding(problem, KEEP, fatal=False, is_told=True))
+    return found
+
+
+def _room(connection: Connection, existing: Slot | None) -> list[Finding]:
+    """Slots and connections for replication are counted, and few."""
+    slots, most_slots, senders, most_senders = connection.execute(
+        "SELECT (SELECT count(*) FROM pg_replication_slots), current_setting('max_replication_slots')::int, "
+        "(SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'walsender'), "
+        "current_setting('max_wal_senders')::int"
+    ).fetchone() or (0, 1, 0, 1)
+    found = []
+    if existing is None and slots >= most_slots:
+        remedy = f"ALTER SYSTEM SET max_replication_slots = {most_slots + 10}; -- then restart the server"
+        found.append(Finding(f"all {most_slots} replication slots are taken", remedy))
+    is_ours = existing is not None and existing.active_pid != 0
+    if senders + SENDERS - is_ours > most_senders:
+        remedy = f"ALTER SYSTEM SET max_wal_senders = {most_senders + 10}; -- then restart the server"
+        problem = f"{senders} of {most_senders} connections for replication are taken, and we need {SENDERS}"
+        found.append(Finding(problem, remedy, fatal=most_senders < SENDERS))
+    return found
+
+
+def _rights(connection: Connection) -> bool:
+    row = connection.execute("SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+    member = "SELECT 1 FROM pg_roles WHERE rolname = 'rds_replication' AND pg_has_role(current_user, oid, 'member')"
+    return row == (True,) or connection.execute(member).fetchone() is not None
+
+
+def slot_findings(name: str, slot: Slot, database: str) -> list[Finding]:
+    """What is wrong with a slot that is there. Pure."""
+    drop = f"SELECT pg_drop_replication_slot({text_literal(name)});"
+    found = []
+    if slot.plugin != "pgoutput":
+        found.append(Finding(f"the slot {name} is of {slot.plugin or 'physical replication'}", drop))
+    elif slot.database != database:
+        problem = f"the slot {name} is of the database {slot.database!r}, not of {database!r}"
+        found.append(Finding(problem, f"{drop} -- or choose another name with postgres.slot"))
+    if slot.two_phase:
+        found.append(Finding(f"the slot {name} sends transactions when they are prepared", drop))
+    if slot.wal_status in ("unreserved", "lost"):
+        problem = f"the slot {name} is {slot.wal_status}: the server no longer keeps what it needs"
+        found.append(Finding(problem, KEEP, fatal=False))
+    return found
+
+
+# --- tables --------------------------------------------------------------------------------------------------
+
+_TABLES = """
+SELECT n.nspname, c.relname, c.relreplident::text, r.indexrelid IS NOT NULL, c.relpersistence = 'p',
+       has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT'),
+       c.oid IN ({published}),
+       EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+         AND a.attstorage IN ('x', 'e') AND a.attgenerated = ''
+         AND NOT coalesce(a.attnum = ANY ((r.indkey::int2[])[:r.indnkeyatts - 1]), false)),
+       ARRAY(SELECT a.attname::text FROM pg_index k, unnest(k.indkey::int2[]) WITH ORDINALITY u(number, place)
+         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = u.number
+         WHERE k.indrelid = c.oid AND k.indisprimary AND u.place <= k.indnkeyatts ORDER BY u.place),
+       row_security_active(c.oid), pg_has_role(c.relowner, 'USAGE')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+LEFT JOIN pg_index r ON r.indrelid = c.oid
+  AND CASE c.relreplident WHEN 'd' THEN r.indisprimary WHEN 'i' THEN r.indisreplident ELSE false END AND r.indimmediate
+WHERE c.relkind = 'r' AND c.relpersistence <> 't' AND c.oid >= 16384
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname !~ '^pg_toast'
+"""
+
+
+def all_tables(connection: Connection, publication: str) -> list[TableFit]:
+    """Every table that holds rows: of a partitioned one, its partitions."""
+    return _found(connection.execute(_tables_sql(connection, "ORDER BY 1, 2"), [publication]).fetchall())
+
+
+def whole_rows_remedy(connection: Connection, schema: str, table: str) -> str:
+    """See Sparing."""
+    ask = _tables_sql(connection, "AND n.nspname = %s AND c.relname = %s")
+    rows = connection.execute(ask, ["", schema, table]).fetchall()
+    return "".join(_full(each) for each in _found(rows) if is_sparing(each))
+
+
+def _tables_sql(connection: Connection, rest: str) -> bytes:
+    return (_TABLES.replace("{published}", published_sql(connection.info.server_version, "%s")) + rest).encode()
+
+
+def is_sparing(table: TableFit) -> bool:
+    """Whether an update may leave a value out of the row it tells. Pure."""
+    return table.identity != "f" and table.may_toast
+
+
+def _found(rows: list[tuple[Any, ...]]) -> list[TableFit]:
+    return [msgspec.convert(dict(zip(TableFit.__struct_fields__, row, strict=True)), TableFit) for row in rows]
+
+
+def wanted_tables(connection: Connection, publication: str, tables: Sequence[str]) -> list[TableFit]:
+    """Of those, the ones that the settings name; none named means all."""
+    wanted = {split_name(name) for name in tables}
+    return [
+        each
+        for each in all_tables(connection, publication)
+        if not wanted or (each.schema, each.table) in wanted or each.is_published
+    ]
+
+
+def is_fit(table: TableFit) -> bool:
+    """Return whether it can be captured without harm to those who write it. Pure."""
+    return table.is_logged and table.is_owned and (table.identity == "f" or table.has_identity)
+
+
+def why_uncaptured(table: TableFit, tables: Sequence[str]) -> str:
+    """Return why a table is not published. Pure."""
+    if tables:
+        return "it is not named in postgres.tables"
+    if not table.is_logged:
+        return "it is unlogged"
+    if table.identity != "f" and not table.has_identity:
+        return "it has neither a primary key nor another replica identity"
+    return "it was not published yet" if table.is_owned else "it belongs to another role"
+
+
+def _full(table: TableFit) -> str:
+    return f"ALTER TABLE {table.full_name} REPLICA IDENTITY FULL;"
+
+
+def table_findings(table: TableFit, role: str = "YOUR_ROLE", *, is_wanted: bool = False) -> list[Finding]:
+    """Return what is wrong with one. `is_wanted`: it will be published whether it has a key or not. Pure."""
+    if not table.is_logged:
+        remedy = f"ALTER TABLE {table.full_name} SET LOGGED;"
+        return [Finding(f"{table.name} is unlogged: its changes are not in the server's log", remedy, fatal=False)]
+    found = []
+    full = _full(table)
+    if table.identity != "f" and not table.has_identity:
+        lacks = "no replica identity" if table.key else "neither a primary key nor another replica identity"
+        if table.is_published or is_wanted:
+            problem = f"{table.name} has {lacks}: PostgreSQL refuses its updates and deletes as long as it is published"
+            found.append(Finding(problem, full, fatal=False, refuses_writes=True))
+        else:
+            problem = f"{table.name} has {lacks}: it is not captured, so that PostgreSQL goes on taking its updates"
+            found.append(Finding(problem, full, fatal=False, is_told=True))
+    elif is_sparing(table):
+        problem = f"{table.name} tells of an updated row its key only: a large value that stayed as it was is not told"
+        found.append(Finding(problem, full, fatal=False))
+    if not table.key and table.identity != "i":
+        problem = f"{table.name} has no primary key: nothing tells its rows apart, so only its feeds are served"
+        found.append(Finding(problem, f"ALTER TABLE {table.full_name} ADD PRIMARY KEY (…);", fatal=False))
+    if not table.is_owned and not table.is_published:
+        problem = f"{table.name} belongs to a role that {role} is no member of: it cannot be published, or captured"
+        remedy = f"ALTER PUBLICATION … ADD TABLE {table.full_name}; -- as its owner, who must own the publication too"
+        found.append(Finding(problem, remedy, fatal=False, is_told=True))
+    if not table.is_readable:
+        grant = f"GRANT USAGE ON SCHEMA {quoted(table.schema)} TO {role}; GRANT SELECT ON {table.full_name} TO {role};"
+        found.append(Finding(f"{table.name} cannot be read by the role", grant, fatal=False))
+    if table.is_hidden:
+        problem = f"{table.name} has row security: no snapshot of it is given, because policies hide rows from the role"
+        found.append(Finding(problem, f"ALTER ROLE {role} BYPASSRLS;", fatal=False))
+    return found

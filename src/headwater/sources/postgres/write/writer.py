@@ -1,0 +1,289 @@
+"""Writes through the server: a few threads, each transaction by itself, answered when it stands in our log.
+
+PostgreSQL commits groups by itself. What fails because others wrote at the same time is run again from the start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol, TypeVar
+
+from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
+from headwater.model.principal import OWNER
+from headwater.model.work_context import CALLER
+from headwater.sources.fair_queue import FairQueue
+from headwater.sources.postgres.abandoned_statements import Abandoned
+from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.errors import RETRIED, state_of
+from headwater.sources.postgres.protocol_session import Link
+from headwater.sources.postgres.schema.table_shapes import Shapes
+from headwater.sources.postgres.write.session import PostgresSession
+from headwater.sources.source import Session, Written
+
+T = TypeVar("T")
+THREADS = 5  # one of them is left to other callers
+TRIES = 5  # of work that lost against others
+MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
+LOCK_SECONDS = 5.0  # a write waits so long for the locks of others, then it is told `busy`
+NEAR_SECONDS = 0.05  # within which a commit is usually on the stream
+_XID = "SELECT pg_current_xact_id_if_assigned()::text"
+_UNSURE = "The connection broke while it was committed: look before you repeat it."
+
+
+class Positions(Protocol):
+    """Where transactions stand in the log. `xid` is the 64-bit number of pg_current_xact_id()."""
+
+    def expect(self, xid: int) -> None:
+        """A transaction is about to be committed: remember where it comes to stand."""
+        ...
+
+    def wait_for(self, xid: int, timeout: float) -> int | None:
+        """The offset of the last change of a committed transaction, once it is on the stream; None if not in time."""
+        ...
+
+    def changes_of(self, xid: int) -> dict[str, int]:
+        """The tables it changed, with the offset of the last change of each, after `wait_for` told its offset. Once."""
+        ...
+
+    def barrier(self) -> int:
+        """Everything that was committed before this call is on the stream now; the offset of the newest change."""
+        ...
+
+
+def settle(positions: Positions, value: T, xid: int | None) -> Written[T]:
+    """Where a transaction that was just committed stands."""
+    ((offset, tables),) = stand(positions, [xid])
+    return Written(value, offset, tables)
+
+
+def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
+    """The offsets and tables of transactions that were just committed; the head for those that changed nothing."""
+    try:
+        found = [None if xid is None else positions.wait_for(xid, NEAR_SECONDS) for xid in xids]
+        head = 0
+        if None in found:  # it changed nothing that is captured, or capture is behind
+            head = positions.barrier()
+            again = zip(found, xids, strict=True)
+            found = [positions.wait_for(xid, 0) if at is None and xid is not None else at for at, xid in again]
+        return [
+            (head, {}) if at is None or xid is None else (at, positions.changes_of(xid))
+            for at, xid in zip(found, xids, strict=True)
+        ]
+    except HeadwaterError as error:
+        raise Unavailable(
+            f"it was committed, but capture has not seen it: {error.message}", hint="Look before you repeat it."
+        ) from error
+
+
+def transaction_id(link: Link) -> int | None:
+    """Of the transaction that is open; None if it wrote nothing."""
+    ((text,),) = link.run(_XID).texts()
+    return None if text is None else int(text)
+
+
+def finish(link: Link, positions: Positions) -> int | None:
+    """Commit, and give the number of the transaction."""
+    xid = transaction_id(link)
+    if xid is not None:
+        positions.expect(xid)
+    try:
+        kept = link.commit()
+    except SourceError as error:
+        raise Unavailable(error.message, hint=_UNSURE) if xid is not None else error from None
+    if not kept:
+        raise InvalidRequest("a statement of the transaction failed before", hint="Nothing was kept.")
+    return xid
+
+
+ConnectAs = Callable[[str], Connection]  # as the login for callers in a role
+
+
+class _Job:
+    __slots__ = ("caller", "future", "role", "work")
+
+    def __init__(self, work: Callable[[Session], Any], role: str, caller: str) -> None:
+        self.work, self.role, self.caller = work, role, caller
+        self.future: Future[Any] = Future()
+
+
+class _Hand:
+    """The connections of one writing thread, by the role of those it writes for; opened when they are needed."""
+
+    def __init__(self, connect: ConnectAs, abandoned: Abandoned | None) -> None:
+        self._connect, self._abandoned = connect, abandoned
+        self._links: dict[str, Link] = {}
+
+    def link(self, role: str) -> Link:
+        """One that stands, as far as is known."""
+        found = self._links.get(role)
+        if found is not None and not found.is_alive:
+            found.close()
+            found = None
+        if found is None:
+            found = self._links[role] = Link(lambda: self._connect(role), self._abandoned)
+        return found
+
+    def clean(self) -> None:
+        """Let nothing stay for the next caller."""
+        for role, link in list(self._links.items()):
+            try:
+                link.clean()
+            except HeadwaterError:
+                self._links.pop(role).close()
+
+    def close(self) -> None:
+        """Release them."""
+        while self._links:
+            self._links.popitem()[1].close()
+
+
+class Writers:
+    """Owns the connections that write. `committed()` is called after every commit, from any thread."""
+
+    def __init__(
+        self,
+        connect: ConnectAs,
+        shapes: Shapes,
+        positions: Positions,
+        *,
+        statement_seconds: float = 30.0,
+        abandoned: Abandoned | None = None,
+        threads: int = THREADS,
+        committed: Callable[[], None] = lambda: None,
+        grants: Callable[[str], Sequence[str]] = lambda table: (),
+        publish: Callable[[Link], None] = lambda link: None,
+    ) -> None:
+        self._connect, self._shapes, self._positions, self._grants = connect, shapes, positions, grants
+        self._publish, self._abandoned = publish, Abandoned() if abandoned is None else abandoned
+        self._seconds, self._committed = statement_seconds, committed
+        # Guards _queue, _settling and _closing. Never held while work runs.
+        self._ready = threading.Condition()
+        self._queue: FairQueue[_Job] = FairQueue(max(threads - 1, 1))
+        self._settling: deque[tuple[_Job, Any, int | None]] = deque()
+        self._closing = False
+        self._working = 0
+        self.commits = 0  # an estimate: threads may count at once
+        names = [(f"headwater-pg-writer-{place}", self._loop) for place in range(threads)]
+        names.append(("headwater-pg-settler", self._settle_loop))
+        self._threads = [threading.Thread(target=loop, name=name, daemon=True) for name, loop in names]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[Session], T], role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+        """Queue `work` of a caller in this role; the future is done when it is durable and in the log."""
+        job = _Job(work, role, caller)
+        with self._ready:
+            if self._closing:
+                raise Busy("the database is closing")
+            if len(self._queue) >= MAX_QUEUE:
+                raise Busy(f"{MAX_QUEUE} writes are waiting already")
+            self._queue.put(caller, job)
+            self._ready.notify_all()
+        return job.future
+
+    @property
+    def waiting(self) -> int:
+        """Writes in the queue."""
+        return len(self._queue)
+
+    def close(self) -> None:
+        """Finish what is queued, then stop."""
+        with self._ready:
+            self._closing = True
+            self._ready.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    # --- the threads that write --------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        hand = _Hand(self._connect, self._abandoned)
+        while (job := self._take()) is not None:
+            done: tuple[_Job, Any, int | None] | None = None
+            try:
+                done = job, *self._attempts(hand, job)
+            except BaseException as error:
+                job.future.set_exception(error)
+            with self._ready:
+                if done is not None:
+                    self._settling.append(done)
+                self._working -= 1
+                self._queue.done(job.caller)
+                self._ready.notify_all()
+            hand.clean()
+        hand.close()
+
+    def _take(self) -> _Job | None:
+        with self._ready:
+            while True:
+                job = self._queue.take()
+                if job is None:
+                    if self._closing and not self._queue:
+                        return None
+                    self._ready.wait()
+                elif job.future.set_running_or_notify_cancel():
+                    self._working += 1
+                    return job
+                else:
+                    self._queue.done(job.caller)
+
+    def _attempts(self, hand: _Hand, job: _Job) -> tuple[Any, int | None]:
+        CALLER.set(job.caller)  # of this thread, until its next job
+        for attempt in range(TRIES):
+            link = hand.link(job.role)
+            session = PostgresSession(link, self._shapes, grants=self._grants, publish=self._publish)
+            begun = False
+            try:
+                link.begin(seconds=self._seconds, lock_seconds=LOCK_SECONDS, is_trusted=job.role == OWNER)
+                begun = True
+                value = job.work(session)
+                return value, finish(link, self._positions)
+            except BaseException as error:
+                with contextlib.suppress(HeadwaterError):
+                    link.rollback()
+                is_last = attempt == TRIES - 1
+                if is_last or not self._may_repeat(error, session, attempt, begun, link):
+                    raise
+            time.sleep(random.uniform(0, 0.002 * 2**attempt))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _may_repeat(
+        self, error: BaseException, session: PostgresSession, attempt: int, begun: bool, link: Link
+    ) -> bool:
+        if state_of(error) in RETRIED:
+            return True
+        if isinstance(error, DuplicateKey):
+            # What it read was not there yet in its snapshot: once more, with a new one, it may decide otherwise.
+            return session.has_read and attempt == 0
+        return isinstance(error, SourceError) and not begun and not link.is_alive  # it had been idle, and died
+
+    # --- the thread that answers -------------------------------------------------------------------------
+
+    def _settle_loop(self) -> None:
+        while some := self._done():
+            self.commits += len(some)
+            self._committed()
+            try:
+                places = stand(self._positions, [xid for _, _, xid in some])
+            except BaseException as error:
+                for job, _, _ in some:
+                    job.future.set_exception(error)
+                continue
+            for (job, value, _), (offset, tables) in zip(some, places, strict=True):
+                job.future.set_result(Written(value, offset, tables))
+
+    def _done(self) -> list[tuple[_Job, Any, int | None]]:
+        with self._ready:
+            while not self._settling:
+                if self._closing and not self._queue and not self._working:
+                    return []
+                self._ready.wait()
+            some = list(self._settling)
+            self._settling.clear()
+            return some

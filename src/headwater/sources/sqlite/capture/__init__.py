@@ -1,0 +1,1 @@
+"""Capture of SQLite: triggers, the capture table, and what reads it."""

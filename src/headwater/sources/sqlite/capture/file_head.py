@@ -1,0 +1,34 @@
+"""Glance: where a file stands, in a few microseconds and without waiting for anybody."""
+
+from __future__ import annotations
+
+import threading
+
+import apsw
+
+from headwater.sources.source import Look
+from headwater.sources.sqlite.query.analysis.analysis import Analyses
+from headwater.sources.sqlite.setup.database_file import Connected, File
+
+
+class Glance:
+    """A connection of its own, that gives up where others wait. From any thread."""
+
+    def __init__(self, file: File, analyses: Analyses) -> None:
+        self._file, self._analyses = file, analyses
+        self._lock = threading.Lock()  # guards _reader
+        self._reader: Connected | None = None
+
+    def look(self) -> Look | None:
+        """Where the file stands; None where that takes longer."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            if self._reader is None:
+                self._reader = self._file.connect()
+                self._reader.db.set_busy_handler(None)
+            return self._analyses.glance(self._reader)
+        except apsw.Error:
+            return None
+        finally:
+            self._lock.release()

@@ -1,0 +1,95 @@
+"""Is this file still the history the log was made from? Facts in, a reason or nothing out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.row_msgpack import encode_row
+from headwater.sources.sqlite.capture.change_decoder import Numbered
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the file says of itself, and what the log remembers of it."""
+
+    file_generation: str
+    log_generation: str
+    file_nonce: str
+    log_nonces: tuple[str, ...]  # the last move that is known to be done, and the one that may be
+    head: int  # newest offset in the file
+    latest: int  # newest offset in the log
+
+
+def judge(facts: Facts) -> str:
+    """Why continuity cannot be proven from the facts alone; "" if nothing speaks against it."""
+    if facts.file_generation != facts.log_generation:
+        return "the file belongs to another log, or its log was lost"
+    if facts.file_nonce not in facts.log_nonces:
+        return "the file is an older copy of itself: it misses moves that were made"
+    if facts.head < facts.latest:
+        return f"the file ends at change {facts.head}, the log at {facts.latest}: commits were lost"
+    return ""
+
+
+def compare(mine: Iterable[Numbered], logged: Iterable[Transaction], upto: int) -> str:
+    """Compare what file and log both hold, byte for byte and place by place; the first difference is the reason.
+
+    Two things differ lawfully. A logged update may be an insert here: the row it replaced is set aside elsewhere,
+    and trimmed sooner. And changes of one transaction may have been put in order on their way to the log: then
+    each stands at another place of the same transaction, once. `logged` may begin before `mine`.
+    """
+    here = iter(mine)
+    offset, change = next(here, (upto + 1, None))
+    odd = _Odd()
+    for part in logged:
+        for place, theirs in enumerate(part.changes, part.first):
+            while offset < place and change is not None:
+                offset, change = next(here, (upto + 1, None))
+            if change is None or place > upto:
+                return odd.reason()
+            odd.note(offset, change if offset == place else None, theirs)
+        if part.last and (reason := odd.reason()):
+            return reason
+        if part.last:
+            odd = _Odd()
+    return odd.reason()
+
+
+class _Odd:
+    """The changes of one transaction that stand elsewhere in the file than in the log."""
+
+    def __init__(self) -> None:
+        self._file: list[tuple[int, tuple[object, ...]]] = []
+        self._log: list[set[tuple[object, ...]]] = []
+
+    def note(self, offset: int, mine: Change | None, theirs: Change) -> None:
+        """What stands at `offset` on both sides; None where the file holds nothing any more."""
+        if mine is not None and _bytes(mine) in _forms(theirs):
+            return
+        self._log.append(_forms(theirs))
+        if mine is not None:
+            self._file.append((offset, _bytes(mine)))
+
+    def reason(self) -> str:
+        """Whether each finds its place in the log, once."""
+        left = list(self._log)
+        for offset, found in self._file:
+            match = next((forms for forms in left if found in forms), None)
+            if match is None:
+                return f"change {offset} in the file is not the one in the log"
+            left.remove(match)
+        return ""
+
+
+def _forms(change: Change) -> set[tuple[object, ...]]:
+    forms = {_bytes(change)}
+    if change.op is Op.UPDATE:
+        forms.add(_bytes(Change(Op.INSERT, change.table, None, change.after)))
+    return forms
+
+
+def _bytes(change: Change) -> tuple[object, ...]:
+    images = tuple(None if row is None else encode_row(row) for row in (change.before, change.after))
+    return (change.op, change.table.name, images, change.ddl)

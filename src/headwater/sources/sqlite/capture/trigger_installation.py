@@ -1,0 +1,341 @@
+"""Putting capture into a SQLite file and keeping it true to the schema; taking every trace out again.
+
+All functions run inside a write transaction of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import apsw
+import msgspec
+
+from headwater.errors import SourceUnfit
+from headwater.model.change import Op
+from headwater.sources.sqlite.capture.trigger_plan import Add, Drop, Layout, Renew, Reshape, Step, Trigger, nests, plan
+from headwater.sources.sqlite.capture.triggers import (
+    ANCHOR,
+    CANARY,
+    CAPTURE,
+    CELL_INDEXES,
+    END,
+    LAYOUT,
+    MAX_COLUMNS,
+    META,
+    TABLES,
+    TXN,
+    create_cell_tables,
+    create_tables,
+    create_triggers,
+    trigger_prefix,
+    widen,
+)
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.schema import view_definitions
+from headwater.sources.sqlite.schema.table_shapes import (
+    Shape,
+    key_compares_as_columns_do,
+    read_shape,
+    table_names,
+    virtual_names,
+)
+
+FORMAT = "1"  # of our tables in the user's file
+REBUILD = 16  # columns to add from which on it is cheaper to create our tables anew
+
+
+def is_installed(db: apsw.Connection) -> bool:
+    """Whether the file holds our tables."""
+    return bool(list(db.execute("SELECT 1 FROM sqlite_schema WHERE name = ?", (CAPTURE,))))
+
+
+def install(db: apsw.Connection, *, seq: int) -> None:
+    """Create our tables; the next change will be number `seq + 1`."""
+    for statement in create_tables(2):
+        db.execute(statement)
+    set_meta(db, "format", FORMAT)
+    anchor(db, seq)
+
+
+def install_anew(db: apsw.Connection, *, seq: int, **told: str) -> int:
+    """The same for a new history, `told` in its meta: it begins after `seq`, or above all numbers given out; where."""
+    kept: dict[str, str] = {}
+    if is_installed(db):
+        kept = {name: meta(db, name) for name in ("kinds", "journal_mode_before")}
+        seq = max(seq, newest(db) + 1)
+    uninstall(db)
+    install(db, seq=seq)
+    for name, value in {**told, **kept}.items():
+        set_meta(db, name, value)
+    return seq
+
+
+def newest(db: apsw.Connection) -> int:
+    """The newest number given out."""
+    return int(db.execute(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}").get)
+
+
+def anchor(db: apsw.Connection, seq: int) -> None:
+    """Make `seq` the newest place of the numbering: the next change takes `seq + 1`."""
+    db.execute(f"INSERT INTO {CAPTURE}(seq, op) VALUES (?, {ANCHOR})", (seq,))
+
+
+def uninstall(db: apsw.Connection) -> None:
+    """Remove every trace."""
+    for trigger in read_triggers(db):
+        if trigger.is_ours:
+            db.execute(f"DROP TRIGGER {ident(trigger.name)}")
+    db.execute(f"DROP VIEW IF EXISTS {END}")
+    for name in TABLES:
+        db.execute(f"DROP TABLE IF EXISTS {name}")
+
+
+def check_format(db: apsw.Connection) -> None:
+    """Refuse tables of a form this version does not know."""
+    if (found := meta(db, "format")) != FORMAT:
+        raise SourceUnfit(
+            f"the capture tables have format {found!r}; this version knows {FORMAT!r}",
+            hint="Use the Headwater version that made them, or `headwater source detach` with it first.",
+        )
+
+
+def add_columns(db: apsw.Connection) -> None:
+    """Add what tables of an older version lack; that version still reads and writes them."""
+    if not list(db.execute("SELECT 1 FROM pragma_table_info(?) WHERE name = 'us'", (TXN,))):
+        db.execute(f"ALTER TABLE {TXN} ADD COLUMN us INTEGER")
+
+
+def meta(db: apsw.Connection, name: str) -> str:
+    """One small text of ours in the user's file; "" if unset."""
+    found = list(db.execute(f"SELECT value FROM {META} WHERE name = ?", (name,)))
+    return str(found[0][0]) if found else ""
+
+
+def set_meta(db: apsw.Connection, name: str, value: str) -> None:
+    """Keep a small text."""
+    db.execute(f"INSERT OR REPLACE INTO {META} VALUES (?, ?)", (name, value))
+
+
+def read_kinds(db: apsw.Connection) -> dict[str, dict[str, str]]:
+    """Table to column to kind, where the declared type alone would lose it (a numbered u64 key)."""
+    text = meta(db, "kinds") if is_installed(db) else ""
+    return msgspec.json.decode(text, type=dict[str, dict[str, str]]) if text else {}
+
+
+def read_layouts(db: apsw.Connection) -> dict[int, Layout]:
+    """Every layout ever used that capture rows may still refer to."""
+    rows = db.execute(f"SELECT id, active, shape, places FROM {LAYOUT} ORDER BY id")
+    return {
+        n: Layout(
+            n,
+            msgspec.json.decode(shape, type=Shape),
+            bool(active),
+            msgspec.json.decode(places, type=dict[str, int]) if places else {},
+        )
+        for n, active, shape, places in rows
+    }
+
+
+def read_triggers(db: apsw.Connection) -> list[Trigger]:
+    """All triggers of the file, oldest first."""
+    rows = db.execute("SELECT name, tbl_name, sql, rowid FROM sqlite_schema WHERE type='trigger' ORDER BY rowid")
+    return [Trigger(*row) for row in rows]
+
+
+def capturable(db: apsw.Connection, wanted: Collection[str]) -> tuple[dict[str, Shape], dict[str, str]]:
+    """Shapes of the wanted tables (all, if none is named), and why others cannot be captured."""
+    shapes = {}
+    refused = {name: "it is a virtual table" for name in virtual_names(db) if not wanted or name in wanted}
+    kinds = read_kinds(db)
+    for name in table_names(db):
+        if wanted and name not in wanted:
+            continue
+        shape = read_shape(db, name, kinds.get(name))
+        if len(shape.table.columns) > MAX_COLUMNS:
+            refused[name] = f"it has {len(shape.table.columns)} columns; at most {MAX_COLUMNS} can be captured"
+        elif not shape.table.key:
+            refused[name] = "it has no primary key and its columns hide every name of the rowid"
+        elif not key_compares_as_columns_do(db, shape.table):
+            refused[name] = "its primary key has another collation than its columns"
+        else:
+            shapes[name] = shape
+    return shapes, refused
+
+
+def reconcile(
+    db: apsw.Connection, wanted: Collection[str], *, known_good: int, ddl: str = "", first: bool = False
+) -> list[Step]:
+    """Make capture fit the schema as it is now, and tell readers by `schema_change` rows.
+
+    `known_good` is an offset at which the old schema was still seen: changes after it may have been
+    captured in the old form. `ddl` is set when we ran it ourselves, in this very transaction: then nothing
+    can have slipped through. `first` is the first attach, which is no news to anybody.
+    """
+    shapes, _ = capturable(db, wanted)
+    active = [layout for layout in read_layouts(db).values() if layout.active]
+    vacuumed = renumbered(db)
+    steps = plan(shapes, active, read_triggers(db), vacuumed=vacuumed)
+    for step in steps:
+        _apply(db, step, known_good=known_good, ddl=ddl, first=first)
+    if steps or vacuumed:
+        _note_places(db)
+    if vacuumed:
+        for layout in read_layouts(db).values():
+            if layout.active and not layout.table.primary_key:
+                _announce(db, layout.id, ddl or "VACUUM", resnapshot=True)
+        db.execute(f"UPDATE {CANARY} SET rowid = 2")
+    _reconcile_views(db, ddl)
+    return steps
+
+
+def _reconcile_views(db: apsw.Connection, ddl: str) -> None:
+    """Readers of the tables of a view that is not what it was are told: their queries may mean something else."""
+    rows = db.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'view' AND name <> ?", (END,))
+    before, now = view_definitions.parse(meta(db, "views")), dict(rows)
+    layouts = {layout.table.name: layout.id for layout in read_layouts(db).values() if layout.active}
+    for name in view_definitions.moved(before, now):
+        for table in sorted(
+            view_definitions.read_by(name, before, layouts) | view_definitions.read_by(name, now, layouts)
+        ):
+            _announce(db, layouts[table], ddl or now.get(name) or f"DROP VIEW {ident(name)}", resnapshot=False)
+    kept = view_definitions.remembered(before, now)
+    if kept != before:
+        set_meta(db, "views", msgspec.json.encode(kept).decode())
+
+
+def _note_places(db: apsw.Connection) -> None:
+    """Remember where our triggers stand in the schema: whoever makes them again moves them.
+
+    A view stands behind them, or the last ones would come to stand where they stood.
+    """
+    db.execute(f"DROP VIEW IF EXISTS {END}")
+    db.execute(f"CREATE VIEW {END} AS SELECT 'last of the schema'")
+    places = {trigger.name: trigger.place for trigger in read_triggers(db)}
+    for layout in read_layouts(db):
+        prefix = trigger_prefix(layout)
+        mine = {name: place for name, place in places.items() if name.startswith(prefix)}
+        db.execute(f"UPDATE {LAYOUT} SET places = ? WHERE id = ?", (msgspec.json.encode(mine).decode(), layout))
+
+
+def renumbered(db: apsw.Connection) -> bool:
+    """Whether a VACUUM gave rows of tables without a key new rowids."""
+    return not list(db.execute(f"SELECT 1 FROM {CANARY} WHERE rowid = 2"))
+
+
+def _apply(db: apsw.Connection, step: Step, *, known_good: int, ddl: str, first: bool) -> None:
+    match step:
+        case Add(shape):
+            layout = _new_layout(db, shape)
+            if not first:
+                _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=_has_rows(db, shape))
+        case Reshape(old, shape, unseen):
+            late = not ddl and (unseen or _captured_since(db, old.id, known_good))
+            remove_triggers(db, old.id)
+            _retire(db, old.id)
+            layout = _new_layout(db, shape, version=old.table.version + 1)
+            _announce(db, layout, ddl or _sql_of(db, shape.table.name), resnapshot=late)
+        case Renew(layout_, unseen, overtaken):
+            late = unseen or (overtaken and _captured_since(db, layout_.id, known_good))
+            remove_triggers(db, layout_.id)
+            _create(db, layout_.shape, layout_.id)
+            if late and not ddl:
+                _announce(db, layout_.id, _sql_of(db, layout_.table.name), resnapshot=True)
+        case Drop(layout_, went):
+            remove_triggers(db, layout_.id)
+            _retire(db, layout_.id)
+            name = ident(layout_.table.name)
+            done = f"ALTER TABLE {name} RENAME TO {ident(went)}" if went else f"DROP TABLE {name}"
+            _announce(db, layout_.id, ddl or done, resnapshot=False)
+
+
+def remove_triggers(db: apsw.Connection, layout: int) -> None:
+    """Drop the triggers of one layout."""
+    prefix = trigger_prefix(layout)
+    for trigger in read_triggers(db):
+        if trigger.name.startswith(prefix):
+            db.execute(f"DROP TRIGGER {ident(trigger.name)}")
+
+
+def _new_layout(db: apsw.Connection, shape: Shape, version: int = 0) -> int:
+    name = shape.table.name
+    if not version:
+        (last,) = next(db.execute(f"SELECT coalesce(max(version), 0) FROM {LAYOUT} WHERE name = ?", (name,)))
+        version = last + 1
+    shape = msgspec.structs.replace(shape, table=msgspec.structs.replace(shape.table, version=version))
+    db.execute(
+        f"INSERT INTO {LAYOUT}(name, version, active, shape) VALUES (?, ?, 1, ?)",
+        (name, version, msgspec.json.encode(shape).decode()),
+    )
+    layout = db.last_insert_rowid()
+    _fit_width(db, len(shape.table.columns))
+    _create(db, shape, layout)
+    return layout
+
+
+def _create(db: apsw.Connection, shape: Shape, layout: int) -> None:
+    nesting = nests(shape.table.name, read_triggers(db))
+    for statement in create_triggers(shape, layout, nests=nesting).values():
+        db.execute(statement)
+
+
+def _retire(db: apsw.Connection, layout: int) -> None:
+    db.execute(f"UPDATE {LAYOUT} SET active = 0 WHERE id = ?", (layout,))
+
+
+def capture_cells(db: apsw.Connection) -> int:
+    """How many value columns the capture table has."""
+    (columns,) = next(db.execute("SELECT count(*) FROM pragma_table_info(?)", (CAPTURE,)))
+    return int(columns) - 3
+
+
+def _fit_width(db: apsw.Connection, width: int) -> None:
+    have = capture_cells(db) // 2
+    if width - have > REBUILD:  # SQLite reads the whole schema again after each ALTER
+        _rebuild(db, width)
+    else:
+        for statement in widen(have, width):
+            db.execute(statement)
+
+
+def _rebuild(db: apsw.Connection, width: int) -> None:
+    """Create the tables that hold cells anew, wider, with what they hold."""
+    for name, statement in create_cell_tables(width).items():
+        kept = f"{name}_kept"
+        columns = [column for (column,) in db.execute("SELECT name FROM pragma_table_info(?)", (name,))]
+        db.execute(f"CREATE TEMP TABLE {kept} AS SELECT * FROM {name}")
+        db.execute(f"DROP TABLE {name}")
+        db.execute(statement)
+        db.execute(f"INSERT INTO {name}({', '.join(columns)}) SELECT * FROM temp.{kept}")
+        db.execute(f"DROP TABLE temp.{kept}")
+    for statement in CELL_INDEXES:
+        db.execute(statement)
+
+
+def _announce(db: apsw.Connection, layout: int, ddl: str, *, resnapshot: bool) -> None:
+    db.execute(
+        f"INSERT INTO {CAPTURE}(t, op, c0, c1) VALUES (?, {Op.SCHEMA_CHANGE:d}, ?, ?)",
+        (layout, ddl, int(resnapshot)),
+    )
+
+
+def demand_resnapshot(db: apsw.Connection, tables: Collection[str], why: str) -> None:
+    """Tell readers of `tables` that their changes cannot be trusted to be complete."""
+    for layout in read_layouts(db).values():
+        if layout.active and layout.table.name in tables:
+            _announce(db, layout.id, f"-- {why}", resnapshot=True)
+
+
+def _captured_since(db: apsw.Connection, layout: int, after: int) -> bool:
+    return bool(list(db.execute(f"SELECT 1 FROM {CAPTURE} WHERE seq > ? AND t = ? LIMIT 1", (after, layout))))
+
+
+def _has_rows(db: apsw.Connection, shape: Shape) -> bool:
+    return bool(list(db.execute(f"SELECT 1 FROM {ident(shape.table.name)} LIMIT 1")))
+
+
+def _sql_of(db: apsw.Connection, name: str) -> str:
+    return next((sql for (sql,) in _schema_sql(db, name)), "")
+
+
+def _schema_sql(db: apsw.Connection, name: str) -> Iterator[tuple[str]]:
+    return db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' AND name = ?", (name,))

@@ -1,0 +1,75 @@
+"""Read connections shared by threads: each caller has one to itself for one short read transaction."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from headwater.sources.sqlite.connection import READ_HEAP, sqlite_errors
+from headwater.sources.sqlite.setup.database_file import Connected
+
+
+def limit_temporary(reader: Connected) -> None:
+    """Keep sorts and temporary tables of a connection that only reads in memory, where the heap limit bounds them.
+
+    Files have no limit. Connections that write use them nevertheless: the undo of a large UPDATE and the sort of a new
+    index go there, and a caller who writes may fill the disk in any case.
+    """
+    reader.guard.run("PRAGMA temp_store = MEMORY")
+    reader.guard.limit_heap(READ_HEAP)
+
+
+class Pool:
+    """At most `size` connections, opened when needed."""
+
+    def __init__(
+        self,
+        open_reader: Callable[[], Connected],
+        size: int,
+        close_reader: Callable[[Connected], None] = lambda reader: reader.db.close(),
+    ) -> None:
+        self._open, self._close = open_reader, close_reader
+        self._places = threading.Semaphore(size)
+        # Guards _idle.
+        self._lock = threading.Lock()
+        self._idle: list[Connected] = []
+
+    @contextmanager
+    def read(self) -> Iterator[Connected]:
+        """A reader inside a read transaction."""
+        with self._places:
+            reader = self._take()
+            try:
+                with sqlite_errors():
+                    reader.guard.run("BEGIN")
+                    try:
+                        yield reader
+                    finally:
+                        if reader.db.in_transaction:
+                            reader.guard.run("COMMIT")
+            finally:
+                self._give_back(reader)
+
+    def _give_back(self, reader: Connected) -> None:
+        if reader.guard.is_linear:  # its functions are slower for short values
+            self._close(reader)
+            return
+        with self._lock:
+            self._idle.append(reader)
+
+    def _take(self) -> Connected:
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        reader = self._open()
+        reader.guard.run("PRAGMA query_only = 1")
+        limit_temporary(reader)
+        return reader
+
+    def close(self) -> None:
+        """Close what is idle; callers still reading close nothing of ours."""
+        with self._lock:
+            for reader in self._idle:
+                reader.db.close()
+            self._idle.clear()

@@ -1,0 +1,1 @@
+"""SQL and predicates that callers send: authorizer, evaluation, analysis."""

@@ -1,0 +1,261 @@
+"""The engine's word on a statement: which tables, columns and functions it asks for while it prepares it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.sources.sqlite.connection import ident, sqlite_errors
+from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS, Access, Statement
+from headwater.sources.sqlite.query.determinism.deterministic_functions import HARMLESS, is_deterministic
+from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE, too_large
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded, named
+from headwater.sources.sqlite.setup.database_file import Connected
+
+MAX_PARAMETERS = 999
+UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table has this name
+Step = tuple[Any, ...]
+Program = list[Step]
+T = TypeVar("T")
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What is known of a statement without reading its text. Names are as the schema writes them."""
+
+    statement: Statement
+    columns: frozenset[tuple[str, str]]  # of base tables; "" is any column, as count(*) asks for
+    tables: tuple[str, ...]  # base tables, sorted
+    views: tuple[str, ...]
+    functions: frozenset[str]
+    is_recursive: bool
+    foreign: tuple[str, ...]  # other things that are read: virtual tables, the schema itself, table-valued functions
+    program: Program  # what SQLite would run
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """Everything named whose definition matters."""
+        return tuple(sorted({*self.tables, *self.views}))
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Their names by place; a bare one is called by its number."""
+        return tuple(name or str(place) for place, name in enumerate(self.statement.parameters, 1))
+
+
+def facts_of(reader: Connected, sql: str) -> Facts:
+    """Ask the engine; InvalidRequest for what is no single read-only statement."""
+    if "\0" in sql or any("\ud800" <= char <= "\udfff" for char in sql):
+        raise InvalidRequest("the statement holds a NUL or half a character", hint="Send it as UTF-8 text.")
+    reader.catalog.look()
+    statement, accesses = reader.guard.accesses(sql)
+    if not statement.read_only:
+        raise InvalidRequest("a query only reads; this statement writes", hint="Use sql.exec or data.* to write.")
+    if not statement.columns:
+        raise InvalidRequest("the statement has no answer", hint="Send a SELECT.")
+    if len(statement.parameters) > MAX_PARAMETERS:
+        raise InvalidRequest(f"more than {MAX_PARAMETERS} parameters", hint="Number them from ?1, or bind a JSON list.")
+    try:
+        program = program_of(reader, sql.lstrip("; \t\r\n"))
+    except InvalidRequest as error:
+        if error.message == TOO_LARGE:
+            raise
+        raise InvalidRequest(f"only a SELECT can be a query ({error.message})", hint="Send one SELECT.") from None
+    return _facts(reader, sql, statement, accesses, program)
+
+
+def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Access], program: Program) -> Facts:
+    known = {name.lower(): name for name in reader.catalog.tables()}
+    definitions = view_texts(reader)
+    views = {name.lower(): name for name in definitions}
+    others = {name.lower() for name in _other_names(reader)}
+    columns, tables, seen, foreign = set(), set(), set(), set()
+    for access in accesses:
+        if access.op != apsw.SQLITE_READ or access.a is None:
+            continue
+        name = access.a.lower()
+        if name in known:
+            tables.add(known[name])
+            columns.add((known[name], access.b or ""))
+        elif name in views:
+            seen.add(views[name])
+        elif access.b or name in others or name.startswith(("pragma_", "sqlite_")):
+            foreign.add(access.a)
+        # else it is a name of WITH of which no column is asked: SQLite asks leave for it like for a table
+    seen |= {views[access.by.lower()] for access in accesses if access.by and access.by.lower() in views}
+    functions = {(access.b or "").lower() for access in accesses if access.op == apsw.SQLITE_FUNCTION}
+    for name in _opened(reader, program):
+        if name.lower() in known:
+            tables.add(known[name.lower()])
+        else:
+            foreign.add(name)
+    foreign |= _virtual_tables(reader, program, [sql, *definitions.values()], foreign)
+    return Facts(
+        statement,
+        frozenset(columns),
+        tuple(sorted(tables)),
+        tuple(sorted(seen)),
+        frozenset(functions),
+        any(access.op == apsw.SQLITE_RECURSIVE for access in accesses),
+        tuple(sorted(foreign)),
+        program,
+    )
+
+
+def program_of(reader: Connected, sql: str) -> Program:
+    """What SQLite would run for `sql`, without the comments and the steps that only name things."""
+    return _read_program(reader, sql, list)
+
+
+def is_program_of(reader: Connected, sql: str, program: Program) -> bool:
+    """Whether SQLite would run `program` for `sql`, without a list of what it would run."""
+    return _read_program(
+        reader, sql, lambda steps: all(step == other for step, other in zip_longest(program, steps, fillvalue=()))
+    )
+
+
+def _read_program(reader: Connected, sql: str, read: Callable[[Iterator[Step]], T]) -> T:
+    with reader.guard.own() as db, sqlite_errors(), reader.guard.preparing() as prepared:
+        cursor = db.cursor()
+
+        def trace(*_: object) -> bool:
+            prepared()  # the program shows the statement's own values, which may be long
+            return True
+
+        cursor.exec_trace = trace
+        try:
+            return read(_steps(cursor.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)))
+        finally:
+            cursor.close(True)
+
+
+def _steps(rows: Iterable[Step]) -> Iterator[Step]:
+    for count, row in enumerate(rows):
+        if count >= MAX_NODES:
+            raise too_large()
+        yield (row[1], *row[2:5], None if row[1] == "Explain" else row[5], row[6])
+
+
+def _opened(reader: Connected, program: Program) -> set[str]:
+    """The tables whose rows or indexes the program opens: no leave is asked for what only USING names."""
+    roots = {step[2] for step in program if step[0] in ("OpenRead", "ReopenIdx") and step[3] == 0}
+    found = reader.guard.run(
+        "SELECT tbl_name FROM sqlite_schema WHERE rootpage IN (SELECT value FROM json_each(?))"
+        " UNION ALL SELECT 'sqlite_schema' WHERE 1 IN (SELECT value FROM json_each(?))",
+        (roots_text := msgspec.json.encode(sorted(roots)).decode(), roots_text),
+    )
+    return {str(name) for (name,) in found.fetchall()}
+
+
+def _other_names(reader: Connected) -> set[str]:
+    """Everything that could stand in FROM and is neither a table of the user nor a view."""
+    found = reader.guard.run(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' UNION SELECT name FROM pragma_module_list"
+    )
+    return {str(name) for (name,) in found.fetchall()}
+
+
+def _virtual_tables(reader: Connected, program: Program, texts: Iterable[str], known: Iterable[str]) -> set[str]:
+    """The virtual tables that the program opens: no leave is asked for what only USING and NATURAL name.
+
+    The program calls a virtual table by its address, which is the same in every program of this connection.
+    """
+    opened = {step[4] for step in program if step[0] == "VOpen"}
+    if not opened:
+        return set()
+    found, left = set(), set(opened)
+    for name in sorted({**_candidates(reader, texts), **{folded(name): name for name in known}}.values()):
+        addresses = _addresses(reader, name) & opened
+        if addresses:
+            found.add(name)
+            left -= addresses
+    return found | {UNKNOWN_VIRTUAL_TABLE} if left else found
+
+
+def _candidates(reader: Connected, texts: Iterable[str]) -> dict[str, str]:
+    """Every name of the texts that may be one of a virtual table, as the schema writes it, by its folded form."""
+    names: set[str] = set()
+    for text in texts:
+        try:
+            names |= named(text)
+        except Unsupported:  # what is not found here stays unknown, and counts as such
+            continue
+    virtual = {name: name for name in names if name.startswith("pragma_")}
+    virtual |= {folded(name): name for name in _other_names(reader)}
+    return {name: virtual[name] for name in names if name in virtual}
+
+
+def _addresses(reader: Connected, name: str) -> set[Any]:
+    try:
+        steps = program_of(reader, f"SELECT 1 FROM {ident(name)}")
+    except HeadwaterError:  # no table has this name, or it only answers with arguments
+        return set()
+    return {step[4] for step in steps if step[0] == "VOpen"}
+
+
+def view_texts(reader: Connected) -> dict[str, str]:
+    """The views of the file by name, with their definitions."""
+    found = reader.guard.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'")
+    return {str(name): str(sql) for name, sql in found.fetchall()}
+
+
+def volatility(reader: Connected, facts: Facts) -> tuple[str, ...]:
+    """Why an answer may change without a change we see."""
+    reasons = [f"{name}() may answer differently each time" for name in facts.functions if not is_deterministic(name)]
+    return tuple(sorted([*reasons, *unseen(reader, facts)]))
+
+
+def unseen(reader: Connected, facts: Facts) -> tuple[str, ...]:
+    """What is read of which we see no change."""
+    captured = {layout.table.name for layout in reader.catalog.layouts.values() if layout.active}
+    reasons = [f"table {name!r} is not captured" for name in facts.tables if name not in captured]
+    reasons += [f"{name!r} is no table whose changes are seen" for name in facts.foreign if not _is_function(name)]
+    return tuple(sorted(reasons))
+
+
+def beyond(facts: Facts) -> tuple[str, ...]:
+    """What is read of what is stored, and is no table of the user: virtual tables, the schema, statistics."""
+    found = {name for name in facts.foreign if not _is_function(name)}
+    found |= {f"{name}()" for name in facts.functions if name not in HARMLESS}
+    return tuple(sorted(found))
+
+
+def _is_function(name: str) -> bool:
+    """What stands in FROM like a table and depends on its arguments alone."""
+    return name.lower() in ("json_each", "json_tree")
+
+
+def bare_rowids(reader: Connected, facts: Facts) -> tuple[str, ...]:
+    """The same for rowids that are read, but are neither a key nor told by any change."""
+    tables = reader.catalog.tables()
+    asked = {table for table, column in facts.columns if column == "ROWID" and column not in tables[table].index}
+    found = {name for name in asked if not any(c.auto or c.hidden for c in tables[name].columns)}
+    return tuple(f"the rowid of {name!r} is not captured" for name in sorted(found))
+
+
+def epoch_of(reader: Connected, objects: tuple[str, ...]) -> str:
+    """The definitions of `objects` as one short text: another one where an answer may mean something else."""
+    kinds = "type IN ('table', 'view')"
+    found = reader.guard.run(
+        f"SELECT type, name, sql FROM sqlite_schema WHERE {kinds} AND name IN (SELECT value FROM json_each(?))"
+        " ORDER BY name",
+        (msgspec.json.encode(objects).decode(),),
+    ).fetchall()
+    tables = reader.catalog.tables()
+    shapes = [msgspec.structs.replace(tables[name], version=0) for name in objects if name in tables]
+    digest = hashlib.blake2b(msgspec.json.encode([found, shapes]), digest_size=12)
+    if any(column.hidden for table in shapes for column in table.columns):
+        # VACUUM may number the rows of such a table anew, and says so by the schema's version alone.
+        digest.update(str(schema_version(reader)).encode())
+    return digest.hexdigest()
+
+
+def schema_version(reader: Connected) -> int:
+    """Moves with every change of the schema, of any hand."""
+    ((version,),) = reader.guard.run("PRAGMA schema_version").fetchall()
+    return int(str(version))

@@ -1,0 +1,147 @@
+"""Guards: what can be learned from one run about the rows that matter until the next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headwater.model.dependencies.dependency import (
+    AllOf,
+    AnyOf,
+    Condition,
+    Const,
+    Dependency,
+    Guard,
+    KeyGuard,
+    Operand,
+    Param,
+    Test,
+    TopGuard,
+)
+from headwater.model.literal import Value
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.query.determinism.result_order import Ordered
+from headwater.sources.sqlite.query.facts.facts import Instance
+from headwater.sources.sqlite.query.facts.predicate_pushdown import Push
+from headwater.sources.sqlite.query.facts.row_identity import is_same
+from headwater.sources.sqlite.query.facts.select_kind import Nature
+from headwater.sources.sqlite.query.syntax import tree
+
+_SIGNS = {"eq": "=", "ne": "<>", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "is": "IS", "is_not": "IS NOT"}
+
+
+def guards_of(
+    push: Push,
+    query: tree.Query,
+    ordered: Ordered,
+    dependencies: tuple[Dependency, ...],
+    parameters: tuple[str, ...],
+) -> tuple[Guard, ...]:
+    """Every guard that is known to be right."""
+    found: list[Guard] = list(_key_guards(push, dependencies, parameters))
+    top = _top_guard(push, query, ordered, parameters)
+    return (*found, top) if top is not None else tuple(found)
+
+
+def _key_guards(push: Push, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]) -> Iterator[KeyGuard]:
+    for place in push.places:
+        if _is_pinned(dependencies[place.place].condition):
+            continue  # one key already
+        for column, (other, theirs) in place.links:
+            text = _keys(other, str(theirs), dependencies, parameters)
+            if text is not None and other is not place:
+                yield KeyGuard(place.place, str(column), text, (other.place,))
+                break
+
+
+def _is_pinned(condition: Condition) -> bool:
+    parts = condition.parts if isinstance(condition, AllOf) else (condition,)
+    return any(isinstance(part, Test) and part.op in ("eq", "in", "is") for part in parts)
+
+
+def _keys(
+    other: Instance, column: str, dependencies: tuple[Dependency, ...], parameters: tuple[str, ...]
+) -> str | None:
+    """The statement that finds the values of `column` in the rows of `other` that matter."""
+    if other.table is None or other.place < 0 or not _selects(dependencies[other.place].condition):
+        return None
+    where = _where(dependencies[other.place].condition, parameters)
+    if parameters:  # so that it takes as many arguments as the query
+        where += f" AND ?{len(parameters)} IS ?{len(parameters)}"
+    return f"SELECT DISTINCT {ident(column)} FROM main.{ident(other.table.name)} WHERE {where}"
+
+
+def _selects(condition: Condition) -> bool:
+    """Whether it says more than that something is not NULL: else the keys are nearly all there are."""
+    parts = condition.parts if isinstance(condition, AllOf) else (condition,)
+    return any(not isinstance(part, Test) or part.op != "is_not" for part in parts)
+
+
+def _where(condition: Condition, parameters: tuple[str, ...]) -> str:
+    match condition:
+        case Test():
+            return _test(condition, parameters)
+        case AllOf():
+            return "(" + (" AND ".join(_where(part, parameters) for part in condition.parts) or "1") + ")"
+        case AnyOf():
+            return "(" + (" OR ".join(_where(part, parameters) for part in condition.parts) or "0") + ")"
+
+
+def _test(test: Test, parameters: tuple[str, ...]) -> str:
+    column = ident(test.column)
+    values = [_value(operand, parameters) for operand in test.operands]
+    if test.op in ("between", "not_between"):
+        return f"{column} {'NOT ' if test.op == 'not_between' else ''}BETWEEN {values[0]} AND {values[1]}"
+    if test.op in ("in", "not_in"):
+        return f"{column} {'NOT ' if test.op == 'not_in' else ''}IN ({', '.join(values)})"
+    return f"{column} {_SIGNS[test.op]} {values[0]}"
+
+
+def _value(operand: Operand, parameters: tuple[str, ...]) -> str:
+    if isinstance(operand, Param):
+        return f"?{parameters.index(operand.name) + 1}"
+    return _literal(operand.value)
+
+
+def _literal(value: Value) -> str:
+    match value:
+        case None:
+            return "NULL"
+        case bytes():
+            return f"x'{value.hex()}'"
+        case int() | float():
+            return (
+                f"({value!r})" if value == value and abs(value) != float("inf") else "9e999" if value > 0 else "-9e999"
+            )
+        case _:
+            return "'" + str(value).replace("'", "''") + "'"
+
+
+# --- the first rows of an order -------------------------------------------------------------------------------
+
+
+def _top_guard(push: Push, query: tree.Query, ordered: Ordered, parameters: tuple[str, ...]) -> TopGuard | None:
+    if not ordered.is_total or len(query.selects) > 1 or query.limit is None or push.top is None:
+        return None
+    select = query.selects[0]
+    nature = Nature(select, query.order)
+    source = select.source
+    if nature.keeps_all or nature.has_windows or not isinstance(source, tree.Source) or source.table is None:
+        return None
+    rows = _rows(query.limit, parameters)
+    if rows is None:
+        return None
+    order, last = [], []
+    for term in query.order:
+        of = select.outputs[term.output].of if term.output is not None else term.of
+        place = next((n for n, output in enumerate(select.outputs) if is_same(output.of, of)), None)
+        if not isinstance(of, tree.Ref) or of.source is not source or place is None or term.nulls:
+            return None
+        order.append((str(of.column), term.descends))
+        last.append(place)
+    return TopGuard(push.top.instances[id(source)].place, tuple(order), tuple(last), rows)
+
+
+def _rows(node: object, parameters: tuple[str, ...]) -> Operand | None:
+    if isinstance(node, tree.Literal) and node.text.isdecimal() and int(node.text) > 0:
+        return Const(int(node.text))
+    return Param(parameters[node.slot - 1]) if isinstance(node, tree.Bind) else None

@@ -1,0 +1,70 @@
+"""The engine's verdict on the parser: the text written again must be the same program, and name all it reads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from headwater.errors import HeadwaterError
+from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, Program, is_program_of, program_of
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
+from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS, Names
+from headwater.sources.sqlite.query.syntax.render import render
+from headwater.sources.sqlite.setup.database_file import Connected
+
+
+def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> None:
+    """Unsupported where the engine read another statement than we did."""
+    if not _is_program(reader, render(query), facts.program):
+        raise Unsupported("SQLite makes another program of what was understood")
+    for view in names.views.values():
+        if not _is_program(reader, render(view.query), _program(reader, view.text)):
+            raise Unsupported("SQLite makes another program of what was understood of a view")
+    hidden = set(names.views) - {folded(name) for name in facts.views}
+    if hidden:
+        raise Unsupported(f"SQLite does not look into the view {min(hidden)}")
+    unread = set(facts.tables) - {table for table, _ in names.read}
+    if unread:
+        raise Unsupported(f"SQLite opens {min(unread)}, which was not found in the statement")
+    missing = {_known(reader, *read) for read in facts.columns} - names.read
+    if missing:
+        table, column = min(missing)
+        raise Unsupported(f"SQLite reads {table}.{column or '*'}, which was not found in the statement")
+    others = {name for name in facts.foreign if name.lower() not in FUNCTIONS_OF_ROWS}
+    if others:
+        raise Unsupported(f"SQLite reads {min(others)!r}")
+
+
+def _known(reader: Connected, table: str, column: str) -> tuple[str, str]:
+    """A column as its table calls it: the engine says ROWID of an identity without a name."""
+    shape = reader.catalog.shape(table).table
+    if column == "ROWID" and column not in shape.index:
+        key = next((c.name for c in shape.columns if c.auto or c.hidden), column)
+        return table, key
+    return table, column
+
+
+def _program(reader: Connected, sql: str) -> Program:
+    with _read_again():
+        return program_of(reader, sql)
+
+
+def _is_program(reader: Connected, sql: str, program: Program) -> bool:
+    with _read_again():
+        return is_program_of(reader, sql, program)
+
+
+@contextlib.contextmanager
+def _read_again() -> Iterator[None]:
+    try:
+        yield
+    except HeadwaterError as error:
+        raise Unsupported(f"SQLite does not read it again: {error.message}") from None
+
+
+def real(reader: Connected, text: str) -> float:
+    """A number as SQLite reads it: the last bit of a float is its own."""
+    with reader.guard.own() as db:
+        ((value,),) = db.cursor().execute(f"SELECT {text}", can_cache=False).fetchall()
+        return float(str(value)) if not isinstance(value, float) else value

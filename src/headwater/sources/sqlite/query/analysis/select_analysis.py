@@ -1,0 +1,87 @@
+"""A closer look at one statement: its tree, the places of tables in it with columns and conditions, its order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.errors import HeadwaterError
+from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Dependency, Guard, Test
+from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, facts_of, view_texts
+from headwater.sources.sqlite.query.analysis.guards import guards_of
+from headwater.sources.sqlite.query.analysis.parser_check import real, verify
+from headwater.sources.sqlite.query.determinism.failing_functions import failing, may_fail
+from headwater.sources.sqlite.query.determinism.result_order import Ordered, in_order
+from headwater.sources.sqlite.query.determinism.stable_values import queries_of
+from headwater.sources.sqlite.query.facts.facts import Instance, condition_of
+from headwater.sources.sqlite.query.facts.predicate_pushdown import Asked, Push
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.name_resolution import Names
+from headwater.sources.sqlite.query.syntax.parser import parse
+from headwater.sources.sqlite.setup.database_file import Connected
+
+
+class Closer(msgspec.Struct, frozen=True):
+    """What was found, see Analysis."""
+
+    sql: str
+    dependencies: tuple[Dependency, ...]
+    is_total: bool
+    key: tuple[int, ...] | None
+    guards: tuple[Guard, ...]
+    doubts: tuple[str, ...]
+
+
+def look_closer(reader: Connected, sql: str, facts: Facts) -> Closer:
+    """Read `sql`; Unsupported, or another error, where that cannot be done or the engine disagrees."""
+    query = parse(sql)
+    # Only what the engine reads has a meaning here: SQLite drops `0 AND EXISTS (…)` before it resolves names, so that
+    # no scope was checked for a table in it, and what is said of a hidden table must be what is said of a missing one.
+    views = set(facts.views)
+    names = Names(
+        {name: table for name, table in reader.catalog.tables().items() if name in facts.tables},
+        {name: text for name, text in view_texts(reader).items() if name in views},
+    )
+    names.query(query)
+    verify(reader, query, names, facts)
+    ordered = _checked(reader, in_order(query, sql), sql, facts, {table for table, _ in names.read})
+    query.order.extend(ordered.added)  # the answer depends on these columns, too
+    push = Push(facts.parameters, lambda text: real(reader, text))
+    push.query(query, Asked())
+    found = tuple(_dependency(place, ordered.is_total) for place in push.places)
+    if (name := failing(query)) is not None:
+        # A column that nothing needs may still be evaluated in a query inside.
+        is_single = len(list(queries_of(query, "top"))) == 1
+        whole = tuple(Dependency(place.table, place.columns if is_single else None) for place in found)
+        doubts = (*ordered.doubts, f"{name} may fail on any row")
+        return Closer(ordered.sql, whole, ordered.is_total, ordered.key, (), doubts)
+    guards = () if may_fail(facts.functions) else guards_of(push, query, ordered, found, facts.parameters)
+    return Closer(ordered.sql, found, ordered.is_total, ordered.key, guards, ordered.doubts)
+
+
+def _checked(reader: Connected, ordered: Ordered, sql: str, facts: Facts, tables: set[str]) -> Ordered:
+    """`ordered`, if the engine takes its text for the same question."""
+    if ordered.sql == sql:
+        return ordered
+    try:
+        again = facts_of(reader, ordered.sql)
+    except HeadwaterError:
+        return Ordered(sql, False, None, doubts=("every column counts: its order could not be made total",))
+    old, new = facts.statement, again.statement
+    if (old.columns, old.parameters) != (new.columns, new.parameters) or set(again.tables) - tables:
+        raise Unsupported("an order of its own makes it another statement")
+    return ordered
+
+
+def _dependency(place: Instance, is_total: bool) -> Dependency:
+    assert place.table is not None
+    condition = condition_of(place.table, place.formulas)
+    columns = frozenset(map(str, place.used)) | frozenset(_columns(condition))
+    return Dependency(place.table.name, columns if is_total else None, condition)
+
+
+def _columns(condition: Condition) -> set[str]:
+    match condition:
+        case Test():
+            return {condition.column}
+        case AllOf() | AnyOf():
+            return set().union(*map(_columns, condition.parts))

@@ -1,0 +1,468 @@
+"""What a caller's statement may do: an authorizer for every prepare, and what the engine says of a statement."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import re
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import apsw
+import msgspec
+
+from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
+from headwater.sources.sqlite.connection import OURS, sqlite_errors
+from headwater.sources.sqlite.query.percentiles import replace_percentiles
+from headwater.sources.sqlite.query.slow_functions import (
+    LONG_PATTERN,
+    PATTERN,
+    SLOW,
+    TOO_COMPLEX,
+    LinearFunctions,
+    Tier,
+    capped,
+    tiers_of,
+)
+from headwater.sources.sqlite.query.statement_cost import Cost, cost_of, is_plain
+from headwater.sources.sqlite.query.statement_growth import check_growth
+
+T = TypeVar("T")
+
+_DENIED = {
+    apsw.SQLITE_TRANSACTION,
+    apsw.SQLITE_SAVEPOINT,
+    apsw.SQLITE_ATTACH,
+    apsw.SQLITE_DETACH,
+    apsw.SQLITE_PRAGMA,
+    # The writer's connection is shared: nothing of one caller may stay on it for the next.
+    apsw.SQLITE_CREATE_TEMP_INDEX,
+    apsw.SQLITE_CREATE_TEMP_TABLE,
+    apsw.SQLITE_CREATE_TEMP_TRIGGER,
+    apsw.SQLITE_CREATE_TEMP_VIEW,
+}
+_SCHEMA = {
+    apsw.SQLITE_CREATE_INDEX,
+    apsw.SQLITE_CREATE_TABLE,
+    apsw.SQLITE_CREATE_TRIGGER,
+    apsw.SQLITE_CREATE_VIEW,
+    apsw.SQLITE_CREATE_VTABLE,
+    apsw.SQLITE_DROP_INDEX,
+    apsw.SQLITE_DROP_TABLE,
+    apsw.SQLITE_DROP_TRIGGER,
+    apsw.SQLITE_DROP_VIEW,
+    apsw.SQLITE_DROP_VTABLE,
+    apsw.SQLITE_ALTER_TABLE,
+}
+_HARMLESS = {apsw.SQLITE_ANALYZE, apsw.SQLITE_REINDEX}  # without a name they mean every table, ours too
+_READ_PRAGMAS = {"data_version", "page_size"}  # what FTS5, FTS4 and R-Tree ask for inside a caller's statement
+OUR_TRIGGER = re.compile(OURS + r"\d+_[a-z_]+")
+_NOTHING_MORE = re.compile(r"(?>\s|;|--[^\n]*|/\*.*?(?:\*/|\Z))*+", re.DOTALL)
+_FIRST_WORD = re.compile(r"\ufeff?" + _NOTHING_MORE.pattern + r"([A-Za-z]+)", re.DOTALL)
+MAX_LENGTH = 129 << 20  # of a value or row a caller's statement touches: old and new of 64 MiB fit a capture row
+# SQLite with statistics of samples (sqlite_stat4) calls functions of constants while it prepares a statement.
+_PREPARE_LENGTH = 2 << 10
+_TOO_LONG = (apsw.TooBigError, apsw.NoMemError)  # the second one for a constant that is too long to be prepared
+# Virtual machine steps between two checks of the clock, by the length of values: a step may be a function of a value.
+# Every check waits for the interpreter's lock, so there are few of them where values are short.
+_STEPS = {1 << 18: 20_000, 1 << 20: 5_000, 8 << 20: 500, MAX_LENGTH: 50}
+_MOST_STEPS = max(_STEPS.values())
+_WRITE_STEPS = 5_000  # of a statement that writes: it runs once, for values of any length
+# Of everything in pragma_function_list these reach outside the database: load_extension runs code from a file,
+# fts3_tokenizer reads and writes a function pointer (its argument need only be bound), sqlite_log writes to the
+# process's error log, and geopoly_debug switches a flag of the whole process. The other functions compute.
+BAD_FUNCTIONS = frozenset({"load_extension", "fts3_tokenizer", "sqlite_log", "geopoly_debug"})
+# Of everything in pragma_module_list only this one calls a tokenizer by its pointer without a table of its own.
+_BAD_MODULES = frozenset({"fts3tokenize"})
+MAX_KNOWN_TEXT = 16 << 10  # characters: what is known of a longer text is not kept, for each connection has a thousand
+_ROW_STATEMENTS = frozenset({"SELECT", "VALUES", "WITH", "INSERT", "REPLACE", "UPDATE", "DELETE"})
+
+# Our own statements carry this mark, so that their cached forms can never be reached by a caller's text.
+_MARK = f"/*{secrets.token_hex(8)}*/"
+
+
+@functools.cache
+def _marked(sql: str) -> str:
+    return sql + _MARK
+
+
+ANY_BINDINGS: apsw.Bindings = apsw._null_bindings  # type: ignore[attr-defined]  # what apsw.ext.query_info passes
+
+
+class Access(msgspec.Struct, frozen=True):
+    """What the authorizer is asked: the action, its two names, and the view or trigger it happens in."""
+
+    op: int
+    a: str | None
+    b: str | None
+    by: str | None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A column of a statement's answer, and the table's column it comes from, if it does."""
+
+    name: str
+    declared: str | None
+    table: str | None
+    column: str | None
+
+
+class Statement(msgspec.Struct, frozen=True):
+    """What the engine says of one statement."""
+
+    read_only: bool
+    schema: bool  # changes the schema
+    rows: bool  # a SELECT, INSERT, UPDATE or DELETE: what may be sent without the role owner
+    alters: str | None = None  # the table of an ALTER TABLE
+    columns: tuple[Answer, ...] = ()
+    parameters: tuple[str | None, ...] = ()  # by place; their names with the mark, None for a bare ?
+    functions: frozenset[str] = frozenset()  # that it calls, itself or by views and triggers that are not ours
+    cost: Cost = Cost()
+
+
+class Guard:
+    """Watches one connection. `own` statements pass; everything else is a caller's."""
+
+    def __init__(self, db: apsw.Connection, seconds: float) -> None:
+        self._db = db
+        self._seconds = seconds
+        self._deadline = math.inf
+        self._heap = sys.maxsize  # bytes of all connections, past which statements on this one are stopped
+        self._is_limited = False  # whether a caller's statement runs
+        self._is_starved = False  # whether it was stopped for that
+        self._cap = MAX_LENGTH  # of a value, by the tier in which a statement runs
+        self._most_steps = _MOST_STEPS  # the same
+        self._steps = 0
+        self._set_steps(_MOST_STEPS)
+        db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+        self._linear: LinearFunctions | None = None  # once a statement met a value too long for the built-in ones
+        self._called: set[str] = set()  # functions the current statement calls
+        self._ours = False
+        self._dropping: str | None = None  # the table the statement drops: our triggers go with it
+        self._seen: list[tuple[int, str | None, str | None]] = []  # schema changes the current statement makes
+        self._known: dict[str, Statement] = {}
+        harden(db)
+        replace_percentiles(db, self.check_time)
+        self._noted: list[Access] | None = None  # what a statement that is being looked at asks for
+        db.authorizer = self._authorize
+
+    def run(self, sql: str, bindings: apsw.Bindings = ()) -> apsw.Cursor:
+        """Run a statement of our own."""
+        before, self._ours = self._ours, True
+        try:
+            return self._db.execute(_marked(sql), bindings)
+        finally:
+            self._ours = before
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[apsw.Connection]:
+        """Inside, plain statements on the connection are ours (installing triggers, for instance)."""
+        before, self._ours = self._ours, True
+        try:
+            yield self._db
+        finally:
+            self._ours = before
+
+    @contextlib.contextmanager
+    def limited(self, seconds: float | None = None) -> Iterator[Callable[[int], None]]:
+        """Limit a caller's statement inside: its seconds, and the bytes of a value, which the yielded function sets."""
+        seconds = self._seconds if seconds is None else seconds
+        self._deadline, self._is_limited, self._is_starved = time.monotonic() + seconds, True, False
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH)
+        try:
+            yield self._limit_length
+        except apsw.InterruptError:
+            if self._is_starved:
+                raise Busy(
+                    f"the statements that run need more than {self._heap >> 20} MiB of memory",
+                    hint="Sort and materialize less in one statement, or try again in a moment.",
+                ) from None
+            if time.monotonic() < self._deadline:
+                raise
+            raise InvalidRequest(
+                f"the statement ran longer than {seconds:g} seconds and was stopped",
+                hint="Nothing of it was kept. Do it in smaller steps, or raise sqlite.statement_seconds.",
+            ) from None
+        finally:
+            self._deadline, self._is_limited = math.inf, False
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+            self._set_steps(_MOST_STEPS)
+
+    def _limit_length(self, most: int) -> None:
+        most = min(most, self._cap)
+        self._db.limit(apsw.SQLITE_LIMIT_LENGTH, most)
+        self._set_steps(min(self._most_steps, next(steps for length, steps in _STEPS.items() if most <= length)))
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the connection calls linear functions in Python: they stay, for SQLite cannot take them back."""
+        return self._linear is not None
+
+    def in_tiers(self, statement: Statement, run: Callable[[bool], T]) -> T:
+        """Call `run` inside `limited`, with limits that keep every function call of `statement` short.
+
+        `run` is called again with wider limits if a value was too long; its argument is whether these are the widest.
+        """
+        tiers = tiers_of(statement.functions, statement.cost)
+        if not tiers and statement.cost.length >= MAX_LENGTH:
+            if not statement.read_only:
+                self._set_steps(_WRITE_STEPS)
+            return run(True)
+        if not tiers:
+            return self._in_last(Tier(None, _MOST_STEPS if statement.read_only else _WRITE_STEPS), statement, run)
+        if statement.schema:  # its own steps read the whole schema
+            tiers = (msgspec.structs.replace(tiers[-1], length=None, pattern=LONG_PATTERN),)
+        for tier in tiers[:-1]:
+            if self.is_linear and not tier.linear:
+                continue
+            try:
+                with self._undone(statement), self._at(tier, statement.cost):
+                    return run(False)
+            except _TOO_LONG:
+                continue
+            except apsw.SQLError as error:
+                if str(error) != TOO_COMPLEX or tier.pattern >= PATTERN:
+                    raise
+        with self._undone(statement):
+            return self._in_last(tiers[-1], statement, run)
+
+    def _in_last(self, tier: Tier, statement: Statement, run: Callable[[bool], T]) -> T:
+        with self._at(tier, statement.cost):
+            try:
+                return run(tier.length is None)
+            except apsw.TooBigError:
+                if self._cap >= MAX_LENGTH:
+                    raise
+                raise _too_long(statement, tier, self._cap) from None
+
+    @contextlib.contextmanager
+    def _at(self, tier: Tier, cost: Cost) -> Iterator[None]:
+        if tier.linear:
+            self._use_linear()
+        self._cap = min(MAX_LENGTH if tier.length is None else tier.length, cost.length)
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, self._cap)
+        self._db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, tier.pattern)
+        self._most_steps = tier.steps
+        self._set_steps(tier.steps)
+        try:
+            yield
+        finally:
+            self._cap, self._most_steps = MAX_LENGTH, _MOST_STEPS
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+            self._db.limit(apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, PATTERN)
+            self._set_steps(_MOST_STEPS)
+
+    @contextlib.contextmanager
+    def _undone(self, statement: Statement) -> Iterator[None]:
+        """Undo what a statement wrote before it failed: SQLite does so only for the errors it foresees."""
+        if statement.read_only:
+            yield
+            return
+        self.run("SAVEPOINT tier")
+        try:
+            yield
+        except BaseException:
+            if self._db.in_transaction:
+                self.run("ROLLBACK TO tier")
+                self.run("RELEASE tier")
+            raise
+        if self._db.in_transaction:
+            self.run("RELEASE tier")
+
+    def _use_linear(self) -> None:
+        if self._linear is None:
+            self._linear = LinearFunctions(self._db, self.check_time)
+
+    def _set_steps(self, steps: int) -> None:
+        if steps != self._steps:
+            self._steps = steps
+            self._db.set_progress_handler(self._is_late, steps)
+
+    def limit_heap(self, most: int) -> None:
+        """Stop a caller's statement once SQLite has more than `most` bytes, in the whole process."""
+        self._heap = most
+
+    def _is_late(self) -> bool:
+        if self._is_limited and apsw.memory_used() > self._heap:
+            self._is_starved = True
+            return True
+        return time.monotonic() > self._deadline
+
+    def check_time(self) -> None:
+        """Raise InterruptError, which `limited` explains, once the time of the statement is up."""
+        if self._is_late():
+            raise apsw.InterruptError("interrupted")
+
+    @contextlib.contextmanager
+    def preparing(self) -> Iterator[Callable[[], object]]:
+        """Limit the preparation of a caller's statement; the yielded function ends the limit of its values."""
+        before = self._db.limit(apsw.SQLITE_LIMIT_LENGTH, MAX_LENGTH if self.is_linear else _PREPARE_LENGTH)
+        until = self._deadline
+        self._deadline = min(until, time.monotonic() + self._seconds)
+        try:
+            yield lambda: self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+        finally:
+            self._db.limit(apsw.SQLITE_LIMIT_LENGTH, before)
+            self._deadline = until
+
+    def examine(self, sql: str) -> Statement:
+        """Prepare `sql` without running it; refuse nonsense, several statements and what is denied."""
+        found = self._known.get(sql)
+        if found is None:
+            found = self._prepare(sql)
+            if len(sql) <= MAX_KNOWN_TEXT:
+                if len(self._known) >= 1_000:
+                    self._known.clear()
+                self._known[sql] = found
+        return found
+
+    def accesses(self, sql: str) -> tuple[Statement, list[Access]]:
+        """What the engine says of `sql`, and everything it asks leave for while it is prepared."""
+        self._noted = []
+        try:
+            return self._prepare(sql), self._noted
+        finally:
+            self._noted = None
+
+    def forget_statement(self) -> None:
+        """A new statement begins: what the last one did counts no more."""
+        self._seen, self._dropping = [], None
+
+    def forget(self) -> None:
+        """The schema moved: what was learned of statements may no longer hold."""
+        self._known.clear()
+
+    def _prepare(self, sql: str) -> Statement:
+        _refuse_trigger_names(sql)
+        check_growth(sql, self._views())
+        cursor = self._db.cursor()
+        seen: list[tuple[str, bool, tuple[Answer, ...], tuple[str | None, ...]]] = []
+
+        def trace(found: apsw.Cursor, text: str, bindings: object) -> bool:
+            if found.has_vdbe:
+                columns = tuple(Answer(n, kind, table, column) for n, kind, _, table, column in found.description_full)
+                seen.append((text, found.is_readonly, columns, tuple(found.bindings_names)))
+            return False
+
+        cursor.exec_trace = trace
+        self.forget_statement()
+        self._called = set()
+        try:
+            with sqlite_errors(), contextlib.suppress(apsw.ExecTraceAbort):
+                self._prepared(lambda: cursor.execute(sql, ANY_BINDINGS, can_cache=False))
+        finally:
+            cursor.close()
+        if not seen:
+            raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
+        text, read_only, columns, parameters = seen[0]
+        if not _NOTHING_MORE.fullmatch(sql, sql.find(text) + len(text)):
+            raise InvalidRequest("one statement at a time", hint="Send them one by one, or inside tx.begin/tx.commit.")
+        alters = next((b for op, _, b in self._seen if op == apsw.SQLITE_ALTER_TABLE), None)
+        functions, is_schema, is_of_rows = frozenset(self._called), bool(self._seen), _is_of_rows(sql)
+        is_costly = is_of_rows and (bool(functions) or not is_plain(text))
+        cost = self._cost(text) if is_costly else Cost()
+        return Statement(read_only, is_schema, is_of_rows, alters, columns, parameters, functions, cost)
+
+    def _views(self) -> dict[str, str]:
+        """Return the definitions of the views by their names."""
+        noted, self._noted = self._noted, None
+        try:
+            with sqlite_errors():
+                found = self.run("SELECT name, sql FROM sqlite_schema WHERE type = 'view'").fetchall()
+        finally:
+            self._noted = noted
+        return {str(name): str(text) for name, text in found}
+
+    def _cost(self, sql: str) -> Cost:
+        """Return what the program of a statement that was prepared costs."""
+        noted, self._noted = self._noted, None
+        try:
+            with self.own() as db, sqlite_errors(), self.preparing():
+                listed = db.execute(f"EXPLAIN {sql}", ANY_BINDINGS, can_cache=False)
+                try:
+                    return cost_of(sql, listed, SLOW)
+                finally:
+                    listed.close()
+        finally:
+            self._noted = noted
+
+    def _prepared(self, prepare: Callable[[], object]) -> None:
+        """Prepare a statement, once more with linear functions if it holds a long value."""
+        try:
+            with self.preparing():
+                prepare()
+        except _TOO_LONG:
+            if self.is_linear:
+                raise
+            self._use_linear()
+            with self.preparing():
+                prepare()
+
+    def _authorize(self, op: int, a: str | None, b: str | None, db: str | None, by: str | None) -> int:
+        if self._noted is not None:
+            self._noted.append(Access(op, a, b, by))
+        if self._ours or (by and OUR_TRIGGER.fullmatch(by)):
+            return apsw.SQLITE_OK
+        if op == apsw.SQLITE_FUNCTION and b is not None:
+            self._called.add(b.lower())
+        if op in _SCHEMA:
+            self._seen.append((op, a, b))
+        if op == apsw.SQLITE_DROP_TABLE:
+            self._dropping = a
+        if op == apsw.SQLITE_DROP_TRIGGER and b is not None and b == self._dropping:
+            return apsw.SQLITE_OK
+        return apsw.SQLITE_OK if _allows(op, a, b) else apsw.SQLITE_DENY
+
+
+def _too_long(statement: Statement, tier: Tier, most: int) -> InvalidRequest:
+    name = capped(statement.functions)
+    if tier.length is not None and name is not None:
+        return InvalidRequest(
+            f"a statement that calls {name}() takes values of at most {most} bytes",
+            hint="Read and write longer values by a statement without it.",
+        )
+    kind = AnswerTooLarge if statement.read_only else InvalidRequest
+    return kind(
+        f"a statement with so many function calls, arguments and operators takes values of at most {most} bytes",
+        hint="Compute less in one statement, or read the longer values by another one.",
+    )
+
+
+def _allows(op: int, a: str | None, b: str | None) -> bool:
+    if op in _HARMLESS or (op == apsw.SQLITE_PRAGMA and a in _READ_PRAGMAS and b is None):
+        return True
+    if op in _DENIED or (op == apsw.SQLITE_FUNCTION and (b or "").lower() in BAD_FUNCTIONS):
+        return False
+    if op == apsw.SQLITE_CREATE_VTABLE and (b or "").lower() in _BAD_MODULES:
+        return False
+    return not any((name or "").lower().startswith(OURS) for name in (a, b))
+
+
+def harden(db: apsw.Connection) -> None:
+    """Remove from a connection what no caller's SQL may use, whatever an authorizer is asked.
+
+    TRUSTED_SCHEMA stays on: without it, views of applications that call snippet(), bm25() or median() would fail, and
+    the functions that could do harm from a view are denied by the authorizer, in views too.
+    """
+    db.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)  # shadow tables and the schema are written by SQLite alone
+    db.config(apsw.SQLITE_DBCONFIG_ENABLE_FTS3_TOKENIZER, 0)
+    modules = [str(name) for (name,) in db.execute("SELECT name FROM pragma_module_list")]
+    db.drop_modules([name for name in modules if name not in _BAD_MODULES])
+
+
+def _is_of_rows(sql: str) -> bool:
+    """Return whether the first word of a statement that SQLite has accepted is one that reads or writes rows."""
+    word = _FIRST_WORD.match(sql)
+    return word is not None and word[1].upper() in _ROW_STATEMENTS
+
+
+def _refuse_trigger_names(sql: str) -> None:
+    """The authorizer cannot tell a trigger of ours from a WITH clause of the same name."""
+    if found := OUR_TRIGGER.search(sql):
+        raise InvalidRequest(
+            f"{found[0]!r} is the name of a trigger of Headwater", hint="If it is data, bind it as an argument."
+        )

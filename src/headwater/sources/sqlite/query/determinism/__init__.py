@@ -1,0 +1,1 @@
+"""Whether two runs of a query over the same rows give the same answer."""

@@ -1,0 +1,55 @@
+"""Functions that fail on some values. SQLite may ask them of rows that no condition lets through, and fail there.
+
+It promises no order among the parts of WHERE: of `json_extract(a, '$.x') = 1 AND b = 1` any row may be malformed. So
+where such a function decides about rows, no row can be left out. Only those of JSON: text that is none is common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headwater.sources.sqlite.query.determinism.stable_values import queries_of
+from headwater.sources.sqlite.query.syntax import tree
+
+_CAREFUL = frozenset({"json_valid", "json_error_position"})  # they tell, and do not fail
+
+
+def may_fail(functions: frozenset[str]) -> bool:
+    """Whether a statement with these functions may fail on some row."""
+    return any(map(_is_strict, functions))
+
+
+def failing(query: tree.Query) -> str | None:
+    """A function that may be asked of rows that do not count; None if there is none.
+
+    Columns, groups and order of the whole query are made of rows that count, and of no others.
+    """
+    for found, use in queries_of(query, "top"):
+        for select in found.selects:
+            for root in _deciding(found, select, is_top=use == "top"):
+                for node in tree.below(root):
+                    if (name := _strict(node)) is not None:
+                        return name
+    return None
+
+
+def _deciding(query: tree.Query, select: tree.Select, *, is_top: bool) -> Iterator[Any]:
+    """The expressions of a SELECT that are evaluated before all its conditions are."""
+    if not is_top or select.having is not None:
+        yield from tree.of_select(select)
+        yield from (term.of for term in query.order if term.of is not None)
+    yield from (part for part in (select.where, *(join.on for join in tree.joins(select.source))) if part is not None)
+    sources = list(tree.sources(select.source))
+    calls = [source for source in sources if source.kind == "function"]
+    if not is_top or len(sources) - len(calls) > 1:  # of one table alone all conditions come first
+        yield from (tree.Call(source.name or "", source.args) for source in calls)
+
+
+def _strict(node: Any) -> str | None:
+    name = node.name if isinstance(node, tree.Call) else node.op if isinstance(node, tree.Binary) else ""
+    return name if _is_strict(name.lower()) and any(tree.names_in(node)) else None
+
+
+def _is_strict(name: str) -> bool:
+    return name in ("->", "->>") or (name.startswith("json") and name not in _CAREFUL)

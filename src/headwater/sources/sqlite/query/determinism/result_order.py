@@ -1,0 +1,117 @@
+"""Order: whether two runs over the same rows give the same bytes, and what to add to ORDER BY so that they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.query.determinism.stable_values import unsteady
+from headwater.sources.sqlite.query.facts.row_identity import Identity, group_keys, is_exact, is_same, row_key
+from headwater.sources.sqlite.query.facts.select_kind import Nature
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+
+_NO_KEY = "its rows cannot be told apart, so their order is left open"
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The statement to run, and what is known of the order of its answer."""
+
+    sql: str
+    is_total: bool
+    key: tuple[int, ...] | None
+    added: list[tree.Term] = field(default_factory=list)
+    doubts: tuple[str, ...] = ()
+
+
+def in_order(query: tree.Query, sql: str) -> Ordered:
+    """`sql` with a total order, if it can have one."""
+    if (reason := unsteady(query)) is not None:
+        return Ordered(sql, False, None, doubts=(f"every column counts: {reason}",))
+    found = _terms(query)
+    if found is None:
+        return Ordered(sql, False, None, doubts=(f"every column counts: {_NO_KEY}",))
+    added, key = found
+    return Ordered(_with_terms(query, sql, added), True, key, added)
+
+
+def _with_terms(query: tree.Query, sql: str, added: list[tree.Term]) -> str:
+    if not added:
+        return sql
+    text = ", ".join(map(_text, added))
+    if query.order:
+        place = query.order[-1].end
+        return f"{sql[:place]}, {text}{sql[place:]}"
+    return f"{sql[: query.body_end]} ORDER BY {text}{sql[query.body_end :]}"
+
+
+def _text(term: tree.Term) -> str:
+    if term.output is not None:
+        return str(term.output + 1)
+    source, ref = term.of.source, term.of
+    name = ref.column if isinstance(ref.column, str) else source.columns[ref.column]
+    if name is None:
+        raise Unsupported("a key without a name")
+    return f"{ident(source.alias or source.name)}.{ident(name)}"
+
+
+def _terms(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] | None:
+    """What ORDER BY lacks for being total, and the places of the key in the answer; None if it cannot be had."""
+    if len(query.selects) > 1:
+        return _by_outputs(query)
+    select = query.selects[0]
+    nature = Nature(select, query.order)
+    if select.values is not None:
+        return ([], None) if len(select.values) == 1 else None
+    if nature.is_one_row:
+        return [], None
+    if nature.is_grouped:
+        return None if nature.is_distinct else _by_refs(query, select, group_keys(select))
+    if nature.is_distinct:
+        return _by_outputs(query)
+    identity = Identity(select).columns()
+    found = _by_refs(query, select, list(identity)) if identity is not None else None
+    return found if found is not None else _by_outputs(query)
+
+
+def _by_refs(query: tree.Query, select: tree.Select, keys: list[Any]) -> tuple[list[tree.Term], Any] | None:
+    added = []
+    for key in keys:
+        if any(_covers(term, select, key) for term in query.order):
+            continue
+        place = next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None)
+        is_named = isinstance(key, tree.Ref) and key.source is not None and (key.source.alias or key.source.name)
+        if place is None and not is_named:
+            return None
+        added.append(tree.Term(key, output=place))
+    places = [next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None) for key in keys]
+    known = tuple(place for place in places if place is not None)
+    return added, known if len(known) == len(keys) and known else None
+
+
+def _covers(term: tree.Term, select: tree.Select, key: Any) -> bool:
+    of = select.outputs[term.output].of if term.output is not None else term.of
+    return is_same(of, key)
+
+
+def _is_shown(select: tree.Select) -> Callable[[tree.Term], bool]:
+    def check(term: tree.Term) -> bool:
+        return term.output is not None or any(is_same(output.of, term.of) for output in select.outputs)
+
+    return check
+
+
+def _by_outputs(query: tree.Query) -> tuple[list[tree.Term], tuple[int, ...] | None] | None:
+    """By all columns of the answer: rows that tie in all of them are the same bytes."""
+    count = len(query.selects[0].outputs)
+    if len(query.selects) == 1 and query.selects[0].distinct and not all(map(_is_shown(query.selects[0]), query.order)):
+        return None  # of the rows that DISTINCT makes one, any gives its place
+    for select in query.selects:
+        if select.values is not None or not all(is_exact(output.of) for output in select.outputs):
+            return None
+    taken = {term.output for term in query.order}
+    added = [tree.Term(None, output=place) for place in range(count) if place not in taken]
+    return added, row_key(query)

@@ -1,0 +1,1 @@
+"""Conditions that must hold for a row to matter to a query."""

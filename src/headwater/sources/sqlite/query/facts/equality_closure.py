@@ -1,0 +1,48 @@
+"""What follows from columns being equal: a fact about one is a fact about all that are equal to it."""
+
+from __future__ import annotations
+
+from headwater.model.dependencies.dependency import Const
+from headwater.sources.sqlite.query.facts.facts import Atom, Col, Fact, Formula, cols, moved, rejected
+
+MAX_FACTS = 1_000
+
+
+def closure(facts: list[Fact]) -> list[Fact]:
+    """`facts` and what follows from them. Only columns of one affinity class and collation are ever equated."""
+    equals = [fact.equal for fact in facts if fact.equal is not None]
+    if not equals:
+        return facts
+    leader: dict[Col, Col] = {}
+
+    def find(col: Col) -> Col:
+        while leader.setdefault(col, col) != col:
+            leader[col] = leader[leader[col]]  # the next search is shorter
+            col = leader[col]
+        return col
+
+    for one, other in equals:
+        leader[find(one)] = find(other)
+    classes: dict[Col, list[Col]] = {}
+    for col in list(leader):
+        classes.setdefault(find(col), []).append(col)
+    found = list(facts)
+    for fact in facts:
+        if fact.formula is None or len(found) > MAX_FACTS:
+            continue
+        about = set(cols(fact.formula))
+        if len(about) != 1 or (col := about.pop()) not in leader:
+            continue
+        for other in classes[find(col)]:
+            if other != col:
+                found.append(_fact(moved(fact.formula, {col: other})))
+    return found
+
+
+def not_null(col: Col) -> Fact:
+    """`col` is not NULL."""
+    return _fact(Atom(col, "is_not", (Const(None),)))
+
+
+def _fact(formula: Formula) -> Fact:
+    return Fact(formula, None, rejected(formula))

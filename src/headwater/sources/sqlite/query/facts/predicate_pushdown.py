@@ -1,0 +1,238 @@
+"""Necessary conditions pushed from the top of a query down to the places where tables stand in it.
+
+Of each query it is known which of its columns are needed and what must be true of its rows for them to matter;
+from there it goes through SELECT, joins, queries in FROM, WITH names, views, set operations and subqueries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.sources.sqlite.query.facts.conditions import Conditions, conjuncts
+from headwater.sources.sqlite.query.facts.equality_closure import closure
+from headwater.sources.sqlite.query.facts.facts import (
+    Col,
+    Fact,
+    Formula,
+    Instance,
+    Work,
+    cols,
+    kind_of,
+    moved,
+    output_kind,
+)
+from headwater.sources.sqlite.query.facts.facts import rejected as rejected_by
+from headwater.sources.sqlite.query.facts.join_conditions import restrict
+from headwater.sources.sqlite.query.facts.select_kind import Nature, by_number
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+from headwater.sources.sqlite.query.syntax.name_frame import Frame
+
+MAX_PLACES = 200
+MAX_BLOCKS = 1_000
+
+
+@dataclass(eq=False, slots=True)
+class Asked:
+    """What is known of a query from above: its columns that are needed (None: all), and of its rows that matter."""
+
+    needed: set[int] | None = None
+    inst: Instance | None = None  # what the columns of `formulas` belong to, by their places
+    formulas: list[Formula] = field(default_factory=list)
+    given: list[Fact] = field(default_factory=list)  # of the blocks around it
+    outer: Frame | None = None
+    links: list[tuple[str | int, Col]] = field(default_factory=list)  # columns of its rows that something must equal
+
+
+class Push:
+    """One statement. `places` are filled in the order in which tables are met."""
+
+    def __init__(self, parameters: tuple[str, ...], real: Callable[[str], float]) -> None:
+        self._parameters, self._real = parameters, real
+        self.places: list[Instance] = []
+        self.top: Frame | None = None  # of the first block
+        self._blocks = 0
+        self._work = Work()
+
+    def query(self, query: tree.Query, asked: Asked) -> None:
+        """Go through one query."""
+        formulas, needed = asked.formulas, asked.needed
+        if query.is_recursive or query.limit is not None:
+            formulas = []
+        if query.is_recursive or any(op != "UNION ALL" for op in query.ops):
+            needed = None
+        if len(query.selects) > 1:
+            plain = all(op == "UNION ALL" for op in query.ops)
+            formulas = [f for f in formulas if all(_fits(query, place, plain) for _, place in cols(f))]
+        if query.is_recursive or query.limit is not None or len(query.selects) > 1:
+            links: list[tuple[str | int, Col]] = []
+        else:
+            links = asked.inst.links if asked.inst is not None and asked.inst.node is None else []
+        for select in query.selects:
+            order = [] if len(query.selects) > 1 else query.order
+            self._select(select, order, Asked(needed, asked.inst, formulas, asked.given, asked.outer, links))
+        for part in (query.limit, query.offset):
+            if part is not None:
+                self._subqueries([part], Frame({}, None), [])
+
+    # --- one SELECT ------------------------------------------------------------------------------------------
+
+    def _select(self, select: tree.Select, order: list[tree.Term], asked: Asked) -> None:
+        self._blocks += 1
+        if self._blocks > MAX_BLOCKS:
+            raise Unsupported(f"more than {MAX_BLOCKS} queries inside each other")
+        frame = Frame({id(source): Instance(source) for source in tree.sources(select.source)}, asked.outer)
+        if self.top is None:
+            self.top = frame
+        conditions = Conditions(frame.find, self._parameters, self._real, self._work)
+        nature = Nature(select, order)
+        outputs = _needed(select, nature, asked.needed)
+        self._mark(select, order, outputs, frame)
+        facts = conditions.facts(select.where)
+        facts += [_fact(f) for f in _translated(select, nature, frame, asked)]
+        facts += [fact for fact in conditions.facts(select.having) if _is_of_keys(fact, nature, frame)]
+        _take_links(select, nature, frame, asked)
+        restrict(select.source, frame, conditions, facts, asked.given)
+        known = closure(facts + _inner(select.source, conditions) + asked.given)
+        self._work.spend(known)
+        inner = list(_inner_joins(select.source))
+        for join in tree.joins(select.source):
+            # Where NULLs are made up, a pair that WHERE refuses still counts: it keeps them from being made up.
+            ons = [join.on] if join.on is not None else []
+            self._subqueries(ons, frame, known if join in inner else asked.given, must_hold=True)
+        self._subqueries([select.where] if select.where is not None else [], frame, known, must_hold=True)
+        rest = [*outputs, *(output for row in select.values or () for output in row)]
+        rest += [part for part in (select.having, *select.group) if part is not None]
+        rest += [term.of for term in order if term.output is None]
+        rest += [part for _, window in select.windows for part in tree.inside(window)]
+        rest += [arg for source in tree.sources(select.source) for arg in source.args or ()]
+        self._subqueries(rest, frame, asked.given if nature.is_one_row else known)
+        for instance in frame.instances.values():
+            self._leaf(instance, asked)
+
+    def _mark(self, select: tree.Select, order: list[tree.Term], outputs: list[Any], frame: Frame) -> None:
+        """Note every column of this block's sources that something needs, however deep it stands."""
+        kept = tree.Select([tree.Output(of, None) for of in outputs], values=select.values)
+        kept.source, kept.where, kept.group = select.source, select.where, select.group
+        kept.having, kept.windows = select.having, select.windows
+        parts: list[Any] = [*tree.of_select(kept), *(term.of for term in order if term.output is None)]
+        parts += [select.outputs[term.output].of for term in order if term.output is not None]
+        parts += [by_number(key, select) for key in select.group]
+        for join in tree.joins(select.source):
+            parts += [ref for pair in join.shared for ref in pair]
+        for part in parts:
+            for ref in tree.names_in(part):
+                if (instance := frame.own(ref)) is not None:
+                    instance.used.add(ref.column)
+
+    def _leaf(self, instance: Instance, asked: Asked) -> None:
+        node = instance.node
+        assert node is not None
+        if node.table is not None:
+            instance.place = len(self.places)
+            self.places.append(instance)
+            if len(self.places) > MAX_PLACES:
+                raise Unsupported(f"tables stand in more than {MAX_PLACES} places")
+        elif node.kind in ("query", "view", "with") and node.query is not None:
+            needed = {int(column) for column in instance.used}
+            outer = asked.outer if node.kind == "query" else None
+            given = asked.given if node.kind == "query" else []
+            self.query(node.query, Asked(needed, instance, instance.formulas, given, outer))
+
+    # --- subqueries ------------------------------------------------------------------------------------------
+
+    def _subqueries(self, roots: Iterable[Any], frame: Frame, known: list[Fact], must_hold: bool = False) -> None:
+        seen: set[int] = set()
+        for root in roots:
+            for part in conjuncts(root) if must_hold else ():
+                if isinstance(part, tree.In) and part.query is not None and not part.negated:
+                    seen.add(id(part.query))
+                    self._listed(part, part.query, frame, known)
+            for node in tree.below(root):
+                if isinstance(node, tree.Subquery) and id(node.query) not in seen:
+                    seen.add(id(node.query))
+                    self.query(node.query, Asked(set() if node.exists else None, given=known, outer=frame))
+                elif isinstance(node, tree.Query) and id(node) not in seen:
+                    seen.add(id(node))
+                    self.query(node, Asked(None, given=known, outer=frame))
+
+    def _listed(self, part: tree.In, query: tree.Query, frame: Frame, known: list[Fact]) -> None:
+        """x IN (SELECT y …) that must be true: only rows matter in which y is what x may be."""
+        inst = Instance(None)
+        formulas: list[Formula] = []
+        of, kind = part.of, output_kind(query, 0)
+        mine = kind_of(of) if isinstance(of, tree.Ref) and not query.is_recursive else None
+        if isinstance(of, tree.Ref) and mine is not None and kind is not None and mine.rule == kind.rule:
+            instance = frame.find(of)
+            col: Col | None = None if instance is None else (instance, of.column)
+            if col is not None:
+                about = [f.formula for f in known if f.formula is not None and set(cols(f.formula)) == {col}]
+                formulas = [moved(formula, {col: (inst, 0)}) for formula in about]
+                inst.links.append((0, col))
+        self.query(query, Asked(None, inst, formulas, known, frame))
+
+
+def _needed(select: tree.Select, nature: Nature, needed: set[int] | None) -> list[Any]:
+    outputs = [output.of for output in select.outputs]
+    if select.values is not None:
+        return []
+    return outputs if needed is None or nature.keeps_all else [outputs[place] for place in sorted(needed)]
+
+
+def _fits(query: tree.Query, place: str | int, plain: bool) -> bool:
+    kind = output_kind(query, int(place))
+    return kind is not None and (plain or kind[1] == "BINARY")
+
+
+def _translated(select: tree.Select, nature: Nature, frame: Frame, asked: Asked) -> Iterable[Formula]:
+    """The conditions on the outputs, as conditions on what they stand for."""
+    if asked.inst is None or select.values is not None:
+        return
+    for formula in asked.formulas:
+        to: dict[Col, Col] = {}
+        for col in cols(formula):
+            of = select.outputs[int(col[1])].of
+            instance = frame.own(of) if isinstance(of, tree.Ref) else None
+            if instance is not None and nature.lets_through(of):
+                to[col] = (instance, of.column)
+        if len(to) == len(set(cols(formula))):
+            yield moved(formula, to)
+
+
+def _take_links(select: tree.Select, nature: Nature, frame: Frame, asked: Asked) -> None:
+    for place, col in asked.links:
+        of = select.outputs[int(place)].of
+        instance = frame.own(of) if isinstance(of, tree.Ref) else None
+        if instance is not None and nature.lets_through(of):
+            instance.links.append((of.column, col))
+
+
+def _is_of_keys(fact: Fact, nature: Nature, frame: Frame) -> bool:
+    """Whether a condition of HAVING is one on the keys alone, and so on every row of a group."""
+    if fact.formula is None or fact.equal is not None or not nature.is_grouped or nature.has_windows:
+        return False
+    keys = {
+        (frame.own(key), key.column)
+        for key in nature.keys
+        if isinstance(key, tree.Ref) and (kind := kind_of(key)) is not None and kind[1] == "BINARY"
+    }
+    return all(col in keys for col in cols(fact.formula))
+
+
+def _inner(node: tree.From | None, conditions: Conditions) -> list[Fact]:
+    """What the ONs of inner joins say of every row of the whole."""
+    return [fact for join in _inner_joins(node) for fact in conditions.facts(join.on)]
+
+
+def _inner_joins(node: tree.From | None) -> Iterator[tree.Join]:
+    """The joins whose ON is true of every row of the whole."""
+    if isinstance(node, tree.Join) and not node.kind:
+        yield node
+        yield from _inner_joins(node.left)
+        yield from _inner_joins(node.right)
+
+
+def _fact(formula: Formula) -> Fact:
+    return Fact(formula, None, rejected_by(formula))

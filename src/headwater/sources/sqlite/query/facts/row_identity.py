@@ -1,0 +1,160 @@
+"""What tells the rows of a SELECT apart: the keys of what it joins, without those that the others decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headwater.model.table import Table
+from headwater.sources.sqlite.query.affinity import affinity, doubt
+from headwater.sources.sqlite.query.facts.conditions import conjuncts
+from headwater.sources.sqlite.query.facts.facts import column_of, kind_of
+from headwater.sources.sqlite.query.facts.select_kind import Nature, by_number
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.render import expression
+
+# Their values are text, integers or NULL.
+_TEXTS = (
+    "count length typeof hex quote unicode instr lower upper substr substring trim ltrim rtrim replace printf format"
+)
+_EXACT_CALLS = frozenset(_TEXTS.split())
+_IDENTITY_OF_JSON = 4  # the column `id` of json_each
+
+
+def is_same(node: Any, other: Any) -> bool:
+    """Whether both are the same column, or the same expression node."""
+    if isinstance(node, tree.Ref) and isinstance(other, tree.Ref) and node.source is not None:
+        return node.source is other.source and node.column == other.column
+    if node is other or type(node) is not type(other) or isinstance(node, tree.Literal | tree.Ref | None):
+        return node is other
+    return expression(node) == expression(other)
+
+
+def group_keys(select: tree.Select) -> list[Any]:
+    """What is grouped by, aliases and numbers seen through."""
+    return [by_number(key, select) for key in select.group]
+
+
+def is_exact(node: Any) -> bool:
+    """Whether values that compare equal are the same value."""
+    if isinstance(node, tree.Call):
+        has_collation = any(isinstance(part, tree.Collate) for part in tree.below(node))
+        return node.name.lower() in _EXACT_CALLS and not has_collation and node.over is None
+    if isinstance(node, tree.Literal | tree.Bind):
+        return True
+    if not isinstance(node, tree.Ref) or node.source is None:
+        return False
+    if node.source.table is not None:
+        return is_exact_column(node.source.table, str(node.column))
+    query = node.source.query
+    if node.source.kind not in ("query", "view", "with") or query is None or query.is_recursive:
+        return False
+    place = int(node.column)
+    return all(select.values is None and is_exact(select.outputs[place].of) for select in query.selects)
+
+
+def is_exact_column(table: Table, name: str) -> bool:
+    """Whether values of a column that compare equal are the same value: 1 and 1.0 need a column without affinity."""
+    column = column_of(table, name)
+    if column is None or doubt(table, column) or column.collation != "BINARY":
+        return False
+    return affinity(column) != "BLOB"
+
+
+def unique_key(table: Table) -> tuple[str, ...] | None:
+    """The columns no two rows share: SQLite lets NULLs into most primary keys, and those are not unique."""
+    for name in table.key:
+        column = column_of(table, name)
+        if column is None or (column.nullable and not column.auto and not column.hidden):
+            return None
+    return table.key or None
+
+
+class Identity:
+    """The rows of one SELECT without DISTINCT and GROUP BY."""
+
+    def __init__(self, select: tree.Select) -> None:
+        self._sources = list(tree.sources(select.source))
+        self._is_plain = all(join.kind in ("", "LEFT") for join in tree.joins(select.source))
+        self._equals = list(_equalities(select)) if self._is_plain else []
+
+    def columns(self) -> list[tree.Ref] | None:
+        """Names of columns that together tell the rows apart; None where there are none."""
+        keys = {id(source): _key(source) for source in self._sources}
+        if any(key is None for key in keys.values()):
+            return None
+        kept: list[tree.Source] = []
+        for source in self._sources:
+            if not self._is_decided(keys[id(source)] or [], source, kept):
+                kept.append(source)
+        return [ref for source in kept for ref in keys[id(source)] or []]
+
+    def has_one_row(self) -> bool:
+        """Whether there can be but one row: constants and outer columns decide all keys."""
+        return self._is_plain and self.columns() == []
+
+    def _is_decided(self, key: list[tree.Ref], source: tree.Source, known: list[tree.Source]) -> bool:
+        """Whether what stands before decides which row of `source` it is."""
+        others = [one for one in self._sources if one not in known]
+        return bool(key) and all(any(_decides(pair, ref, others) for pair in self._equals) for ref in key)
+
+
+def _key(source: tree.Source) -> list[tree.Ref] | None:
+    if source.table is not None:
+        names = unique_key(source.table)
+        return None if names is None else [tree.Ref(None, name, source=source, column=name) for name in names]
+    if source.kind == "function":
+        return [tree.Ref(None, "id", source=source, column=_IDENTITY_OF_JSON)]
+    places = row_key(source.query) if source.query is not None and source.kind != "recursive" else None
+    return None if places is None else [tree.Ref(None, "", source=source, column=place) for place in places]
+
+
+def row_key(query: tree.Query) -> tuple[int, ...] | None:
+    """The places of columns that tell the rows of a query apart."""
+    if query.is_recursive:
+        return None
+    if len(query.selects) > 1:
+        is_set = query.ops[-1] != "UNION ALL"
+        return tuple(range(len(query.selects[0].outputs))) if is_set else None
+    select = query.selects[0]
+    nature = Nature(select, query.order)
+    if select.values is not None or nature.is_one_row:
+        return () if nature.is_one_row else None
+    if nature.is_distinct:
+        return tuple(range(len(select.outputs)))
+    keys = group_keys(select) if nature.is_grouped else Identity(select).columns()
+    if keys is None:
+        return None
+    places = [next((n for n, output in enumerate(select.outputs) if is_same(output.of, key)), None) for key in keys]
+    known = tuple(place for place in places if place is not None)
+    return known if len(known) == len(keys) else None
+
+
+def _equalities(select: tree.Select) -> Iterator[tuple[Any, Any]]:
+    """Columns that are equal to something in every row; of outer joins those of the side that is made up."""
+    yield from _pairs(select.where, None)
+    for join in tree.joins(select.source):
+        made_up = None if not join.kind else list(tree.sources(join.right))
+        yield from _pairs(join.on, made_up)
+        for left, right in join.shared:
+            yield from _pairs(tree.Binary("=", left, right), made_up)
+
+
+def _pairs(root: Any, among: list[tree.Source] | None) -> Iterator[tuple[Any, Any]]:
+    for part in conjuncts(root):
+        if isinstance(part, tree.Binary) and part.op in ("=", "=="):
+            for mine, value in ((part.left, part.right), (part.right, part.left)):
+                if isinstance(mine, tree.Ref) and (among is None or any(mine.source is one for one in among)):
+                    yield mine, value
+
+
+def _decides(pair: tuple[Any, Any], ref: tree.Ref, others: list[tree.Source]) -> bool:
+    mine, value = pair
+    if not is_same(mine, ref):
+        return False
+    if isinstance(value, tree.Literal | tree.Bind):
+        return kind_of(mine) is not None
+    if not isinstance(value, tree.Ref) or value.source is None or any(value.source is other for other in others):
+        return False
+    kind, theirs = kind_of(mine), kind_of(value)
+    return kind is not None and theirs is not None and kind.rule == theirs.rule

@@ -1,0 +1,50 @@
+"""What a SELECT makes of the rows it finds, and so what a condition on its answer says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.sources.sqlite.query.facts.facts import kind_of
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.name_resolution import is_aggregate
+
+
+class Nature:
+    """What a SELECT makes of the rows it finds."""
+
+    def __init__(self, select: tree.Select, order: list[tree.Term]) -> None:
+        roots = [output.of for output in select.outputs] + [term.of for term in order]
+        roots += [select.having] if select.having is not None else []
+        roots += [part for _, window in select.windows for part in tree.inside(window)]
+        nodes = [node for root in roots for node in tree.below(root)]
+        self.has_windows = any(isinstance(node, tree.Call) and node.over is not None for node in nodes)
+        self.is_grouped = bool(select.group)
+        self.is_distinct = select.distinct
+        aggregates = any(map(is_aggregate, nodes)) or select.having is not None
+        self.is_one_row = aggregates and not self.is_grouped
+        self.keys = [by_number(key, select) for key in select.group]
+
+    def lets_through(self, ref: tree.Ref) -> bool:
+        """Whether a condition on this column, as an output, may be asked of the rows before."""
+        if self.is_one_row or self.has_windows:
+            return False
+        if self.is_grouped and not any(_is_same_column(ref, key) for key in self.keys):
+            return False
+        kind = kind_of(ref)
+        return kind is not None and (kind[1] == "BINARY" or not (self.is_grouped or self.is_distinct))
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether each output decides about rows, so that none may be left out."""
+        return self.is_distinct or self.is_grouped or self.is_one_row
+
+
+def by_number(key: Any, select: tree.Select) -> Any:
+    """A term of GROUP BY, its number or alias seen through."""
+    if isinstance(key, tree.Literal) and key.text.isdecimal() and 1 <= int(key.text) <= len(select.outputs):
+        return select.outputs[int(key.text) - 1].of
+    return key.stands_for if isinstance(key, tree.Ref) and key.stands_for is not None else key
+
+
+def _is_same_column(ref: tree.Ref, other: Any) -> bool:
+    return isinstance(other, tree.Ref) and ref.source is other.source and ref.column == other.column

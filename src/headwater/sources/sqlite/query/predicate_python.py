@@ -1,0 +1,302 @@
+"""Predicates as Python functions, for the part of SQL whose meaning is known to be the same in both.
+
+Our parser reads the text, in linear time, and is not believed: every part is written again as SQL of our own, and
+the caller asks SQLite whether both texts are one program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.model.table import Column, Row, Table
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.key_order import as_stored
+from headwater.sources.sqlite.query.predicate_engine import Engine
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.parser import parse_expression
+from headwater.sources.sqlite.query.syntax.render import expression
+from headwater.sources.sqlite.types import FROM_STORED, Stored
+
+Check = Callable[[Sequence[Row]], list[bool]]
+
+_NUMBERS = frozenset({int, float, bool})
+_NUMERAL = re.compile(r"-?\d+(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_FOLD = bytes.maketrans(b"ABCDEFGHIJKLMNOPQRSTUVWXYZ", b"abcdefghijklmnopqrstuvwxyz")
+_EQUALS = {"=": "=", "==": "=", "<>": "<>", "!=": "<>", "IS": "IS", "IS NOT": "IS NOT"}
+_TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+class Unknown(Exception):
+    """Python does not know this exactly: SQLite is asked."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A predicate as SQL and as two Python expressions: where it is true, and where it is false (else NULL)."""
+
+    sql: str
+    true: str
+    false: str
+    column: str | None = None  # with `values`: it is true only where this column equals one of them
+    values: tuple[Stored, ...] = ()
+
+
+class Program(msgspec.Struct, frozen=True):
+    """What Python knows of a predicate: of its parts joined by AND, those that it can judge."""
+
+    sql: str  # the whole predicate
+    parts: tuple[Part, ...]
+    is_whole: bool  # no part is missing
+    check: Check | None  # whether all `parts` are true; raises Unknown for a row it cannot judge
+    is_exact: bool  # `check` never raises Unknown
+
+
+def read(engine: Engine, where: str) -> Program | None:
+    """The program of `where`; None if it cannot be read."""
+    try:
+        reader = _Reader(engine)
+        found, sql = reader.conjunction(parse_expression(where))
+        parts = tuple(part for part in found if part is not None)
+        check = reader.function(parts) if parts else None
+        return Program(sql, parts, len(parts) == len(found), check, reader.is_exact)
+    except Exception:  # whatever the parser stumbled over: SQLite has read it
+        return None
+
+
+class _Reader:
+    """Reads the tree of one predicate."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._table: Table = engine.table
+        self._by_name = {_folded(column.name): place for place, column in enumerate(engine.table.columns)}
+        self._constants: dict[str, Any] = {}
+        self._places: set[int] = set()
+        self.is_exact = True  # no part that was read raises Unknown for any row
+
+    def conjunction(self, node: Any) -> tuple[list[Part | None], str]:
+        """The parts of `node` joined by AND, None for those of which Python knows nothing; and its SQL."""
+        if isinstance(node, tree.Chain) and node.op == "AND":
+            read = [self.conjunction(part) for part in node.parts]
+            return [part for parts, _ in read for part in parts], f"({' AND '.join(sql for _, sql in read)})"
+        try:
+            part = self._part(node)
+        except Unknown:
+            return [None], f"({_written(node)})"
+        return [part], part.sql
+
+    def function(self, parts: Sequence[Part]) -> Check:
+        """Python's answer for rows."""
+        lines = ["def check(rows):", " found = []", " for row in rows:"]
+        for place in sorted(self._places):
+            is_plain = self._table.columns[place].kind not in FROM_STORED
+            lines.append(f"  v{place} = row[{place}]" if is_plain else f"  v{place} = stored(row[{place}])")
+        lines += [f"  found.append(bool({' and '.join(part.true for part in parts)}))", " return found"]
+        names = dict(_NAMES, **self._constants)
+        exec("\n".join(lines), names)  # only names and operators of ours are in the text; values are constants
+        made: Check = names["check"]
+        return made
+
+    # --- nodes -----------------------------------------------------------------------------------------------
+
+    def _part(self, node: Any) -> Part:
+        match node:
+            case tree.Chain(op, parts):
+                return _joined(op, [self._part(part) for part in parts])
+            case tree.Unary("NOT", of):
+                return _negated(self._part(of))
+            case tree.Ref():
+                return self._truth(node)
+            case tree.Binary(op, left, right) if op in _EQUALS:
+                return self._equal(_EQUALS[op], left, right)
+            case tree.Binary(op, left, right) if op in _TURNED:
+                return self._compared(op, left, right)
+            case tree.Null(of, negated):
+                return self._equal("IS NOT" if negated else "IS", of, tree.Literal("NULL"))
+            case tree.In(of, negated, items) if items:
+                part = self._member(of, items)
+                return _negated(part) if negated else part
+            case tree.Between(of, low, high, negated):
+                part = self._between(of, low, high)
+                return _negated(part) if negated else part
+        raise Unknown
+
+    def _truth(self, node: Any) -> Part:
+        sql, value, _ = self._column(node)
+        self.is_exact = False  # for text and blobs, whatever the column is declared as
+        return Part(f"({sql})", f"truth({value})", f"({value} is not None and not truth({value}))")
+
+    def _equal(self, operator: str, left: Any, right: Any) -> Part:
+        (left_sql, right_sql), value, column, literal = self._sides(left, right)
+        sql = f"({left_sql} {operator} {right_sql})"
+        if operator.startswith("IS"):
+            if _boolean(left) is not None or _boolean(right) is not None:
+                raise Unknown  # IS TRUE asks for truth, not for the number one
+            match = f"{value} is None" if literal is None else self._matches(value, column, [literal])
+            is_not = operator == "IS NOT"
+            return Part(sql, f"(not ({match}))", match) if is_not else Part(sql, match, f"(not ({match}))")
+        part = self._is_one_of(sql, value, column, [literal])
+        return part if operator == "=" else Part(sql, part.false, part.true)
+
+    def _member(self, node: Any, options: Sequence[Any]) -> Part:
+        name, value, column = self._column(node)
+        literals = [self._literal(option) for option in options]
+        sql = f"({name} IN ({', '.join(text for text, _ in literals)}))"
+        return self._is_one_of(sql, value, column, [self._engine.as_compared(column, found) for _, found in literals])
+
+    def _is_one_of(self, sql: str, value: str, column: Column, literals: Sequence[Stored]) -> Part:
+        known = tuple(literal for literal in literals if literal is not None)
+        match = self._matches(value, column, known) if known else "False"
+        differs = f"({value} is not None and not {match})" if len(known) == len(literals) else "False"
+        return Part(sql, match, differs, column.name, known)
+
+    def _matches(self, value: str, column: Column, literals: Sequence[Stored]) -> str:
+        fold = _COLLATIONS[column.collation]
+        texts = frozenset(fold(literal) for literal in literals if isinstance(literal, str))
+        if column.collation == "BINARY" or not texts:
+            if len(literals) == 1:
+                return f"({value} == {self._constant(literals[0])})"
+            return f"({value} in {self._constant(frozenset(literals))})"
+        others = frozenset(literal for literal in literals if not isinstance(literal, str))
+        folded = f"{column.collation}({value}) in {self._constant(texts)}"
+        return f"({value}.__class__ is str and {folded} or {value} in {self._constant(others)})"
+
+    def _between(self, node: Any, low: Any, high: Any) -> Part:
+        sql = f"({self._column(node)[0]} BETWEEN {self._literal(low)[0]} AND {self._literal(high)[0]})"
+        above, below = self._compared(">=", node, low), self._compared("<=", node, high)
+        return msgspec.structs.replace(_joined("AND", [above, below]), sql=sql)
+
+    def _compared(self, operator: str, left: Any, right: Any) -> Part:
+        (left_sql, right_sql), value, column, literal = self._sides(left, right)
+        sql = f"({left_sql} {operator} {right_sql})"
+        if literal is None:
+            return Part(sql, "False", "False")
+        is_turned = _column_name(left) is None
+        true = self._ordered(_TURNED[operator] if is_turned else operator, value, column, literal)
+        return Part(sql, true, f"({value} is not None and not {true})")
+
+    def _ordered(self, operator: str, value: str, column: Column, literal: Stored) -> str:
+        """Numbers stand before text, and text before blobs."""
+        constant = self._constant(literal)
+        before, after = f"{value}.__class__ in numbers", f"{value}.__class__ is bytes"
+        if isinstance(literal, str):
+            test = f"{value}.__class__ is str and ({self._text(operator, value, column, literal)})"
+            return f"({test} or {before if operator[0] == '<' else after})"
+        test = f"{before} and {value} {operator} {constant}"
+        return f"({test})" if operator[0] == "<" else f"({test} or {after} or {value}.__class__ is str)"
+
+    def _text(self, operator: str, value: str, column: Column, literal: str) -> str:
+        name = column.collation
+        folded = f"{name}({value}) {operator} {self._constant(_COLLATIONS[name](literal))}"
+        if name != "BINARY":
+            return folded
+        return f"{value} {operator} {self._constant(literal)} if {value}.isascii() else {folded}"
+
+    # --- leaves ----------------------------------------------------------------------------------------------
+
+    def _sides(self, left: Any, right: Any) -> tuple[tuple[str, str], str, Column, Stored]:
+        """A column beside a literal: the SQL of both, the value's name, the column, the literal as compared."""
+        is_turned = _column_name(left) is None
+        name, value, column = self._column(right if is_turned else left)
+        text, literal = self._literal(left if is_turned else right)
+        texts = (text, name) if is_turned else (name, text)
+        return texts, value, column, self._engine.as_compared(column, literal)
+
+    def _column(self, node: Any) -> tuple[str, str, Column]:
+        """A column: its SQL, the name of its value, and itself."""
+        name = _column_name(node)
+        place = self._by_name.get(_folded(name)) if name is not None else None
+        if place is None:
+            raise Unknown
+        self._places.add(place)
+        column = self._table.columns[place]
+        return ident(column.name), f"v{place}", column
+
+    def _literal(self, node: Any) -> tuple[str, Stored]:
+        """A literal: its SQL and its value."""
+        boolean = _boolean(node)
+        if boolean is not None:
+            return str(boolean), boolean  # a column may be called TRUE: then SQLite makes another program of it
+        match node:
+            case tree.Literal("NULL"):
+                return "NULL", None
+            case tree.Literal(text) if text.startswith("'"):
+                return text, text[1:-1].replace("''", "'")
+            case tree.Literal(text):
+                return self._numeral(text)
+            case tree.Unary("-", tree.Literal(text)):
+                return self._numeral(f"-{text}")
+        raise Unknown
+
+    def _numeral(self, text: str) -> tuple[str, Stored]:
+        if not _NUMERAL.fullmatch(text):
+            raise Unknown
+        is_small = len(text) < 18 and text.isdigit()
+        return text, int(text) if is_small else self._engine.literal(text)
+
+    def _constant(self, value: Any) -> str:
+        name = f"k{len(self._constants)}"
+        self._constants[name] = value
+        return name
+
+
+def _joined(word: str, parts: Sequence[Part]) -> Part:
+    other = "or" if word == "AND" else "and"
+    return Part(
+        f"({f' {word} '.join(part.sql for part in parts)})",
+        f"({f' {word.lower()} '.join(part.true for part in parts)})",
+        f"({f' {other} '.join(part.false for part in parts)})",
+    )
+
+
+def _negated(part: Part) -> Part:
+    return Part(f"(NOT {part.sql})", part.false, part.true)
+
+
+def _boolean(node: Any) -> int | None:
+    """The value of TRUE and FALSE; None for other nodes."""
+    if not isinstance(node, tree.Ref) or node.table is not None or node.is_quoted:
+        return None
+    return {"TRUE": 1, "FALSE": 0}.get(node.name.upper())
+
+
+def _written(node: Any) -> str:
+    """The SQL of a part of which Python knows nothing."""
+    for name in tree.names_in(node):
+        name.boolean = _boolean(name)
+    return expression(node)
+
+
+def _column_name(node: Any) -> str | None:
+    """The name of a column; whatever its table is called, there is only one."""
+    return node.name if isinstance(node, tree.Ref) and _boolean(node) is None else None
+
+
+def _folded(name: str) -> bytes:
+    return name.encode().lower()
+
+
+def _binary(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _nocase(text: str) -> bytes:
+    # SQLite stops reading at a NUL, which changes nothing here: no literal has one.
+    return _binary(text).translate(_FOLD)
+
+
+def _rtrim(text: str) -> bytes:
+    return _binary(text).rstrip(b" ")
+
+
+def _truth(value: Stored) -> bool:
+    if value is None or value.__class__ in _NUMBERS:
+        return bool(value)
+    raise Unknown  # SQLite reads a number from the beginning of the text
+
+
+_COLLATIONS = {"BINARY": _binary, "NOCASE": _nocase, "RTRIM": _rtrim}
+_NAMES = {**_COLLATIONS, "numbers": _NUMBERS, "stored": as_stored, "truth": _truth}

@@ -1,0 +1,510 @@
+"""How large SQLite makes a statement before it runs it: it copies the columns of subqueries to each place of their use.
+
+Copies of nested copies take memory that grows with a power of two, and SQLite limits none of it. The size is counted
+in the tokens of the text, never too low: names are looked up without regard to the table that qualifies them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.errors import InvalidRequest
+from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, folded, name_of, tokens
+
+MAX_NODES = 200_000  # of a statement with all columns of subqueries in their place, and opcodes of its program
+PLAIN_DEPTH = 20  # of brackets, BETWEEN and CASE: operands are not counted up to it
+_SELECT = re.compile("select", re.IGNORECASE)
+_COPYING = re.compile(r"between|case|\(", re.IGNORECASE)
+_OPERATORS = frozenset({"CASE", "WHEN", "THEN", "ELSE", "AND", "OR", "NOT", "IN", "IS", "FROM", "BETWEEN"})
+_OPERATORS |= {"LIKE", "GLOB", "REGEXP", "MATCH", "ESCAPE", "COLLATE"}
+_QUOTE = re.compile("[\"'`]")
+_PLAIN_NAME = re.compile(r"\w*")
+_QUERIES = frozenset({"SELECT", "VALUES", "WITH"})
+_ENDS_FROM = frozenset({"WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "EXCEPT", "INTERSECT", "RETURNING"})
+_BEFORE_SOURCE = frozenset({"FROM", "JOIN", ","})
+_RENAMING = frozenset({"USING", "NATURAL"})
+
+Sizes = dict[str, int]  # of columns, by their folded names
+Item = Any  # Token | Group
+
+TOO_LARGE = f"the statement has more than {MAX_NODES} parts once SQLite has copied columns and operands to their uses"
+
+
+def too_large() -> InvalidRequest:
+    """Return the error for a statement that SQLite would make too large."""
+    return InvalidRequest(
+        TOO_LARGE,
+        hint="Use each column of a subquery fewer times, nest less, or bind a long list as JSON.",
+    )
+
+
+def check_growth(sql: str, views: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for a statement that SQLite would make too large; `views` are definitions by name."""
+    text = folded(sql)
+    is_view_used = any(folded(name) in text or _QUOTE.search(name) for name in views)
+    is_nested = is_view_used or len(_SELECT.findall(sql)) > 1 or "window" in text
+    is_copying = len(_COPYING.findall(sql)) > PLAIN_DEPTH
+    if not is_nested and not is_copying:
+        return
+    try:
+        found = tokens(sql)
+        if is_copying and _copied(found) > MAX_NODES:
+            raise too_large()
+        if is_nested:
+            _check_columns(_grouped(found), views, len(found))
+    except Unsupported as error:
+        raise InvalidRequest(
+            f"the statement was not understood: {error}",
+            hint="Correct the text at that place; name parameters by letters, digits and _ only.",
+        ) from None
+
+
+def _check_columns(top: Group, views: Mapping[str, str], count: int) -> None:
+    limit = max(MAX_NODES, 4 * count)
+    try:
+        found = _Growth(views, limit).query(top, {}, None)
+    except RecursionError:
+        raise too_large() from None
+    if found.total > limit:
+        raise too_large()
+
+
+class Group(msgspec.Struct):
+    """What is between two brackets, or the whole text."""
+
+    items: list[Item]
+
+    @property
+    def is_query(self) -> bool:
+        return bool(self.items) and _word(self.items[0]) in _QUERIES
+
+
+class Column(msgspec.Struct):
+    """A column of a subquery: the names by which it may be known, and its size. No names: one that SQLite makes up."""
+
+    names: tuple[str, ...]
+    size: int
+
+
+class Found(msgspec.Struct):
+    """What is known of a query: its columns, its size, and in how many arms of UNION it falls."""
+
+    columns: list[Column]
+    total: int
+    arms: int = 1
+    is_exact: bool = True  # the columns are all there, in their order
+
+
+class Cte(msgspec.Struct):
+    """A name of WITH."""
+
+    names: list[str] | None
+    group: Group
+
+
+class Scope(msgspec.Struct):
+    """The names of WITH that a query sees."""
+
+    ctes: dict[str, Cte]
+    outer: Scope | None
+
+
+def _copied(found: list[Token]) -> int:
+    """Return how many tokens SQLite may copy: those in the operands of BETWEEN and CASE, once for each around them."""
+    levels, depth, total = [_Level()], 0, 0
+    before: Token | None = None
+    for token in found:
+        level = levels[-1]
+        match token.word:
+            case "(":
+                levels.append(_Level())
+                depth += 1
+            case ")" if len(levels) > 1:
+                depth -= 1 + level.cases + level.betweens
+                levels.pop()
+            case "CASE":
+                level.cases += 1
+                depth += 1
+            case "END" if level.cases and _ends_operand(before):
+                level.cases -= 1
+                depth -= 1
+            case "BETWEEN":
+                level.betweens += 1
+                level.pending += 1
+                depth += 1
+            case "AND" if level.pending:
+                level.pending -= 1
+            case "AND" | "OR" | "," | "SELECT":
+                depth -= level.betweens
+                level.betweens = level.pending = 0
+        total += max(depth - PLAIN_DEPTH, 0)
+        before = token
+    return total
+
+
+class _Level(msgspec.Struct):
+    """What is open between two brackets: CASE without its END, BETWEEN in one operand, and those without their AND."""
+
+    cases: int = 0
+    betweens: int = 0
+    pending: int = 0
+
+
+def _ends_operand(token: Token | None) -> bool:
+    """Whether END after `token` ends a CASE, and is not a column of that name."""
+    if token is None or token.kind == "op":
+        return token is not None and token.word == ")"
+    return token.kind != "word" or token.word not in _OPERATORS
+
+
+def _grouped(found: list[Token]) -> Group:
+    """Return the tokens by their brackets."""
+    top = Group([])
+    stack = [top]
+    for token, after in zip(found, found[1:], strict=False):
+        if token.kind == "param" and after.word == "(" and after.start == token.end:
+            raise Unsupported("a parameter with brackets")  # one token to SQLite, whatever is between them
+        if token.word == "(":
+            group = Group([])
+            stack[-1].items.append(group)
+            stack.append(group)
+        elif token.word == ")":
+            if len(stack) == 1:
+                raise Unsupported("a bracket that was not opened")
+            stack.pop()
+        else:
+            stack[-1].items.append(token)
+    return top
+
+
+class _Growth:
+    """Counts one statement. A copy is counted again where it sees other columns: the work is no more than the size."""
+
+    def __init__(self, views: Mapping[str, str], limit: int) -> None:
+        self._views = {folded(name): sql for name, sql in views.items()}
+        self._grouped_views: dict[str, Group | None] = {}
+        self._limit, self._steps = limit, 0
+        self._nothing: Sizes = {}
+        self._counted: dict[tuple[int, int], tuple[Found, Sizes]] = {}  # by the query and the columns it sees
+        self._active: set[int] = set()  # names of WITH and views that are being counted
+
+    def _step(self, count: int = 1) -> None:
+        self._steps += count
+        if self._steps > self._limit:
+            raise too_large()
+
+    def query(self, group: Group, outer: Sizes, scope: Scope | None) -> Found:
+        """Count a query, whose names may be columns of `outer`."""
+        ctes = _ctes(group.items)
+        if ctes:
+            scope = Scope(ctes, scope)
+        found: Found | None = None
+        total = 0
+        for items in _cores(group.items):
+            is_query = bool(items) and _word(items[0]) in ("SELECT", "VALUES")
+            core = self._values(items, outer, scope) if _is_values(items) else self._core(items, outer, scope)
+            total += core.total
+            if total > self._limit:
+                raise too_large()
+            if is_query:
+                found = core if found is None else _united(found, core)
+        return Found([], total) if found is None else msgspec.structs.replace(found, total=total)
+
+    def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
+        is_select = bool(items) and _word(items[0]) == "SELECT"
+        end = next((place for place in range(len(items)) if _ends_outputs(items, place)), len(items))
+        sources = [found for place in _sources(items) for found in self._source(items, place, outer, scope)]
+        sizes, is_renaming = dict(outer), any(_word(item) in _RENAMING for item in _flat(items))
+        own: Sizes = {}
+        for column in [column for source in sources for column in source.columns]:
+            self._step()
+            for name in column.names or ("",):
+                before = own.get(name, 0)
+                own[name] = before + column.size if is_renaming else max(before, column.size)
+        _widen(sizes, own)
+        columns: list[Column] = []
+        is_exact, size = True, 0
+        if is_select:
+            for output in _split(items[1:end]):
+                if output and _word(output[-1]) == "*" and (len(output) == 1 or _word(output[-2]) == "."):
+                    starred = [column for source in sources for column in source.columns]
+                    self._step(len(starred))
+                    starred = [Column(c.names, max(own[name] for name in c.names or ("",))) for c in starred]
+                    columns += starred
+                    size += 1 + sum(column.size for column in starred)
+                    is_exact = False
+                    continue
+                counted = self._size(output, sizes, scope)
+                size += counted
+                columns.append(Column(_names(output), counted))
+            aliases: Sizes = {}
+            for column in columns:
+                for name in column.names:
+                    aliases[name] = max(aliases.get(name, 0), column.size)
+            _widen(sizes, aliases)
+        else:
+            end = 0
+        size += self._size(items[end:], sizes, scope, is_clause=True)
+        if uses := sum(_word(item) == "OVER" for item in _flat(items)):
+            size += uses * self._size(_windows(items[end:]), sizes, scope)  # SQLite copies a window to each use
+        arms = 1
+        for source in sources:
+            arms *= source.arms
+        return Found(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
+
+    def _values(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
+        sizes: list[int] = []
+        total = 0
+        for row in items:
+            if isinstance(row, Group):
+                cells = [self._size(cell, outer, scope) for cell in _split(row.items)]
+                total += sum(cells)
+                sizes += [0] * (len(cells) - len(sizes))
+                sizes = [max(old, new) for old, new in zip(sizes, cells + [0] * len(sizes), strict=False)]
+            elif _word(row) not in ("VALUES", ","):
+                total += 1
+        rest = next((place for place, item in enumerate(items) if _word(item) not in ("VALUES", ",", "")), len(items))
+        total += self._size(items[rest:], outer, scope)
+        return Found([Column((f"column{place}",), size) for place, size in enumerate(sizes, 1)], total)
+
+    def _source(self, items: list[Item], place: int, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
+        """Count what is joined at `place`."""
+        item = items[place]
+        if isinstance(item, Group) and item.is_query:
+            yield self.query(item, outer, scope)
+        elif isinstance(item, Group):
+            for inner in _sources(item.items, is_from=True):
+                yield from self._source(item.items, inner, outer, scope)
+        else:
+            name = item
+            if place + 2 < len(items) and _word(items[place + 1]) == "." and isinstance(items[place + 2], Token):
+                name = items[place + 2]
+            yield from self._named(folded(name_of(name)), outer, scope)
+
+    def _named(self, name: str, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
+        """Count a name of WITH, and a view of the same name, which may be meant."""
+        at = scope
+        while at is not None and name not in at.ctes:
+            at = at.outer
+        if at is not None:
+            cte = at.ctes[name]
+            yield from self._inside(cte.group, cte.names, outer, at)
+        if name in self._views:
+            if name not in self._grouped_views:
+                try:
+                    self._grouped_views[name] = _grouped(tokens(self._views[name]))
+                except Unsupported:
+                    self._grouped_views[name] = None
+            view = self._grouped_views[name]
+            if view is not None:
+                yield from self._inside(view, _view_names(view), self._nothing, None)
+
+    def _inside(self, group: Group, names: list[str] | None, outer: Sizes, scope: Scope | None) -> Iterator[Found]:
+        if id(group) in self._active:
+            return  # it reads itself: the rows it has made so far
+        key = id(group), id(outer)
+        if key not in self._counted:
+            self._active.add(id(group))
+            try:
+                self._counted[key] = self.query(group, outer, scope), outer
+            finally:
+                self._active.discard(id(group))
+        found = self._counted[key][0]
+        yield found if names is None else _renamed(found, names)
+
+    def _size(self, items: Sequence[Item], sizes: Sizes, scope: Scope | None, *, is_clause: bool = False) -> int:
+        """Return the size of items with every column in its place; sources of a clause are counted elsewhere."""
+        self._step(len(items))
+        skipped = set(_sources(items)) if is_clause else set()
+        total = 0
+        for place, item in enumerate(items):
+            before = _word(items[place - 1]) if place else ""
+            if place in skipped:
+                total += self._join_conditions(item, sizes, scope)
+            elif isinstance(item, Group):
+                if item.is_query:
+                    if before in ("AS", "MATERIALIZED"):
+                        continue  # a name of WITH is counted where it is used
+                    counted = 1 + self.query(item, sizes, scope).total
+                else:
+                    counted = 1 + self._size(item.items, sizes, scope)
+                total += counted
+            else:
+                total += self._token(items, place, sizes, scope, before)
+            if total > self._limit:
+                raise too_large()
+        return total
+
+    def _join_conditions(self, item: Item, sizes: Sizes, scope: Scope | None) -> int:
+        if isinstance(item, Group) and not item.is_query:
+            return self._size([_FROM, *item.items], sizes, scope, is_clause=True)
+        return 1
+
+    def _token(self, items: Sequence[Item], place: int, sizes: Sizes, scope: Scope | None, before: str) -> int:
+        token = items[place]
+        if token.kind not in ("word", "quoted", "str") or before == "AS":
+            return 1
+        name = folded(name_of(token))
+        if before == "IN" or (place > 2 and before == "." and _word(items[place - 3]) == "IN"):
+            return 1 + sum(found.total for found in self._named(name, sizes, scope))
+        after = items[place + 1] if place + 1 < len(items) else None
+        if isinstance(after, Group) or (after is not None and _word(after) == "."):
+            return 1  # a function or a table
+        if name in sizes:
+            return max(sizes[name], 1)
+        is_quoted = token.kind == "quoted" or (token.kind == "str" and before == ".")
+        if is_quoted and sizes and not _PLAIN_NAME.fullmatch(name):
+            return max(sizes.values())  # the name may be the text of an expression
+        return 1
+
+
+_FROM = Token("word", "FROM", 0, 0, "FROM")
+
+
+def _word(item: Item) -> str:
+    return item.word if isinstance(item, Token) else ""
+
+
+def _is_values(items: list[Item]) -> bool:
+    return bool(items) and _word(items[0]) == "VALUES"
+
+
+def _flat(items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the items, and those of the joins in brackets among them."""
+    for item in items:
+        yield item
+        if isinstance(item, Group) and not item.is_query:
+            yield from _flat(item.items)
+
+
+def _cores(items: list[Item]) -> Iterator[list[Item]]:
+    """Yield what is before the first SELECT or VALUES, and each of them with its clauses."""
+    starts = [place for place, item in enumerate(items) if _word(item) in ("SELECT", "VALUES")]
+    places = [0, *starts, len(items)]
+    for start, end in zip(places, places[1:], strict=False):
+        if start < end:
+            yield items[start:end]
+
+
+def _is_from(items: Sequence[Item], place: int) -> bool:
+    """Whether FROM at `place` begins a clause, and is not part of IS DISTINCT FROM."""
+    return _word(items[place]) == "FROM" and not (place and _word(items[place - 1]) == "DISTINCT")
+
+
+def _ends_outputs(items: list[Item], place: int) -> bool:
+    return _word(items[place]) in _ENDS_FROM or _is_from(items, place)
+
+
+def _sources(items: Sequence[Item], *, is_from: bool = False) -> list[int]:
+    """Return the places of what is joined; `is_from` if the items are a join in brackets."""
+    found = []
+    is_first = is_from
+    for place, item in enumerate(items):
+        word = _word(item)
+        if _is_from(items, place):
+            is_from = is_first = True
+        elif word in _ENDS_FROM:
+            is_from = is_first = False
+        elif is_from and word in _BEFORE_SOURCE:
+            is_first = True
+        elif is_first:
+            is_first = False
+            if isinstance(item, Group) or item.kind in ("word", "quoted", "str"):
+                found.append(place)
+    return found
+
+
+def _windows(items: Sequence[Item]) -> list[Item]:
+    """Return the definitions of a WINDOW clause."""
+    return [
+        item
+        for place, item in enumerate(items)
+        if place and isinstance(item, Group) and _word(items[place - 1]) == "AS"
+    ]
+
+
+def _split(items: Sequence[Item]) -> Iterator[list[Item]]:
+    """Yield the items between commas."""
+    part: list[Item] = []
+    for item in items:
+        if _word(item) == ",":
+            yield part
+            part = []
+        else:
+            part.append(item)
+    yield part
+
+
+def _names(output: list[Item]) -> tuple[str, ...]:
+    """Return the names that a column of the answer may have."""
+    if len(output) > 1 and _word(output[-2]) == "AS" and isinstance(output[-1], Token):
+        return (folded(name_of(output[-1])),)
+    names = [item for item in _flat(output) if isinstance(item, Token) and item.kind in ("word", "quoted", "str")]
+    is_plain = len(output) == 1 or (len(output) == 3 and _word(output[1]) == ".")
+    if is_plain and isinstance(output[-1], Token) and names:
+        return (folded(name_of(output[-1])),)
+    # It has the name of its last word, of its only column, or its own text.
+    return ("", *{folded(name_of(item)) for item in names})
+
+
+def _ctes(items: list[Item]) -> dict[str, Cte]:
+    """Return the names that WITH defines among the items."""
+    found: dict[str, Cte] = {}
+    for place, item in enumerate(items):
+        if not isinstance(item, Group) or not item.is_query:
+            continue
+        at = place - 1
+        if at >= 0 and _word(items[at]) == "MATERIALIZED":
+            at -= 1
+            at -= at >= 0 and _word(items[at]) == "NOT"
+        if at < 1 or _word(items[at]) != "AS":
+            continue
+        at -= 1
+        names = None
+        if isinstance(items[at], Group) and at:
+            names = _listed(items[at])
+            at -= 1
+        name = items[at]
+        if isinstance(name, Token) and name.kind in ("word", "quoted", "str"):
+            found[folded(name_of(name))] = Cte(names, item)
+    return found
+
+
+def _listed(group: Group) -> list[str]:
+    return [folded(name_of(part[0])) for part in _split(group.items) if part and isinstance(part[0], Token)]
+
+
+def _view_names(view: Group) -> list[str] | None:
+    """Return the names of its columns that CREATE VIEW lists."""
+    place = next((place for place, item in enumerate(view.items) if _word(item) == "AS"), 0)
+    before = view.items[place - 1] if place else None
+    return _listed(before) if isinstance(before, Group) else None
+
+
+def _united(first: Found, second: Found) -> Found:
+    """Join two arms of a UNION: names are those of the first one."""
+    arms = first.arms + second.arms
+    if first.is_exact and second.is_exact and len(first.columns) == len(second.columns):
+        pairs = zip(first.columns, second.columns, strict=True)
+        return Found([Column(one.names, max(one.size, two.size)) for one, two in pairs], 0, arms)
+    most = max((column.size for column in [*first.columns, *second.columns]), default=1)
+    names = [column.names for column in [*first.columns, *second.columns]]
+    return Found([Column(each, most) for each in names], 0, arms, is_exact=False)
+
+
+def _renamed(found: Found, names: list[str]) -> Found:
+    if found.is_exact and len(names) == len(found.columns):
+        sizes = [column.size for column in found.columns]
+    else:
+        sizes = [max((column.size for column in found.columns), default=1)] * len(names)
+    columns = [Column((name,), size) for name, size in zip(names, sizes, strict=True)]
+    return msgspec.structs.replace(found, columns=columns, is_exact=True)
+
+
+def _widen(sizes: Sizes, more: Sizes) -> None:
+    for name, size in more.items():
+        sizes[name] = max(sizes.get(name, 0), size)

@@ -1,0 +1,333 @@
+"""Reading SQLite's expressions: operators by their precedence, and everything that stands alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, tokens, unquoted
+
+_EQUALITY = {"=", "==", "!=", "<>"}
+_ORDER = {"<", "<=", ">", ">="}
+_LEFT: tuple[set[str], ...] = ({"&", "|", "<<", ">>"}, {"+", "-"}, {"*", "/", "%"}, {"||", "->", "->>"})
+_PATTERN = {"LIKE", "GLOB", "REGEXP", "MATCH"}
+_CLOCKS = {"CURRENT_TIMESTAMP", "CURRENT_DATE", "CURRENT_TIME"}
+# Words that end an expression or an operand; they are never a column's name without quotes.
+_WORDS = """
+ALL AND AS BETWEEN CASE COLLATE CREATE DEFAULT DISTINCT ELSE ESCAPE EXCEPT EXISTS FROM GROUP HAVING IN INDEXED
+INTERSECT INTO IS ISNULL JOIN LIMIT NOT NOTNULL NULL ON OR ORDER SELECT SET TABLE THEN TO UNION UNIQUE USING VALUES
+WHEN WHERE CAST CROSS INNER LEFT RIGHT FULL OUTER NATURAL WINDOW
+"""
+RESERVED = frozenset(_WORDS.split())
+MAX_DEPTH = 80
+
+
+class Expressions:
+    """A reader of tokens. The queries inside expressions are read by the class that extends this one."""
+
+    def __init__(self, sql: str) -> None:
+        self._tokens = tokens(sql)
+        self._at = 0
+        self._depth = 0
+
+    # --- tokens ----------------------------------------------------------------------------------------------
+
+    @property
+    def next(self) -> Token:
+        """The token that is read next."""
+        return self._tokens[self._at]
+
+    def ahead(self, count: int) -> Token:
+        """The token `count` places further."""
+        return self._tokens[min(self._at + count, len(self._tokens) - 1)]
+
+    def advance(self) -> Token:
+        """Take the next token."""
+        token = self._tokens[self._at]
+        self._at += 1
+        return token
+
+    def takes(self, *words: str) -> bool:
+        """Take these words if they come next."""
+        if all(self.ahead(place).word == word for place, word in enumerate(words)):
+            self._at += len(words)
+            return True
+        return False
+
+    def need(self, word: str) -> Token:
+        """Take `word`, which must come."""
+        if self.next.word != word:
+            raise Unsupported(f"{word} expected at {self.next.text[:40]!r}")
+        return self.advance()
+
+    def name(self) -> str:
+        """Take a name."""
+        token = self.advance()
+        if token.kind not in ("word", "quoted", "str") or (token.kind == "word" and token.word in RESERVED):
+            raise Unsupported(f"a name expected at {token.text[:40]!r}")
+        return token.text[1:-1].replace("''", "'") if token.kind == "str" else unquoted(token)
+
+    @property
+    def last_end(self) -> int:
+        """Where the token taken last ends."""
+        return self._tokens[self._at - 1].end
+
+    # --- operators -------------------------------------------------------------------------------------------
+
+    def expression(self) -> Any:
+        """A whole expression."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unsupported(f"expressions are nested deeper than {MAX_DEPTH}")
+        try:
+            return self._chain("OR", lambda: self._chain("AND", self._negation))
+        finally:
+            self._depth -= 1
+
+    def _chain(self, op: str, part: Any) -> Any:
+        parts = [part()]
+        while self.takes(op):
+            parts.append(part())
+        return parts[0] if len(parts) == 1 else tree.Chain(op, parts)
+
+    def _negation(self) -> Any:
+        count = 0
+        while self.next.word == "NOT":
+            self.advance()
+            count += 1
+        found = self._equality()
+        if count > MAX_DEPTH:
+            raise Unsupported("too many NOT")
+        for _ in range(count):
+            found = tree.Unary("NOT", found)
+        return found
+
+    def _equality(self) -> Any:
+        left = self._order()
+        while True:
+            word = self.next.word
+            if word in _EQUALITY:
+                self.advance()
+                left = tree.Binary(word, left, self._order())
+            elif word == "IS":
+                left = self._is(left)
+            elif word in ("ISNULL", "NOTNULL"):
+                self.advance()
+                left = tree.Null(left, word == "NOTNULL", word)
+            elif word == "NOT" and self.ahead(1).word == "NULL":
+                self._at += 2
+                left = tree.Null(left, True, "NOT NULL")
+            else:
+                further = self._test(left)
+                if further is None:
+                    return left
+                left = further
+
+    def _is(self, left: Any) -> Any:
+        self.advance()
+        op = "IS NOT" if self.takes("NOT") else "IS"
+        if self.takes("DISTINCT", "FROM"):
+            op = "IS" if op == "IS NOT" else "IS NOT"
+        return tree.Binary(op, left, self._order())
+
+    def _test(self, left: Any) -> Any:
+        """BETWEEN, IN, LIKE and their like, if one comes."""
+        negated = self.next.word == "NOT"
+        word = self.ahead(1).word if negated else self.next.word
+        if word != "BETWEEN" and word != "IN" and word not in _PATTERN:
+            return None
+        self._at += 1 + negated
+        if word == "BETWEEN":
+            low = self._order()
+            self.need("AND")
+            return tree.Between(left, low, self._order(), negated)
+        if word == "IN":
+            return self._in(left, negated)
+        right = self._order()
+        escape = self._order() if self.takes("ESCAPE") else None
+        return tree.Binary(f"NOT {word}" if negated else word, left, right, escape)
+
+    def _in(self, left: Any, negated: bool) -> Any:
+        if not self.takes("("):
+            return tree.In(left, negated, query=self.table_as_query())
+        if self.next.word in ("SELECT", "VALUES", "WITH"):
+            query = self.query()
+            self.need(")")
+            return tree.In(left, negated, query=query)
+        items = [] if self.next.word == ")" else self.items()
+        self.need(")")
+        return tree.In(left, negated, items=items)
+
+    def _order(self) -> Any:
+        left = self._level(0)
+        while self.next.word in _ORDER:
+            op = self.advance().word
+            left = tree.Binary(op, left, self._level(0))
+        return left
+
+    def _level(self, level: int) -> Any:
+        if level == len(_LEFT):
+            return self._collated()
+        left = self._level(level + 1)
+        while self.next.kind == "op" and self.next.word in _LEFT[level]:
+            op = self.advance().word
+            left = tree.Binary(op, left, self._level(level + 1))
+        return left
+
+    def _collated(self) -> Any:
+        found = self._prefixed()
+        while self.takes("COLLATE"):
+            found = tree.Collate(found, self.name())
+        return found
+
+    def _prefixed(self) -> Any:
+        ops = []
+        while self.next.kind == "op" and self.next.word in ("-", "+", "~"):
+            ops.append(self.advance().word)
+        if len(ops) > MAX_DEPTH:
+            raise Unsupported("too many signs")
+        found = self._primary()
+        for op in reversed(ops):
+            found = tree.Unary(op, found)
+        return found
+
+    def items(self) -> list[Any]:
+        """Expressions with commas between them."""
+        found = [self.expression()]
+        while self.takes(","):
+            found.append(self.expression())
+        return found
+
+    # --- what stands alone -----------------------------------------------------------------------------------
+
+    def _primary(self) -> Any:
+        token = self.next
+        if token.kind in ("str", "num", "blob"):
+            self.advance()
+            if self.next.kind == "str" and token.kind == "str":
+                raise Unsupported("two strings side by side")
+            return tree.Literal(token.text)
+        if token.kind == "param":
+            self.advance()
+            return tree.Bind(token.slot, token.text)
+        if token.word == "(":
+            return self._parenthesis()
+        if token.kind == "word":
+            return self._word(token)
+        if token.kind == "quoted":
+            return self._column()
+        raise Unsupported(f"an expression expected at {token.text[:40]!r}")
+
+    def _parenthesis(self) -> Any:
+        self.need("(")
+        if self.next.word in ("SELECT", "VALUES", "WITH"):
+            query = self.query()
+            self.need(")")
+            return tree.Subquery(query)
+        items = self.items()
+        self.need(")")
+        return items[0] if len(items) == 1 else tree.Row(items)
+
+    def _word(self, token: Token) -> Any:
+        match token.word:
+            case "NULL":
+                self.advance()
+                return tree.Literal("NULL")
+            case "CASE":
+                return self._case()
+            case "CAST":
+                return self._cast()
+            case "EXISTS" if self.ahead(1).word == "(":
+                self._at += 2
+                query = self.query()
+                self.need(")")
+                return tree.Subquery(query, exists=True)
+            case "RAISE":
+                raise Unsupported("RAISE")
+        if token.word in _CLOCKS:
+            self.advance()
+            return tree.Call(token.word, [], bare=True)
+        if self.ahead(1).word == "(" and (token.word not in RESERVED or token.word in ("LEFT", "RIGHT")):
+            return self._call()
+        return self._column()
+
+    def _column(self) -> Any:
+        is_quoted = self.next.kind == "quoted"
+        parts = [self.name()]
+        while self.takes("."):
+            parts.append(self.name())
+        if is_quoted and len(parts) == 1 and self.next.word == "(":
+            self._at -= 1
+            return self._call()
+        if len(parts) == 3 and parts[0].lower() == "main":
+            parts = parts[1:]
+        if len(parts) > 2:
+            raise Unsupported("a column of another schema")
+        return tree.Ref(parts[0] if len(parts) == 2 else None, parts[-1], is_quoted)
+
+    def _case(self) -> Any:
+        self.need("CASE")
+        base = None if self.next.word == "WHEN" else self.expression()
+        whens = []
+        while self.takes("WHEN"):
+            when = self.expression()
+            self.need("THEN")
+            whens.append((when, self.expression()))
+        otherwise = self.expression() if self.takes("ELSE") else None
+        self.need("END")
+        return tree.Case(base, whens, otherwise)
+
+    def _cast(self) -> Any:
+        self.advance()
+        self.need("(")
+        of = self.expression()
+        self.need("AS")
+        words: list[str] = []
+        while self.next.word != ")" or words.count("(") > words.count(")"):
+            if self.next.kind in ("end", "str", "param"):
+                raise Unsupported("the type of a CAST")
+            token = self.advance()
+            words.append(token.text)
+        self.need(")")
+        return tree.Cast(of, " ".join(words))
+
+    def _call(self) -> Any:
+        found = tree.Call(unquoted(self.advance()), [])
+        self.need("(")
+        if self.takes("*"):
+            found.args = None
+        elif self.next.word != ")":
+            found.distinct = self.takes("DISTINCT") or (self.takes("ALL") and False)
+            found.args = self.items()
+            if self.takes("ORDER", "BY"):
+                found.order = self.terms()
+        self.need(")")
+        if self.next.word == "WITHIN":
+            raise Unsupported("WITHIN GROUP")
+        if self.next.word == "FILTER" and self.ahead(1).word == "(":
+            self._at += 2
+            self.need("WHERE")
+            found.where = self.expression()
+            self.need(")")
+        if self.next.word == "OVER" and (self.ahead(1).word == "(" or self.ahead(1).kind in ("word", "quoted")):
+            self.advance()
+            found.over = self.window() if self.next.word == "(" else self.name()
+        return found
+
+    # --- read by the class that extends this one -------------------------------------------------------------
+
+    def query(self) -> tree.Query:
+        """A whole query."""
+        raise NotImplementedError
+
+    def table_as_query(self) -> tree.Query:
+        """A table's name after IN, as the query it stands for."""
+        raise NotImplementedError
+
+    def terms(self) -> list[tree.Term]:
+        """What follows ORDER BY."""
+        raise NotImplementedError
+
+    def window(self) -> tree.Window:
+        """What follows OVER."""
+        raise NotImplementedError

@@ -1,0 +1,321 @@
+"""Reading a SELECT by SQLite's own grammar. Whatever it does not know is Unsupported, never guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.sources.sqlite.query.syntax import tree
+from headwater.sources.sqlite.query.syntax.expressions import MAX_DEPTH, RESERVED, Expressions
+from headwater.sources.sqlite.query.syntax.lexer import Unsupported
+
+MAX_TEXT = 100_000
+_FRAME = {"ROWS", "RANGE", "GROUPS"}
+_JOIN_WORDS = {"NATURAL", "LEFT", "RIGHT", "FULL", "OUTER", "INNER", "CROSS", "JOIN"}
+_KINDS = {
+    "JOIN": "",
+    "INNER JOIN": "",
+    "CROSS JOIN": "",
+    "LEFT JOIN": "LEFT",
+    "LEFT OUTER JOIN": "LEFT",
+    "RIGHT JOIN": "RIGHT",
+    "RIGHT OUTER JOIN": "RIGHT",
+    "FULL JOIN": "FULL",
+    "FULL OUTER JOIN": "FULL",
+}
+_ENDS_SOURCE = RESERVED | {"INDEXED", "LIMIT", "OFFSET"}
+
+
+def parse(sql: str) -> tree.Query:
+    """The tree of one SELECT; Unsupported for anything else."""
+    if len(sql) > MAX_TEXT:
+        raise Unsupported(f"the statement is longer than {MAX_TEXT} characters")
+    reader = _Parser(sql)
+    found = reader.query()
+    while reader.takes(";"):
+        pass
+    if reader.next.kind != "end":
+        raise Unsupported(f"unknown text at {reader.next.text[:40]!r}")
+    return found
+
+
+def parse_expression(sql: str) -> Any:
+    """The tree of one expression, in time that is linear in its text; Unsupported for anything else."""
+    if len(sql) > MAX_TEXT:
+        raise Unsupported(f"the expression is longer than {MAX_TEXT} characters")
+    reader = _Parser(sql)
+    found = reader.expression()
+    if reader.next.kind != "end":
+        raise Unsupported(f"unknown text at {reader.next.text[:40]!r}")
+    return found
+
+
+def parse_view(sql: str) -> tuple[list[str] | None, tree.Query, str]:
+    """Column names, the query and its text, of a CREATE VIEW statement."""
+    reader = _Parser(sql)
+    for word in ("CREATE", "VIEW"):
+        reader.takes("TEMP") or reader.takes("TEMPORARY")
+        reader.need(word)
+    reader.takes("IF", "NOT", "EXISTS")
+    reader.name()
+    if reader.takes("."):
+        reader.name()
+    columns = reader.names() if reader.next.word == "(" else None
+    reader.need("AS")
+    start = reader.next.start
+    query = reader.query()
+    end = reader.last_end
+    while reader.takes(";"):
+        pass
+    if reader.next.kind != "end":
+        raise Unsupported("unknown text in a view")
+    return columns, query, sql[start:end]
+
+
+class _Parser(Expressions):
+    def query(self) -> tree.Query:
+        """[WITH …] SELECT … [UNION …] [ORDER BY …] [LIMIT …]."""
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise Unsupported(f"queries are nested deeper than {MAX_DEPTH}")
+        ctes, recursive = self._with()
+        found = tree.Query([self._core()], [], ctes, recursive)
+        while (op := self._compound()) is not None:
+            found.ops.append(op)
+            found.selects.append(self._core())
+        found.body_end = self.last_end
+        if self.takes("ORDER", "BY"):
+            found.order = self.terms()
+        if self.takes("LIMIT"):
+            found.limit = self.expression()
+            if self.takes("OFFSET"):
+                found.offset = self.expression()
+            elif self.takes(","):
+                found.limit, found.offset = self.expression(), found.limit
+        self._depth -= 1
+        return found
+
+    def _with(self) -> tuple[list[tree.Cte], bool]:
+        if not self.takes("WITH"):
+            return [], False
+        recursive = self.takes("RECURSIVE")
+        found = [self._cte()]
+        while self.takes(","):
+            found.append(self._cte())
+        return found, recursive
+
+    def _cte(self) -> tree.Cte:
+        name = self.name()
+        columns = self.names() if self.next.word == "(" else None
+        self.need("AS")
+        hint = ""
+        if self.takes("NOT", "MATERIALIZED"):
+            hint = "NOT MATERIALIZED"
+        elif self.takes("MATERIALIZED"):
+            hint = "MATERIALIZED"
+        self.need("(")
+        query = self.query()
+        self.need(")")
+        return tree.Cte(name, columns, query, hint)
+
+    def names(self) -> list[str]:
+        """Names in parentheses."""
+        self.need("(")
+        found = [self.name()]
+        while self.takes(","):
+            found.append(self.name())
+        self.need(")")
+        return found
+
+    def _compound(self) -> str | None:
+        for words in (("UNION", "ALL"), ("UNION",), ("EXCEPT",), ("INTERSECT",)):
+            if self.takes(*words):
+                return " ".join(words)
+        return None
+
+    def _core(self) -> tree.Select:
+        if self.takes("VALUES"):
+            return self._values()
+        self.need("SELECT")
+        distinct = self.takes("DISTINCT")
+        if not distinct:
+            self.takes("ALL")
+        found = tree.Select(self._outputs(), distinct)
+        if self.takes("FROM"):
+            found.source = self._from()
+        if self.takes("WHERE"):
+            found.where = self.expression()
+        if self.takes("GROUP", "BY"):
+            found.group = self.items()
+        if self.takes("HAVING"):
+            found.having = self.expression()
+        if self.takes("WINDOW"):
+            found.windows = [self._named_window()]
+            while self.takes(","):
+                found.windows.append(self._named_window())
+        return found
+
+    def _values(self) -> tree.Select:
+        rows = []
+        while True:
+            self.need("(")
+            rows.append(self.items())
+            self.need(")")
+            if not self.takes(","):
+                break
+        return tree.Select([tree.Output(of, None) for of in rows[0]], values=rows)
+
+    def _outputs(self) -> list[tree.Output]:
+        found = [self._output()]
+        while self.takes(","):
+            found.append(self._output())
+        return found
+
+    def _output(self) -> tree.Output:
+        if self.takes("*"):
+            return tree.Output(None, None)
+        if self.ahead(1).word == "." and self.ahead(2).word == "*":
+            table = self.name()
+            self._at += 2
+            return tree.Output(None, None, table)
+        of = self.expression()
+        if self.takes("AS"):
+            return tree.Output(of, self.name())
+        if self._is_alias():
+            return tree.Output(of, self.name())
+        return tree.Output(of, None)
+
+    def _is_alias(self) -> bool:
+        token = self.next
+        return token.kind in ("quoted", "str") or (token.kind == "word" and token.word not in _ENDS_SOURCE)
+
+    # --- FROM ------------------------------------------------------------------------------------------------
+
+    def _from(self) -> tree.From:
+        found = self._source()
+        while True:
+            if self.takes(","):
+                words, kind, natural = ",", "", False
+            elif self.next.word in _JOIN_WORDS:
+                words, kind, natural = self._join_words()
+            else:
+                return found
+            join = tree.Join(found, self._source(), kind, words, natural)
+            if self.takes("ON"):
+                join.on = self.expression()
+            elif self.takes("USING"):
+                join.using = self.names()
+            found = join
+
+    def _join_words(self) -> tuple[str, str, bool]:
+        words = []
+        while self.next.word in _JOIN_WORDS:
+            words.append(self.advance().word)
+            if words[-1] == "JOIN":
+                break
+        natural = "NATURAL" in words
+        kind = _KINDS.get(" ".join(word for word in words if word != "NATURAL"))
+        if kind is None:
+            raise Unsupported(f"{' '.join(words)}")
+        return " ".join(words), kind, natural
+
+    def _source(self) -> tree.From:
+        if self.takes("("):
+            if self.next.word in ("SELECT", "VALUES", "WITH"):
+                query = self.query()
+                self.need(")")
+                return tree.Source(None, self._source_alias(), query)
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise Unsupported(f"joins are nested deeper than {MAX_DEPTH}")
+            found = self._from()
+            self._depth -= 1
+            self.need(")")
+            if self.next.word == "AS" or self._is_alias():
+                raise Unsupported("a name for a join")
+            if isinstance(found, tree.Join):
+                found.is_group = True
+            return found
+        return self._named()
+
+    def _named(self) -> tree.Source:
+        name, is_main = self.name(), False
+        if self.takes("."):
+            if name.lower() != "main":
+                raise Unsupported("a table of another schema")
+            name, is_main = self.name(), True
+        args = None
+        if self.takes("("):
+            args = [] if self.next.word == ")" else self.items()
+            self.need(")")
+        found = tree.Source(name, self._source_alias(), args=args, is_main=is_main)
+        if self.takes("INDEXED", "BY"):
+            found.hint = f"INDEXED BY {_quoted(self.name())}"
+        elif self.takes("NOT", "INDEXED"):
+            found.hint = "NOT INDEXED"
+        return found
+
+    def _source_alias(self) -> str | None:
+        if self.takes("AS"):
+            return self.name()
+        return self.name() if self._is_alias() else None
+
+    def table_as_query(self) -> tree.Query:
+        """IN t is IN (SELECT * FROM t)."""
+        source = self._named()
+        if source.args is not None or source.alias is not None:
+            raise Unsupported("IN with a function")
+        return tree.Query([tree.Select([tree.Output(None, None)], source=source)], [])
+
+    # --- ORDER BY and windows --------------------------------------------------------------------------------
+
+    def terms(self) -> list[tree.Term]:
+        """Terms with commas between them."""
+        found = [self._term()]
+        while self.takes(","):
+            found.append(self._term())
+        return found
+
+    def _term(self) -> tree.Term:
+        start = self.next.start
+        found = tree.Term(self.expression(), start=start)
+        if self.takes("DESC"):
+            found.descends = True
+        else:
+            self.takes("ASC")
+        if self.takes("NULLS"):
+            found.nulls = self.advance().word
+            if found.nulls not in ("FIRST", "LAST"):
+                raise Unsupported("NULLS what")
+        found.end = self.last_end
+        return found
+
+    def _named_window(self) -> tuple[str, tree.Window]:
+        name = self.name()
+        self.need("AS")
+        return name, self.window()
+
+    def window(self) -> tree.Window:
+        """( [base] [PARTITION BY …] [ORDER BY …] [frame] )."""
+        self.need("(")
+        base = None
+        if self.next.kind in ("word", "quoted") and self.next.word not in {"PARTITION", "ORDER", *_FRAME}:
+            base = self.name()
+        partition = self.items() if self.takes("PARTITION", "BY") else []
+        order = self.terms() if self.takes("ORDER", "BY") else []
+        frame: list[Any] = []
+        while self.next.word != ")":
+            frame.append(self._frame_part())
+        self.need(")")
+        return tree.Window(base, partition, order, frame)
+
+    def _frame_part(self) -> Any:
+        words = {"BETWEEN", "AND", "UNBOUNDED", "PRECEDING", "FOLLOWING", "CURRENT", "ROW", "EXCLUDE", "NO", "OTHERS"}
+        if self.next.word in words | _FRAME | {"GROUP", "TIES"}:
+            return self.advance().word
+        if self.next.kind not in ("num", "param"):
+            raise Unsupported("the frame of a window")
+        return self._primary()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

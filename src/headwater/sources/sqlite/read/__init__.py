@@ -1,0 +1,1 @@
+"""Reads of rows: in key order, as a sample, and in bulk."""

@@ -1,0 +1,116 @@
+"""A SQLite source for reading only, beside the server that captures it: no lock, no triggers, nothing written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from headwater.errors import NotFound, SourceMismatch, Unavailable
+from headwater.model.keys.key import Span
+from headwater.model.table import Key, Table
+from headwater.sources.source import Chunk
+from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
+from headwater.sources.sqlite.connection import open_file, sqlite_errors
+from headwater.sources.sqlite.connection_pool import Pool
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
+from headwater.sources.sqlite.read.key_order_page import read_chunk
+from headwater.sources.sqlite.schema.catalog import Catalog
+from headwater.sources.sqlite.setup.database_file import Connected
+
+READERS = 8
+CHUNK_ROWS = 10_000  # they are objects, several jobs have some
+STATEMENT_SECONDS = 60.0  # no caller's statement runs here
+
+
+class SqliteReader:
+    """Fulfils `SideReader`. Reads the file `inode` at `path` as long as it holds the history `generation`."""
+
+    chunk_rows = CHUNK_ROWS
+
+    def __init__(self, path: str, *, inode: int, generation: str) -> None:
+        self.path, self._inode, self._generation = path, inode, generation
+        self._predicates = Predicates()
+        self._pool = Pool(self._connect, READERS)
+
+    def _connect(self) -> Connected:
+        self._check_file()
+        db = open_file(self.path, read_only=True)
+        try:
+            self._check_file()  # it is this file that was opened
+        except BaseException:
+            db.close()
+            raise
+        guard = Guard(db, STATEMENT_SECONDS)
+        return Connected(db, guard, Catalog(guard))
+
+    def _check_file(self) -> None:
+        try:
+            found = os.stat(self.path).st_ino
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be read: {error.strerror}", hint="Try again.") from None
+        if found != self._inode:
+            raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
+
+    @contextmanager
+    def _read(self) -> Iterator[Connected]:
+        """A read transaction on a file that still holds our history."""
+        with self._pool.read() as reader:
+            with reader.guard.own() as db, sqlite_errors(self.path):
+                found = meta(db, "generation") if is_installed(db) else ""
+            if found != self._generation:
+                raise SourceMismatch(
+                    f"{self.path} began a new history", hint="Readers need a new snapshot of the new generation."
+                )
+            yield reader
+
+    def describe(self) -> dict[str, Table]:
+        """The tables as they are now."""
+        with self._read() as reader:
+            return reader.catalog.tables()
+
+    def shape(self, name: str, version: int | None = None) -> Table:
+        """The table as it is now, or as it was at `version`."""
+        with self._read() as reader:
+            if version is None:
+                return reader.catalog.shape(name).table
+            reader.catalog.look()
+            for layout in reader.catalog.layouts.values():
+                if (layout.table.name, layout.table.version) == (name, version):
+                    return layout.table
+        raise NotFound(f"table {name!r} never had a version {version}", hint="Leave it out for the present one.")
+
+    def head(self) -> int:
+        """The newest offset in the file."""
+        with self._read() as reader:
+            return reader.offset()
+
+    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+        """At most `limit` rows in key order with keys after `after`, inside `span`."""
+        with self._read() as reader:
+            return read_chunk(reader, table, after=after, span=span, limit=limit)
+
+    def condition(self, table: Table, where: str) -> SqliteCondition:
+        """The predicate `where` over rows of `table`."""
+        return self._predicates.condition(table, where)
+
+    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
+        """How SQLite compares values of `columns`."""
+        return order(table, columns)
+
+    def status(self) -> dict[str, Any]:
+        """The captured tables."""
+        with self._read() as reader:
+            reader.catalog.look()
+            layouts = reader.catalog.layouts.values()
+            return {"tables": sorted(layout.table.name for layout in layouts if layout.active)}
+
+    def wake(self) -> None:
+        """Nobody waits here."""
+
+    def close(self) -> None:
+        """Release the file."""
+        self._pool.close()

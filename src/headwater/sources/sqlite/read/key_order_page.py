@@ -1,0 +1,212 @@
+"""Reading a table in key order, a bounded stretch at a time, each with the offset of its own read."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import apsw
+
+from headwater.errors import InvalidRequest
+from headwater.model.keys.key import Span, decode_key
+from headwater.model.literal import Value, is_broken_text
+from headwater.model.table import Column, Key, Table
+from headwater.sources.source import Chunk
+from headwater.sources.sqlite.capture.change_decoder import row_decoder
+from headwater.sources.sqlite.capture.trigger_plan import Layout
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.query.affinity import affinity
+from headwater.sources.sqlite.row_fetch import fetch, fetch_upto
+from headwater.sources.sqlite.setup.database_file import Connected
+from headwater.sources.sqlite.sql import column_list, order_by
+from headwater.sources.sqlite.types import Stored, to_stored
+
+MAX_BYTES = 16 * 1024 * 1024
+SLICE = 64  # rows taken from SQLite at a time
+WEIGHED = 32  # of so many rows one is weighed for all
+
+StoredRow = tuple[Any, ...]
+# What SQLite turns into a number where a column wants numbers; other text stays text, above all of them.
+_NUMERIC = re.compile(r"\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+
+
+def read_chunk(reader: Connected, name: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
+    """At most `limit` rows (and about 16 MiB) with keys after `after`, inside `span`."""
+    shape = reader.catalog.shape(name)
+    table = shape.table
+    offset = reader.offset()
+    bounds = None if span is None or span == Span() else _Bounds(table, span)
+    sql, bindings = _statement(table, after, span)
+    stored, more = _fetch(reader.db, sql, bindings, len(table.columns), max(limit, 1), bounds)
+    last = stored[-1] if more else None
+    if last is not None and bounds is not None and bounds.is_past(last):
+        last = None
+    elif last is not None and None in (key := table.key_of(last)):
+        # NULLs in a key are equal to nothing: rows that share them stay together.
+        stored = [row for row in stored if table.key_of(row) != key] + _twins(reader.db, table, key)
+    decode = row_decoder(Layout(0, shape))
+    rows = stored if bounds is None else bounds.inside(stored)
+    if decode is not tuple:  # else the stored values are the values, and apsw's rows are tuples
+        rows = list(map(decode, rows))
+    return Chunk(table, tuple(rows), offset, None if last is None else table.key_of(decode(last)))
+
+
+class _Bounds:
+    """A span over stored rows, which come in the order of their places."""
+
+    def __init__(self, table: Table, span: Span) -> None:
+        self._span = span
+        place, key_of = order(table, table.key), table.key_of
+        self._place: Callable[[StoredRow], bytes] = lambda row: place(key_of(row))
+
+    def is_past(self, row: StoredRow) -> bool:
+        """Whether `row` lies behind the end."""
+        return self._span.end is not None and self._place(row) >= self._span.end
+
+    def inside(self, rows: list[StoredRow]) -> list[StoredRow]:
+        """Those of `rows`, which are in order, that lie in the span."""
+        low = bisect_left(rows, self._span.start, key=self._place)
+        end = self._span.end
+        return rows[low:] if end is None else rows[low : bisect_left(rows, end, low, key=self._place)]
+
+
+# --- taking rows -----------------------------------------------------------------------------------------
+
+
+def _fetch(
+    db: apsw.Connection, sql: str, bindings: list[Stored], width: int, limit: int, bounds: _Bounds | None
+) -> tuple[list[StoredRow], bool]:
+    """The first rows of `sql`, at most `limit` and about MAX_BYTES; whether there may be others."""
+    sql += f" LIMIT {limit + 1}"
+    try:
+        return _taken(db.execute(sql, bindings), limit, bounds)
+    except UnicodeDecodeError:
+        return fetch_upto(db.execute, sql, bindings, width, rows=limit, weight=MAX_BYTES)
+
+
+def _taken(cursor: apsw.Cursor, limit: int, bounds: _Bounds | None) -> tuple[list[StoredRow], bool]:
+    found: list[StoredRow] = []
+    weight = heaviest = 0
+    try:
+        while len(found) <= limit and weight < MAX_BYTES:
+            # A slice of rows like the heaviest so far is an eighth of what is left: one sudden row is no flood.
+            size = min(SLICE, limit + 1 - len(found), max((MAX_BYTES - weight) // (8 * heaviest or MAX_BYTES), 1))
+            some = list(islice(cursor, size))
+            if not some:
+                return found, False
+            found += some
+            weighed = [*map(_weight, some[::WEIGHED])]
+            heaviest = max(heaviest, *weighed)
+            weight += sum(weighed) * len(some) // len(weighed)
+            if bounds is not None and bounds.is_past(some[-1]):
+                return found, True
+    finally:
+        cursor.close()  # an unfinished statement would keep its read transaction
+    return found[:limit], True
+
+
+def _weight(row: StoredRow) -> int:
+    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+
+
+def _twins(db: apsw.Connection, table: Table, key: Key) -> list[StoredRow]:
+    same = " AND ".join(f"{ident(name)} IS {_mark(value)}" for name, value in zip(table.key, key, strict=True))
+    sql = f"SELECT {column_list(table)} FROM {ident(table.name)} WHERE {same}"
+    return fetch(db.execute, sql, list(map(_bound, key)), len(table.columns))
+
+
+# --- where to begin --------------------------------------------------------------------------------------
+
+
+def _statement(table: Table, after: Key | None, span: Span | None) -> tuple[str, list[Stored]]:
+    start = b"" if span is None else span.start
+    condition, bindings = ("", []) if after is None else _beyond(table, after)
+    if start and (after is None or order(table, table.key)(after) < start):
+        begin, values = _from(table, start)
+        condition, bindings = " AND ".join(filter(None, (begin, condition))), values + bindings
+    where = f" WHERE {condition}" if condition else ""
+    return f"SELECT {column_list(table)} FROM {ident(table.name)}{where} ORDER BY {order_by(table)}", bindings
+
+
+def _beyond(table: Table, after: Key) -> tuple[str, list[Stored]]:
+    """Keys greater than `after`."""
+    if None not in after:
+        # A NULL in a row makes this NULL where the row stands before `after`: NULLs sort first.
+        return _compared(table, ">", after)
+    parts: list[str] = []
+    bindings: list[Stored] = []
+    for place, value in enumerate(after):
+        same = [f"{ident(name)} IS {_mark(v)}" for name, v in zip(table.key[:place], after, strict=False)]
+        name = ident(table.key[place])
+        parts.append(" AND ".join([*same, f"{name} IS NOT NULL" if value is None else f"{name} > {_mark(value)}"]))
+        bindings += [_bound(v) for v in after[:place]] + ([] if value is None else [_bound(value)])
+    if len(after) == 1:
+        return parts[0], bindings
+    beyond = "(" + " OR ".join(f"({part})" for part in parts) + ")"
+    if after[0] is None:
+        return beyond, bindings
+    # Says nothing new, but lets SQLite seek in the key's index: an OR alone reads it from the start.
+    return f"{ident(table.key[0])} >= {_mark(after[0])} AND {beyond}", [_bound(after[0]), *bindings]
+
+
+def _from(table: Table, start: bytes) -> tuple[str, list[Stored]]:
+    """Keys whose place is at or behind `start`, and maybe some before it: where SQLite can seek to."""
+    found = _key_at(start)
+    if found is None:
+        return "", []
+    key, comparison = found
+    columns = [table.columns[place] for place in table.key_places]
+    fits = 0
+    while fits < min(len(key), len(columns)) and _compares_by_place(columns[fits], key[fits]):
+        fits += 1
+    return _compared(table, comparison if fits == len(key) else ">=", key[:fits]) if fits else ("", [])
+
+
+def _key_at(start: bytes) -> tuple[Key, str] | None:
+    """The key a span begins at or, where the bytes are those behind all that begin with a key, after."""
+    candidates = [(start, ">=")]
+    if start[-1:] > b"\0":
+        candidates.append((start[:-1] + bytes([start[-1] - 1]), ">"))  # see `prefix_end`
+    for data, comparison in candidates:
+        with contextlib.suppress(InvalidRequest):
+            if key := decode_key(data):
+                return key, comparison
+    return None
+
+
+def _compares_by_place(column: Column, value: Value) -> bool:
+    """Whether SQLite, comparing a bound `value` with `column`, leaves it what it is."""
+    wants = affinity(column)
+    match value:
+        case bytes():
+            return True
+        case str():
+            return wants in ("TEXT", "BLOB") or not _NUMERIC.fullmatch(value)
+        case int() | float():
+            return wants != "TEXT" and not math.isnan(value)
+    return False
+
+
+def _compared(table: Table, comparison: str, key: Key) -> tuple[str, list[Stored]]:
+    names, marks = [ident(name) for name in table.key[: len(key)]], list(map(_mark, key))
+    if len(key) == 1:
+        return f"{names[0]} {comparison} {marks[0]}", [_bound(key[0])]
+    return f"({', '.join(names)}) {comparison} ({', '.join(marks)})", list(map(_bound, key))
+
+
+def _mark(value: Value) -> str:
+    # The plus: a CAST alone has an affinity, which would turn the numbers of a column without one into text.
+    return "+CAST(? AS TEXT)" if isinstance(value, str) and is_broken_text(value) else "?"
+
+
+def _bound(value: Value) -> Stored:
+    """What to bind at `_mark(value)`: text that is not UTF-8 can only be bound as its bytes."""
+    if isinstance(value, str) and is_broken_text(value):
+        return value.encode("utf-8", "surrogateescape")
+    return to_stored(value)

@@ -1,0 +1,88 @@
+"""A sample of a table's rows: evenly spread, with what each of them weighs and stands for."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from headwater.errors import NotSupported
+from headwater.model.table import Table
+from headwater.sources.source import Point, Sample
+from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.read.even_spread import Around, spread
+from headwater.sources.sqlite.row_fetch import fetch
+from headwater.sources.sqlite.setup.database_file import Connected
+
+NEAR = 8  # rows looked at on either side of a drawn number
+ROW_BYTES = 8  # what a row costs beside its values
+SEED = 1  # the same table gives the same sample
+
+Stored = tuple[Any, ...]
+Drawn = tuple[Stored, float]  # a stored row, and how many it stands for
+
+
+def read_sample(reader: Connected, name: str, size: int) -> Sample:
+    """About `size` rows of table `name`, all of them if it has fewer."""
+    shape = reader.catalog.shape(name)
+    size = max(size, 1)
+    rows = _Rows(reader, shape.table)
+    some = rows.get(f"LIMIT {size + 1}")
+    if len(some) <= size:
+        drawn = [(row, 1.0) for row in some]
+    elif shape.rowid is not None:
+        drawn = rows.by_rowid(ident(shape.rowid), size)
+    else:
+        drawn = rows.by_scan(size)
+    return _weighed(shape.table, drawn)
+
+
+class _Rows:
+    """Reads of one table: its key, and the lengths of all its values without the values."""
+
+    def __init__(self, reader: Connected, table: Table) -> None:
+        self._run = reader.db.execute
+        self._name = ident(table.name)
+        cells = [*map(ident, table.key), *(f"octet_length({ident(name)})" for name in table.names)]
+        self._width = len(cells)
+        self._select = f"SELECT {', '.join(cells)} FROM {self._name} "
+
+    def get(self, rest: str, bindings: tuple[int, ...] = ()) -> list[Stored]:
+        """The rows of the table that `rest` of the statement lets through."""
+        return fetch(self._run, self._select + rest, bindings, self._width)
+
+    def by_rowid(self, rowid: str, size: int) -> list[Drawn]:
+        """Rows drawn by number: what the table weighs does not matter."""
+        below = f"SELECT {rowid} FROM {self._name} WHERE {rowid} < ? ORDER BY {rowid} DESC LIMIT {NEAR}"
+        above = f"SELECT {rowid} FROM {self._name} WHERE {rowid} >= ? ORDER BY {rowid} LIMIT {NEAR}"
+
+        def look(number: int) -> Around:
+            return Around(self._numbers(below, number), self._numbers(above, number))
+
+        ends = [f"(SELECT {end}({rowid}) FROM {self._name})" for end in ("min", "max")]
+        ((low, high),) = self._run(f"SELECT {', '.join(ends)}").fetchall()
+        drawn = spread(int(str(low)), int(str(high)), size, look, Random(SEED))
+        return [(row, d.members) for d in drawn for row in self.get(f"WHERE {rowid} = ?", (d.number,))]
+
+    def _numbers(self, sql: str, number: int) -> list[int]:
+        found: list[Any] = self._run(sql, (number,)).fetchall()
+        return [number for (number,) in found]
+
+    def by_scan(self, size: int) -> list[Drawn]:
+        """Rows drawn by chance while the whole table goes by: without a rowid nothing else tells where it is full."""
+        total: Any = self._run(f"SELECT count(*) FROM {self._name}").get
+        found = self.get("WHERE (random() & 9223372036854775807) % ? = 0", (max(total // size, 1),))
+        found = found or self.get("LIMIT 1")
+        return [(row, total / len(found)) for row in found]
+
+
+def _weighed(table: Table, drawn: list[Drawn]) -> Sample:
+    width = len(table.key)
+    weights = [(members, members * (ROW_BYTES + sum(filter(None, row[width:])))) for row, members in drawn]
+    rows, size = round(sum(members for members, _ in weights)), round(sum(bytes for _, bytes in weights))
+    try:
+        place = order(table, table.key)
+    except NotSupported:  # only the application knows the order of such keys
+        return Sample(table, rows, size)
+    points = (Point(place(row[:width]), *weight) for (row, _), weight in zip(drawn, weights, strict=True))
+    return Sample(table, rows, size, tuple(sorted(points, key=lambda point: point.place)))

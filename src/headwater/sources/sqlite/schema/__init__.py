@@ -1,0 +1,1 @@
+"""Tables and views as the schema of SQLite has them."""

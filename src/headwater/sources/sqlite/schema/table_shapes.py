@@ -1,0 +1,145 @@
+"""Reading table shapes out of SQLite's own schema: columns, keys, and every UNIQUE rule a REPLACE can break."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import apsw
+import msgspec
+
+from headwater.model.table import Column, Table
+from headwater.sources.sqlite.connection import OURS, ident
+from headwater.sources.sqlite.types import kind_of
+
+ROWID_NAMES = ("rowid", "_rowid_", "oid")
+PLAIN_COLLATIONS = frozenset({"BINARY", "NOCASE", "RTRIM"})
+
+
+class Unique(msgspec.Struct, frozen=True):
+    """One UNIQUE rule: SQL expressions over the table's columns, their collations, and a partial WHERE."""
+
+    terms: tuple[str, ...]
+    collations: tuple[str, ...]
+    where: str = ""
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """A table and what its triggers must know."""
+
+    table: Table
+    rowid: str | None  # the name by which the rowid can be reached, None for WITHOUT ROWID
+    uniques: tuple[Unique, ...]  # beside the key itself
+
+    @property
+    def spare_rowid(self) -> str | None:
+        """The rowid, where it tells rows apart beside the key: an explicit one can collide, too."""
+        key = [column for column in self.table.columns if column.name in self.table.key]
+        return None if any(column.auto or column.hidden for column in key) else self.rowid
+
+    @property
+    def key_is_plain(self) -> bool:
+        """Whether Python can tell equal keys as SQLite would."""
+        names = set(self.table.key)
+        return all(c.collation in PLAIN_COLLATIONS for c in self.table.columns if c.name in names)
+
+
+def table_names(db: apsw.Connection) -> list[str]:
+    """Ordinary tables of the user: no views, no virtual tables and their shadows, nothing of ours."""
+    rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name")
+    return [name for (name,) in rows if not name.startswith(("sqlite_", OURS))]
+
+
+def virtual_names(db: apsw.Connection) -> list[str]:
+    """Virtual tables: SQLite allows no triggers on them."""
+    rows = db.execute("SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'virtual' ORDER BY name")
+    return [name for (name,) in rows]
+
+
+def read_shape(db: apsw.Connection, name: str, kinds: Mapping[str, str] | None = None) -> Shape:
+    """The shape of table `name` as it is now. `kinds` tells what a declared type cannot."""
+    info = list(db.execute('SELECT name, type, "notnull", pk, hidden FROM pragma_table_xinfo(?) ORDER BY cid', (name,)))
+    key = tuple(column for column, _, _, pk, _ in sorted(info, key=lambda row: row[3]) if pk)
+    rowid = _rowid_name(db, name, {column.lower() for column, *_ in info})
+    indexed = bool(list(db.execute("SELECT 1 FROM pragma_index_list(?) WHERE origin = 'pk'", (name,))))
+    columns = tuple(
+        Column(
+            name=column,
+            kind=(kinds or {}).get(column) or kind_of(declared),
+            declared=declared,
+            nullable=not notnull,
+            generated=hidden in (2, 3),
+            auto=bool(pk and rowid and not indexed),  # the key without an index of its own is the rowid
+            collation=(db.column_metadata("main", name, column)[1]).upper(),
+        )
+        for column, declared, notnull, pk, hidden in info
+        if hidden != 1
+    )
+    if not key:
+        if rowid is None:  # every name of the rowid is taken by a column: rows cannot be told apart
+            return Shape(Table(name, columns), None, ())
+        columns = (*columns, Column(rowid, kind="i64", hidden=True, nullable=False))
+        key = (rowid,)
+    return Shape(Table(name, columns, key), rowid, tuple(_uniques(db, name)))
+
+
+def _rowid_name(db: apsw.Connection, name: str, taken: set[str]) -> str | None:
+    (without,) = next(db.execute("SELECT wr FROM pragma_table_list(?) WHERE schema = 'main'", (name,)))
+    return None if without else next((n for n in ROWID_NAMES if n not in taken), None)
+
+
+def _uniques(db: apsw.Connection, name: str) -> Iterator[Unique]:
+    indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE \"unique\" AND origin <> 'pk'", (name,))
+    for (index,) in list(indexes):
+        terms = _terms(db, index)
+        (sql,) = next(db.execute("SELECT sql FROM sqlite_schema WHERE type='index' AND name=?", (index,)))
+        written, where = split_index(sql) if sql else ([], "")
+        yield Unique(
+            terms=tuple(
+                ident(column) if column is not None else written[place] for place, (column, _) in enumerate(terms)
+            ),
+            collations=tuple(collation for _, collation in terms),
+            where=where,
+        )
+
+
+def _terms(db: apsw.Connection, index: str) -> list[tuple[str | None, str]]:
+    """Column (None for an expression) and collation of each term of an index."""
+    return list(db.execute("SELECT name, coll FROM pragma_index_xinfo(?) WHERE key ORDER BY seqno", (index,)))
+
+
+def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
+    """False for PRIMARY KEY (k COLLATE x) on a column of another collation: nothing else compares such keys."""
+    own = {column.name: column.collation for column in table.columns}
+    indexes = db.execute("SELECT name FROM pragma_index_list(?) WHERE origin = 'pk'", (table.name,))
+    terms = [term for (index,) in list(indexes) for term in _terms(db, index)]
+    return all(collation.upper() == own[column] for column, collation in terms if column is not None)
+
+
+_SKIP = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_ORDER = re.compile(r"\s+(ASC|DESC)\s*$", re.IGNORECASE)
+
+
+def mask(sql: str) -> str:
+    """`sql` with strings, quoted names and comments blanked, every character in its place."""
+    return _SKIP.sub(lambda found: "x" * len(found.group()), sql)
+
+
+def split_index(sql: str) -> tuple[list[str], str]:
+    """The terms and the WHERE of a CREATE INDEX text. SQLite has no pragma for expressions."""
+    masked = mask(sql)
+    opening = masked.index("(")
+    terms, depth, start = [], 0, opening + 1
+    for place in range(opening, len(masked)):
+        char = masked[place]
+        if char == "(":
+            depth += 1
+        elif char == ")":
+            depth -= 1
+        if (char == "," and depth == 1) or (char == ")" and depth == 0):
+            terms.append(_ORDER.sub("", sql[start:place].strip()))
+            start = place + 1
+        if depth == 0:
+            break
+    found = re.search(r"\bWHERE\b", masked[start:], re.IGNORECASE)
+    return terms, sql[start + found.end() :].strip() if found else ""

@@ -1,0 +1,158 @@
+"""Opening a database file for capture: what it must be, what is changed about it, and who closes it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+import apsw
+import msgspec
+
+from headwater.config import SqliteConfig
+from headwater.errors import SourceUnfit, Unavailable
+from headwater.sources.sqlite.capture.triggers import CAPTURE
+from headwater.sources.sqlite.connection import open_file, sqlite_errors
+from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.schema.catalog import Catalog
+
+logger = logging.getLogger("headwater.sqlite")
+
+BUSY_SECONDS = 5.0
+_BUSY_STEP = 0.0005  # short and even: a foreign writer in a loop leaves only short gaps
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """A connection and what belongs to it."""
+
+    db: apsw.Connection
+    guard: Guard
+    catalog: Catalog
+
+    def offset(self) -> int:
+        """The newest offset, in the current transaction if there is one."""
+        return cast(int, next(self.guard.run(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}"))[0])
+
+
+class File:
+    """A fit database file; remembers the connections it gave out."""
+
+    def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode: str, is_new: bool) -> None:
+        self._path, self._vfs, self._config = path, vfs, config
+        self._journal_mode = journal_mode
+        self.journal_mode_before = "" if is_new else journal_mode
+        self._lock = threading.Lock()  # guards _connections
+        self._connections: list[apsw.Connection] | None = []  # None once closed
+        self.inode = os.stat(path).st_ino  # another file may come to lie at the path
+
+    def connect(self) -> Connected:
+        """A further connection, guarded: callers' statements may run on it."""
+        db = self.connect_bare()
+        guard = Guard(db, self._config.statement_seconds)
+        return Connected(db, guard, Catalog(guard))
+
+    def connect_bare(self) -> apsw.Connection:
+        """A connection for our own statements only."""
+        db = open_file(self._path, vfs=self._vfs)
+        if not self.is_there():  # what was open goes on with the old file, which the log is of
+            db.close()
+            raise Unavailable(f"{self._path} was replaced by another file", hint="Try again in a moment.")
+        db.pragma("foreign_keys", self._config.foreign_keys)
+        db.set_busy_handler(_patience())
+        with self._lock:
+            if self._connections is None:
+                db.close()
+                raise Unavailable(f"{self._path} is being opened anew", hint="Try again in a moment.")
+            self._connections.append(db)
+        return db
+
+    def is_there(self) -> bool:
+        """Whether the path still leads to it."""
+        try:
+            return os.stat(self._path).st_ino == self.inode
+        except FileNotFoundError:
+            return False
+
+    def enter_wal(self) -> None:
+        """Turn the file into WAL mode if it is in another. Until then nothing of the file has changed."""
+        if self._journal_mode == "wal":
+            return
+        db = open_file(self._path, vfs=self._vfs)
+        try:
+            with sqlite_errors(self._path):
+                self._journal_mode = str(db.pragma("journal_mode", "wal"))
+        finally:
+            db.close()
+        if self._journal_mode != "wal":
+            hint = "WAL needs a local disk and no open transaction."
+            raise SourceUnfit(f"{self._path} cannot use WAL", hint=hint)
+
+    def disconnect(self, db: apsw.Connection) -> None:
+        """Close one of them."""
+        with self._lock:
+            if self._connections and db in self._connections:
+                self._connections.remove(db)
+        close_when_idle(db)
+
+    def close(self) -> None:
+        """Close every connection given out."""
+        with self._lock:
+            for db in self._connections or ():
+                close_when_idle(db)
+            self._connections = None
+
+
+def close_when_idle(db: apsw.Connection) -> None:
+    """End what another thread still runs on the connection, and close it."""
+    until = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            db.close()
+            return
+        except apsw.ThreadingViolationError:
+            if time.monotonic() > until:
+                logger.warning("a statement does not end: its connection is left open")
+                return
+            with contextlib.suppress(apsw.ConnectionClosedError):
+                db.interrupt()
+            time.sleep(0.005)
+
+
+def _patience() -> Callable[[int], bool]:
+    started = 0.0
+
+    def wait(attempt: int) -> bool:
+        nonlocal started
+        if attempt == 0:
+            started = time.monotonic()
+        if time.monotonic() - started > BUSY_SECONDS:
+            return False
+        time.sleep(_BUSY_STEP)
+        return True
+
+    return wait
+
+
+def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
+    """The file at `path`, created if there is none; SourceUnfit says what it lacks."""
+    fresh = not os.path.exists(path) or os.path.getsize(path) == 0
+    db = open_file(path, vfs=vfs)
+    try:
+        with sqlite_errors(path):
+            encoding, mode = str(db.pragma("encoding")), str(db.pragma("journal_mode"))
+            if encoding != "UTF-8":
+                raise SourceUnfit(
+                    f"{path} stores text as {encoding}", hint="Rebuild it with PRAGMA encoding = 'UTF-8' (VACUUM INTO)."
+                )
+            if mode != "wal" and not fresh and not config.wal:
+                raise SourceUnfit(
+                    f"{path} has journal mode {mode!r}; capture needs WAL",
+                    hint="Start with --wal to let Headwater change it; `headwater source detach` changes it back.",
+                )
+    finally:
+        db.close()
+    return File(path, vfs=vfs, config=config, journal_mode=mode, is_new=fresh)

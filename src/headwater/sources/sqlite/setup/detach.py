@@ -1,0 +1,53 @@
+"""Taking Headwater out of a file: nothing of it stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+
+import apsw
+
+from headwater.config import SqliteConfig
+from headwater.errors import Busy, HeadwaterError
+from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta, uninstall
+from headwater.sources.sqlite.connection import immediate, sqlite_errors
+from headwater.sources.sqlite.file_lock import FileLock, InodeLock
+from headwater.sources.sqlite.setup.database_file import open_database
+
+BUSY_MS = 5_000
+
+
+def _leave_wal(db: apsw.Connection, path: str, mode: str) -> None:
+    db.set_busy_handler(None)  # who has the file open will not close it at once
+    try:
+        changed = str(db.pragma("journal_mode", mode))
+    except apsw.BusyError:
+        changed = "wal"
+    finally:
+        db.set_busy_timeout(BUSY_MS)
+    if changed != mode:
+        raise Busy(
+            f"{path} is open in another program, so its journal mode cannot be changed back to {mode!r}",
+            hint="Nothing was changed. Close the file there, then detach again.",
+        )
+
+
+def detach(path: str, *, config: SqliteConfig) -> None:
+    """Remove every trace of Headwater from the file at `path`; no server may be attached."""
+    with contextlib.ExitStack() as undo:
+        undo.callback(FileLock(path).release)
+        undo.callback(InodeLock(path).release)
+        file = open_database(path, vfs=None, config=config)
+        undo.callback(file.close)
+        with file.connect().guard.own() as db:
+            with sqlite_errors(path):
+                before = meta(db, "journal_mode_before") if is_installed(db) else ""
+            if before and before != "wal":  # first: while others have the file open it fails, and nothing is changed
+                _leave_wal(db, path, before)
+            try:
+                with sqlite_errors(path), immediate(db):
+                    uninstall(db)
+            except HeadwaterError:
+                if before and before != "wal":
+                    with contextlib.suppress(apsw.Error):
+                        db.pragma("journal_mode", "wal")  # as it was
+                raise

@@ -1,0 +1,1 @@
+"""Writes through the server: sessions, transactions and the writer thread."""
