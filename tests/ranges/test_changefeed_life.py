@@ -334,3 +334,16 @@ def test_cover_has_the_keys_of_its_spans(seed: int) -> None:
 
 def test_cover_of_overlapping_and_touching_spans_is_one_span() -> None:
     assert len(Cover([Span(b"c", b"e"), Span(b"a", b"c"), Span(b"d", b"d5"), Span(b"a", b"b")])) == 1
+
+
+def test_large_rows_are_encoded_in_a_thread() -> None:
+    async def main() -> None:
+        life = Life(Fed())
+        await life.steady()
+        for note, threads in (("x", 0), ("x" * 100_000, 1)):
+            calls = life.calls
+            life.commit(insert(len(note), note=note), insert(-len(note)))  # not the last one: each is looked at
+            await life.more()
+            assert life.calls - calls == threads
+
+    asyncio.run(main())

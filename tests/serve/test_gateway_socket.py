@@ -1,6 +1,7 @@
 """One client of the gateway, whatever it does not do: the inbox is bounded, and a flood of requests is answered."""
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ import pytest
 from open_databases import Whole
 from serving import Client, serving
 from tests.conformance.gateway_client import GatewayClient
+from tests.suite.waiting import PATIENCE
 
 from headwater.model.principal import ANONYMOUS
+from headwater.serve.gateway import gateway, messages
 from headwater.serve.gateway import socket as gateway_socket
 from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox
 
@@ -124,3 +127,31 @@ def test_a_statement_that_takes_long_holds_up_its_own_socket_only(client: Client
     assert [slow.answer()["id"] for _ in asked] == asked
     for each in (slow, other):
         each.close()
+
+
+def test_large_answers_are_encoded_in_a_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, texts, rows = list[int](), gateway.text_field, messages.rows_payload
+
+    def text_field(*args: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return texts(*args)
+
+    def rows_payload(*args: Any) -> bytes:
+        threads.append(threading.get_ident())
+        return rows(*args)
+
+    monkeypatch.setattr(gateway, "text_field", text_field)
+    monkeypatch.setattr(messages, "rows_payload", rows_payload)
+    client.rows("CREATE TABLE large(id INTEGER PRIMARY KEY, v TEXT)")
+    with contextlib.closing(GatewayClient(str(client.http.base_url))) as caller:
+        caller.ask("kv_put", {"key": "k", "value": "x" * 100_000})
+        assert len(caller.ask("kv_get", {"key": "k"})["payload"]["value"]) == 100_000
+        sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)"
+        sql += " INSERT INTO large(v) SELECT 'x' FROM n RETURNING id"
+        assert len(caller.ask("sql", {"query": sql})["payload"]["rows"]) == 1_000
+    loop = asyncio.run_coroutine_threadsafe(_ident(), client.loop).result(PATIENCE)
+    assert len(threads) == 2 and loop not in threads
+
+
+async def _ident() -> int:
+    return threading.get_ident()

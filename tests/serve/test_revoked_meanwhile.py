@@ -16,6 +16,7 @@ import pytest
 from grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, calling
 from open_databases import Whole
 from serving import Client, serving
+from tests.suite.waiting import wait_until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -118,6 +119,39 @@ def test_a_request_whose_body_comes_after_the_key_was_revoked(
         answer = b"".join(iter(lambda: open.recv(65536), b""))
     assert answer.startswith(b"HTTP/1.1 401 ") and b"www-authenticate: Bearer" in answer, answer
     assert client.rows("SELECT v FROM t") == [["first"]]
+
+
+# --- waits: the answer comes after a minute -------------------------------------------------------------------------
+
+
+def test_a_poll_that_waits_answers_nothing_once_its_key_was_revoked(client: Client, found: threading.Event) -> None:
+    key = made(client)
+    headers = {"authorization": f"Bearer {key['token']}"}
+    body = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t"}}
+    sub = httpx.post(f"{client.http.base_url}/api/v1/rpc", json=body, headers=headers).json()["result"]["sub_id"]
+    waiting = threading.Event()
+    poll = {"id": 2, "method": "cdc.poll", "params": {"sub_id": sub, "wait_ms": 60_000}}
+
+    def ask() -> httpx.Response:
+        waiting.set()
+        return httpx.post(f"{client.http.base_url}/api/v1/rpc", json=poll, headers=headers, timeout=PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        found.clear()
+        asked = pool.submit(ask)
+        assert found.wait(PATIENCE) and waiting.is_set()
+        wait_until(lambda: streams(client) > 0, "the poll waits")
+        client.ok("security.token.revoke", id=key["id"])
+        client.rows("UPDATE t SET v = 'secret'")
+        answer = asked.result(PATIENCE)
+    client.rows("UPDATE t SET v = 'first'")
+    assert answer.status_code == 401 and "secret" not in answer.text
+
+
+def streams(client: Client) -> int:
+    """Return how many wait for the hub."""
+    feeds: Any = client.server._api.feeding()  # type: ignore[attr-defined]
+    return sum(len(hub._groups) for hub in feeds._hubs.values())
 
 
 # --- streams: they take a while to open ------------------------------------------------------------------------------

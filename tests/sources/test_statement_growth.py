@@ -81,6 +81,15 @@ BOMBS = {
 }
 
 
+WIDE = f"max({','.join(['a'] * 900)})"
+BOMBS |= {
+    "byte order marks": nested(around="\ufeffSELECT {column} FROM ({inner})", inner="\ufeffSELECT a AS x0 FROM t"),
+    "ordinals": f"SELECT {WIDE} AS b FROM t ORDER BY {','.join(['1'] * 1_900)}",
+    "ordinals in brackets": f"SELECT {WIDE} FROM t GROUP BY {','.join(['(1)'] * 1_900)}",
+    "alias of one SELECT": f"SELECT max({WIDE},{WIDE}) b FROM t WHERE b IN ({','.join(['b'] * 900)})",
+}
+
+
 @pytest.mark.parametrize("name", sorted(BOMBS))
 def test_statement_that_doubles_at_each_level_is_refused(name: str) -> None:
     with pytest.raises(InvalidRequest, match=TOO_LARGE):
@@ -114,9 +123,30 @@ def test_ordinary_queries_are_not_refused() -> None:
 
 
 def test_long_statement_that_does_not_grow_is_not_refused() -> None:
-    numbers = ", ".join(map(str, range(150_000)))
+    numbers = ", ".join(map(str, range(60_000)))
     check_growth(f"SELECT a FROM (SELECT a FROM t WHERE a IN ({numbers})) WHERE a IN (SELECT 1)", {})
+    branches = " ".join(f"WHEN a BETWEEN {n} AND {n + 9} THEN {n}" for n in range(1_000))
+    check_growth(f"SELECT CASE {branches} ELSE 0 END FROM t", {})
+    check_growth(f"INSERT INTO t VALUES (1, '{'select case between ' * 100_000}'), (2, (SELECT 1))", {})
     check_growth(f"INSERT INTO t VALUES {', '.join(['(1, 2)'] * 60_000)} ON CONFLICT DO NOTHING", {"t2": "CREATE VIEW"})
+
+
+def test_longer_statement_with_subqueries_is_refused() -> None:
+    numbers = ", ".join(["1"] * 200_000)
+    with pytest.raises(InvalidRequest, match="characters besides its texts"):
+        check_growth(f"SELECT a FROM (SELECT a FROM t WHERE a IN ({numbers}))", {})
+    with pytest.raises(InvalidRequest, match="characters besides its texts"):
+        check_growth(f"""SELECT "'" FROM (SELECT a FROM t WHERE a IN ({numbers}))""", {})
+
+
+@pytest.mark.parametrize(
+    "names", [("Gr\u00f6\u00dfe", "GR\u00d6\u00dfe"), ("\u0130", "i\u0307"), ("\u03c3", "\u03c2"), ("\u212a", "\u212b")]
+)
+def test_names_that_differ_in_letters_beyond_ascii_are_different_tables(tmp_path: Path, names: tuple[str, str]) -> None:
+    made = tuple(f'CREATE TABLE "{name}"(id INTEGER PRIMARY KEY, a TEXT)' for name in names)
+    with opened(tmp_path, made) as source:
+        for name in names:
+            assert source.analyse(f'SELECT a FROM "{name}"').tables == (name,)
 
 
 @pytest.fixture

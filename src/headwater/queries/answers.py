@@ -16,6 +16,7 @@ from headwater.model.answer_limits import bytes_of
 from headwater.model.dependencies.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
+from headwater.model.work_context import shared_context
 from headwater.queries.database import Database
 from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
@@ -266,7 +267,7 @@ class Answering:
         if flight is not None:
             self.numbers.shared += 1
         else:
-            flight = self._flights[key] = asyncio.create_task(self._execute(instance))
+            flight = self._flights[key] = asyncio.create_task(self._execute(instance), context=shared_context())
             flight.add_done_callback(lambda _: self._flights.pop(key, None))
         return await asyncio.shield(flight), is_shared
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
+from headwater.model.change import Change
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.watched_spans import Spans, Stop, Told, Watched, weight
@@ -26,6 +27,7 @@ SKEW_MS = 60_000  # how far the clock of a client may be ahead of ours
 SCAN = 16_384  # changes looked at for one page
 PAGE, PAGE_BYTES = 1_000, 256 << 10  # what one page holds, about
 INLINE = 64  # changes that may be read, and checkpoints that may be made, in the loop
+INLINE_BYTES = 64 << 10  # of those changes, about
 CREATED = "created"  # why a first generation began
 SLOW, STOPPING = "SLOW_CONSUMER", "SERVER_STOPPING"
 
@@ -242,13 +244,18 @@ class ChangeFeed:
         self._check()
         if self.cursor + 1 < self._log.horizon:
             raise lost(self._log, self.cursor, WAL_HORIZON_EXCEEDED)
-        if upto - self.cursor <= INLINE and self._log.recent(self.cursor, upto) is not None:
+        if upto - self.cursor <= INLINE and self._is_light(upto):
             told = self._read(upto)
         else:
             told = await self._rooms.run(self._read, upto)
         if isinstance(told, HeadwaterError):
             raise told
         return list(told)
+
+    def _is_light(self, upto: int) -> bool:
+        """Return whether the changes up to `upto` are in memory, and small enough to be encoded in the loop."""
+        parts = self._log.recent(self.cursor, upto)
+        return parts is not None and sum([_bytes(change) for part in parts for change in part.changes]) <= INLINE_BYTES
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
         """What a page holds, made ready to go out; an error where nothing comes before it.
@@ -294,3 +301,9 @@ def slow() -> Unavailable:
         hint="Connect again from the last checkpoint, with fewer spans, or take the changes faster.",
         reason=SLOW,
     )
+
+
+def _bytes(change: Change) -> int:
+    """Return the length of the texts and blobs of both images."""
+    rows = (row for row in (change.before, change.after) if row is not None)
+    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])

@@ -22,6 +22,7 @@ from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.gateway.messages import bytes_of
 from headwater.serve.gateway.sochdb_refusals import in_sequences
 from headwater.serve.gateway.socket import STOPPING, GatewaySocket
+from headwater.serve.http.body_pieces import SMALL, is_small
 from headwater.serve.http.call import Call
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.stream_limits import client_of
@@ -32,6 +33,7 @@ from headwater.serve.rpc.methods import METHODS
 from headwater.serve.rpc.query_params import values_of
 from headwater.serve.server.thread_bridge import Bridge
 from headwater.serve.server.websocket_protocol import Gone
+from headwater.sources.source import Result, Written
 
 OPENING = Opening("gateway", messages.line, format=GATEWAY)
 SQL = METHODS["sql.exec"]
@@ -122,9 +124,12 @@ class Gateway:
     async def _sql(self, socket: GatewaySocket, id: str | int, asked: messages.Sql) -> bytes:
         socket.who.need(SQL.role, "sql", SQL.instead)
         result = await self._bridge.call(self._execute, socket.who, asked)
-        if isinstance(result, Pending):
-            return messages.rows_payload(result.finish(await self._bridge.wait(result.future)))
-        return result
+        if not isinstance(result, Pending):
+            return result
+        written = await self._bridge.wait(result.future)
+        if isinstance(written, Written) and isinstance(written.value, Result) and not is_small(written.value):
+            return await self._bridge.call(lambda: messages.rows_payload(result.finish(written)))
+        return messages.rows_payload(result.finish(written))
 
     def _execute(self, who: Principal, asked: messages.Sql) -> bytes | Pending[Outcome]:
         """In a thread, the encoding too: a large answer would hold up the loop."""
@@ -137,7 +142,9 @@ class Gateway:
     async def _get(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes:
         key = bytes_of("key", asked.key, asked.key_base64)
         value = await self._kv.get(socket.who, asked.namespace, key)
-        return b'{"found":false}' if value is None else b'{"found":true%b}' % text_field("value", value)
+        if value is None:
+            return b'{"found":false}'
+        return _found(value) if len(value) <= SMALL else await self._bridge.call(_found, value)
 
     async def _put(self, socket: GatewaySocket, id: str | int, asked: messages.KvPut) -> bytes:
         key = bytes_of("key", asked.key, asked.key_base64)
@@ -182,3 +189,7 @@ class Gateway:
 
     async def _ping(self, socket: GatewaySocket, id: str | int, asked: messages.Nothing) -> bytes:
         return b'{"ts":%d}' % (time.time_ns() // 1_000_000)
+
+
+def _found(value: bytes) -> bytes:
+    return b'{"found":true%b}' % text_field("value", value)

@@ -157,6 +157,8 @@ class Calls:
                 asked = await self._asked(caller, call, request)
                 self._limits.enter(caller.who, await self._limits.of_call(asked))
                 call.answer = _bytes(await answer(caller, asked))
+                if getattr(asked, "wait_ms", 0):
+                    self._gate.still(caller.who)  # the answer may have come after the credential ended
                 if len(call.answer) > UNCOUNTED:
                     call.hold(caller)
             return call.answer

@@ -135,9 +135,30 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
         """What the health is, now and whenever it changes."""
         try:
             with self._limits.stay(ANONYMOUS, None, address_of(context)):
-                await super().Watch(request, context)
+                await self._watch(request.service, context)
         except LimitExceeded as error:
             await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
+
+    async def _watch(self, service: str, context: aio.ServicerContext[Any, Any]) -> None:
+        """Write the status whenever it changed. Inherited, a client that reads nothing held the lock for all others."""
+        changed, last = self._server_watchers[service], None
+        self._watcher_count_by_service[service] += 1
+        try:
+            while True:
+                status = self._status_of(service)
+                if status != last:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    last = status
+                async with changed:
+                    if self._status_of(service) == last:
+                        await changed.wait()
+        finally:
+            self._watcher_count_by_service[service] -= 1
+            if not self._watcher_count_by_service[service]:
+                del self._server_watchers[service], self._watcher_count_by_service[service]
+
+    def _status_of(self, service: str) -> Any:
+        return self._server_status.get(service, health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only

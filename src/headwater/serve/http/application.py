@@ -251,6 +251,7 @@ class Application:
                 answering = answer(principal, asked, client)
                 if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
                     status, body = await _unless_gone(receive, answering)
+                    self._gate.still(principal)  # and so may a wait
                 else:
                     status, body = await answering
         except TooOften as refused:

@@ -16,9 +16,16 @@ from headwater.errors import InvalidRequest
 from headwater.sources.sqlite.query.syntax.lexer import Token, Unsupported, folded, name_of, tokens
 
 MAX_NODES = 200_000  # of a statement with all columns of subqueries in their place, and opcodes of its program
+MAX_COUNTED = 500_000  # characters without text literals: counting them takes a second or two
+SHORT = 2_000  # characters of a statement with one SELECT, whose outputs are not counted at each use
 PLAIN_DEPTH = 20  # of brackets, BETWEEN and CASE: operands are not counted up to it
 _SELECT = re.compile("select", re.IGNORECASE)
-_COPYING = re.compile(r"between|case|\(", re.IGNORECASE)
+_COPYING = re.compile(r"between|case", re.IGNORECASE)
+_TCL_PARAMETER = re.compile(r"[$@#:][^\s(]*+\(")  # whatever is between its brackets is no text literal to SQLite
+_LITERALS = re.compile(
+    r"""'[^']*+(?:''[^']*+)*+'|("[^"]*+(?:""[^"]*+)*+"|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\])|--[^\n]*+|/\*.*?(?:\*/|\Z)""",
+    re.DOTALL,
+)
 _OPERATORS = frozenset({"CASE", "WHEN", "THEN", "ELSE", "AND", "OR", "NOT", "IN", "IS", "FROM", "BETWEEN"})
 _OPERATORS |= {"LIKE", "GLOB", "REGEXP", "MATCH", "ESCAPE", "COLLATE"}
 _QUOTE = re.compile("[\"'`]")
@@ -44,12 +51,19 @@ def too_large() -> InvalidRequest:
 
 def check_growth(sql: str, views: Mapping[str, str]) -> None:
     """Raise InvalidRequest for a statement that SQLite would make too large; `views` are definitions by name."""
-    text = folded(sql)
-    is_view_used = any(folded(name) in text or _QUOTE.search(name) for name in views)
-    is_nested = is_view_used or len(_SELECT.findall(sql)) > 1 or "window" in text
-    is_copying = len(_COPYING.findall(sql)) > PLAIN_DEPTH
+    bare = sql if _TCL_PARAMETER.search(sql) else _LITERALS.sub(lambda found: found[1] or " ", sql)
+    text = folded(bare)
+    is_view_used = any(folded(name) in folded(sql) or _QUOTE.search(name) for name in views)
+    selects = len(_SELECT.findall(bare))
+    is_nested = is_view_used or selects > 1 or (selects == 1 and len(bare) > SHORT) or "window" in text
+    is_copying = len(_COPYING.findall(bare)) > PLAIN_DEPTH
     if not is_nested and not is_copying:
         return
+    if len(bare) > MAX_COUNTED:
+        raise InvalidRequest(
+            f"a statement with SELECT, BETWEEN or CASE has at most {MAX_COUNTED} characters besides its texts",
+            hint="Bind long lists and values as arguments.",
+        )
     try:
         found = tokens(sql)
         if is_copying and _copied(found) > MAX_NODES:
@@ -138,7 +152,7 @@ def _copied(found: list[Token]) -> int:
                 depth += 1
             case "AND" if level.pending:
                 level.pending -= 1
-            case "AND" | "OR" | "," | "SELECT":
+            case "AND" | "OR" | "," | "SELECT" | "WHEN" | "THEN" | "ELSE":
                 depth -= level.betweens
                 level.betweens = level.pending = 0
         total += max(depth - PLAIN_DEPTH, 0)
@@ -218,6 +232,7 @@ class _Growth:
         is_select = bool(items) and _word(items[0]) == "SELECT"
         end = next((place for place in range(len(items)) if _ends_outputs(items, place)), len(items))
         sources = [found for place in _sources(items) for found in self._source(items, place, outer, scope)]
+        self._step(len(outer))
         sizes, is_renaming = dict(outer), any(_word(item) in _RENAMING for item in _flat(items))
         own: Sizes = {}
         for column in [column for source in sources for column in source.columns]:
@@ -246,6 +261,7 @@ class _Growth:
                 for name in column.names:
                     aliases[name] = max(aliases.get(name, 0), column.size)
             _widen(sizes, aliases)
+            size += _ordinals(items[end:]) * max([column.size for column in columns], default=0)
         else:
             end = 0
         size += self._size(items[end:], sizes, scope, is_clause=True)
@@ -347,7 +363,7 @@ class _Growth:
     def _token(self, items: Sequence[Item], place: int, sizes: Sizes, scope: Scope | None, before: str) -> int:
         token = items[place]
         if token.kind not in ("word", "quoted", "str") or before == "AS":
-            return 1
+            return int(token.word != ",")
         name = folded(name_of(token))
         if before == "IN" or (place > 2 and before == "." and _word(items[place - 3]) == "IN"):
             return 1 + sum(found.total for found in self._named(name, sizes, scope))
@@ -358,11 +374,18 @@ class _Growth:
             return max(sizes[name], 1)
         is_quoted = token.kind == "quoted" or (token.kind == "str" and before == ".")
         if is_quoted and sizes and not _PLAIN_NAME.fullmatch(name):
+            self._step(len(sizes))
             return max(sizes.values())  # the name may be the text of an expression
         return 1
 
 
 _FROM = Token("word", "FROM", 0, 0, "FROM")
+
+
+def _ordinals(clauses: Sequence[Item]) -> int:
+    """Return how many numbers in GROUP BY and ORDER BY may stand for an output."""
+    start = next((place for place, item in enumerate(clauses) if _word(item) in ("GROUP", "ORDER")), len(clauses))
+    return sum(isinstance(item, Token) and item.kind == "num" for item in _flat(clauses[start:]))
 
 
 def _word(item: Item) -> str:

@@ -70,15 +70,15 @@ def facts_of(reader: Connected, sql: str) -> Facts:
 
 
 def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Access], program: Program) -> Facts:
-    known = {name.lower(): name for name in reader.catalog.tables()}
+    known = {folded(name): name for name in reader.catalog.tables()}
     definitions = view_texts(reader)
-    views = {name.lower(): name for name in definitions}
-    others = {name.lower() for name in _other_names(reader)}
+    views = {folded(name): name for name in definitions}
+    others = {folded(name) for name in _other_names(reader)}
     columns, tables, seen, foreign = set(), set(), set(), set()
     for access in accesses:
         if access.op != apsw.SQLITE_READ or access.a is None:
             continue
-        name = access.a.lower()
+        name = folded(access.a)
         if name in known:
             tables.add(known[name])
             columns.add((known[name], access.b or ""))
@@ -87,11 +87,11 @@ def _facts(reader: Connected, sql: str, statement: Statement, accesses: list[Acc
         elif access.b or name in others or name.startswith(("pragma_", "sqlite_")):
             foreign.add(access.a)
         # else it is a name of WITH of which no column is asked: SQLite asks leave for it like for a table
-    seen |= {views[access.by.lower()] for access in accesses if access.by and access.by.lower() in views}
+    seen |= {views[folded(access.by)] for access in accesses if access.by and folded(access.by) in views}
     functions = {(access.b or "").lower() for access in accesses if access.op == apsw.SQLITE_FUNCTION}
     for name in _opened(reader, program):
-        if name.lower() in known:
-            tables.add(known[name.lower()])
+        if folded(name) in known:
+            tables.add(known[folded(name)])
         else:
             foreign.add(name)
     foreign |= _virtual_tables(reader, program, [sql, *definitions.values()], foreign)
