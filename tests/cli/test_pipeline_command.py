@@ -277,7 +277,7 @@ def verify(spec, **given):
     threading.Event().wait()
 
 for name, act in (("run", run), ("verify", verify)):
-    module = sys.modules[f"headwater.pipeline.{name}"] = ModuleType(name)
+    module = sys.modules[f"headwater.pipeline.{name}.{name}"] = ModuleType(name)
     setattr(module, name, act)
 raise SystemExit(main(["pipeline", "verify" if sys.argv[1] == "verify" else "run", "lake.toml"]))
 """

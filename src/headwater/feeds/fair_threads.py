@@ -12,7 +12,7 @@ from contextvars import copy_context
 from typing import Any
 
 from headwater.errors import Busy
-from headwater.model.work_context import Holder, holder
+from headwater.model.work_context import UNNAMED, Holder, holder
 
 SPARE = 4  # one thread in so many is left to other databases, and to other callers of a database
 
@@ -28,13 +28,15 @@ class Turns:
     def __init__(self, threads: int, most: int = sys.maxsize) -> None:
         self._free, self._share, self._most = threads, threads - threads // SPARE, most
         self._caller_share = max(self._share - max(self._share // SPARE, 1), 1)
+        self._open_share = self._share - self._share // SPARE  # of all who have no name of their own
         self._running: Counter[str | Holder] = Counter()  # by database, and by caller of a database
         self._queued: Counter[str] = Counter()  # by database
         self._waiting: dict[Holder, deque[asyncio.Future[None]]] = {}  # whose turn is next comes first
 
     def take(self, whose: Holder) -> bool:
         """Try to acquire a thread without waiting."""
-        if not self._free or self._running[whose[0]] >= self._share or self._running[whose] >= self._caller_share:
+        share = self._open_share if whose[1] in UNNAMED else self._caller_share
+        if not self._free or self._running[whose[0]] >= self._share or self._running[whose] >= share:
             return False
         self._free -= 1
         self._running[whose[0]] += 1

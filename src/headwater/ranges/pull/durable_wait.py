@@ -9,14 +9,12 @@ from contextlib import suppress
 
 from headwater.errors import LimitExceeded
 from headwater.log.live.live_log import LiveLog
-from headwater.model.principal import ANONYMOUS
-from headwater.model.work_context import CALLER
+from headwater.model.work_context import CALLER, UNNAMED
 
 MOST = 1_024  # who wait at the same time
 SHARES = 4  # one caller has at most a fourth of the places
 FLUSH_SECONDS = 0.01  # between two looks at what is staged: nobody is told when it is durable
 LOOK_SECONDS = 1.0  # between two looks whether there is still something to wait for
-_EVERYBODY = frozenset({"", ANONYMOUS.name})  # names that stand for more than one caller
 
 
 class Waiting:
@@ -50,7 +48,7 @@ class Waiting:
         if self._count >= self._most:
             raise LimitExceeded(f"{self._most} callers wait for changes already", hint="Ask again without wait_ms.")
         share = max(self._most // SHARES, 1)
-        if caller not in _EVERYBODY and self._of_caller[caller] >= share:
+        if caller not in UNNAMED and self._of_caller[caller] >= share:
             raise LimitExceeded(f"{share} waits of {caller!r} are open already", hint="Ask again without wait_ms.")
 
     def _enter(self, log: LiveLog, sleeper: _Sleeper, caller: str) -> None:

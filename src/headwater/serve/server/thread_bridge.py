@@ -12,14 +12,12 @@ from typing import Any, TypeVar
 
 from headwater.errors import Busy
 from headwater.feeds.fair_threads import Turns
-from headwater.model.principal import ANONYMOUS
-from headwater.model.work_context import Holder, holder
+from headwater.model.work_context import UNNAMED, Holder, holder
 
 T = TypeVar("T")
 
 MAX_WAITING = 1000  # blocking calls of a database, running or waiting; beyond that callers are told to retry
 SHARES = 4  # one caller of a database may have one in so many of them waiting
-_EVERYBODY = ("", ANONYMOUS.name)  # no single caller: the server's own work, and all callers without authentication
 
 
 class Bridge:
@@ -54,7 +52,7 @@ class Bridge:
 
     async def _wait(self, whose: Holder) -> None:
         """Wait for a thread. Raises Busy where the database, or its caller, has too many calls that wait."""
-        if whose[1] not in _EVERYBODY and self._waiting[whose] >= self._most_of_one:
+        if whose[1] not in UNNAMED and self._waiting[whose] >= self._most_of_one:
             raise Busy(
                 f"{self._most_of_one} requests of {whose[1]!r} are waiting already",
                 hint="Try again in a moment, or send fewer at a time.",

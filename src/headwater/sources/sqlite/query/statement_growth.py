@@ -226,7 +226,9 @@ class _Growth:
                 raise too_large()
             if is_query:
                 found = core if found is None else _united(found, core)
-        return Found([], total) if found is None else msgspec.structs.replace(found, total=total)
+        if found is None:
+            return Found([], total)
+        return msgspec.structs.replace(found, total=total, arms=found.arms if _is_all(group.items) else 1)
 
     def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
         is_select = bool(items) and _word(items[0]) == "SELECT"
@@ -268,7 +270,7 @@ class _Growth:
         if uses := sum(_word(item) == "OVER" for item in _flat(items)):
             size += uses * self._size(_windows(items[end:]), sizes, scope)  # SQLite copies a window to each use
         arms = 1
-        for source in sources:
+        for source in sources if not any(_word(item) in ("GROUP", "DISTINCT") for item in items) else ():
             arms *= source.arms
         return Found(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
 
@@ -380,6 +382,13 @@ class _Growth:
 
 
 _FROM = Token("word", "FROM", 0, 0, "FROM")
+
+
+def _is_all(items: Sequence[Item]) -> bool:
+    """Return whether the arms of a query are joined by UNION ALL only: SQLite flattens no others."""
+    words = [_word(item) for item in items]
+    others = any(word in ("EXCEPT", "INTERSECT") for word in words)
+    return not others and all(after == "ALL" for word, after in zip(words, words[1:], strict=False) if word == "UNION")
 
 
 def _ordinals(clauses: Sequence[Item]) -> int:

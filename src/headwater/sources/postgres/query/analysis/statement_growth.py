@@ -17,6 +17,7 @@ from headwater.sources.postgres.query.analysis.tree_reads import CTE, GROUP, JOI
 MAX_WORDS = 200_000  # of a statement with all operands copied
 MAX_NODES = 200_000  # of its tree with all subqueries in their place
 FIELDS = 400  # of a row whose fields are not counted
+SELECT = "1"  # the command of a query
 MATERIALIZED_DEFAULT, MATERIALIZED_NEVER = "0", "2"
 
 _LETTER = r"A-Za-z_\x80-\U0010ffff"
@@ -268,9 +269,10 @@ class _Planned:
             return 0
         if not isinstance(query, Node) or query.tag != "QUERY":
             raise Unreadable("a subquery")
+        outputs = "targetList" if query["commandType"] == SELECT else "returningList"
         if query["limitCount"] is not None or query["limitOffset"] is not None:
             return 0  # it is computed by itself, and no condition is moved into it
-        return self.size([_computed(each) for each in _numbered(query.items("targetList"), number)], (query, *around))
+        return self.size([_computed(each) for each in _numbered(query.items(outputs), number)], (query, *around))
 
 
 def _numbered(items: list[Item], number: int) -> list[Item]:
