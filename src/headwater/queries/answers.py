@@ -16,7 +16,6 @@ from headwater.model.answer_limits import bytes_of
 from headwater.model.dependencies.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
-from headwater.model.work_context import shared_context
 from headwater.queries.database import Database
 from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
@@ -263,13 +262,14 @@ class Answering:
         """Run it, once for all who ask the same at the same moment of the database."""
         key = (instance.key, *_moment(seen))
         flight = self._flights.get(key)
-        is_shared = flight is not None
         if flight is not None:
             self.numbers.shared += 1
-        else:
-            flight = self._flights[key] = asyncio.create_task(self._execute(instance), context=shared_context())
-            flight.add_done_callback(lambda _: self._flights.pop(key, None))
-        return await asyncio.shield(flight), is_shared
+            with suppress(Busy):  # of the caller who began it, perhaps: each asks by itself then
+                return await asyncio.shield(flight), True
+            return await self._execute(instance), False
+        flight = self._flights[key] = asyncio.create_task(self._execute(instance))
+        flight.add_done_callback(lambda _: self._flights.pop(key, None))
+        return await asyncio.shield(flight), False
 
     async def _execute(self, instance: Instance) -> Read | None:
         self.numbers.executed += 1
