@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from tests.suite.waiting import PATIENCE
 
-from headwater.feeds.deliver.framing import Enclosing
+from headwater.feeds.deliver.frame import Enclosing
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.log_reader import Delivery, View
 from headwater.feeds.filters.filter import Cut

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.feeds.test_quick_images import BY_TEXT, PAIRED, QUOTED, VALUE, WIDE
 from tests.suite.examples import examples
 
-from headwater.feeds.deliver.framing import Enclosed
+from headwater.feeds.deliver.frame import Enclosed
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.debezium_encoder import IS_BUILT, Compiled, debezium
 from headwater.feeds.subscriptions.options import Shape

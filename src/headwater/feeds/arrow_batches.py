@@ -13,7 +13,7 @@ from headwater.feeds.deliver.hub_wait import Waiting
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.filters.filter import ROW_OPS
 from headwater.model import arrow
-from headwater.model.change import Change, Op
+from headwater.model.change import Op, text_bytes
 from headwater.model.table import Table
 
 ROWS = 16_384  # changes in one batch
@@ -74,7 +74,7 @@ class Batches:
                         return self._batch(found) if found else b""
                     if op in ROW_OPS:
                         found.append((part, part.first + place, change, op))
-                        size += _weight(change)
+                        size += text_bytes(change)
                         if size >= BATCH_BYTES:
                             self.cursor = part.first + place
                             return self._batch(found)
@@ -151,9 +151,3 @@ class Batches:
         if self.ending is None:
             self.ending = Ending(code, message)
         self._waiting.wake()
-
-
-def _weight(change: Change) -> int:
-    """Return the length of the texts and blobs of both images."""
-    rows = (row for row in (change.before, change.after) if row is not None)
-    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])

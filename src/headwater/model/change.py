@@ -94,3 +94,9 @@ class Transaction(msgspec.Struct, frozen=True, gc=False):
             start=self.start + low,
             last=self.last and high == len(self.changes),
         )
+
+
+def text_bytes(change: Change) -> int:
+    """Return the length of the texts and blobs of both images."""
+    rows = (row for row in (change.before, change.after) if row is not None)
+    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])

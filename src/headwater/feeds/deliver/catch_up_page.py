@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.framing import Enclosed, Frame
+from headwater.feeds.deliver.frame import Enclosed, Frame
 from headwater.feeds.deliver.log_reader import SCAN, View, blocks_of
 from headwater.feeds.filters.filter import Cut
 from headwater.feeds.formats.encoder import Frames, WritesFrames

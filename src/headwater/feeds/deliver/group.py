@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.framing import Frame
+from headwater.feeds.deliver.frame import Frame
 from headwater.feeds.deliver.log_reader import View
 
 PIECE = 256 << 10  # bytes that one stream is handed at a time

@@ -17,7 +17,7 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.feeds.deliver.framing import Frame
+from headwater.feeds.deliver.frame import Frame
 from headwater.feeds.deliver.group import Group, Sleeper
 from headwater.feeds.deliver.hub_batch import LONGEST_SECONDS, Batch, Costly, Decided, Found, bounded
 from headwater.feeds.deliver.log_reader import View, signature_of
@@ -285,7 +285,7 @@ class Hub:
         passing: dict[Group, Found] = {}  # of questions
         for group, found in decided.items():
             if not group.is_live:
-                continue  # it was dismissed meanwhile
+                continue  # its members read the log
             if isinstance(found, HeadwaterError):
                 self._fail(group, found)
             elif found is None:

@@ -8,7 +8,7 @@ import time
 from functools import cached_property
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.framing import Frame
+from headwater.feeds.deliver.frame import Frame
 from headwater.feeds.deliver.group import Group
 from headwater.feeds.formats.encoder import Encoder
 from headwater.log.transaction_parts import estimated_bytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.feeds.deliver.framing import Frame
+from headwater.feeds.deliver.frame import Frame
 from headwater.feeds.subscriptions.options import Options
 
 

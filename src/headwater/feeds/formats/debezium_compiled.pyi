@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from headwater.feeds.deliver.framing import Enclosing
+from headwater.feeds.deliver.frame import Enclosing
 from headwater.feeds.formats.envelope import Plan as Given
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table

@@ -3,7 +3,7 @@ tests run both."""
 
 from __future__ import annotations
 
-from headwater.feeds.deliver.framing import Enclosing
+from headwater.feeds.deliver.frame import Enclosing
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.encoder import Encoder, Frames
 from headwater.feeds.formats.envelope import FORM

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
 from headwater.errors import Forbidden, HeadwaterError
-from headwater.feeds.deliver.framing import Frame
+from headwater.feeds.deliver.frame import Frame
 from headwater.feeds.deliver.group import Group
 from headwater.feeds.deliver.hub_batch import Batch, Found
 from headwater.feeds.formats.invalidation import Invalidations

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
-from headwater.model.change import Change
+from headwater.model.change import text_bytes
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.watched_spans import Spans, Stop, Told, Watched, weight
@@ -255,7 +255,9 @@ class ChangeFeed:
     def _is_light(self, upto: int) -> bool:
         """Return whether the changes up to `upto` are in memory, and small enough to be encoded in the loop."""
         parts = self._log.recent(self.cursor, upto)
-        return parts is not None and sum([_bytes(change) for part in parts for change in part.changes]) <= INLINE_BYTES
+        return (
+            parts is not None and sum([text_bytes(change) for part in parts for change in part.changes]) <= INLINE_BYTES
+        )
 
     def _read(self, upto: int) -> list[Any] | HeadwaterError:
         """What a page holds, made ready to go out; an error where nothing comes before it.
@@ -301,9 +303,3 @@ def slow() -> Unavailable:
         hint="Connect again from the last checkpoint, with fewer spans, or take the changes faster.",
         reason=SLOW,
     )
-
-
-def _bytes(change: Change) -> int:
-    """Return the length of the texts and blobs of both images."""
-    rows = (row for row in (change.before, change.after) if row is not None)
-    return sum([len(value) for row in rows for value in row if isinstance(value, (str, bytes))])

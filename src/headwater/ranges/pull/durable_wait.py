@@ -13,7 +13,7 @@ from headwater.model.work_context import CALLER, UNNAMED
 
 MOST = 1_024  # who wait at the same time
 SHARES = 4  # one caller has at most a fourth of the places
-FLUSH_SECONDS = 0.01  # between two looks at what is staged: nobody is told when it is durable
+FLUSH_SECONDS = 0.01  # between two checks whether staged changes are durable: the log notifies nobody of that
 LOOK_SECONDS = 1.0  # between two looks whether there is still something to wait for
 
 

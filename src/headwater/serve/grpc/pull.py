@@ -25,7 +25,7 @@ from headwater.model.clock import ts_text
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.principal import VIEWER, Principal
-from headwater.ranges.pull.paging import Limits, Rows, Seen, check_log, log_page, rows_page
+from headwater.ranges.pull.pages import Limits, Rows, Seen, check_log, log_page, rows_page
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
 from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.ranges import Entered, Ranges

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.feeds.deliver.framing import Enclosing
+from headwater.feeds.deliver.frame import Enclosing
 from headwater.model.change import Op
 
 RETRY_MS = 2000  # an EventSource waits this long before it connects again

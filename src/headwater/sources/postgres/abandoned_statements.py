@@ -13,12 +13,11 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from headwater.errors import Busy
-from headwater.model.principal import ANONYMOUS
+from headwater.model.work_context import UNNAMED
 
 MOST = 16  # that may still run while new statements of other callers are accepted
 RUNNING = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = ANY ($1::int[])"
 _HINT = "Try again in a few minutes. Operators: see pg_stat_activity."
-_NO_CALLER = ("", ANONYMOUS.name)  # the server's own work, and all callers without authentication: not one caller
 
 Ask = Callable[[Collection[int]], dict[int, str | None]]
 
@@ -72,7 +71,7 @@ class Abandoned:
             raise Busy(reason, hint=_HINT)
 
     def _reason(self, caller: str, is_trusted: bool) -> str | None:
-        if caller not in _NO_CALLER and any(each.caller == caller for each in self._processes.values()):
+        if caller not in UNNAMED and any(each.caller == caller for each in self._processes.values()):
             return (
                 f"PostgreSQL still runs a statement of {caller!r} that is past its time limit and cannot be interrupted"
             )

@@ -16,7 +16,7 @@ from headwater.pipeline.sinks.columns import came_again
 from headwater.pipeline.sinks.sink import Plan, State
 from headwater.pipeline.sinks.sql.dialects import MYSQL, POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql.engine import reading, writing
-from headwater.pipeline.sinks.sql.staging import ATTEMPT, GONE, KEPT
+from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, GONE, KEPT
 from headwater.pipeline.transform.whole_rows import unknown
 
 STATE_TABLE = "headwater_sink"
