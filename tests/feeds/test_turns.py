@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.suite.waiting import PATIENCE
 
-from headwater.errors import Busy
+from headwater.errors import Busy, Unavailable
 from headwater.feeds.fair_threads import Threads, Turns
 from headwater.model.work_context import CALLER, WHOSE, shared_context
 
@@ -209,3 +209,35 @@ def test_work_in_threads_of_feeds_knows_its_caller() -> None:
             threads.close()
 
     assert asyncio.run(main()) == "ada"
+
+
+def test_threads_that_were_closed_are_unavailable_and_hold_no_place() -> None:
+    async def main() -> None:
+        threads = Threads(1, "test")
+        threads.close()
+        for _ in range(3):
+            with pytest.raises(Unavailable, match="stopping"):
+                await asyncio.wait_for(threads.run(int), PATIENCE)
+
+    asyncio.run(main())
+
+
+def test_call_that_waits_for_a_thread_when_threads_close_is_unavailable() -> None:
+    async def main() -> None:
+        threads, begun, release = Threads(1, "test"), threading.Event(), threading.Event()
+
+        def hold() -> None:
+            begun.set()
+            release.wait(PATIENCE)
+
+        running = asyncio.ensure_future(threads.run(hold))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        waiting = asyncio.ensure_future(threads.run(int))
+        await asyncio.sleep(0)  # it is in the queue
+        closing = asyncio.ensure_future(asyncio.to_thread(threads.close))
+        release.set()
+        await asyncio.gather(running, closing)
+        with pytest.raises(Unavailable, match="stopping"):
+            await asyncio.wait_for(waiting, PATIENCE)
+
+    asyncio.run(main())

@@ -14,7 +14,7 @@ from headwater.model.arrow import Images
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import table_changes
-from headwater.ranges.pull.table_changes import Gatherer
+from headwater.ranges.pull.table_changes import _WENT, Gatherer
 from headwater.ranges.worker.jobs import Pick
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
@@ -66,3 +66,8 @@ def test_changes_taken_together_are_those_taken_one_by_one(
 
 def _gatherer(reader: SqliteReader, log: MemoryLog) -> Gatherer:
     return Gatherer(reader, log, NOW, Pick(), lambda: False)
+
+
+def test_ddl_text_of_many_comments_is_read_in_linear_time() -> None:
+    comments = "/**/" * 10_000
+    assert _WENT.match(f"{comments} DROP TABLE t") and not _WENT.match(f"{comments} DROP VIEW t")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from tests.capture.capturing import Running, foreign, running
 from tests.ranges.reading import ABOUT, Rows, Side, bytes_of, folded, place_of, reading, rows_in, told
 from tests.ranges.test_asof import TABLES, Writes
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.errors import (
     Conflict,
@@ -32,7 +35,9 @@ from headwater.ranges.pull.snapshot import read_as_of
 from headwater.ranges.pull.undo import LOG_DISAGREES
 from headwater.ranges.worker.jobs import LogJob, Pick, SnapshotJob
 from headwater.ranges.worker.open_databases import Databases
+from headwater.ranges.worker.worker import AT_ONCE, CALLER_SHARE, Places
 from headwater.sources.source import Chunk
+from headwater.sources.sqlite.query.where import SqliteCondition
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 KINDS = [kind for kind in TABLES if kind != "nulls in the key"]  # rows that share a key cannot be folded
@@ -518,3 +523,82 @@ def test_a_reader_that_left_ends_the_work(side: Side) -> None:
     job = LogJob(side.place, "t", 0, upto, None, Pick(where="1"))
     with pytest.raises(Unavailable, match="left"):
         bytes_of(log_pieces(side.reader, side.log.disk, side.cache, job, lambda: True))
+
+
+def test_caller_with_slow_conditions_leaves_places_to_other_callers() -> None:
+    places, order = Places(AT_ONCE, CALLER_SHARE), list[str]()
+    attacker, victim = ("app", "key:attacker"), ("app", "key:victim")
+    begun, finish = threading.Semaphore(0), threading.Event()
+
+    def slow() -> None:
+        with places.held(attacker):
+            begun.release()
+            assert finish.wait(PATIENCE)
+
+    threads = [threading.Thread(target=slow) for _ in range(AT_ONCE * 2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(CALLER_SHARE):
+        assert begun.acquire(timeout=PATIENCE)
+    with places.held(victim):
+        order.append("victim")
+    assert not begun.acquire(blocking=False), "the attacker has more than its share"
+    finish.set()
+    for thread in threads:
+        thread.join(PATIENCE)
+    assert order == ["victim"]
+
+
+def test_job_that_asks_whether_its_reader_left_lets_waiting_jobs_go_first() -> None:
+    places, whose = Places(1, 1), ("app", "key:one")
+    order: list[str] = []
+
+    def second() -> None:
+        with places.held(whose):
+            order.append("second")
+
+    with places.held(whose):
+        thread = threading.Thread(target=second)
+        thread.start()
+        wait_until(lambda: places.has_waiting)
+        places.yield_turn(whose)
+        order.append("first again")
+    thread.join(PATIENCE)
+    assert order == ["second", "first again"]
+
+
+@pytest.mark.parametrize("kind", ["snapshot", "log"])
+def test_condition_is_asked_about_few_rows_between_two_looks_at_the_reader(
+    side: Side, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_changes, "JUDGED", 10)
+    side.one.run(
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200) INSERT INTO t SELECT i, i FROM n"
+    )
+    upto, asked = side.durable(), list[str]()
+    holds = SqliteCondition.holds
+
+    def judge(self: SqliteCondition, rows: Any) -> list[bool]:
+        asked.append(f"rows {len(rows)}")
+        return holds(self, rows)
+
+    def left() -> bool:
+        asked.append("left")
+        return False
+
+    monkeypatch.setattr(SqliteCondition, "holds", judge)
+    if kind == "snapshot":
+        job = SnapshotJob(side.place, "t", upto, Pick(where="1"))
+        bytes_of(snapshot_pieces(side.reader, side.log, job, left))
+    else:
+        changes = LogJob(side.place, "t", 0, upto, None, Pick(where="1"))
+        bytes_of(log_pieces(side.reader, side.log.disk, side.cache, changes, left))
+    judged = [place for place, what in enumerate(asked) if what.startswith("rows")]
+    assert len(judged) >= 20 and all(asked[place] == "rows 10" for place in judged[:-1])
+    assert all("left" in asked[one:other] for one, other in itertools.pairwise(judged))
+
+
+def test_conditions_of_two_jobs_share_no_engine(side: Side) -> None:
+    table = side.reader.shape("t")
+    one, other = (side.reader.condition(table, "abs(v) > 1") for _ in range(2))
+    assert one._engine is not other._engine

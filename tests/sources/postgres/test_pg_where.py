@@ -68,6 +68,17 @@ def test_what_is_not_one_predicate_over_a_row_is_refused(pg_rig: Attach) -> None
             print(where, condition(where))
 
 
+def test_predicate_nested_deeper_than_python_allows_is_judged_by_postgres(pg_rig: Attach) -> None:
+    r = pg_rig(T)
+    where = "id = 0"
+    for depth in range(300):
+        where = f"id = {depth} {'OR' if depth % 2 else 'AND'} ({where})"
+    condition = made(r)(where)
+    table = r.do(lambda s: s.describe("t"))
+    rows = [tuple({"id": id}.get(name) for name in table.names) for id in (1, 2, 299)]
+    assert not condition.is_cheap and condition.holds(rows) == [False, False, True]
+
+
 def test_what_python_judges_itself(pg_rig: Attach) -> None:
     r = pg_rig(T)
     condition = made(r)

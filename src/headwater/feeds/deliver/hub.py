@@ -32,6 +32,7 @@ from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.query_feeds.relevant_changes import schema_changes, transaction_of
 from headwater.feeds.subscriptions.options import Options, Shape
 from headwater.log.live.live_log import LiveLog
+from headwater.model.bounded_cache import BoundedCache
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.model.work_context import shared_context
@@ -60,8 +61,8 @@ class Hub:
         self._groups: dict[Hashable, Group] = {}
         self._waiting: set[Sleeper] = set()  # for the next batch, whatever is in it
         self._router: Router[Group] = Router()
-        self._encoders: OrderedDict[Shape, Encoder] = OrderedDict()
-        self._invalidations: dict[Shape, Invalidations] = {}
+        self._encoders: BoundedCache[Shape, Encoder] = BoundedCache(ENCODERS, ENCODERS)
+        self._invalidations: BoundedCache[Shape, Invalidations] = BoundedCache(ENCODERS, ENCODERS)
         self._views: OrderedDict[bytes, View] = OrderedDict()
         self.streams: set[Sleeper] = set()  # all that are open, also those that read the log by themselves
         self._shapes: dict[str, Table] = {}  # of tables as they were published last
@@ -121,16 +122,18 @@ class Hub:
 
     def _query_view(self, options: Options, question: Question, held: frozenset[str] | None) -> View:
         assert self._questions is not None
-        made = self._invalidations.setdefault(options.shape, invalidations(options.shape))
+        made = self._invalidations.get(options.shape)
+        if made is None:
+            made = invalidations(options.shape)
+            self._invalidations.put(options.shape, made)
         confirming = self._questions.confirming(question.key) if options.confirm else None
         return QueryView(options, self._source, question, made, confirming, held)
 
     def _encoder(self, shape: Shape) -> Encoder:
         made = self._encoders.get(shape)
         if made is None:
-            made = self._encoders[shape] = encoder(shape, self._source)
-            if len(self._encoders) > ENCODERS:
-                self._encoders.popitem(last=False)
+            made = encoder(shape, self._source)
+            self._encoders.put(shape, made)
         return made
 
     def join(self, view: View, frame: Frame) -> Group:

@@ -19,7 +19,7 @@ from headwater.model.suggestion import nearest
 from headwater.model.table import Row, Table
 from headwater.ranges.pull.slice_cache import Slice
 from headwater.ranges.pull.snapshot import Past, read_table_as_of, shape_of
-from headwater.ranges.pull.table_changes import Ends
+from headwater.ranges.pull.table_changes import Ends, holding
 from headwater.ranges.worker.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
 from headwater.sources.source import Condition, Reader, SideReader
 
@@ -59,15 +59,15 @@ def snapshot_pieces(reader: SideReader, log: Past, job: SnapshotJob, left: Gone)
     start = stream.start()
     for _, rows in chunks:
         last = place(table.key_of(rows[-1])).hex()
-        kept = rows if condition is None else _passing(condition, list(rows))
+        kept = rows if condition is None else _passing(condition, list(rows), left)
         batch = arrow.rows_batch(table, kept, columns)
         yield Piece(start + stream.batch(batch, {"last_key": last}), len(kept))
         start = b""
     yield Piece(start + stream.end(), 0)
 
 
-def _passing(condition: Condition, rows: list[Row]) -> list[Row]:
-    return list(compress(rows, condition.holds(rows)))
+def _passing(condition: Condition, rows: list[Row], left: Gone) -> list[Row]:
+    return list(compress(rows, holding(condition, rows, left)))
 
 
 def check_kept(log: Log, after: int, upto: int) -> None:

@@ -18,15 +18,16 @@ from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 from headwater.ranges.pull.slice_cache import Stop
 from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Pick
-from headwater.sources.source import Reader
+from headwater.sources.source import Condition, Reader
 
 BATCH_BYTES = 16 << 20
 WEIGHED = 16  # of so many rows one is weighed for all
 GLANCE = 64  # parts between two looks whether anybody still waits
+JUDGED = 1_000  # rows a condition is asked about between two looks: it may be slow
 MANY = 8  # changes of one part from which on it pays to look at them together
 
 # A source says that a table went by what was run: nothing else tells it from a change of shape.
-_WENT = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
+_WENT = re.compile(r"(?>\s|--[^\n]*\n|/\*.*?\*/)*+(?:DROP\s+TABLE\b|ALTER\s+TABLE\b.+\bRENAME\s+TO\b)", re.I | re.S)
 
 T = TypeVar("T")
 Fit = Callable[[Row], Row]
@@ -90,6 +91,16 @@ class Ends:
         if begin not in self._known:
             self._known = {begin: self._log.first_whole(part.upto + 1) - 1}
         return self._known[begin]
+
+
+def holding(condition: Condition, rows: Sequence[Row], gone: Callable[[], bool]) -> list[bool]:
+    """Return whether `condition` is true for each of `rows`. Unavailable soon after the reader is `gone`."""
+    found: list[bool] = []
+    for start in range(0, len(rows), JUDGED):
+        if start and gone():
+            raise Unavailable("the reader of these rows left")
+        found += condition.holds(rows[start : start + JUDGED])
+    return found
 
 
 class Gatherer:
@@ -180,7 +191,7 @@ class Gatherer:
         if self._span != Span():
             images.narrow([self._span.contains(self._place(row)) for row in images.rows])
         if self._condition is not None:
-            images.narrow(self._condition.holds(images.rows))
+            images.narrow(holding(self._condition, images.rows, self._gone))
         return images
 
 

@@ -54,6 +54,7 @@ class SnapshotJob(msgspec.Struct, frozen=True, tag="snapshot"):
     table: str
     offset: int
     pick: Pick = Pick()
+    caller: str = ""
 
 
 class LogJob(msgspec.Struct, frozen=True, tag="log"):
@@ -66,6 +67,7 @@ class LogJob(msgspec.Struct, frozen=True, tag="log"):
     shape: int | None = None
     pick: Pick = Pick()
     compression: str | None = None
+    caller: str = ""
 
 
 class TablesJob(msgspec.Struct, frozen=True, tag="tables"):
@@ -75,6 +77,7 @@ class TablesJob(msgspec.Struct, frozen=True, tag="tables"):
     tables: tuple[str, ...]
     after: int
     upto: int
+    caller: str = ""
 
 
 Job = SnapshotJob | LogJob | TablesJob

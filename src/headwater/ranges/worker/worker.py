@@ -12,10 +12,13 @@ import os
 import socket
 import threading
 from collections.abc import Generator
+from concurrent.futures import Future
 
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.model.fair_shares import FairShares
+from headwater.model.work_context import CALLER, Holder
 from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
@@ -37,7 +40,49 @@ from headwater.ranges.worker.open_databases import Databases, Opened, OpenReader
 logger = logging.getLogger("headwater.worker")
 
 AT_ONCE = 8  # jobs that work at the same time; one whose reader is slow does not count
+CALLER_SHARE = 3  # of them for one caller: fewer than a reader of PostgreSQL has connections for conditions
 FRAME = 1 << 20  # bytes of the body in one frame, at most: what the server holds of an answer
+
+
+class Places:
+    """The places of the jobs that work, shared fairly by databases and their callers. Thread-safe."""
+
+    def __init__(self, count: int, caller_share: int) -> None:
+        self._lock = threading.Lock()  # guards _shares
+        self._shares: FairShares[Future[None]] = FairShares(count, caller_share=caller_share)
+
+    @contextlib.contextmanager
+    def held(self, whose: Holder) -> Generator[None]:
+        """Hold a place; wait for it first."""
+        self._acquire(whose)
+        try:
+            yield
+        finally:
+            self._release(whose)
+
+    def yield_turn(self, whose: Holder) -> None:
+        """Let the calls that wait go first. The caller holds a place, before and after."""
+        if self.has_waiting:
+            self._release(whose)
+            self._acquire(whose)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any job waits for a place."""
+        with self._lock:
+            return self._shares.has_waiting
+
+    def _acquire(self, whose: Holder) -> None:
+        turn: Future[None] = Future()
+        with self._lock:
+            if self._shares.take(whose):
+                return
+            self._shares.enqueue(whose, turn)
+        turn.result()
+
+    def _release(self, whose: Holder) -> None:
+        with self._lock:
+            self._shares.give_back(whose)
 
 
 class Worker:
@@ -45,7 +90,7 @@ class Worker:
 
     def __init__(self, open_reader: OpenReader, cache: Cache) -> None:
         self._databases, self._cache = Databases(open_reader), cache
-        self._places = threading.Semaphore(AT_ONCE)
+        self._places = Places(AT_ONCE, CALLER_SHARE)
 
     def serve(self, listener: socket.socket) -> None:
         """Answer until the listener is closed."""
@@ -72,12 +117,13 @@ class Worker:
                 connection.sendall(encode_failure(failure))
 
     def _run(self, connection: socket.socket, job: Job) -> None:
+        CALLER.set(job.caller)  # of this thread, which has one job
         with (
             self._databases.use(job.place) as opened,
             contextlib.closing(self._pieces(connection, job, opened)) as pieces,
         ):
             while True:
-                with self._places:
+                with self._places.held(whose_job(job)):
                     piece = next(pieces, None)
                 if piece is None:
                     return
@@ -85,6 +131,8 @@ class Worker:
 
     def _pieces(self, connection: socket.socket, job: Job, opened: Opened) -> Generator[Piece, None, None]:
         def left() -> bool:
+            """Return whether the reader left. Every long loop asks it, so it is where other jobs get their turn."""
+            self._places.yield_turn(whose_job(job))
             return _has_left(connection)
 
         match job:
@@ -94,6 +142,11 @@ class Worker:
                 yield from log_pieces(opened.reader, opened.log.disk, self._cache, job, left)
             case _:
                 yield from tables_pieces(opened.reader, opened.log.disk, job, left)
+
+
+def whose_job(job: Job) -> Holder:
+    """Return the database and the caller whose share `job` uses."""
+    return job.place.db, job.caller
 
 
 def _read_job(connection: socket.socket) -> Job:

@@ -7,11 +7,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from headwater.errors import Busy
-from headwater.feeds.fair_threads import Turns
+from headwater.feeds.fair_threads import Turns, submitted
 from headwater.model.work_context import UNNAMED, Holder, holder
 
 T = TypeVar("T")
@@ -39,12 +38,15 @@ class Bridge:
         return self._awaited(future, None)
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """The value of `function(*args)`, which may block; Busy if too many of the same database wait."""
+        """The value of `function(*args)`, which may block.
+
+        Busy if too many calls of the same database wait, Unavailable after `close`.
+        """
         whose = holder()
         if not self._turns.take(whose):
             await self._wait(whose)
         try:
-            future = self._threads.submit(copy_context().run, function, *args)
+            future = submitted(self._threads, function, *args)
         except BaseException:
             self._turns.give_back(whose)
             raise
@@ -54,7 +56,7 @@ class Bridge:
         """Wait for a thread. Raises Busy where the database, or its caller, has too many calls that wait."""
         if whose[1] not in UNNAMED and self._waiting[whose] >= self._most_of_one:
             raise Busy(
-                f"{self._most_of_one} requests of {whose[1]!r} are waiting already",
+                f"{self._most_of_one} of your requests are waiting already",
                 hint="Try again in a moment, or send fewer at a time.",
             )
         self._waiting[whose] += 1

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from msgspec.structs import replace
+
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.subscriptions.subscribe_table import check_calls
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
+from headwater.model.work_context import CALLER
 from headwater.ranges.pull.snapshot import shape_of
 from headwater.ranges.worker.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.worker.jobs import gone as lost
@@ -141,7 +144,7 @@ class Pulls:
 
     async def _pour(self, call: Call, job: Job, headers: Headers) -> int:
         with self._shares.take(call, AT_ONCE, SHARE):
-            return await self._answer(call, job, headers)
+            return await self._answer(call, replace(job, caller=CALLER.get()), headers)
 
     async def _answer(self, call: Call, job: Job, headers: Headers) -> int:
         answers: list[Answer] = []

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
 from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.deliver.reader_state import snapshot_url
@@ -82,7 +82,13 @@ class Snapshots:
         finally:
             leaving.cancel()
             body.left.set()
+            await self._close(body)
+
+    async def _close(self, body: _Body) -> None:
+        try:
             await self._long(body.close)
+        except Unavailable:  # the threads have ended: none of them uses the body
+            body.close()
 
     async def _long(self, call: Run) -> Any:
         return await self._threads.run(call)

@@ -72,15 +72,16 @@ def read(table: Table, type_of: Callable[[str], int], odd: Sequence[str], text: 
     reader = _Reader(table, type_of, odd, text)
     try:
         found = reader.conjunction()
-    except (Unknown, RecursionError):
+        parts = [(part, theirs) for part, theirs in found if part is not None]
+        if not parts:
+            return None
+        made = tuple(part for part, _ in parts)
+        check = reader.function(made)
+    except (Unknown, RecursionError, SyntaxError, MemoryError):  # Python's parser nests less deeply than PostgreSQL's
         return None
-    parts = [(part, theirs) for part, theirs in found if part is not None]
-    if not parts:
-        return None
-    made = tuple(part for part, _ in parts)
     sql = " AND ".join(f"({part.sql})" for part in made)
     theirs = " AND ".join(f"({theirs})" for _, theirs in parts)
-    return Program(sql, theirs, made, len(parts) == len(found), reader.function(made))
+    return Program(sql, theirs, made, len(parts) == len(found), check)
 
 
 class _Reader(Text):

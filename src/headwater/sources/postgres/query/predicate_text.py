@@ -73,8 +73,8 @@ class Text:
         self._table, self._type_of, self._text = table, type_of, text
         self._tokens: list[tuple[str, str, int]] = []  # kind, text, where it begins
         self._at = 0
-        at = 0
-        while text[at:].strip():
+        at, end = 0, len(text.rstrip())
+        while at < end:
             found = _TOKEN.match(text, at)
             if found is None or found.lastgroup is None:
                 raise Unknown

@@ -1,0 +1,92 @@
+"""Places shared fairly by databases and by the callers of each. Pure: the owner brings the lock and the waiting."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+from typing import Generic, Protocol, TypeVar
+
+from headwater.errors import Busy
+from headwater.model.work_context import UNNAMED, Holder
+
+SPARE = 4  # one place in so many is left to other databases, and to other callers of a database
+
+
+class Waiter(Protocol):
+    """A future of asyncio or of a thread."""
+
+    def done(self) -> bool:
+        """Return whether nobody waits any more."""
+        ...
+
+    def set_result(self, result: None, /) -> None:
+        """Hand over the place."""
+        ...
+
+
+W = TypeVar("W", bound=Waiter)
+
+
+class FairShares(Generic[W]):
+    """Shares `places` among databases and their callers; at most `most` calls of one database hold one or wait.
+
+    The calls of a caller wait behind its own only: the callers that wait go on in turn. A call that runs is not
+    stopped, so no database may have every place, and no caller every place of its database. Not thread-safe.
+    """
+
+    def __init__(self, places: int, most: int = sys.maxsize, *, caller_share: int | None = None) -> None:
+        self._free, self._share, self._most = places, places - places // SPARE, most
+        self._caller_share = caller_share or max(self._share - max(self._share // SPARE, 1), 1)
+        self._open_share = self._share - self._share // SPARE  # of all who have no name of their own
+        self._running: Counter[str | Holder] = Counter()  # by database, and by caller of a database
+        self._queued: Counter[str] = Counter()  # by database
+        self._waiting: dict[Holder, deque[W]] = {}  # whose turn is next comes first
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any call waits for a place."""
+        return bool(self._waiting)
+
+    def take(self, whose: Holder) -> bool:
+        """Try to acquire a place without waiting."""
+        share = self._open_share if whose[1] in UNNAMED else self._caller_share
+        if not self._free or self._running[whose[0]] >= self._share or self._running[whose] >= share:
+            return False
+        self._free -= 1
+        self._running[whose[0]] += 1
+        self._running[whose] += 1
+        return True
+
+    def enqueue(self, whose: Holder, waiter: W) -> None:
+        """Give `waiter` a place when it is its turn; raise Busy when too many calls of the database wait already."""
+        if self._queued[whose[0]] + self._running[whose[0]] >= self._most:
+            raise Busy(f"{self._most} reads are waiting already")
+        self._waiting.setdefault(whose, deque()).append(waiter)
+        self._queued[whose[0]] += 1
+
+    def give_back(self, whose: Holder) -> None:
+        """Release the place of a call that is over."""
+        self._free += 1
+        for each in (whose[0], whose):
+            self._running[each] -= 1
+            if not self._running[each]:
+                del self._running[each]
+        if self._waiting:
+            self._hand_on()
+
+    def _hand_on(self) -> None:
+        for whose in list(self._waiting):
+            queue = self._waiting[whose]
+            while queue and queue[0].done():  # its caller left
+                self._next(whose)
+            if queue and self.take(whose):
+                self._next(whose).set_result(None)
+                self._waiting[whose] = self._waiting.pop(whose)  # from now on the last in turn
+            if not queue:
+                del self._waiting[whose]
+
+    def _next(self, whose: Holder) -> W:
+        self._queued[whose[0]] -= 1
+        if not self._queued[whose[0]]:
+            del self._queued[whose[0]]
+        return self._waiting[whose].popleft()
