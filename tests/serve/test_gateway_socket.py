@@ -16,7 +16,7 @@ from tests.suite.waiting import PATIENCE
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.gateway import gateway, messages
 from headwater.serve.gateway import socket as gateway_socket
-from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox
+from headwater.serve.gateway.socket import MOST_BYTES, MOST_WAITING, GatewaySocket, Inbox, Received
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +32,14 @@ async def settled(inbox: Inbox, texts: list[str]) -> tuple[int, list[str | None]
     async def fill() -> None:
         nonlocal inside
         for text in texts:
-            await inbox.put(text)
+            await inbox.put(Received(text, len(text)))
             inside += 1
 
     filling = asyncio.ensure_future(fill())
     for _ in range(3 * len(texts)):
         await asyncio.sleep(0)  # every turn that it could use
     held = inside
-    taken = [await inbox.take() for _ in texts]
+    taken = [(await inbox.take()).text for _ in texts]
     await filling
     return held, taken
 

@@ -32,7 +32,10 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 def frame(opcode: int, payload: bytes = b"", *, fin: bool = True) -> bytes:
     """Return one frame of a client, whose mask is zero."""
     head, size = bytes([(0x80 if fin else 0) | opcode]), len(payload)
-    length = bytes([0x80 | size]) if size < 126 else struct.pack(">BH", 0x80 | 126, size)
+    if size < 126:
+        length = bytes([0x80 | size])
+    else:
+        length = struct.pack(">BH", 0x80 | 126, size) if size < 1 << 16 else struct.pack(">BQ", 0x80 | 127, size)
     return head + length + bytes(4) + payload
 
 
@@ -58,9 +61,11 @@ def path_of(client: Client, kind: str) -> str:
 
 
 @contextlib.contextmanager
-def web_socket(client: Client, kind: str = "gateway", *, buffer: int = 0) -> Iterator[socket.socket]:
+def web_socket(
+    client: Client, kind: str = "gateway", *, buffer: int = 0, headers: tuple[str, ...] = ()
+) -> Iterator[socket.socket]:
     with connected(client, buffer=buffer) as open:
-        open.sendall(upgrade(path_of(client, kind)))
+        open.sendall(upgrade(path_of(client, kind), *headers))
         head = b""
         while not head.endswith(b"\r\n\r\n"):
             head += open.recv(1)
@@ -89,6 +94,8 @@ def received(open: socket.socket) -> tuple[int, bytes]:
     first, size = exactly(open, 2)
     if size == 126:
         (size,) = struct.unpack(">H", exactly(open, 2))
+    elif size == 127:
+        (size,) = struct.unpack(">Q", exactly(open, 8))
     return first & 0x0F, exactly(open, size)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from tests.sources.rig import Rig
-from tests.suite.waiting import PATIENCE
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.errors import HeadwaterError
 from headwater.sources.source import Session
@@ -128,3 +129,18 @@ def test_members_around_a_transaction_killer_are_kept(rig: Attach) -> None:
             future.result(PATIENCE)
     assert [bool(futures[place].result(PATIENCE).offset) for place in (0, 2, 4)] == [True] * 3
     assert source.read("SELECT v FROM t ORDER BY v").rows == (("a",), ("b",), ("c",))
+
+
+class Answer:
+    """A value that a test can watch."""
+
+
+def test_idle_writer_keeps_no_answer(rig: Attach) -> None:
+    source = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, v)").source
+
+    def work(session: Session) -> Answer:
+        session.execute("INSERT INTO t(v) VALUES (1)")
+        return Answer()
+
+    kept = weakref.ref(source.write(work).result(PATIENCE).value)
+    wait_until(lambda: kept() is None, "the answer was freed")

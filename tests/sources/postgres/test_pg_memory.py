@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from tests.sources.postgres.pg_rig import Rig
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
+from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.errors import AnswerTooLarge, HeadwaterError, InvalidRequest
 from headwater.model.answer_limits import MEMORY
@@ -20,6 +22,7 @@ from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis import analysis
 from headwater.sources.postgres.schema import column_probe
 from headwater.sources.postgres.schema.column_probe import MAX_KEPT
+from headwater.sources.source import Session
 
 
 @pytest.fixture(scope="module")
@@ -177,3 +180,19 @@ def test_texts_of_checked_statements_are_not_kept(own: PgRig, monkeypatch: pytes
     monkeypatch.setattr(Pool, "probe", lambda *_: pytest.fail("it was checked before"))
     for text in texts:
         callers.check(OWNER, text, (2,))
+
+
+# --- answers to writes ---------------------------------------------------------------------------------------
+
+
+class Answer:
+    """A value that a test can watch."""
+
+
+def test_idle_writers_keep_no_answer(own: PgRig) -> None:
+    def work(session: Session) -> Answer:
+        session.execute("SELECT 1")
+        return Answer()
+
+    kept = weakref.ref(own.source.write(work).result(PATIENCE).value)
+    wait_until(lambda: kept() is None, "the answer was freed")

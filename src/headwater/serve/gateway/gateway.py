@@ -8,11 +8,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
+from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.formats.gateway import GATEWAY, text_field
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
-from headwater.model.principal import VIEWER, Principal
+from headwater.model.answer_limits import UNCOUNTED
+from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.api import Api
@@ -22,9 +23,9 @@ from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.gateway.messages import bytes_of
 from headwater.serve.gateway.sochdb_refusals import in_sequences
 from headwater.serve.gateway.socket import STOPPING, GatewaySocket
-from headwater.serve.http.body_pieces import SMALL, is_small
+from headwater.serve.http.body_pieces import SMALL, Pieces, is_small
 from headwater.serve.http.call import Call
-from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.envelope import unexpected
@@ -38,7 +39,7 @@ from headwater.sources.source import Result, Written
 OPENING = Opening("gateway", messages.line, format=GATEWAY)
 SQL = METHODS["sql.exec"]
 
-Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | None]]  # None: it has answered by itself
+Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | Pieces | None]]  # None: it has answered by itself
 
 
 class Gateway:
@@ -121,17 +122,18 @@ class Gateway:
 
     # --- SQL -----------------------------------------------------------------------------------------------------
 
-    async def _sql(self, socket: GatewaySocket, id: str | int, asked: messages.Sql) -> bytes:
+    async def _sql(self, socket: GatewaySocket, id: str | int, asked: messages.Sql) -> bytes | Pieces:
         socket.who.need(SQL.role, "sql", SQL.instead)
         result = await self._bridge.call(self._execute, socket.who, asked)
         if not isinstance(result, Pending):
-            return result
+            return _charged(socket, result)
         written = await self._bridge.wait(result.future)
         if isinstance(written, Written) and isinstance(written.value, Result) and not is_small(written.value):
-            return await self._bridge.call(lambda: messages.rows_payload(result.finish(written)))
+            payload = await self._bridge.call(lambda: messages.rows_payload(result.finish(written)))
+            return _charged(socket, payload, is_written=True)
         return messages.rows_payload(result.finish(written))
 
-    def _execute(self, who: Principal, asked: messages.Sql) -> bytes | Pending[Outcome]:
+    def _execute(self, who: Principal, asked: messages.Sql) -> bytes | Pieces | Pending[Outcome]:
         """In a thread, the encoding too: a large answer would hold up the loop."""
         args = values_of(asked.params, "params")
         result = self._api.statement.execute(who, asked.query, args, db=asked.namespace)
@@ -139,12 +141,12 @@ class Gateway:
 
     # --- keys and values -----------------------------------------------------------------------------------------
 
-    async def _get(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes:
+    async def _get(self, socket: GatewaySocket, id: str | int, asked: messages.KvKey) -> bytes | Pieces:
         key = bytes_of("key", asked.key, asked.key_base64)
         value = await self._kv.get(socket.who, asked.namespace, key)
         if value is None:
             return b'{"found":false}'
-        return _found(value) if len(value) <= SMALL else await self._bridge.call(_found, value)
+        return _found(value) if len(value) <= SMALL else _charged(socket, await self._bridge.call(_found, value))
 
     async def _put(self, socket: GatewaySocket, id: str | int, asked: messages.KvPut) -> bytes:
         key = bytes_of("key", asked.key, asked.key_base64)
@@ -191,5 +193,18 @@ class Gateway:
         return b'{"ts":%d}' % (time.time_ns() // 1_000_000)
 
 
-def _found(value: bytes) -> bytes:
-    return b'{"found":true%b}' % text_field("value", value)
+def _found(value: bytes) -> bytes | Pieces:
+    payload = b'{"found":true%b}' % text_field("value", value)
+    return payload if len(payload) <= UNCOUNTED else Pieces.of(payload)
+
+
+def _charged(socket: GatewaySocket, payload: bytes | Pieces, *, is_written: bool = False) -> bytes | Pieces:
+    """Return `payload`, counted for its reader. Raises Busy, unless a write is done: its answer is not refused."""
+    if isinstance(payload, Pieces) and socket.who.role != OWNER:
+        try:
+            payload.charge(identity(socket.who, socket.client))
+        except Busy:
+            if not is_written:
+                payload.release()  # the error may keep this frame for a while
+                raise
+    return payload

@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, RequestTooLarge
+from headwater.model.answer_limits import weight
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span, encode_key, prefix_end
 from headwater.model.kv_table import EXPIRES, KEY, SHAPE, TABLE, VALUE, holds_pairs
@@ -121,16 +122,23 @@ class Kv:
         return await self._write(who, db, work)
 
     async def scan(
-        self, who: Principal, namespace: str, prefix: bytes = b"", limit: int = 0
+        self,
+        who: Principal,
+        namespace: str,
+        prefix: bytes = b"",
+        limit: int = 0,
+        hold: Callable[[int], None] = lambda size: None,
     ) -> AsyncIterator[tuple[bytes, bytes]]:
         """Keys that begin with `prefix`, and their values, in order; `limit` 0 is all.
 
-        Page by page: each page is of one moment, all of them need not be.
+        Page by page: each page is of one moment, all of them need not be. `hold` is called with the bytes of each page,
+        which stays in memory until all of it is read.
         """
         db = self._admit(who, namespace, VIEWER, "reading keys")
         after: bytes | None = None
         sent = 0
         while (page := await self._bridge.call(self._page, db, after, prefix)) is not None:
+            hold(sum(map(weight, page.rows)))
             now = self._clock()
             for row in page.rows:
                 if _is_live(page.table, row, now):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -11,9 +12,9 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, RequestTooLarge
 from headwater.model.suggestion import nearest
 from headwater.queries.statements.sql import Outcome
-from headwater.serve.http.body_pieces import encode_with, plain_rows
+from headwater.serve.http.body_pieces import PIECE, Pieces, encode_with, plain_rows
 from headwater.serve.http.request_body import LARGE, MAX_ELEMENTS, check_elements
-from headwater.serve.http.transport_frames import OPS, text_frame
+from headwater.serve.http.transport_frames import OPS, text_fragments, text_frame
 from headwater.serve.rpc.envelope import clean
 from headwater.serve.rpc.params import Params, explain
 
@@ -21,7 +22,7 @@ LONGEST_ID = 200  # it comes back with every change
 EXAMPLE = 'Send one JSON object, such as {"id": "1", "type": "sql", "payload": {"query": "SELECT 1"}}.'
 _NAMESPACE = "default"
 FIELDS = {"ops": "operations", "table": "tables"}  # of a feed, and how `subscribe` calls them
-MAX_ANSWER = 16 << 20  # bytes of the rows of `sql`: a message is sent whole
+MAX_ANSWER = 16 << 20  # bytes of the rows of `sql`: a client receives a message whole
 _ERROR = b"!"  # begins the line that ends a subscription; lines of changes begin with a brace
 
 Id = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
@@ -167,7 +168,16 @@ def bytes_of(field: str, text: str | None, encoded: str | None) -> bytes:
 
 def frame(id: str | int, type: str, payload: bytes) -> bytes:
     """One answer, ready to be written."""
-    return text_frame(b'{"id":%b,"type":"%b","payload":%b}' % (encode(id), type.encode(), payload))
+    return text_frame(b"%b%b}" % (_head(id, type), payload))
+
+
+def fragments(id: str | int, type: str, payload: Pieces) -> Iterator[bytes]:
+    """Yield one large answer, in frames ready to be written."""
+    return text_fragments(payload.around(_head(id, type), b"}"))
+
+
+def _head(id: str | int, type: str) -> bytes:
+    return b'{"id":%b,"type":"%b","payload":' % (encode(id), type.encode())
 
 
 def error_payload(error: HeadwaterError) -> bytes:
@@ -178,8 +188,8 @@ def error_payload(error: HeadwaterError) -> bytes:
     return encode(body)
 
 
-def rows_payload(outcome: Outcome) -> bytes:
-    """sql: names and rows in plain JSON, and what was written."""
+def rows_payload(outcome: Outcome) -> bytes | Pieces:
+    """sql: names and rows in plain JSON, and what was written. Raises AnswerTooLarge, Busy."""
     body: dict[str, Any] = {
         "columns": [clean(name) for name in outcome.columns],
         "rows": plain_rows(outcome.rows, MAX_ANSWER),
@@ -191,7 +201,7 @@ def rows_payload(outcome: Outcome) -> bytes:
     if outcome.causality is not None:
         body["causality"] = outcome.causality
     made = encode_with(body)
-    return made if isinstance(made, bytes) else made.joined()
+    return made.joined() if isinstance(made, Pieces) and made.size <= PIECE else made
 
 
 # --- subscriptions -------------------------------------------------------------------------------------------

@@ -13,15 +13,16 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
 from headwater.feeds.deliver.end_reason import Ending
 from headwater.feeds.deliver.stream import Stream
-from headwater.serve.gateway.messages import error_payload, frame, told
+from headwater.serve.gateway.messages import error_payload, fragments, frame, told
+from headwater.serve.http.body_pieces import Pieces
 from headwater.serve.http.call import Call
 from headwater.serve.http.handlers.streams import closing
-from headwater.serve.limits.slow_reader_limits import drop
+from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.rpc.envelope import unexpected
 from headwater.serve.server import websocket_protocol
@@ -34,30 +35,37 @@ CLOSE_SECONDS = 5.0  # for the last words to a client that does not read
 Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
 
 
+class Received(NamedTuple):
+    """A request, and the bytes of memory that it takes."""
+
+    text: str | None
+    size: int
+
+
 class Inbox:
     """Requests in their order, at most so many."""
 
     def __init__(self) -> None:
-        self._waiting: deque[str | None] = deque()
+        self._waiting: deque[Received] = deque()
         self._bytes = 0
         self._moved = asyncio.Event()
 
-    async def put(self, text: str | None) -> None:
+    async def put(self, received: Received) -> None:
         """Add one, as soon as there is room."""
         while len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_BYTES:
             await self._wait()
-        self._waiting.append(text)
-        self._bytes += len(text or "")
+        self._waiting.append(received)
+        self._bytes += received.size
         self._moved.set()
 
-    async def take(self) -> str | None:
+    async def take(self) -> Received:
         """The oldest."""
         while not self._waiting:
             await self._wait()
-        text = self._waiting.popleft()
-        self._bytes -= len(text or "")
+        received = self._waiting.popleft()
+        self._bytes -= received.size
         self._moved.set()
-        return text
+        return received
 
     async def _wait(self) -> None:
         self._moved.clear()
@@ -109,9 +117,18 @@ class GatewaySocket:
 
     # --- saying --------------------------------------------------------------------------------------------------
 
-    async def say(self, id: str | int, type: str, payload: bytes) -> None:
-        """Send one answer."""
-        await self._send(frame, id, type, payload)
+    async def say(self, id: str | int, type: str, payload: bytes | Pieces) -> None:
+        """Send one answer; a large one piece by piece, and release its memory when the client has taken it."""
+        if isinstance(payload, bytes):
+            await self._send(frame, id, type, payload)
+            return
+        try:
+            async with self._writing:
+                for fragment in fragments(id, type, payload):
+                    await self._call.raw({"type": websocket_protocol.FRAMES, "frames": fragment})
+            await writable_of(self._call.scope).wait()
+        finally:
+            payload.release()
 
     async def _send(self, make: Callable[..., bytes], *args: Any) -> None:
         """One at a time: else all that waited would be written at once when the client reads again.
@@ -166,17 +183,30 @@ class GatewaySocket:
     # --- hearing -------------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
-        while (message := await self._call.receive())["type"] != "websocket.disconnect":
-            await self._inbox.put(message.get("text"))
+        while await self._hear():
+            pass
         self.end()
+
+    async def _hear(self) -> bool:
+        """Take one message. By itself: the variables of a loop would keep a message while the next one is awaited."""
+        message = await self._call.receive()
+        if message["type"] == "websocket.disconnect":
+            return False
+        await self._inbox.put(Received(message.get("text"), message.get(websocket_protocol.SIZE, 0)))
+        return True
 
     async def _work(self) -> None:
         while not self._is_stopping:
-            text = await self._inbox.take()
-            self._is_answering = True
-            await self._answer(self, text)
-            self._is_answering = False
+            websocket_protocol.answered(self._call.scope, await self._answer_next())
         self.end(STOPPING)
+
+    async def _answer_next(self) -> int:
+        """Answer the oldest request; return its size."""
+        received = await self._inbox.take()
+        self._is_answering = True
+        await self._answer(self, received.text)
+        self._is_answering = False
+        return received.size
 
     def _task(self, work: Any) -> asyncio.Task[None]:
         """A task whose failure is the end of all."""

@@ -13,7 +13,7 @@ from headwater.serve.http.call import Headers, Receive, Scope
 from headwater.serve.limits.rates import place_of
 
 JSON = b"application/json"
-MAX_RECEIVING = 256 << 20  # bytes of all bodies of unanswered requests; half of it from one address
+MAX_RECEIVING = 256 << 20  # bytes of all unanswered requests, messages of WebSockets included; half from one address
 UNCOUNTED = 64 << 10  # bytes: what came of a smaller body is not counted
 BODY_SECONDS = 300.0  # in which a body arrives, however steadily it comes
 LARGE = 256 << 10  # bytes: a body that is not decoded in the loop
@@ -124,7 +124,7 @@ BODIES = BodyMemory()  # one process has one memory
 
 
 class BodyReservation:
-    """The memory of one body from `client`, from its first bytes until its request is answered."""
+    """The memory of one body from `client`, or of all messages of a WebSocket, until they are answered."""
 
     __slots__ = ("_client", "_counted")
 
@@ -132,10 +132,13 @@ class BodyReservation:
         self._client, self._counted = client, 0
 
     def take(self, size: int) -> None:
-        """Hold `size` bytes in all; few of them are not counted. Raises Busy."""
-        if size > UNCOUNTED:
-            BODIES.take(place_of(self._client), size - self._counted)
-            self._counted = size
+        """Hold `size` bytes in all, more or fewer than before; few of them are not counted. Raises Busy."""
+        counted = size if size > UNCOUNTED else 0
+        if counted > self._counted:
+            BODIES.take(place_of(self._client), counted - self._counted)
+        elif counted < self._counted:
+            BODIES.release(place_of(self._client), self._counted - counted)
+        self._counted = counted
 
     def __enter__(self) -> BodyReservation:
         return self
@@ -145,9 +148,7 @@ class BodyReservation:
 
     def release(self) -> None:
         """Give the memory back."""
-        if self._counted:
-            BODIES.release(place_of(self._client), self._counted)
-            self._counted = 0
+        self.take(0)
 
 
 async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReservation) -> bytes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from headwater.feeds.deliver.frame import Enclosing
 from headwater.model.change import Op
 
@@ -9,6 +11,8 @@ RETRY_MS = 2000  # an EventSource waits this long before it connects again
 SSE_OPENING = b"retry: %d\n" % RETRY_MS
 SSE_PING = b": ping\n"  # a comment, in the block that the next frame ends
 SSE_FAREWELL = b"retry: %d\n\n" % RETRY_MS
+FRAGMENT = 1 << 20  # bytes, about
+_CONTINUATION, _TEXT, _FINAL = 0x00, 0x01, 0x80  # in the first byte of a WebSocket frame
 
 
 def sse_opening(place: int | None) -> bytes:
@@ -50,14 +54,28 @@ def websocket(id: int | str, word: str, data: bytes) -> bytes:
     return text_frame(b'{"id":%s,"event":"%s","data":%s}' % (_id(id), word.encode(), data))
 
 
-def text_frame(payload: bytes) -> bytes:
-    """`payload` as a WebSocket text frame."""
+def text_frame(payload: bytes, first: int = _FINAL | _TEXT) -> bytes:
+    """`payload` as a WebSocket text frame, or as the frame that `first`, its first byte, says."""
     size = len(payload)
     if size < 126:
-        return bytes((0x81, size)) + payload
+        return bytes((first, size)) + payload
     if size < 1 << 16:
-        return b"\x81\x7e" + size.to_bytes(2, "big") + payload
-    return b"\x81\x7f" + size.to_bytes(8, "big") + payload
+        return bytes((first, 0x7E)) + size.to_bytes(2, "big") + payload
+    return bytes((first, 0x7F)) + size.to_bytes(8, "big") + payload
+
+
+def text_fragments(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the frames of one text message. Control frames may be written between them (RFC 6455 §5.4)."""
+    held: list[bytes] = []
+    size, kind = 0, _TEXT
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= FRAGMENT:
+            yield text_frame(b"".join(held), kind)
+            held.clear()
+            size, kind = 0, _CONTINUATION
+    yield text_frame(b"".join(held), _FINAL | kind)
 
 
 def _id(id: int | str) -> bytes:

@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from typing import Any
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+from headwater.errors import Busy
+from headwater.serve.http import request_body
+from headwater.serve.http.call import Scope
 from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
 
 FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
 MOST = "headwater.most"  # beside an accept: bytes of a message of this client, where the usual limit is too small
+SIZE = "headwater.size"  # beside a received message: the bytes that are counted until the application calls `answered`
 PARSED_BYTES = 4 << 10  # given to the parser at a time: it turns all of them into frames, of six bytes or more
 TURN_FRAMES = 200  # after which other connections have their turn
 MAX_SHORT_FRAGMENTS = 1_000  # of one message
 SHORT_FRAGMENT = 1 << 10  # bytes; longer fragments are limited by the size of their message
 MAX_CONTROL_FRAMES = 500  # pings and pongs of a client within a second
-POLICY_VIOLATION = 1008
+INVALID_DATA, POLICY_VIOLATION, TRY_AGAIN_LATER = 1007, 1008, 1013  # codes of a close
 
 
 class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
     """As inherited, and with the message FRAMES. Without compression a frame is the same for every reader.
 
     Received bytes are parsed a few at a time, and only while the application has taken all messages before them. A
-    client that sends endless fragments or pings is closed.
+    client that sends endless fragments or pings is closed, and so is one whose message does not end in time.
+
+    Received bytes count as those of HTTP bodies do, until the application has answered their message.
     """
+
+    _memory: request_body.BodyReservation  # of all that was received and is not answered
+    _unanswered = 0  # bytes of memory of the messages that the application has, or will have
+    _deadline: asyncio.TimerHandle | None = None  # of the message that is being received
 
     _unparsed = b""  # received, and not given to the parser yet
     _is_scheduled = False  # the parser will go on in the next turn
@@ -33,6 +45,11 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
     _control_frames = 0  # received in the second that began at
     _control_since = 0.0
     _pong = b""  # that waits until the client reads again
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As inherited."""
+        super().connection_made(transport)
+        self._memory = request_body.BodyReservation(self.client[0] if self.client else "")
 
     def data_received(self, data: bytes) -> None:
         """Parse as inherited, but in small parts and several turns."""
@@ -60,9 +77,8 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             else:
                 self.handle_events()
         self._unparsed = data[start:]
-        if self.transport.is_closing():
-            self._unparsed = b""
-        elif self._unparsed:
+        self._count()
+        if self._unparsed:
             self._pause_reading()
             if self._may_parse():
                 self._is_scheduled = True
@@ -84,6 +100,51 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
+
+    def _count(self) -> None:
+        """Count all bytes that are held, and give an unfinished message its deadline. Closes where memory is short."""
+        if not self.handshake_complete:  # one read at most
+            return
+        if self.disconnected or self.transport.is_closing():  # nothing of it is parsed any more
+            self._unparsed, self.frames = b"", []
+            self.conn.reader.discard()
+            self._message_ended()
+            self._memory.take(self._unanswered)
+            return
+        unfinished = len(self.conn.reader.buffer) + (self.conn.current_size or 0)
+        try:
+            self._memory.take(self._unanswered + len(self._unparsed) + unfinished)
+        except Busy as busy:
+            self._refuse(f"{busy.code}: {busy.message}", TRY_AGAIN_LATER)
+            return
+        if not unfinished:
+            self._message_ended()
+        elif self._deadline is None and self._may_parse():  # else it is we who read no further
+            self._deadline = self.loop.call_later(request_body.BODY_SECONDS, self._give_up)
+
+    def _message_ended(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        self._refuse(f"a message did not end within {request_body.BODY_SECONDS:g} s")
+
+    def answered(self, size: int) -> None:
+        """Count a message of `size` bytes no more."""
+        self._unanswered -= size
+        self._count()
+
+    async def run_asgi(self) -> None:
+        """As inherited; afterwards nobody has a message of this client."""
+        try:
+            await super().run_asgi()
+        finally:
+            while not self.queue.empty():
+                self.queue.get_nowait()
+            self._unanswered = 0
+            self._count()
 
     async def receive(self) -> Any:
         """As inherited; what was received behind the message is parsed before anything is read."""
@@ -124,11 +185,13 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         """As inherited."""
         self._short_fragments = 0
         super().handle_text(event)
+        event.data = b""  # the parser keeps the event until the next frame has arrived
 
     def handle_bytes(self, event: Any) -> None:
         """As inherited."""
         self._short_fragments = 0
         super().handle_bytes(event)
+        event.data = b""
 
     def handle_cont(self, event: Any) -> None:
         """As inherited; a message must get on with every fragment, and have few that are short."""
@@ -139,6 +202,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             self._refuse(f"a message has more than {MAX_SHORT_FRAGMENTS} fragments under {SHORT_FRAGMENT} bytes")
         else:
             super().handle_cont(event)
+        event.data = b""
 
     def handle_ping(self) -> None:
         """Answer as inherited. While the client does not read, keep the last pong only, as RFC 6455 §5.5.3 allows.
@@ -168,34 +232,40 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As inherited."""
-        self._unparsed = b""
         super().connection_lost(exc)
+        self._count()
 
     def _count_control_frame(self) -> None:
         now = self.loop.time()
         if now - self._control_since >= 1.0:
             self._control_since, self._control_frames = now, 0
         self._control_frames += 1
+        if self.conn.current_size is None:  # what is being received began after this frame
+            self._message_ended()
         if self._control_frames > MAX_CONTROL_FRAMES:
             self._refuse(f"more than {MAX_CONTROL_FRAMES} pings and pongs in a second")
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, code: int = POLICY_VIOLATION) -> None:
         """Close the connection of a client that costs more than it asks for."""
         if not self.transport.is_closing():
-            self.frames = []
-            self.conn.fail(POLICY_VIOLATION, reason)
+            self.conn.fail(code, reason)
             self.handle_parser_exception()
 
     def handle_parser_exception(self) -> None:
         """As inherited; the client has a moment to read why."""
         super().handle_parser_exception()
         self.drop()
+        self._count()
 
     def shutdown(self) -> None:
-        """As inherited, unless the connection is closing already. Inherited, that raised and stopped the shutdown."""
+        """As inherited, unless the connection is closing already. Inherited, that raised and stopped the shutdown.
+
+        A client that does not read what was written holds up the shutdown for a moment only.
+        """
         if self.handshake_complete and self.conn.state is not State.OPEN:
             self.close_sent = True
         super().shutdown()
+        self.drop()
 
     def keepalive_timeout(self) -> None:
         """As inherited."""
@@ -208,16 +278,30 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         self.watch()
 
     def send_receive_event_to_app(self) -> None:
-        """As inherited; text that is none ends the connection. Inherited, it wrote a traceback for each."""
-        if self.curr_msg_data_type == "text" and not self.close_sent:
+        """As inherited, with SIZE; text that is none ends the connection. Inherited, it wrote a traceback for each."""
+        self._message_ended()
+        data, self.frames = b"".join(self.frames), []
+        if self.close_sent:
+            return
+        message: Any = {"type": "websocket.receive", "bytes": data}
+        size = len(data)
+        if self.curr_msg_data_type == "text":
             try:
-                b"".join(self.frames).decode()
+                message = {"type": "websocket.receive", "text": data.decode()}
             except UnicodeDecodeError:
-                self.frames = []
-                self.conn.fail(1007, "text frames are UTF-8")
-                self.handle_parser_exception()
+                self._refuse("text frames are UTF-8", INVALID_DATA)
                 return
-        super().send_receive_event_to_app()
+            if not message["text"].isascii():  # it takes up to four bytes a character, and a parser keeps its UTF-8
+                size += sys.getsizeof(message["text"])
+        try:
+            self._memory.take(self._unanswered + size)
+        except Busy as busy:
+            self._refuse(f"{busy.code}: {busy.message}", TRY_AGAIN_LATER)
+            return
+        self._unanswered += size
+        message[SIZE] = size
+        self.queue.put_nowait(message)
+        self._pause_reading()
 
     def send_500_response(self) -> None:
         """To who has no answer yet while the server stops: come again. Inherited, it said 500, and fell over twice."""
@@ -225,6 +309,13 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             return
         self.conn.send_response(self.conn.reject(503, "The server is stopping.\n"))
         self.transport.write(b"".join(self.conn.data_to_send()))
+
+
+def answered(scope: Scope, size: int) -> None:
+    """Count a received message of `size` bytes no more: its application has answered it."""
+    connection: Any = scope.get(CONNECTION)
+    if connection is not None:
+        connection.answered(size)
 
 
 Gone = ClientDisconnected

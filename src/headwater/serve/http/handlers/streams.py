@@ -184,6 +184,7 @@ class Streams:
             except HeadwaterError as error:
                 stream.refuse(error.code, error.message)
                 return
+            websocket_protocol.answered(call.scope, message.get(websocket_protocol.SIZE, 0))
 
     async def _obey(self, call: Call, message: MutableMapping[str, Any]) -> None:
         text = message.get("text")

@@ -217,6 +217,7 @@ class Writers:
                 self._queue.done(job.caller)
                 self._ready.notify_all()
             hand.clean()
+            del job, done  # they hold the answer, and the next job may be far
         hand.close()
 
     def _take(self) -> _Job | None:
@@ -266,17 +267,24 @@ class Writers:
     # --- the thread that answers -------------------------------------------------------------------------
 
     def _settle_loop(self) -> None:
-        while some := self._done():
-            self.commits += len(some)
-            self._committed()
-            try:
-                places = stand(self._positions, [xid for _, _, xid in some])
-            except BaseException as error:
-                for job, _, _ in some:
-                    job.future.set_exception(error)
-                continue
-            for (job, value, _), (offset, tables) in zip(some, places, strict=True):
-                job.future.set_result(Written(value, offset, tables))
+        while self._settle(self._done()):
+            pass
+
+    def _settle(self, some: list[tuple[_Job, Any, int | None]]) -> bool:
+        """Answer `some`; return whether there are any. By itself: a loop would keep them until the next ones."""
+        if not some:
+            return False
+        self.commits += len(some)
+        self._committed()
+        try:
+            places = stand(self._positions, [xid for _, _, xid in some])
+        except BaseException as error:
+            for job, _, _ in some:
+                job.future.set_exception(error)
+            return True
+        for (job, value, _), (offset, tables) in zip(some, places, strict=True):
+            job.future.set_result(Written(value, offset, tables))
+        return True
 
     def _done(self) -> list[tuple[_Job, Any, int | None]]:
         with self._ready:

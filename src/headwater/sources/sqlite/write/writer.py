@@ -156,12 +156,17 @@ class Writer:
         self._thread.join()
 
     def _loop(self) -> None:
-        while jobs := self._take():
-            if not jobs[0].alone:
-                taken: list[Job] = []
-                self._settle(self._attempt(self._members(jobs, taken), taken))
-            elif jobs[0].future.set_running_or_notify_cancel():
-                self._lend(jobs[0])
+        while self._run(self._take()):
+            pass
+
+    def _run(self, jobs: list[Job]) -> bool:
+        """Run a group; return whether it was one. By itself: a loop would keep its answers until the next group."""
+        if jobs and not jobs[0].alone:
+            taken: list[Job] = []
+            self._settle(self._attempt(self._members(jobs, taken), taken))
+        elif jobs and jobs[0].future.set_running_or_notify_cancel():
+            self._lend(jobs[0])
+        return bool(jobs)
 
     def _take(self) -> list[Job]:
         """Wait for work and take a group of it; nothing once the writer closes and none is left."""
