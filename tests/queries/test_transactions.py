@@ -241,7 +241,7 @@ def test_the_two_names_of_a_transaction_must_agree() -> None:
 
 def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> None:
     transactions = Transactions(files, most=8)
-    viewer, other = Principal("v", VIEWER), Principal("w", EDITOR)
+    viewer, other = Principal("v", VIEWER, until=4), Principal("w", EDITOR)
     mine = [transactions.begin(viewer, read_only=True).tx for _ in range(2)]
     with pytest.raises(Busy, match="your transactions"):
         transactions.begin(viewer, read_only=True)
@@ -257,6 +257,16 @@ def test_caller_that_opens_all_it_may_leaves_room_to_others(files: Files) -> Non
         for tx in open:
             transactions.rollback(who, tx).result(PATIENCE)
     transactions.rollback(viewer, transactions.begin(viewer, read_only=True).tx).result(PATIENCE)
+
+
+def test_keys_of_the_same_name_have_a_share_of_transactions_each(files: Files) -> None:
+    transactions = Transactions(files, most=8)
+    ada, eve = (Principal("v", VIEWER, credential=id) for id in ("k1", "k2"))
+    opened = [(who, transactions.begin(who, read_only=True).tx) for who in (ada, ada, eve, eve)]
+    with pytest.raises(Busy, match="your transactions"):
+        transactions.begin(eve, read_only=True)
+    for who, tx in opened:
+        transactions.rollback(who, tx).result(PATIENCE)
 
 
 def test_causality_of_a_scoped_caller_names_only_tables_in_its_scopes(files: Files, transactions: Transactions) -> None:

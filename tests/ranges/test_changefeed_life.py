@@ -151,6 +151,21 @@ def test_what_was_read_is_told_before_the_look_that_ends_it() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("seconds", [0.0, 3600.0])
+def test_checkpoints_are_no_closer_together_than_the_caller_is_held_to(seconds: float) -> None:
+    async def main() -> None:
+        life = Life(Fed(), checkpoints=0.0)
+        life.feed.least = lambda: seconds
+        await life.steady()
+        for number in range(2):
+            life.commit(insert(number))
+            assert keys(await life.more()) == [encode_key((number,))]
+            if not seconds:
+                assert isinstance((await life.more())[-1], Checkpoint)
+
+    asyncio.run(main())
+
+
 def test_a_table_whose_order_only_the_database_knows_is_told_too() -> None:
     async def main() -> None:
         odd = Table("odd", (Column("k", "str", nullable=False),), ("k",))

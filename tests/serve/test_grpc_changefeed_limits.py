@@ -16,6 +16,8 @@ from tests.suite.waiting import wait_until
 
 from headwater.config import FeedsConfig, LogConfig, Secret, ServeConfig
 from headwater.errors import Busy, HeadwaterError, LimitExceeded, LogDamaged, NotFound, StorageFull, Unavailable
+from headwater.ranges.changefeed.changefeed import ChangeFeed, Pace
+from headwater.serve.grpc import changefeed as changefeed_module
 from headwater.serve.grpc.changefeed_messages import failure as failure_event
 
 ADMIN = (("authorization", "Bearer t"),)
@@ -186,6 +188,51 @@ def test_a_key_of_the_same_name_has_a_budget_of_its_own(tmp_path: Path) -> None:
             assert feed.failure()[1].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         with Feed(channel, metadata=(("x-api-key", mine),), base_offset=0) as feed:
             feed.upto("steady_state")
+
+
+def test_interval_of_checkpoints_grows_with_the_spans_of_all_feeds_of_a_caller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds: list[ChangeFeed] = []
+
+    def noted(*args: Any) -> ChangeFeed:
+        feeds.append(ChangeFeed(*args))
+        return feeds[-1]
+
+    monkeypatch.setattr(changefeed_module, "ChangeFeed", noted)
+    spans = [span("t", b"%04d" % number, b"%04d" % (number + 1)) for number in range(40)]
+    with served(tmp_path) as (_, client, channel):
+        made = (client.ok("security.token.create", name=name, role="viewer")["token"] for name in ("x", "x"))
+        mine, theirs = ((("x-api-key", token),) for token in made)
+        with Feed(channel, metadata=mine) as whole, Feed(channel, metadata=mine, only_resolved=True) as resolved:
+            with Feed(channel, metadata=mine, spans=spans) as many:
+                for feed in (whole, resolved, many):
+                    feed.upto("steady_state")
+                with Feed(channel, metadata=theirs) as other, Feed(channel, metadata=ADMIN) as owner:
+                    other.upto("steady_state"), owner.upto("steady_state")
+                    assert [feed.least() for feed in feeds] == [0.21, 0.21, 0.21, 0.1, 0.0]
+            wait_until(lambda: feeds[0].least() == 0.1, "the one with many spans is closed")
+
+
+def test_ranges_that_are_looked_up_count_although_only_resolved_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paces: list[Pace] = []
+
+    def noted(*args: Any) -> Pace:
+        paces.append(Pace(*args))
+        return paces[-1]
+
+    monkeypatch.setattr(changefeed_module, "Pace", noted)
+    with served(tmp_path) as (files, client, channel):
+        filled(files, 1_000)
+        found = client.ok("pull.ranges", table="t", target_bytes=65_536)["ranges"]
+        ranges = [span("", range_id=one["id"], range_epoch=one["epoch"]) for one in found]
+        assert len(ranges) > 20
+        asked = {"only_resolved": True, "checkpoint_interval_ms": 100, "skip_catchup": True}
+        with Feed(channel, metadata=ADMIN, spans=ranges, **asked) as feed:
+            feed.upto("steady_state")
+        assert [pace.checkpoints for pace in paces] == [5 * len(ranges) / 1000]
 
 
 def test_feeds_are_streams_of_the_server(tmp_path: Path) -> None:

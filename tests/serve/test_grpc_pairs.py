@@ -25,6 +25,8 @@ from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.messages import LARGE, MAX_FIELDS, decode
 from headwater.serve.server.thread_bridge import Bridge
 
+NO_BRIDGE = cast("Bridge", None)  # for what needs no thread
+
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Whole]:
@@ -121,7 +123,7 @@ class Untouched(Sequence[Any]):
 def test_batch_of_a_viewer_is_refused_before_its_entries_are_read() -> None:
     made: Any = SimpleNamespace(who=Principal("ada", VIEWER))
     asked = SimpleNamespace(namespace="main", entries=Untouched())
-    put: Any = KvService(Kv(Api.over(NoDatabases()), cast("Bridge", None))).methods()["BatchPut"]
+    put: Any = KvService(Kv(Api.over(NoDatabases()), NO_BRIDGE), NO_BRIDGE).methods()["BatchPut"]
     with pytest.raises(Forbidden):
         asyncio.run(put(made, asked))
 

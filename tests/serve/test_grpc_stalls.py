@@ -23,6 +23,7 @@ from headwater.serve.api import Api
 from headwater.serve.grpc import calls
 from headwater.serve.grpc.calls import Caller, _Call
 from headwater.serve.grpc.changefeed import ChangeFeedService
+from headwater.serve.grpc.messages import message
 from headwater.serve.grpc.stalled_calls import Stalls
 from headwater.serve.metrics.changefeed_metrics import Numbers
 from headwater.serve.server.thread_bridge import Bridge
@@ -134,7 +135,7 @@ def test_a_change_feed_whose_last_words_are_not_taken_is_cut_off(tmp_path: Path)
         caller = Caller(ANONYMOUS, "127.0.0.1", context, cut.set_result)
         asked = made("ChangeFeedRequest", base_offset=0, generation="of another log")
         pouring: Any = service.methods()["ChangeFeed"](caller, asked)
-        (last,) = (await anext(pouring)).events
+        (last,) = message("headwater.v1.ChangeFeedResponse").FromString(await anext(pouring)).events
         assert last.error.reason == last.error.GENERATION_CHANGED
         error = await asyncio.wait_for(cut, PATIENCE)
         assert error.extra["reason"] == "SLOW_CONSUMER"

@@ -190,6 +190,12 @@ def test_a_token_does_not_choose_how_it_is_checked(jwks: str, pair: Any) -> None
             only_public.check(junk)
 
 
+def test_subjects_of_several_issuers_are_told_apart() -> None:
+    found = [checker().check(signed({"iss": issuer, "jti": id})) for issuer in ("us", "them") for id in ("1", "2")]
+    assert {who.name for who in found} == {"ann"}
+    assert len({who.account for who in found}) == 2
+
+
 def test_one_that_was_good_expires_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     one, token = checker(), signed({"exp": LATER})
     assert one.check(token).until == (LATER + 30) * 1000

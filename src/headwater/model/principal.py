@@ -66,6 +66,20 @@ class Principal(msgspec.Struct, frozen=True):
     scopes: tuple[Scope, ...] | None = None  # None: everywhere
     credential: str = ""  # the id by which it is revoked
     until: int | None = None  # in ms of the epoch: then it is nobody's any more
+    issuer: str = ""  # of a token
+
+    @property
+    def account(self) -> str:
+        """Return the id under which the use of the server is counted.
+
+        It is unique to a key, and to a subject of tokens, who may have many of them; `name` is only a label. Whatever
+        anybody is named, only ANONYMOUS has the account "anonymous".
+        """
+        if self.credential and not self.credential.startswith(JWT):
+            return f"key:{self.credential}"
+        if self.until is not None:  # every token has an end
+            return f"{JWT}{self.name}\n{self.issuer}"  # a name has no line breaks
+        return self.name if self is ANONYMOUS or self == ANONYMOUS else f"name:{self.name}"
 
     def need(self, role: str, what: str, instead: str = "") -> None:
         """Forbidden unless it may do what takes `role`; `instead` says what may be done without."""

@@ -7,9 +7,9 @@ from contextvars import Context, ContextVar, copy_context
 from headwater.model.principal import ANONYMOUS
 
 WHOSE: ContextVar[str] = ContextVar("whose", default="")  # the database for which a task works; "": for none
-CALLER: ContextVar[str] = ContextVar("caller", default="")  # the name of the principal for whom it works
+CALLER: ContextVar[str] = ContextVar("caller", default="")  # the account of the principal for whom it works
 
-UNNAMED = frozenset({"", ANONYMOUS.name})  # names that stand for more than one caller
+UNNAMED = frozenset({"", ANONYMOUS.account})  # accounts that stand for more than one caller
 
 Holder = tuple[str, str]  # a database, and one of its callers
 

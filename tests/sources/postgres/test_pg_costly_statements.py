@@ -106,7 +106,7 @@ def test_caller_with_abandoned_statement_is_refused_and_others_are_not() -> None
     abandoned.add(7, "eve")
     assert abandoned.may_refuse("eve") and abandoned.may_refuse("eve", is_trusted=True)
     assert not any(abandoned.may_refuse(name) for name in ("alice", "", "anonymous"))
-    with pytest.raises(Busy, match="a statement of 'eve'"):
+    with pytest.raises(Busy, match="a statement of yours"):
         abandoned.check(lambda processes: dict.fromkeys(processes, "today"), "eve")
     abandoned.check(lambda processes: dict.fromkeys(processes, "later"), "eve")  # another process by this number
     assert len(abandoned) == 0 and not abandoned.may_refuse("eve")
@@ -166,7 +166,7 @@ def test_read_of_other_callers_is_accepted_while_abandoned_statement_runs(pg: Se
     with pytest.raises(InvalidRequest):
         as_caller("eve", pool.read, lambda link: link.run(DEAF, max_rows=1), 0.5)
     for read in (pool.read, pool.probe):
-        with pytest.raises(Busy, match="a statement of 'eve'"):
+        with pytest.raises(Busy, match="a statement of yours"):
             as_caller("eve", read, lambda link: link.run("SELECT 1"), 5)
     assert as_caller("alice", pool.read, lambda link: link.run("SELECT 1"), 5).rows == [(b"1",)]
     assert pool.read(lambda link: link.run("SELECT 1"), 5).rows == [(b"1",)]
@@ -182,7 +182,7 @@ def test_write_of_other_callers_is_accepted_while_abandoned_statement_runs(pg_ri
 
     with pytest.raises(InvalidRequest):
         write("eve", f"INSERT INTO t {DEAF}")
-    with pytest.raises(Busy, match="a statement of 'eve'"):
+    with pytest.raises(Busy, match="a statement of yours"):
         write("eve", "INSERT INTO t VALUES (1)")
     write("alice", "INSERT INTO t VALUES (2)")
     wait_until(lambda: not running(rig.stream.db, "INSERT INTO t SELECT strpos"), "the end of the statement")

@@ -126,7 +126,8 @@ class Transactions:
         name = real_name(db)
         principal.glimpse(name)
         role = OWNER if as_owner else principal.role
-        written = self._databases.get(name).write(lambda session: work(name, session), role=role, caller=principal.name)
+        caller = principal.account
+        written = self._databases.get(name).write(lambda session: work(name, session), role=role, caller=caller)
         return Pending(written, lambda done: finish(done.value, _visible_token(principal, name, done.tables)))
 
     def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:
@@ -223,8 +224,8 @@ class Transactions:
             if len(taken) >= self._most:
                 raise Busy(f"{self._most} transactions are open already")
             if principal.role != OWNER:
-                callers = [(each.name, on) for each, on in taken if each.role != OWNER]
-                mine = sum(name == principal.name for name, _ in callers)
+                callers = [(each.account, on) for each, on in taken if each.role != OWNER]
+                mine = sum(account == principal.account for account, _ in callers)
                 here = sum(on == db for _, on in callers)
                 if mine >= max(self._most // SHARE_OF_CALLER, 1):
                     raise Busy(f"{mine} of your transactions are open already", hint="End them first.")

@@ -163,6 +163,7 @@ class ChangeFeed:
         self._due_at = time.monotonic() + pace.checkpoints
         self._behind_since: float | None = None
         self.look: Callable[[], Awaitable[None]] | None = None  # before each checkpoint; raises to end the feed
+        self.least: Callable[[], float] = lambda: 0.0  # seconds between two checkpoints that its caller is held to
 
     async def pages(self, who: Hashable) -> AsyncIterator[list[Any]]:
         """What there is to tell, until it fails."""
@@ -195,7 +196,7 @@ class ChangeFeed:
         except HeadwaterError:  # the log went away under it: what was promised holds
             found = 0
         self._promised = max(self._promised, found)
-        self._due_at = time.monotonic() + self._pace.checkpoints
+        self._due_at = time.monotonic() + max(self._pace.checkpoints, self.least())
         if not self._promised:
             return []
         spans: list[Watched | None] = [] if self._pace.only_resolved else [*self._spans.watched]

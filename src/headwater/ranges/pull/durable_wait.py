@@ -24,7 +24,7 @@ class Waiting:
         self._most = most
         self._asleep: dict[LiveLog, _Sleepers] = {}
         self._count = 0
-        self._of_caller: Counter[str] = Counter()  # by name; no entries of 0
+        self._of_caller: Counter[str] = Counter()  # by account; no entries of 0
         self._drained = 0  # how often everybody was sent away
 
     async def beyond(self, log: LiveLog, offset: int, seconds: float, is_there: Callable[[], bool]) -> None:
@@ -49,7 +49,7 @@ class Waiting:
             raise LimitExceeded(f"{self._most} callers wait for changes already", hint="Ask again without wait_ms.")
         share = max(self._most // SHARES, 1)
         if caller not in UNNAMED and self._of_caller[caller] >= share:
-            raise LimitExceeded(f"{share} waits of {caller!r} are open already", hint="Ask again without wait_ms.")
+            raise LimitExceeded(f"{share} of your waits are open already", hint="Ask again without wait_ms.")
 
     def _enter(self, log: LiveLog, sleeper: _Sleeper, caller: str) -> None:
         self._count += 1

@@ -135,6 +135,7 @@ def _principal(claims: dict[str, Any]) -> Principal:
         _scopes(claims),
         credential=f"{JWT}{token}" if token else "",
         until=int(claims["exp"]) * 1000 + LEEWAY * 1000,
+        issuer=str(claims.get("iss", "")),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.model.answer_limits import UNCOUNTED, AnswerMemory
-from headwater.model.principal import OWNER, Principal
+from headwater.model.principal import ANONYMOUS, OWNER, Principal
 from headwater.model.work_context import CALLER
 from headwater.queries.databases import Databases
 from headwater.serve.auth.gate import Gate
@@ -42,8 +43,10 @@ HEALTH_SECONDS = 10.0  # in which a request for health arrives
 REQUEST_SECONDS = 60.0  # in which any other request arrives
 GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
 
-# Of large answers to calls of one answer, half of it for one caller. It is apart from the memory of other answers:
-# nothing but its caller ends a call whose answer is on its way.
+SMALL = 16 << 10  # bytes of a message of a stream that is not counted: the stream itself takes more
+
+# Of answers that are on their way, half of it for one caller. It is apart from the memory of other answers: nothing but
+# its caller ends a call whose only answer is on its way.
 UNREAD = AnswerMemory()
 UNREAD.configure(max_memory=256 << 20)
 
@@ -51,16 +54,46 @@ _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
 
 class Caller(NamedTuple):
-    """Who calls a method, from where, the call itself, and how it is ended though it waits for its caller."""
+    """Who calls a method, from where, the call itself, and how it is ended though it waits for its caller.
+
+    `hold` counts the bytes of the page from which a stream sends, in place of the page before; it raises Busy.
+    """
 
     who: Principal
     address: str
     context: aio.ServicerContext[Any, Any]
     cut: Callable[[HeadwaterError], None]
+    hold: Callable[[int], None] = lambda size: None
 
 
 Answer = Callable[[Caller, Any], Awaitable[Any]]  # one request, one answer: a message, or its bytes
 Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
+
+
+class Unread:
+    """The memory of the answer that one call has on its way, counted in `UNREAD`."""
+
+    def __init__(self, who: Principal, address: str) -> None:
+        self._key = None if who.role == OWNER else identity(who, address)
+        self._size = 0
+
+    def hold(self, size: int) -> None:
+        """Count `size` bytes until `release`. Raises Busy if too many are unread."""
+        size = min(size, UNREAD.max_bytes)
+        UNREAD.reserve(size)
+        if self._key is not None:
+            try:
+                UNREAD.charge(self._key, size)
+            except Busy:
+                UNREAD.release(size)
+                raise
+        self._size = size
+
+    def release(self) -> None:
+        """Count nothing any more."""
+        size, self._size = self._size, 0
+        if size:
+            UNREAD.release(size, self._key)
 
 
 class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
@@ -155,12 +188,15 @@ class Calls:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
                 caller = self._admitted(context, call)
                 asked = await self._asked(caller, call, request)
-                self._limits.enter(caller.who, await self._limits.of_call(asked))
-                call.answer = _bytes(await answer(caller, asked))
-                if getattr(asked, "wait_ms", 0):
+                db = await self._limits.of_call(asked)
+                self._limits.enter(caller.who, db)
+                waits = bool(getattr(asked, "wait_ms", 0))
+                with self._limits.stay(caller.who, db, caller.address) if waits else nullcontext():
+                    call.answer = _bytes(await answer(caller, asked))
+                if waits:
                     self._gate.still(caller.who)  # the answer may have come after the credential ended
                 if len(call.answer) > UNCOUNTED:
-                    call.hold(caller)
+                    call.hold()
             return call.answer
 
         return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
@@ -180,8 +216,10 @@ class Calls:
                     answers = pour(caller, asked)
                     try:
                         async for each in answers:
-                            await call.write(each)
+                            await call.write(_bytes(each))
+                            del each  # its caller has it, and the next one may come much later
                     finally:
+                        call.page.release()
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
 
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
@@ -204,8 +242,9 @@ class Calls:
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
         """Who calls; LimitExceeded where that is too often."""
-        caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut)
+        caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut, call.hold_page)
         call.told = lambda error: told(error, caller.who, self._databases)
+        call.unread, call.page = (Unread(caller.who, caller.address) for _ in range(2))
         self._limits.ask(caller.who, caller.address)
         return caller
 
@@ -216,7 +255,7 @@ class Calls:
             return call.read(request, data)
         call.body = BodyReservation(caller.address)
         call.body.take(len(data))
-        CALLER.set(caller.who.name)
+        CALLER.set(caller.who.account)
         asked = await self._bridge.call(call.read, request, data)
         self._gate.still(caller.who)  # a thread may take its time
         return asked
@@ -241,7 +280,8 @@ class _Call:
         self._written = 0  # messages
         self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
         self.body: BodyReservation | None = None  # of a large request
-        self.answer: Any = None
+        self.answer = b""
+        self.unread = self.page = Unread(ANONYMOUS, "")  # until its caller is known
         self.told: Callable[[HeadwaterError], HeadwaterError] = lambda error: error  # as its caller may hear it
 
     def read(self, message: str, data: bytes) -> Any:
@@ -255,19 +295,17 @@ class _Call:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 
-    def hold(self, caller: Caller) -> None:
+    def hold(self) -> None:
         """Count the answer until gRPC has sent it, or the call is over. Raises Busy if too many are unread."""
-        size = min(len(self.answer), UNREAD.max_bytes)
-        key = None if caller.who.role == OWNER else identity(caller.who, caller.address)
-        UNREAD.reserve(size)
-        if key is not None:
-            try:
-                UNREAD.charge(key, size)
-            except Busy:
-                UNREAD.release(size)
-                raise
-        done: Any = lambda _: UNREAD.release(size, key)  # noqa: E731  # the stubs name its argument
+        self.unread.hold(len(self.answer))
+        done: Any = lambda _: self.unread.release()  # noqa: E731  # the stubs name its argument
         self._context.add_done_callback(done)
+
+    def hold_page(self, size: int) -> None:
+        """Count `size` bytes besides the message on its way, and no longer those before. Raises Busy."""
+        self.page.release()
+        if size > SMALL:
+            self.page.hold(size)
 
     def release_body(self) -> None:
         """Count the request no more."""
@@ -278,13 +316,17 @@ class _Call:
         """The credential ended."""
         self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
 
-    async def write(self, message: Any) -> None:
-        """One answer of many."""
+    async def write(self, message: bytes) -> None:
+        """Send one answer of many, which is counted until it is sent. Raises Busy if too many are unread."""
+        if len(message) > SMALL:
+            self.unread.hold(len(message))
         self._writing = True
         try:
             await self._context.write(message)
         except aio.InternalError as error:  # gRPC could not send it: there is nobody to send it to
             raise asyncio.CancelledError from error
+        finally:
+            self.unread.release()
         self._writing = False
         self._written += 1
         if self._cut is not None:

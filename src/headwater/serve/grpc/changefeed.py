@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, nullcontext, suppress
 from typing import Any
 
 from headwater.errors import HeadwaterError, NotFound
 from headwater.feeds.feeds import Feeds
 from headwater.model.clock import ts_text
 from headwater.model.database_name import real_name
-from headwater.model.principal import VIEWER, Principal
+from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
 from headwater.ranges.changefeed.watched_spans import Spans
@@ -20,7 +21,7 @@ from headwater.ranges.database import Database
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
-from headwater.serve.grpc.changefeed_messages import Words, failure, images, response
+from headwater.serve.grpc.changefeed_messages import CheckpointBytes, Words, encoded, failure, images, response
 from headwater.serve.grpc.changefeed_request import (
     Held,
     base_of,
@@ -49,6 +50,7 @@ class ChangeFeedService:
         self._waiting = Waiting(sys.maxsize)  # each is a stream, of which there are only so many
         self._rooms: Rooms | None = None
         self._numbers = numbers
+        self._spans: Counter[Hashable] = Counter()  # of the open feeds, by caller who is no owner; no entries of 0
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         """See Face."""
@@ -59,7 +61,7 @@ class ChangeFeedService:
         self._stopping = True
         self._waiting.drain()
 
-    async def _pour(self, caller: Caller, asked: Any) -> AsyncIterator[Any]:
+    async def _pour(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         caller.who.need(VIEWER, "a change feed")
         feed: ChangeFeed | None = None
         feeds = self._feeds()
@@ -67,30 +69,46 @@ class ChangeFeedService:
         feeds.beside += 1
         self._numbers.open += 1
         try:
-            feed = await self._open(caller.who, asked)
+            feed, spans = await self._open(caller.who, asked)
             # Before anything can be cut off: a call cannot fail while these are on their way with a first message.
             await caller.context.send_initial_metadata(())
-            async with aclosing(feed.pages(identity(caller.who, caller.address))) as pages:  # type: ignore[type-var]  # a generator
-                async for page in pages:
-                    if page:
-                        with self._watched(caller, feed):
-                            yield self._sent(page)
+            account = identity(caller.who, caller.address)
+            with nullcontext() if caller.who.role == OWNER else self._slowed(feed, account, spans):
+                async with aclosing(feed.pages(account)) as pages:  # type: ignore[type-var]  # a generator
+                    async for page in pages:
+                        if page:
+                            with self._watched(caller, feed):
+                                yield self._sent(page)
         except HeadwaterError as error:
             if feed is None and "threshold" not in error.extra and "ranges" not in error.extra:
                 raise  # the status says all there is to say
             last = [] if feed is None else feed.checkpoints()
             self._numbers.slow += error.extra.get("reason") == SLOW
             with self._watched(caller, feed):
-                yield self._sent([*last, failure(error)])
+                yield self._sent([*last, encoded(failure(error))])
             raise
         finally:
             feeds.beside -= 1
             self._numbers.open -= 1
 
-    def _sent(self, events: list[Any]) -> Any:
+    @contextmanager
+    def _slowed(self, feed: ChangeFeed, account: Hashable, spans: int) -> Iterator[None]:
+        """Let the feed make its checkpoints the less often the more spans all feeds of its caller have."""
+        feed.least = lambda: least_interval(self._spans[account])
+        self._spans[account] += spans
+        try:
+            yield
+        finally:
+            self._spans[account] -= spans
+            if not self._spans[account]:
+                del self._spans[account]
+
+    def _sent(self, events: list[bytes]) -> bytes:
         self._numbers.events += len(events)
-        self._numbers.checkpoints += sum(event.HasField("checkpoint") for event in events)
-        return response(events)
+        self._numbers.checkpoints += sum(isinstance(event, CheckpointBytes) for event in events)
+        made = response(events)
+        events.clear()  # the next page may come much later, and until then the feed would hold this one
+        return made
 
     def _watched(self, caller: Caller, feed: ChangeFeed | None) -> _Watch:
         return _Watch(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
@@ -105,7 +123,8 @@ class ChangeFeedService:
 
     # --- opening -----------------------------------------------------------------------------------------------------
 
-    async def _open(self, who: Principal, asked: Any) -> ChangeFeed:
+    async def _open(self, who: Principal, asked: Any) -> tuple[ChangeFeed, int]:
+        """Return a feed, and how many spans each of its checkpoints is about."""
         name = real_name(asked.db or None)
         who.check(name, tables_of(asked))
         feeds, base = self._feeds(), base_of(asked)
@@ -114,8 +133,8 @@ class ChangeFeedService:
         await self._run(_settle, database)
         ranges = self._api.pulling()
         watched, held = await self._run(spans_of, who, name, database, ranges, asked)
-        interval = max(interval, least_interval(len(watched), asked.only_resolved))
-        pace = Pace(interval, feeds.config.slow_consumer_seconds, asked.only_resolved)
+        count = max(len(held if asked.only_resolved else watched), 1)  # ranges are looked up before each checkpoint
+        pace = Pace(max(interval, least_interval(count)), feeds.config.slow_consumer_seconds, asked.only_resolved)
         cursor = await self._run(begin, database.log, base)
 
         def is_there() -> bool:
@@ -129,7 +148,7 @@ class ChangeFeedService:
         feed = ChangeFeed(database, is_there, spans, cursor, base.ts or 0, pace, self._shared(), words)
         if held:
             feed.look = lambda: self._look(who, held)
-        return feed
+        return feed, count
 
     async def _look(self, who: Principal, held: list[Held]) -> None:
         """Whether every range is still what it was."""

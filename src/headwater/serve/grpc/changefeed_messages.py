@@ -7,6 +7,7 @@ from typing import Any
 
 from headwater.errors import HeadwaterError, LimitExceeded, NotFound, OffsetExpired, StaleEpoch
 from headwater.feeds.formats.images import Image, Unknown, shown
+from headwater.feeds.formats.sochdb import varint
 from headwater.feeds.formats.values import PLAIN
 from headwater.feeds.subscriptions.options import Shape
 from headwater.model.clock import MAX_COUNTER, Timestamp, parse_ts, ts_ms
@@ -21,10 +22,15 @@ EXPIRED = {
     LOG_GENERATION_CHANGED: "GENERATION_CHANGED",
     SCHEMA_CHANGED: "HISTORY_CHANGED",
 }
+_EVENTS = b"\x0a"  # the tag of `events` in a ChangeFeedResponse
+
+
+class CheckpointBytes(bytes):
+    """A checkpoint, encoded."""
 
 
 class Words:
-    """Writes events; with `with_diff` also what a row was before. From any thread."""
+    """Encodes events; with `with_diff` also what a row was before. From any thread: a large row takes its time."""
 
     def __init__(self, image: PerTable[Image], with_diff: bool) -> None:
         self._image, self._with_diff = image, with_diff
@@ -36,9 +42,10 @@ class Words:
             Steady: _steady,
         }
 
-    def __call__(self, event: Event) -> Any:
-        """The message."""
-        return self._kinds[type(event)](event)
+    def __call__(self, event: Event) -> bytes:
+        """Return the event as `response` takes it."""
+        data = encoded(self._kinds[type(event)](event))
+        return CheckpointBytes(data) if type(event) is Checkpoint else data
 
     def _value(self, put: Put) -> Any:
         unknown: Unknown = set()
@@ -66,9 +73,15 @@ def images() -> PerTable[Image]:
     return PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
 
 
-def response(events: list[Any]) -> Any:
-    """Events on their way."""
-    return _made("ChangeFeedResponse", events=events)
+def encoded(event: Any) -> bytes:
+    """Return a ChangeFeedEvent as an element of a ChangeFeedResponse."""
+    data = event.SerializeToString()
+    return b"".join((_EVENTS, varint(len(data)), data))
+
+
+def response(events: list[bytes]) -> bytes:
+    """Return a ChangeFeedResponse of encoded events."""
+    return b"".join(events)
 
 
 def timestamp(ts: Timestamp) -> Any:

@@ -65,9 +65,9 @@ def interval_of(asked: Any, usual: float) -> float:
     return float(wanted) / 1000
 
 
-def least_interval(spans: int, only_resolved: bool) -> float:
-    """Return the least seconds between two checkpoints of a feed with that many spans."""
-    return LEAST_MS / 1000 if only_resolved else max(LEAST_MS, SPAN_MS * spans) / 1000
+def least_interval(spans: int) -> float:
+    """Return the least seconds between two checkpoints about that many spans."""
+    return max(LEAST_MS, SPAN_MS * spans) / 1000
 
 
 def spans_of(

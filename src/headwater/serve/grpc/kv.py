@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import functools
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from headwater.serve.gateway.kv import Kv
 from headwater.serve.grpc.calls import Answer, Caller, Pour
-from headwater.serve.grpc.messages import message
+from headwater.serve.grpc.messages import LARGE, message
+from headwater.serve.server.thread_bridge import Bridge
 
 
 class KvService:
@@ -15,8 +17,8 @@ class KvService:
 
     service = "sochdb.v1.KvService"
 
-    def __init__(self, kv: Kv) -> None:
-        self._kv = kv
+    def __init__(self, kv: Kv, bridge: Bridge) -> None:
+        self._kv, self._bridge = kv, bridge
 
     def methods(self) -> Mapping[str, Answer | Pour]:
         """See Face."""
@@ -31,7 +33,8 @@ class KvService:
 
     async def _get(self, caller: Caller, asked: Any) -> Any:
         found = await self._kv.get(caller.who, asked.namespace, asked.key)
-        return _made("KvGetResponse", value=found or b"", found=found is not None)
+        value = found or b""
+        return await self._encoded(len(value), lambda: _made("KvGetResponse", value=value, found=found is not None))
 
     async def _put(self, caller: Caller, asked: Any) -> Any:
         await self._kv.put(caller.who, asked.namespace, [asked])
@@ -41,22 +44,36 @@ class KvService:
         """`success` tells whether there was one."""
         return _made("KvDeleteResponse", success=await self._kv.delete(caller.who, asked.namespace, asked.key))
 
-    async def _scan(self, caller: Caller, asked: Any) -> AsyncIterator[Any]:
-        async for key, value in self._kv.scan(caller.who, asked.namespace, asked.prefix, asked.limit):
-            yield _made("KvScanResponse", key=key, value=value)
+    async def _scan(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
+        pairs = self._kv.scan(caller.who, asked.namespace, asked.prefix, asked.limit, caller.hold)
+        async for key, value in pairs:
+            made = functools.partial(_made, "KvScanResponse", key=key, value=value)
+            yield await self._encoded(len(key) + len(value), made)
 
     async def _batch_get(self, caller: Caller, asked: Any) -> Any:
         found = await self._kv.get_many(caller.who, asked.namespace, asked.keys)
-        entries = [
-            _made("KvEntry", key=key, value=value or b"", found=value is not None)
-            for key, value in zip(asked.keys, found, strict=True)
-        ]
-        return _made("KvBatchGetResponse", entries=entries)
+        pairs = list(zip(asked.keys, found, strict=True))
+
+        def made() -> Any:
+            entries = [_made("KvEntry", key=key, value=value or b"", found=value is not None) for key, value in pairs]
+            return _made("KvBatchGetResponse", entries=entries)
+
+        return await self._encoded(sum(len(key) + len(value or b"") for key, value in pairs), made)
 
     async def _batch_put(self, caller: Caller, asked: Any) -> Any:
         """All of them or none."""
         count = await self._kv.put(caller.who, asked.namespace, asked.entries)
         return _made("KvBatchPutResponse", success_count=count)
+
+    async def _encoded(self, size: int, made: Callable[[], Any]) -> bytes:
+        """Return the message that `made` returns, encoded; one of many bytes in a thread."""
+        if size <= LARGE:
+            return _bytes(made)
+        return await self._bridge.call(_bytes, made)
+
+
+def _bytes(made: Callable[[], Any]) -> bytes:
+    return bytes(made().SerializeToString())
 
 
 def _made(name: str, **fields: Any) -> Any:

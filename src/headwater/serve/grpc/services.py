@@ -26,7 +26,7 @@ def open_faces(
         PullService(api, bridge),
         ChangeFeedService(api, bridge, metrics.changefeeds),
         SubscriptionService(api, bridge),
-        KvService(Kv(api, bridge)),
+        KvService(Kv(api, bridge), bridge),
     ]
     most, streams = config.max_body_bytes, config.max_streams_per_client
     stalls = Stalls(config.stall_seconds)

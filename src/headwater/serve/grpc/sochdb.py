@@ -23,7 +23,7 @@ from headwater.model.principal import VIEWER, Principal
 from headwater.serve.api import Api
 from headwater.serve.gateway.sochdb_refusals import in_sequences
 from headwater.serve.grpc.calls import Answer, Caller, Pour
-from headwater.serve.grpc.messages import message
+from headwater.serve.grpc.messages import LARGE, message
 from headwater.serve.server.thread_bridge import Bridge
 
 OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
@@ -135,11 +135,17 @@ class SubscriptionService:
         stream = await self._open(caller, params, opening)
         try:
             async for some in _pieces(caller, stream):
-                for each in filter(None, [_seen(event, key) for event in some]) if everywhere else some:
+                for each in await self._of_key(some, key) if everywhere else some:
                     yield each
             raise _why(stream, db)
         finally:
             self._api.feeding().left(stream)
+
+    async def _of_key(self, events: list[bytes], key: bytes) -> list[bytes]:
+        """Return what those of `events` that are of `key` are to its watcher; of many bytes, made in a thread."""
+        if sum(map(len, events)) <= LARGE:
+            return _all_seen(events, key)
+        return await self._bridge.call(_all_seen, events, key)
 
     async def _holds_pairs(self, who: Principal, db: str) -> bool:
         """Whether keys of the table `kv` are the bytes that were put; it may be somebody's own table."""
@@ -218,6 +224,10 @@ def _info(held: Held) -> Any:
         current_sequence=max(held.start, held.stream.delivered),
         created_at_us=held.created_us,
     )
+
+
+def _all_seen(events: list[bytes], key: bytes) -> list[bytes]:
+    return [found for event in events if (found := _seen(event, key))]
 
 
 def _seen(event: bytes, key: bytes) -> bytes:

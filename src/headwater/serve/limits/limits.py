@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from headwater.config import QuotasConfig, ServeConfig
 from headwater.errors import HeadwaterError
 from headwater.model.database_name import real_name
-from headwater.model.principal import ANONYMOUS, JWT, Principal
-from headwater.model.work_context import CALLER, WHOSE
+from headwater.model.principal import Principal
+from headwater.model.work_context import CALLER, UNNAMED, WHOSE
 from headwater.serve.api import Api
 from headwater.serve.http.call import Scope
 from headwater.serve.limits.connection_limits import Crowd
@@ -65,7 +65,7 @@ class Limits:
         tenant = self.tenants.get(db)
         if tenant is not None:
             WHOSE.set(db)
-            CALLER.set(who.name)
+            CALLER.set(who.account)
             tenant.enter()
 
     def again(self, who: Principal, db: str, scope: Scope) -> None:
@@ -144,7 +144,6 @@ class Limits:
 
 
 def identity(who: Principal, address: str) -> Hashable:
-    """Whose budget it is: a key's own, for its name is not; of JWTs that of their name, for each may have many."""
-    if who is ANONYMOUS or who == ANONYMOUS:
-        return place_of(address)
-    return (who.credential,) if who.credential and not who.credential.startswith(JWT) else (who.name, "")
+    """Return whose budget it is: that of the account, or of the address where the caller has no account of its own."""
+    account = who.account
+    return place_of(address) if account in UNNAMED else (account,)

@@ -129,7 +129,7 @@ class Rpc:
         """Return `function(*args)`, which decodes `size` bytes; many of them in a thread."""
         if size <= LARGE_BODY:
             return function(*args)
-        CALLER.set(who.name)
+        CALLER.set(who.account)
         return await self._bridge.call(function, *args)
 
     async def _answer(self, who: Principal, request: Envelope, client: str) -> Reply:

@@ -72,9 +72,7 @@ class Abandoned:
 
     def _reason(self, caller: str, is_trusted: bool) -> str | None:
         if caller not in UNNAMED and any(each.caller == caller for each in self._processes.values()):
-            return (
-                f"PostgreSQL still runs a statement of {caller!r} that is past its time limit and cannot be interrupted"
-            )
+            return "PostgreSQL still runs a statement of yours that is past its time limit and cannot be interrupted"
         if len(self._processes) >= self._most and not is_trusted:
             count = len(self._processes)
             return f"PostgreSQL still runs {count} statements that are past their time limit and cannot be interrupted"
