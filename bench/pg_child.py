@@ -13,10 +13,11 @@ from pathlib import Path
 
 from bench.pg import used
 from headwater.capture.capture import Capture
-from headwater.config import LogConfig, PostgresConfig
+from headwater.config import LogConfig
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.source import PostgresSource
 
 

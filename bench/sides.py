@@ -17,7 +17,7 @@ from pathlib import Path
 
 import apsw
 
-from headwater.config import SqliteConfig
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, a INTEGER, b TEXT, c REAL, d TEXT, e INTEGER)"

@@ -14,8 +14,8 @@ from pathlib import Path
 import apsw
 
 from bench.sides import INSERT, TABLE, Notes, folder, medians, new_file, rows, server, versions
-from headwater.config import SqliteConfig
 from headwater.serve.server.thread_bridge import Bridge
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 CLIENTS = 16

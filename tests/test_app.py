@@ -18,7 +18,7 @@ import pytest
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.app import App, Database
-from headwater.config import Config, DatabaseConfig, LogConfig, SqliteConfig
+from headwater.config import Config, DatabaseConfig, LogConfig
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -32,6 +32,7 @@ from headwater.errors import (
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.disk.space_reserve import RESERVE_BYTES
 from headwater.model.change import Op
+from headwater.sources.sqlite.settings import SqliteConfig
 
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
 
@@ -42,7 +43,7 @@ def app(folder: Path, *databases: tuple[str, str], **sqlite: Any) -> Iterator[Ap
         data=str(folder / "data"),
         databases=tuple(DatabaseConfig(*each) for each in databases),
         log=LogConfig(flush_ms=5),
-        sqlite=SqliteConfig(**sqlite),
+        sources={"sqlite": SqliteConfig(**sqlite)},
     )
     opened = App(config)
     opened.start()

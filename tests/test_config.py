@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headwater.config import ROOMS, SETTINGS, Config, DatabaseConfig, Secret, load
+from headwater.config import ROOMS, Config, DatabaseConfig, Secret
 from headwater.errors import ConfigError
+from headwater.settings import all_settings, load
+from headwater.sources.registry import settings_classes
+
+SETTINGS = all_settings()
+DEFAULTS = Config(sources={name: cls() for name, cls in settings_classes().items()})
 
 
 def file_with(tmp_path: Path, text: str) -> Path:
@@ -32,11 +37,11 @@ def from_flags(**flags: Any) -> Config:
 
 def value_of(config: Config, name: str) -> Any:
     room, _, field = name.rpartition(".")
-    return getattr(getattr(config, room) if room else config, field)
+    return getattr(config.section(room), field)
 
 
 def test_without_anything_the_defaults_hold() -> None:
-    assert load(file=None, environ={"PATH": "/bin"}, flags={}) == Config()
+    assert load(file=None, environ={"PATH": "/bin"}, flags={}) == DEFAULTS
     config = Config()
     assert (config.serve.http, config.serve.grpc) == ("127.0.0.1:7171", "127.0.0.1:7172")
     assert (config.log.retention_events, config.log.retention_bytes, config.log.retention_age) == (
@@ -144,7 +149,7 @@ def test_every_setting_has_a_sample_here() -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_setting_is_read_from_each_of_its_environment_names(setting: Any) -> None:
     text, _, value = SAMPLES[setting.name]
-    assert value_of(Config(), setting.name) == setting.default != value
+    assert value_of(DEFAULTS, setting.name) == setting.default != value
     for name in setting.environment:
         assert value_of(from_env(**{name: text}), setting.name) == value
 
@@ -165,9 +170,10 @@ def test_the_table_of_settings_describes_each(setting: Any) -> None:
 
 
 def test_the_table_of_settings_is_complete() -> None:
-    by_hand = {f"{room}.{field.name}" for room, cls in ROOMS.items() for field in dataclasses.fields(cls)}
+    sections = ROOMS | settings_classes()
+    by_hand = {f"{room}.{field.name}" for room, cls in sections.items() for field in dataclasses.fields(cls)}
     assert {setting.name for setting in SETTINGS} == by_hand | {"data", "databases", "ca"}
-    assert {field.name for field in dataclasses.fields(Config)} == {*ROOMS, "data", "databases", "ca"}
+    assert {field.name for field in dataclasses.fields(Config)} == {*ROOMS, "data", "databases", "ca", "sources"}
 
 
 def test_the_aliases_of_the_other_system_are_honoured_and_ours_win() -> None:
@@ -178,7 +184,7 @@ def test_the_aliases_of_the_other_system_are_honoured_and_ours_win() -> None:
 
 
 def test_an_empty_variable_is_as_good_as_none() -> None:
-    assert from_env(HEADWATER_TOKEN="", HEADWATER_HTTP="") == Config()
+    assert from_env(HEADWATER_TOKEN="", HEADWATER_HTTP="") == DEFAULTS
 
 
 @pytest.mark.parametrize(

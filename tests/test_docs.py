@@ -16,7 +16,6 @@ from doc_pages import METHOD_PAGES, PAGES, ROOT, blocks, code, literals, page, p
 from headwater import errors
 from headwater.cli.commands.config import _default, _shown
 from headwater.cli.main import build_parser
-from headwater.config import SETTINGS
 from headwater.model.literal import TAGS, from_lit, to_plain
 from headwater.model.predicate import FUNCTIONS, OPS
 from headwater.pipeline.sinks import foreach, kafka
@@ -31,7 +30,10 @@ from headwater.serve.http.handlers.streams import CLOSE, OTHER_CLOSE
 from headwater.serve.http.routes import FILTERS, ROUTES, STREAM
 from headwater.serve.metrics.metrics import METRICS
 from headwater.serve.rpc.methods import METHODS
+from headwater.settings import all_settings
 from headwater.sources.sqlite.types import _EXACT, DECLARED, kind_of
+
+SETTINGS = all_settings()
 
 SINKS = {  # kind -> its settings, with their defaults
     "delta": {field.name: field.default for field in msgspec.structs.fields(delta.Settings)},
@@ -258,12 +260,12 @@ def test_every_flag_of_serve_is_documented() -> None:
 
 
 def test_the_settings_file_of_the_docs_is_understood(tmp_path: Path) -> None:
-    from headwater.config import load
+    from headwater.settings import load
 
     ((_, body),) = blocks(page("docs/configuration.md"), "toml")
     (tmp_path / "headwater.toml").write_text(body)
     config = load(file=tmp_path / "headwater.toml", environ={}, flags={})
-    assert config.log.retention_age == 7 * 86400 and config.sqlite.wal
+    assert config.log.retention_age == 7 * 86400 and config.sources["sqlite"].wal
 
 
 # --- features and guarantees -----------------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 
 from headwater.capture.capture import Capture
 from headwater.config import Config, DatabaseConfig, LogConfig, QuotasConfig
+from headwater.database import DatabaseStatus
 from headwater.errors import (
     ConfigError,
     HeadwaterError,
@@ -31,7 +32,6 @@ from headwater.log.disk.space_reserve import SpaceReserve
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.answer_limits import MEMORY
-from headwater.queries.databases import DatabaseStatus
 from headwater.queries.head_checks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
@@ -41,13 +41,13 @@ from headwater.ranges.ranges.store import Store
 from headwater.ranges.worker.jobs import Place
 from headwater.ranges.worker.position_requests import Desk
 from headwater.ranges.worker.process import WorkerProcess
-from headwater.sources.source import Look, Notes, Placing, Source
+from headwater.sources import registry
+from headwater.sources.capture_stream import Notes
+from headwater.sources.read import Look
+from headwater.sources.source import Source
 from headwater.sources.sqlite.file_lock import FileLock
-from headwater.sources.sqlite.source import SqliteSource
 
 logger = logging.getLogger(__name__)
-SQLITE_SCHEMES = ("sqlite:///", "sqlite:")
-POSTGRES_SCHEMES = ("postgresql://", "postgres://")
 RECOVER_SECONDS = 1.0  # between two looks whether a full disk has space again
 CLOSE_SECONDS = 2.0  # longest a close waits for a log that cannot be written; the source keeps what it lacks
 
@@ -90,7 +90,7 @@ class Database(msgspec.Struct, frozen=True):
 
 
 class App:
-    """The databases of one server. Fulfils `queries.databases.Databases`."""
+    """The databases of one server. Fulfils `ManagedDatabases`."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -247,13 +247,8 @@ class App:
     def place(self, name: str) -> Place:
         """Where the worker finds the database `name`."""
         found = self.database(name)
-        source, log = found.source, os.path.abspath(found.disk.path)
-        if isinstance(source, Placing):
-            inode, generation = os.stat(log).st_ino, found.log.generation
-            return Place(name, "postgres", source.address, 0, log, inode, generation, source.reader_address)
-        if not isinstance(source, SqliteSource):
-            raise NotSupported(f"{name!r} is not read in bulk yet", hint="Feeds of its changes are served.")
-        return Place(name, "sqlite", source.path, source.inode, log, os.stat(log).st_ino, found.log.generation)
+        log = os.path.abspath(found.disk.path)
+        return Place(name, found.source.bulk_address(), log, os.stat(log).st_ino, found.log.generation)
 
     def quota(self, name: str) -> QuotasConfig | None:
         """What the database `name` may take of the server; None if there is none."""
@@ -298,8 +293,7 @@ class App:
             with self._lock:
                 del self._open[name]
             found.close()
-            own = self._path(DatabaseConfig(name, ""))
-            for path in (*_files(own), *_files(str(self._log_path(name)))):
+            for path in (*_files(self._embedded_path(name)), *_files(str(self._log_path(name)))):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
             if self._store is not None:
@@ -387,23 +381,18 @@ class App:
         return Database(source, log, disk, capture, retention, embedded=not config.url)
 
     def _source(self, config: DatabaseConfig, notes: Notes) -> tuple[Source, bool]:
-        """The database, and whether to stop when it is no longer the one that the log was made from."""
-        if config.url.startswith(POSTGRES_SCHEMES):
-            try:
-                from headwater.sources.postgres.source import PostgresSource
-            except ImportError:
-                hint = "pip install 'headwater[postgres]'"
-                raise ConfigError("PostgreSQL needs the library psycopg", hint=hint) from None
-            postgres = self._config.postgres
-            source = PostgresSource(config.name, config.url, notes=notes, config=postgres, folder=self._data)
-            return source, postgres.on_discontinuity == "stop"
-        sqlite = self._config.sqlite
-        path = self._path(config)
-        is_new = bool(config.url) and not os.path.exists(path)
-        made = SqliteSource(config.name, path, notes=notes, config=sqlite)
-        if is_new:  # a slip of the pen, perhaps
-            logger.warning("%s was not there: a new, empty database was made", path)
-        return made, sqlite.on_discontinuity == "stop"
+        """Open the source; return it, and whether to stop when it is no longer the one that the log was made from."""
+        try:
+            name = registry.kind_name(config.url)
+        except ConfigError as error:
+            raise ConfigError(f"{config.name!r}: {error.message}", hint=error.hint) from None
+        kind = registry.kind(name)
+        settings = self._config.sources.get(name) or kind.settings()
+        url = config.url or self._embedded_path(config.name)
+        opened = kind.open(
+            config.name, url, notes=notes, settings=settings, folder=self._data, is_embedded=not config.url
+        )
+        return opened, settings.on_discontinuity == "stop"
 
     def _hold(self, name: str, log: LiveLog) -> None:
         """Before anything is trimmed: snapshots that were being read go on holding what they need."""
@@ -417,19 +406,8 @@ class App:
         if self._store is not None:
             hold_again(self._store, name, log, max_bytes=settings.lease_bytes)
 
-    def _path(self, config: DatabaseConfig) -> str:
-        if not config.url:
-            return str(self._data / f"{config.name}.db")
-        for scheme in SQLITE_SCHEMES:
-            if config.url.startswith(scheme):
-                return config.url.removeprefix(scheme)
-        if "://" in config.url:
-            scheme = config.url.split("://")[0]
-            raise ConfigError(
-                f"{config.name!r}: there is no source for {scheme}:// yet",
-                hint="Give a SQLite file (app.db) or postgresql://….",
-            )
-        return config.url
+    def _embedded_path(self, name: str) -> str:
+        return str(self._data / f"{name}.db")
 
 
 def make_private(folder: Path) -> None:

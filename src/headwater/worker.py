@@ -18,15 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.errors import NotSupported
 from headwater.log.disk.disk_log import DiskLog
 from headwater.ranges.pull.slice_cache import Cache
 from headwater.ranges.worker.jobs import Place
 from headwater.ranges.worker.position_requests import Asked
 from headwater.ranges.worker.process import READY, Settings
 from headwater.ranges.worker.worker import Worker
-from headwater.sources.source import SideReader
-from headwater.sources.sqlite.read.bulk_reader import SqliteReader
+from headwater.sources import registry
+from headwater.sources.read import BulkReader
 
 NICE = 5  # on a busy machine commits and feeds go first: a pull that takes longer hurts nobody
 
@@ -41,16 +40,11 @@ class NoPandas:
             raise ModuleNotFoundError("pandas is not loaded here", name=name)
 
 
-def open_reader(place: Place, log: DiskLog, questions: str) -> SideReader:
-    """The reader for a kind of source, beside its log; `questions` is where the server answers."""
-    if place.kind == "postgres":
-        from headwater.sources.postgres.read.bulk_reader import PostgresReader  # psycopg is loaded where it is needed
-
-        asked = Asked(questions, place.db, place.generation)
-        return PostgresReader(place.db, place.path, asked, log, judge=place.reader or place.path)
-    if place.kind == "sqlite":
-        return SqliteReader(place.path, inode=place.inode, generation=place.generation)
-    raise NotSupported(f"a source of kind {place.kind!r} is not read in bulk")
+def open_reader(place: Place, log: DiskLog, questions: str) -> BulkReader:
+    """Open a database beside its log; `questions` is the socket where the server answers."""
+    server = Asked(questions, place.db, place.generation)
+    kind = registry.kind(place.source.kind)
+    return kind.open_bulk_reader(place.db, place.source, generation=place.generation, log=log, server=server)
 
 
 def main() -> None:

@@ -15,12 +15,12 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.app import Database
 from headwater.capture.capture import Capture
-from headwater.config import SqliteConfig
 from headwater.errors import Unavailable
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.change import Change, Transaction
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 FOREIGN = """

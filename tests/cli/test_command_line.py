@@ -17,8 +17,11 @@ from headwater import __version__
 from headwater.cli.commands.config import name_databases
 from headwater.cli.failure import Failure
 from headwater.cli.main import _complain, main
-from headwater.cli.output.tables import counted, plain_table, print_table, printable, size
-from headwater.config import SETTINGS
+from headwater.cli.output.tables import plain_table, print_table, printable
+from headwater.model.quantity import byte_size, counted
+from headwater.settings import all_settings
+
+SETTINGS = all_settings()
 
 
 def test_the_version_is_printed_for_people_and_for_programs() -> None:
@@ -196,7 +199,7 @@ def test_counts_have_the_right_plural() -> None:
 
 
 def test_sizes_have_units() -> None:
-    assert [size(n) for n in (None, 0, 999, 1000, 1_500_000)] == ["?", "0 B", "999 B", "1.0 kB", "1.5 MB"]
+    assert [byte_size(n) for n in (None, 0, 999, 1000, 1_500_000)] == ["?", "0 B", "999 B", "1.0 kB", "1.5 MB"]
 
 
 @pytest.mark.parametrize(

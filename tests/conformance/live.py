@@ -14,14 +14,18 @@ from tests.conformance.readers import SseReader, WsReader
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.app import App
-from headwater.config import Config, DatabaseConfig, FeedsConfig, LogConfig, PostgresConfig, ServeConfig
+from headwater.config import Config, DatabaseConfig, FeedsConfig, LogConfig, ServeConfig
 from headwater.feeds.feeds import Feeds
 from headwater.serve.api import Api
 from headwater.serve.server.server import Server, loop_factory
+from headwater.sources.postgres.settings import PostgresConfig
 
 
 class Live:
-    """Starts at once. What the settings do not name has its default; `url` is where `main` is, if not embedded."""
+    """Starts at once. What the settings do not name has its default; `url` is where `main` is, if not embedded.
+
+    `config` replaces all of them.
+    """
 
     # Virtual tables first: they take the tables behind them with them.
     TABLES = """
@@ -40,13 +44,14 @@ ORDER BY sql LIKE 'CREATE VIRTUAL %' DESC
         feeds: dict[str, Any] | None = None,
         postgres: dict[str, Any] | None = None,
         url: str = "",
+        config: Config | None = None,
     ) -> None:
-        self.config = Config(
+        self.config = config or Config(
             data=str(data),
             serve=ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | (serve or {})),
             log=LogConfig(**(log or {})),
             feeds=FeedsConfig(**(feeds or {})),
-            postgres=PostgresConfig(**(postgres or {})),
+            sources={"postgres": PostgresConfig(**(postgres or {}))},
             databases=(DatabaseConfig("main", url),) if url else (),
         )
         self._thread: threading.Thread | None = None

@@ -18,7 +18,7 @@ from headwater.queries.answers import Answering
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.causality import from_header, to_header, token
 from headwater.serve.http.not_modified_cache import Again
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 Start = Callable[..., Live]
 

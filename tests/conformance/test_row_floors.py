@@ -7,7 +7,7 @@ from tests.conformance.live import Live
 from tests.suite.waiting import PATIENCE
 
 from headwater.queries.etag.causality import from_header, to_header, token
-from headwater.sources.source import Look
+from headwater.sources.read import Look
 
 NAME = "x-headwater-causality"
 

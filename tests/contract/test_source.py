@@ -14,13 +14,13 @@ from tests.sources.postgres.pg_source import PgRig, shared_server
 from tests.sources.rig import MemoryNotes
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.sources.memory import MemorySource
 from headwater.sources.source import Source
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 _numbers = itertools.count(1)

@@ -15,7 +15,7 @@ from headwater.model.change import Change, Op
 from headwater.model.literal import to_lit
 from headwater.model.table import Column, Key, Row, Table
 from headwater.sources.memory import MemorySource
-from headwater.sources.source import Pin
+from headwater.sources.read import Pin
 
 
 class FilterSource(MemorySource):

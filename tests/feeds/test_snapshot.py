@@ -13,9 +13,9 @@ from tests.capture.capturing import Running, running
 from tests.feeds.fed import ITEMS, NAMES, WIDER, Fed, Told, Writer, in_loop, insert, line, name, told, words
 
 from headwater.config import FeedsConfig
+from headwater.database import Database
 from headwater.errors import InvalidRequest
 from headwater.feeds import snapshot as snapshot_module
-from headwater.feeds.database import Database
 from headwater.feeds.deliver import stream as stream_module
 from headwater.feeds.deliver.log_reader import View, read_page
 from headwater.feeds.deliver.stream import Stream

@@ -21,7 +21,7 @@ from validators import CompleteInTheLog, placed
 
 from headwater.errors import DuplicateKey, HeadwaterError, InvalidRequest, StorageFull, Unavailable
 from headwater.model.change import Op
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 FAULTS = [("full", StorageFull), ("fail_sync", Unavailable)]
 

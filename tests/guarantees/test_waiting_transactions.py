@@ -10,7 +10,7 @@ from capturing import foreign, running
 from tests.suite.waiting import PATIENCE
 
 from headwater.model.change import Op
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 
 def test_a_transaction_that_writes_first_waits_for_the_writers_before_it(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from tests.conformance.live import Live
 from tests.sources.postgres.pg_source import shared_server
 
-from headwater.config import PostgresConfig
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.detach import detach
 
 NAME = '"we""ird.schema".Odd Name; --'  # as Headwater calls it

@@ -7,10 +7,11 @@ import apsw
 from tests.suite.waiting import PATIENCE
 
 from headwater.app import App
-from headwater.config import Config, SqliteConfig
+from headwater.config import Config
+from headwater.database import DatabaseStatus
 from headwater.errors import NotFound
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.queries.databases import DatabaseStatus
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 

@@ -22,7 +22,7 @@ from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_versions import Versions
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.prepared import Prepared, query_id
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 from headwater.sources.sqlite.query.analysis import analysis as analyse
 from headwater.sources.sqlite.source import SqliteSource
 

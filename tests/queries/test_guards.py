@@ -31,7 +31,7 @@ from headwater.model.table import Row
 from headwater.queries.dependencies.bound_dependencies import Bound, bind
 from headwater.queries.dependencies.guards import GuardState
 from headwater.sources.memory import MemorySource
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 G = Test("region", "eq", (Param("g"),))
 

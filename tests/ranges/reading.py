@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 def place_of(one: Running) -> Place:
     """Where the worker would find it."""
     log = str(one.disk.path)
-    return Place("app", "sqlite", one.source.path, one.source.inode, log, os.stat(log).st_ino, one.log.generation)
+    return Place("app", one.source.bulk_address(), log, os.stat(log).st_ino, one.log.generation)
 
 
 class Side:

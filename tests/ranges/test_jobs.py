@@ -27,8 +27,9 @@ from headwater.ranges.worker.jobs import (
     gone,
     job_length,
 )
+from headwater.sources.read import BulkAddress
 
-PLACE = Place("main", "sqlite", "/a/b.db", 7, "/a/b.log.db", 8, "g1")
+PLACE = Place("main", BulkAddress("sqlite", "/a/b.db", 7), "/a/b.log.db", 8, "g1")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from headwater.ranges.ranges.split import (
     spans_of,
     within,
 )
-from headwater.sources.source import Point, Sample
+from headwater.sources.read import Point, Sample
 
 T = Table("t", (Column("k"),), ("k",))
 POINTS = st.lists(

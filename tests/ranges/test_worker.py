@@ -36,7 +36,7 @@ from headwater.ranges.pull.undo import LOG_DISAGREES
 from headwater.ranges.worker.jobs import LogJob, Pick, SnapshotJob
 from headwater.ranges.worker.open_databases import Databases
 from headwater.ranges.worker.worker import AT_ONCE, CALLER_SHARE, Places
-from headwater.sources.source import Chunk
+from headwater.sources.read import Chunk
 from headwater.sources.sqlite.query.where import SqliteCondition
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 

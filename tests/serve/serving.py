@@ -12,8 +12,8 @@ import httpx
 from tests.suite.waiting import PATIENCE
 
 from headwater.config import ServeConfig
+from headwater.database import ManagedDatabases
 from headwater.errors import NotFound
-from headwater.queries.databases import Databases
 from headwater.serve.api import Api
 from headwater.serve.server.server import Server, loop_factory
 
@@ -60,7 +60,7 @@ def envelope(body: Any, id: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(databases: Databases, *, folder: Path | None = None, **settings: Any) -> Iterator[Client]:
+def serving(databases: ManagedDatabases, *, folder: Path | None = None, **settings: Any) -> Iterator[Client]:
     """A started server; stopped and its thread joined at the end."""
     config = ServeConfig(**{"http": "127.0.0.1:0", "drain_seconds": 5.0} | settings)
     server = Server(config, Api.over(databases), getattr(databases, "open_feeds", None), folder)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headwater.serve.http.body_pieces import csv_pieces
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 
 def test_null_is_empty_and_an_empty_text_is_quoted() -> None:

@@ -13,8 +13,8 @@ from serving import NoDatabases, serving
 from tests.suite.waiting import PATIENCE
 
 from headwater.config import Secret, ServeConfig
+from headwater.database import DatabaseStatus
 from headwater.errors import ConfigError
-from headwater.queries.databases import DatabaseStatus
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Access
 from headwater.serve.http.openapi import document

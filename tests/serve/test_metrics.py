@@ -10,7 +10,7 @@ from serving import serving
 from tests.suite.waiting import PATIENCE
 from websockets.sync.client import connect
 
-from headwater.queries.databases import DatabaseStatus
+from headwater.database import DatabaseStatus
 from headwater.serve.metrics.metrics import METRICS, Metrics
 
 FULL = DatabaseStatus(

@@ -19,7 +19,7 @@ from headwater.model.literal import Json, to_lit, to_plain
 from headwater.serve.http import body_pieces
 from headwater.serve.http.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
 from headwater.serve.http.handlers import query_body
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=200) | st.sampled_from(["a\udc80b" * 30, '"' * 50, "\r\n", ""])
 VALUES = (

@@ -25,15 +25,15 @@ from tests.soundness.schemas import Step, World
 from tests.sources.rig import MemoryNotes
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import Analysis
 from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.change_sketch import Sketch
 from headwater.queries.dependencies.instance_router import Router
-from headwater.sources.source import Session
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
+from headwater.sources.write import Session
 
 Places = dict[int, int | None]  # offset to the first place it matters to
 Routed = dict[tuple[int, Any], int]  # offset and key to the place

@@ -30,7 +30,7 @@ from headwater.model.row_msgpack import encode_row
 from headwater.queries.dependencies.bound_dependencies import Bound, bind
 from headwater.queries.dependencies.instance_router import Router
 from headwater.sources.postgres.read.row_reads import Place
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 QUERIES, STEPS = 12, 8
 

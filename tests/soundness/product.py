@@ -15,7 +15,7 @@ from headwater.queries.answers import Answering, Numbers
 from headwater.queries.dependencies.bound_dependencies import Bound
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.prepared import Prepared, query_id
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 from headwater.sources.sqlite.source import SqliteSource
 
 COLD = 4  # every so manieth instance is not watched

@@ -10,12 +10,12 @@ from tests.guarantees.fold import Fold
 from tests.sources.foreign import Foreign
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
-from headwater.sources.source import Session
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
+from headwater.sources.write import Session
 
 
 class MemoryNotes:

@@ -14,8 +14,8 @@ from tests.sources.foreign import Foreign
 from tests.sources.rig import MemoryNotes, Rig
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import Busy, SourceMismatch, SourceUnfit
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.setup.detach import detach
 from headwater.sources.sqlite.source import SqliteSource
 

@@ -13,7 +13,6 @@ from tests.sources.foreign import Foreign
 from tests.suite.waiting import PATIENCE
 
 from headwater.capture.capture import Capture
-from headwater.config import SqliteConfig
 from headwater.errors import SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
@@ -22,6 +21,7 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.sources.sqlite.capture.file_history import compare
 from headwater.sources.sqlite.capture.image_chain import settle
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"

@@ -11,8 +11,8 @@ from tests.sources.rig import Rig
 from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, TxExpired
-from headwater.sources.source import Session
 from headwater.sources.sqlite.write import interactive_transaction as room
+from headwater.sources.write import Session
 
 TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c WHERE x < 0"

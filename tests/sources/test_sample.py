@@ -11,11 +11,11 @@ import pytest
 from tests.sources.rig import MemoryNotes, Rig
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import NotFound
 from headwater.model.keys.key import Span
 from headwater.ranges.ranges.split import cut, sizes
-from headwater.sources.source import Sample
+from headwater.sources.read import Sample
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 TABLES = {

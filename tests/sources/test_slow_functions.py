@@ -15,12 +15,12 @@ from tests.sources.analysis.analysed import run
 from tests.sources.rig import MemoryNotes
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.predicate import Call, Col, Function, Literal
 from headwater.model.table import Column, Table
 from headwater.sources.sqlite.query.predicate_engine import Engine
 from headwater.sources.sqlite.query.slow_functions import CAP, PIECE, LinearFunctions
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 SECONDS = 1.0  # for statements that would run for minutes

@@ -12,7 +12,6 @@ from tests.sources.analysis.analysed import run
 from tests.sources.rig import MemoryNotes
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.errors import InvalidRequest
 from headwater.model.predicate import Call, Col, Literal
 from headwater.model.table import Column, Table
@@ -21,6 +20,7 @@ from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS
 from headwater.sources.sqlite.query.predicate_engine import Engine
 from headwater.sources.sqlite.query.slow_functions import SLOW, tiers_of
 from headwater.sources.sqlite.query.statement_cost import Cost, cost_of, is_plain
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 LONG_ARRAY = "[" + "1," * 4_500_000 + "1]"

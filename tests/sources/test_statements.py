@@ -12,10 +12,10 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
 from headwater.model.answer_limits import MEMORY
-from headwater.sources.source import Result
 from headwater.sources.sqlite import connection_pool
 from headwater.sources.sqlite.query import authorizer
 from headwater.sources.sqlite.write import session
+from headwater.sources.write import Result
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"

@@ -13,9 +13,9 @@ from tests.sources.rig import Rig
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.errors import HeadwaterError
-from headwater.sources.source import Session
 from headwater.sources.sqlite.source import SqliteSource
 from headwater.sources.sqlite.write import writer
+from headwater.sources.write import Session
 
 Attach = Callable[..., Rig]
 Step = Callable[[Session], Any]

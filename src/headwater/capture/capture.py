@@ -23,7 +23,8 @@ from headwater.log.log import Retention
 from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
 from headwater.model.log_throttle import Repeats, counted
-from headwater.sources.source import STOPPED, Look, Source
+from headwater.sources.capture_stream import STOPPED, Capturable
+from headwater.sources.read import Look
 
 logger = logging.getLogger("headwater.capture")
 
@@ -42,7 +43,13 @@ class Capture:
     """One thread that keeps one log up to date with one source."""
 
     def __init__(
-        self, source: Source, log: LiveLog, *, retention: Retention, flush_seconds: float, stop_when_lost: bool = False
+        self,
+        source: Capturable,
+        log: LiveLog,
+        *,
+        retention: Retention,
+        flush_seconds: float,
+        stop_when_lost: bool = False,
     ) -> None:
         self._source, self._log = source, log
         self._retention, self._flush_seconds = retention, flush_seconds

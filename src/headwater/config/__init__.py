@@ -1,6 +1,6 @@
 """Settings: one frozen dataclass per room, read once from flags, environment and a TOML file, in that order."""
 
-from headwater.config.load import SETTINGS, Setting, load
+from headwater.config.load import Setting, load, settings_table
 from headwater.config.setting_types import Kind, Secret
 from headwater.config.settings import (
     ROOMS,
@@ -8,27 +8,23 @@ from headwater.config.settings import (
     DatabaseConfig,
     FeedsConfig,
     LogConfig,
-    PostgresConfig,
     PullConfig,
     QuotasConfig,
     ServeConfig,
-    SqliteConfig,
 )
 
 __all__ = [
     "ROOMS",
-    "SETTINGS",
     "Config",
     "DatabaseConfig",
     "FeedsConfig",
     "Kind",
     "LogConfig",
-    "PostgresConfig",
     "PullConfig",
     "QuotasConfig",
     "Secret",
     "ServeConfig",
     "Setting",
-    "SqliteConfig",
     "load",
+    "settings_table",
 ]

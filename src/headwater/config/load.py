@@ -1,6 +1,6 @@
 """Reading the settings once, from flags, environment and a TOML file, in that order.
 
-SETTINGS is the table of all of them, made from the dataclasses; loading, `headwater` and the docs follow it.
+The table of all settings is made from the dataclasses: those of the rooms, and those of the registered sources.
 """
 
 from __future__ import annotations
@@ -53,24 +53,91 @@ def _settings(room: str, cls: type) -> Iterable[Setting]:
             yield Setting(name, room, each.metadata["kind"], each.default, tuple(environment), each.metadata["doc"])
 
 
-SETTINGS: tuple[Setting, ...] = (
-    *_settings("", Config),
-    *(setting for room, cls in ROOMS.items() for setting in _settings(room, cls)),
-)
-_BY_NAME = {setting.name: setting for setting in SETTINGS}
+def settings_table(sources: Mapping[str, type]) -> tuple[Setting, ...]:
+    """Return all settings; `sources` are the settings classes of the registered sources, by section."""
+    sections = ROOMS | dict(sources)
+    return (
+        *_settings("", Config),
+        *(setting for section, cls in sections.items() for setting in _settings(section, cls)),
+    )
 
 
 # --- loading ---------------------------------------------------------------------------------------------
 
 
-def load(*, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
-    """The settings: flags (`serve.http`; None means not given) over environment over `file` over defaults."""
-    values = _from_file(file) | _from_environment(environ) | _from_flags(flags)
-    rooms = {
-        room: cls(**{name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{room}.")})
-        for room, cls in ROOMS.items()
-    }
-    return Config(**{name: value for name, value in values.items() if "." not in name}, **rooms)
+def load(
+    *, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any], sources: Mapping[str, type]
+) -> Config:
+    """Read the settings: flags (`serve.http`; None means not given) over environment over `file` over defaults."""
+    return _Loader(sources).load(file, environ, flags)
+
+
+class _Loader:
+    """Reads settings of the rooms and of `sources`."""
+
+    def __init__(self, sources: Mapping[str, type]) -> None:
+        self._sources, self._sections = sources, ROOMS | dict(sources)
+        self._table = settings_table(sources)
+        self._by_name = {setting.name: setting for setting in self._table}
+
+    def load(self, file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Any]) -> Config:
+        values = self._from_file(file) | self._from_environment(environ) | self._from_flags(flags)
+        top = {name: value for name, value in values.items() if "." not in name}
+        rooms = {room: _section(room, cls, values) for room, cls in ROOMS.items()}
+        sources = {name: _section(name, cls, values) for name, cls in self._sources.items()}
+        return Config(**top, **rooms, sources=sources)
+
+    def _from_file(self, file: Path | None) -> dict[str, Any]:
+        if file is None:
+            return {}
+        try:
+            body = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read {file}: {error.strerror}") from None
+        except ValueError as error:  # not TOML, or not UTF-8
+            raise ConfigError(f"{file} is not TOML: {error}") from None
+        flat: dict[str, Any] = {}
+        for name, value in body.items():
+            if name not in self._sections:
+                flat[name] = value
+            elif isinstance(value, dict):
+                flat |= {f"{name}.{inner}": found for inner, found in value.items()}
+            else:
+                raise ConfigError(f"{name}: a table was expected, not {value!r}", hint=f"Write [{name}].")
+        return self._known(flat, "setting", str(file))
+
+    def _known(self, flat: Mapping[str, Any], what: str, origin: str) -> dict[str, Any]:
+        for name in flat:
+            if name not in self._by_name:
+                raise unknown(what, name, [*self._by_name, *self._sections])
+        return {name: _checked(self._by_name[name], value, origin) for name, value in flat.items()}
+
+    def _from_environment(self, environ: Mapping[str, str]) -> dict[str, Any]:
+        known = [name for setting in self._table for name in setting.environment]
+        for name in environ:
+            if name.startswith(PREFIX) and name not in known:
+                raise unknown("environment variable", name, known)
+        values: dict[str, Any] = {}
+        for setting in self._table:
+            for name in setting.environment:
+                if environ.get(name) and setting.name not in values:
+                    values[setting.name] = _from_text(setting, environ[name], name)
+        return values
+
+    def _from_flags(self, flags: Mapping[str, Any]) -> dict[str, Any]:
+        given = {name: value for name, value in flags.items() if value is not None}
+        for name in given:
+            if name in self._by_name and self._by_name[name].secret:
+                better = self._by_name[name].environment[0]
+                raise ConfigError(
+                    f"{name} is a secret and cannot be a flag",
+                    hint=f"Other users see flags: set {better} instead.",
+                )
+        return self._known(given, "flag", "a flag")
+
+
+def _section(name: str, cls: type, values: Mapping[str, Any]) -> Any:
+    return cls(**{each.partition(".")[2]: value for each, value in values.items() if each.startswith(f"{name}.")})
 
 
 def _checked(setting: Setting, value: Any, origin: str) -> Any:
@@ -85,60 +152,8 @@ def _wrong(setting: Setting, value: Any, origin: str) -> ConfigError:
     return ConfigError(f"{setting.name}: {setting.type} was expected{shown}", hint=f"It is set by {origin}.")
 
 
-def _from_file(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
-    try:
-        body = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}") from None
-    except ValueError as error:  # not TOML, or not UTF-8
-        raise ConfigError(f"{file} is not TOML: {error}") from None
-    flat: dict[str, Any] = {}
-    for name, value in body.items():
-        if name not in ROOMS:
-            flat[name] = value
-        elif isinstance(value, dict):
-            flat |= {f"{name}.{inner}": found for inner, found in value.items()}
-        else:
-            raise ConfigError(f"{name}: a table was expected, not {value!r}", hint=f"Write [{name}].")
-    return _known(flat, "setting", str(file))
-
-
-def _known(flat: Mapping[str, Any], what: str, origin: str) -> dict[str, Any]:
-    for name in flat:
-        if name not in _BY_NAME:
-            raise unknown(what, name, [*_BY_NAME, *ROOMS])
-    return {name: _checked(_BY_NAME[name], value, origin) for name, value in flat.items()}
-
-
-def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    known = [name for setting in SETTINGS for name in setting.environment]
-    for name in environ:
-        if name.startswith(PREFIX) and name not in known:
-            raise unknown("environment variable", name, known)
-    values: dict[str, Any] = {}
-    for setting in SETTINGS:
-        for name in setting.environment:
-            if environ.get(name) and setting.name not in values:
-                values[setting.name] = _from_text(setting, environ[name], name)
-    return values
-
-
 def _from_text(setting: Setting, text: str, origin: str) -> Any:
     try:
         return setting.kind.check(setting.kind.parse(text))
     except (ValueError, TypeError):
         raise _wrong(setting, text, origin) from None
-
-
-def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in flags.items() if value is not None}
-    for name in given:
-        if name in _BY_NAME and _BY_NAME[name].secret:
-            better = _BY_NAME[name].environment[0]
-            raise ConfigError(
-                f"{name} is a secret and cannot be a flag",
-                hint=f"Other users see flags: set {better} instead.",
-            )
-    return _known(given, "flag", "a flag")

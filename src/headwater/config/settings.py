@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from headwater.config.setting_types import (
@@ -149,59 +149,6 @@ class QuotasConfig:
 
 
 @dataclass(frozen=True)
-class SqliteConfig:
-    """The SQLite source."""
-
-    wal: bool = setting(False, FLAG, "allow turning a file into WAL mode")
-    foreign_keys: bool = setting(True, FLAG, "enforce foreign keys on writes through the server")
-    tables: tuple[str, ...] = setting((), NAMES, "tables to capture; none named means all")
-    tx_seconds: float = setting(2.0, SECONDS, "longest an interactive transaction may hold the writer")
-    tx_idle_seconds: float = setting(0.5, SECONDS, "longest it may hold the writer without a statement")
-    statement_seconds: float = setting(30.0, SECONDS, "longest one statement of a caller may run")
-    trim_rows: int = setting(10_000, integer(1), "moved changes that make a trim of the capture table due")
-    trim_seconds: float = setting(1.0, SECONDS, "time that makes a trim of the capture table due")
-    poll_seconds: float = setting(0.05, SECONDS, "look for foreign commits this often without inotify")
-    on_discontinuity: str = setting(
-        "new_generation", one_of("new_generation", "stop"), "what to do about a restored or swapped file"
-    )
-
-
-@dataclass(frozen=True)
-class PostgresConfig:
-    """The PostgreSQL source."""
-
-    slot: str = setting("headwater_{name}", TEXT, "name of the replication slot; {name} is that of the database")
-    publication: str = setting("headwater_{name}", TEXT, "name of the publication; {name} is that of the database")
-    tables: tuple[str, ...] = setting(
-        (), NAMES, "tables to capture; none named means all that have a key or another replica identity"
-    )
-    publish_all: bool = setting(
-        False, FLAG, "publish FOR ALL TABLES; PostgreSQL then refuses updates and deletes of tables without a key"
-    )
-    heartbeat_seconds: float = setting(
-        10.0, SECONDS, "how often the server is told that it need not keep its log, while nothing is captured"
-    )
-    tx_seconds: float = setting(2.0, SECONDS, "longest an interactive transaction may hold its locks")
-    tx_idle_seconds: float = setting(0.5, SECONDS, "longest it may hold them without a statement")
-    statement_seconds: float = setting(30.0, SECONDS, "longest one statement of a caller may run")
-    reader: str | None = setting(
-        None, or_none(TEXT), "PostgreSQL login for callers' queries and filters, with SELECT only"
-    )
-    writer: str | None = setting(None, or_none(TEXT), "PostgreSQL login for editors' statements, with DML only")
-    reader_password_file: str | None = setting(
-        None, or_none(TEXT), "file with the reader's password, mode 0600; default: ~/.pgpass"
-    )
-    writer_password_file: str | None = setting(
-        None, or_none(TEXT), "file with the writer's password, mode 0600; default: ~/.pgpass"
-    )
-    on_discontinuity: str = setting(
-        "new_generation",
-        one_of("new_generation", "stop"),
-        "what to do about a lost slot, a failover, a restored server",
-    )
-
-
-@dataclass(frozen=True)
 class DatabaseConfig:
     """One database to serve: its name on the wire and where it is."""
 
@@ -268,8 +215,13 @@ class Config:
     pull: PullConfig = PullConfig()
     queries: QueriesConfig = QueriesConfig()
     quotas: QuotasConfig = QuotasConfig()
-    sqlite: SqliteConfig = SqliteConfig()
-    postgres: PostgresConfig = PostgresConfig()
+    sources: Mapping[str, Any] = field(default_factory=dict)  # settings of each kind of source, by its name
+
+    def section(self, name: str) -> Any:
+        """Return the settings of a room or of a kind of source; "" is all of them."""
+        if not name:
+            return self
+        return self.sources[name] if name in self.sources else getattr(self, name)
 
     def log_of(self, database: DatabaseConfig) -> LogConfig:
         """The log settings of one database."""
@@ -291,6 +243,4 @@ ROOMS: dict[str, type] = {
     "pull": PullConfig,
     "queries": QueriesConfig,
     "quotas": QuotasConfig,
-    "sqlite": SqliteConfig,
-    "postgres": PostgresConfig,
 }

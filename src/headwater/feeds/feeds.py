@@ -8,9 +8,9 @@ import time
 from typing import Any
 
 from headwater.config import FeedsConfig
+from headwater.database import Database, Databases
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
 from headwater.feeds.arrow_batches import Batches
-from headwater.feeds.database import Database, Databases
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.hub_wait import silent
 from headwater.feeds.deliver.log_reader import View

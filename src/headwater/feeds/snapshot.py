@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from headwater.database import Database
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
-from headwater.feeds.database import Database
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED
 from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.filters.filter import Cut
@@ -29,7 +29,7 @@ from headwater.model.change import Change, Op
 from headwater.model.per_table import PerTable
 from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Chunk, Source
+from headwater.sources.read import Chunk, Readable
 
 FIRST_ROWS = 256  # in the first chunk, before the size of rows is known
 PAGE_SECONDS = 0.25  # a filter that lets few rows through must not hide that the snapshot goes on
@@ -90,7 +90,7 @@ class SnapshotPage(NamedTuple):
     sent: int  # rows handed out by this reader so far
 
 
-def cut_of(state: SnapshotState, source: Source) -> Cut:
+def cut_of(state: SnapshotState, source: Readable) -> Cut:
     """Which changes are news after the snapshot `state`."""
     ends: dict[str, list[bytes]] = {}
     offsets: dict[str, list[int]] = {}

@@ -10,6 +10,9 @@ import apsw
 import msgspec
 
 from headwater.errors import Busy, HeadwaterError, LogDamaged, StorageFull, Unavailable
+from headwater.model.sqlite_memory import count_memory
+
+count_memory()
 
 _LATER = "Nothing was changed. Check the disk and the system log; work goes on once the disk answers."
 

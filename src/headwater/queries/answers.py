@@ -11,12 +11,12 @@ from typing import TypeVar
 
 import msgspec
 
+from headwater.database import Database
 from headwater.errors import Busy, HeadwaterError
 from headwater.model.answer_limits import bytes_of
 from headwater.model.dependencies.dependency import ALWAYS, Analysis, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.row_msgpack import encode_row
-from headwater.queries.database import Database
 from headwater.queries.dependencies.bound_dependencies import bind
 from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_versions import MAX_BEHIND, Versions
@@ -36,7 +36,8 @@ from headwater.queries.etag.table_versions import TableVersions
 from headwater.queries.head_checks import Looks, Run, Seen
 from headwater.queries.prepared import Prepared
 from headwater.queries.uncacheable_reasons import Reasons
-from headwater.sources.source import Look, Read
+from headwater.sources.query import Read
+from headwater.sources.read import Look
 
 FLOOR_SECONDS = 2.0  # longest wait for a change that somebody has seen
 ATTEMPTS = 5  # at a schema that is being changed all the time

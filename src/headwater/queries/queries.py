@@ -8,12 +8,12 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from headwater.database import Databases
 from headwater.errors import InvalidRequest
 from headwater.model.database_name import real_name
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.principal import OWNER, Principal
 from headwater.queries.answers import Answer, Answering, Numbers
-from headwater.queries.database import Databases
 from headwater.queries.dependencies.instance_versions import Versions
 from headwater.queries.dependencies.instances import Args
 from headwater.queries.etag.causality import Token

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from headwater.database import DatabaseStatus, ManagedDatabases
 from headwater.errors import NotFound
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
-from headwater.queries.databases import Databases, DatabaseStatus
 
 
 class Stats:
     """Numbers about the databases."""
 
-    def __init__(self, databases: Databases) -> None:
+    def __init__(self, databases: ManagedDatabases) -> None:
         self._databases = databases
 
     def snapshot(self, principal: Principal, db: str | None = None) -> dict[str, DatabaseStatus]:

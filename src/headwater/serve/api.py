@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from headwater.database import DatabaseStatus, ManagedDatabases
 from headwater.errors import Unavailable
 from headwater.feeds.feeds import Feeds
-from headwater.queries.databases import Databases, DatabaseStatus
 from headwater.queries.queries import Queries
 from headwater.queries.rows.rows import Rows
 from headwater.queries.statements.schema import Schema
@@ -31,7 +31,7 @@ def _unready(status: DatabaseStatus) -> str:
 class Api:
     """The rooms behind the wire. Feeds and the gate join it when the server starts: they live in its loop."""
 
-    databases: Databases
+    databases: ManagedDatabases
     rows: Rows
     statement: Statement
     schema: Schema
@@ -43,7 +43,7 @@ class Api:
     run: Run = asyncio.to_thread  # what blocks; a server has threads for it, which databases share in turn
 
     @classmethod
-    def over(cls, databases: Databases) -> Api:
+    def over(cls, databases: ManagedDatabases) -> Api:
         """The whole API of `databases`."""
         transactions = Transactions(databases)
         return cls(

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from headwater.errors import TxExpired
-from headwater.sources.source import Work, Written
+from headwater.sources.write import Work, Written
 
 T = TypeVar("T")
 

@@ -15,9 +15,11 @@ from headwater.model.literal import Value
 from headwater.model.principal import OWNER
 from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Args, Chunk, Condition, Look, Point, Read, Sample, Tx, Work, Written
+from headwater.sources.query import Args, Read
+from headwater.sources.read import BulkAddress, Chunk, Condition, Look, Point, Sample
 from headwater.sources.sqlite.key_order import column_of
 from headwater.sources.sqlite.query.where import Predicates
+from headwater.sources.write import Tx, Work, Written
 
 T = TypeVar("T")
 
@@ -39,6 +41,16 @@ class MemorySource:
         self.beginning = 0
         self.acknowledged = 0
         self.lost = ""  # set by a test: why the history broke off
+
+    snapshot_positions = None
+
+    def bulk_address(self) -> BulkAddress:
+        """Refuse: another process cannot read this memory."""
+        raise NotSupported(f"{self.name!r} is not read in bulk", hint="Feeds of its changes are served.")
+
+    def remedy(self, table: str) -> str:
+        """Return "": changes carry whole rows."""
+        return ""
 
     # --- the script ------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.sources.rig import MemoryNotes
 from tests.suite.waiting import PATIENCE
 
-from headwater.config import SqliteConfig
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.dependencies.description import of_dependency
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 SHOP = (

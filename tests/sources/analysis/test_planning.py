@@ -13,9 +13,9 @@ from tests.capture.capturing import foreign
 from tests.sources.analysis.analysed import opened, run
 from tests.sources.rig import MemoryNotes
 
-from headwater.config import SqliteConfig
 from headwater.model.dependencies.dependency import Analysis
 from headwater.sources.sqlite.query.analysis import planner_inputs
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 
 TABLES = (

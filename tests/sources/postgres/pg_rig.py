@@ -17,7 +17,7 @@ from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.writer import Writers
-from headwater.sources.source import Result
+from headwater.sources.write import Result
 
 
 class Log:

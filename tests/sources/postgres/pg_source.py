@@ -12,12 +12,12 @@ from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_server import PATIENCE, Server, embedded
 from tests.sources.rig import MemoryNotes
 
-from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, SourceMismatch
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row
 from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.source import PostgresSource
 
 GENERATION = "g"

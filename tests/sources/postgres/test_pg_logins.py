@@ -19,13 +19,13 @@ from tests.sources.postgres.pg_source import shared_server
 from tests.suite.waiting import PATIENCE, wait_until
 
 from headwater.cli.main import main
-from headwater.config import PostgresConfig
 from headwater.errors import ConfigError, SourceUnfit
 from headwater.model.principal import EDITOR, Principal
 from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.server.thread_bridge import Bridge
 from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.logins import Logins, read_password, setup_sql
 
 READER, WRITER = f"reader_{os.getpid()}", f"writer_{os.getpid()}"

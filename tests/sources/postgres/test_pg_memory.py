@@ -22,7 +22,7 @@ from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis import analysis
 from headwater.sources.postgres.schema import column_probe
 from headwater.sources.postgres.schema.column_probe import MAX_KEPT
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from headwater.sources.postgres.read import key_order_page
 from headwater.sources.postgres.read import text_cells as cells
 from headwater.sources.postgres.read.row_reads import Reading
 from headwater.sources.postgres.read.text_columns import Packed, PackedRows
-from headwater.sources.source import Chunk
+from headwater.sources.read import Chunk
 
 Attach = Callable[..., Rig]
 COMPILED = cells.COMPILED

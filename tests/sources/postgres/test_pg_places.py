@@ -15,12 +15,12 @@ import pytest
 from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig
 
+from headwater.database import Database
 from headwater.errors import SourceMismatch
 from headwater.model.change import Transaction
-from headwater.ranges.database import Database
 from headwater.ranges.worker.position_requests import Asked, Desk
 from headwater.sources.postgres.capture import barriers
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 _numbers = itertools.count(1)
 

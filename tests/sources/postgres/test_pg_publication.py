@@ -12,9 +12,9 @@ import pytest
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
 
-from headwater.config import PostgresConfig
 from headwater.errors import SourceUnfit
 from headwater.model.change import Change, Op
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.inspection import inspect
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int, b int)"

@@ -10,13 +10,13 @@ import pytest
 from tests.sources.postgres.pg_server import PATIENCE
 from tests.sources.postgres.pg_source import PgRig
 
-from headwater.config import PostgresConfig
 from headwater.errors import SourceUnfit
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture.slot import publication
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.inspection import inspect
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 TABLE = "CREATE TABLE t(k int PRIMARY KEY, a int)"
 KEYLESS = "CREATE TABLE visits(a int, b text)"

@@ -17,7 +17,7 @@ from headwater.model.dependencies.description import of_condition
 from headwater.model.literal import DateTime, Json
 from headwater.model.query.json_form import parse_query
 from headwater.sources.postgres.query.analysis import analysis
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 SCHEMA = [
     "CREATE TYPE mood AS ENUM ('sad', 'ok')",

@@ -27,7 +27,7 @@ from headwater.model.literal import U64, UNAVAILABLE, Date, DateTime, Embedding,
 from headwater.model.predicate import Call, Col, Literal, eq, key_is
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.write import session as room
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id bigint PRIMARY KEY, v text)"

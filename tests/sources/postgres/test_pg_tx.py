@@ -12,7 +12,7 @@ from tests.suite.waiting import PATIENCE
 
 from headwater.errors import Busy, DuplicateKey, InvalidRequest, TxExpired
 from headwater.sources.postgres.write import interactive_transaction as room
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 Attach = Callable[..., Rig]
 T = "CREATE TABLE t(id int PRIMARY KEY, v text)"

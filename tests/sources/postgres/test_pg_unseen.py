@@ -20,13 +20,13 @@ from tests.sources.postgres.pg_server import PATIENCE, Server
 from tests.sources.postgres.pg_source import PgRig, shared_server
 from tests.sources.rig import MemoryNotes
 
-from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError
 from headwater.sources.postgres.capture import replication_buffer
 from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.source import PostgresSource
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 TABLE = ("CREATE TABLE t(id int PRIMARY KEY, a text)", "INSERT INTO t VALUES (1, 'old')")
 LOCALLY = "SET synchronous_commit = local"

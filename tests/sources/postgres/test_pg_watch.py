@@ -17,12 +17,13 @@ from tests.sources.postgres.pg_source import shared_server
 from tests.suite.waiting import wait_until
 
 from headwater.app import App
-from headwater.config import Config, DatabaseConfig, PostgresConfig
+from headwater.config import Config, DatabaseConfig
 from headwater.errors import SourceError
 from headwater.serve.metrics.metrics import Metrics
 from headwater.sources.postgres.capture.slot.slot import Slot, find_slot
 from headwater.sources.postgres.capture.slot.slot_monitor import Watch, concern
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.detach import detach
 
 SLOT = Slot("pgoutput", "d", 7, 600, 400, "reserved", False, 200, None)

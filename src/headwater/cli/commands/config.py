@@ -42,7 +42,7 @@ def add_token_file(parser: argparse.ArgumentParser) -> None:
 
 def load_config(args: argparse.Namespace, **flags: Any) -> Config:
     """The settings this command runs with; `flags` by setting name with `__` for the dot."""
-    from headwater.config import load
+    from headwater.settings import load
 
     given: dict[str, Any] = {name.replace("__", "."): value for name, value in flags.items()}
     given["data"] = getattr(args, "data", None)
@@ -115,10 +115,10 @@ def add(commands: Any) -> None:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from headwater.config import SETTINGS
+    from headwater.settings import all_settings
 
     config = load_config(args)
-    found = {setting.name: _value(config, setting) for setting in SETTINGS}
+    found = {setting.name: _value(config, setting) for setting in all_settings()}
     if args.output == "json":
         print_json(found)
     else:
@@ -127,8 +127,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _value(config: Config, setting: Setting) -> Any:
-    room = getattr(config, setting.room) if setting.room else config
-    value = getattr(room, setting.name.rpartition(".")[2])
+    value = getattr(config.section(setting.room), setting.name.rpartition(".")[2])
     if setting.secret:
         return None if value is None else "***"
     if setting.name == "databases":
@@ -151,12 +150,12 @@ def _shown(value: Any) -> str:
 
 
 def _settings(args: argparse.Namespace) -> int:
-    from headwater.config import SETTINGS
+    from headwater.settings import all_settings
 
     if args.output == "json":
-        print_json([_described(setting) for setting in SETTINGS])
+        print_json([_described(setting) for setting in all_settings()])
     else:
-        rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in SETTINGS]
+        rows = [(s.name, s.type, _shown(_default(s)), s.environment[0], s.doc) for s in all_settings()]
         print_table(("setting", "type", "default", "environment", "meaning"), rows)
     return OK
 

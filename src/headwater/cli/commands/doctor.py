@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.commands import postgres
 from headwater.cli.commands.config import add_config_flags, add_databases, load_config
-from headwater.cli.commands.source import is_postgres, places
+from headwater.cli.commands.source import urls
 from headwater.cli.failure import FAILED, OK
 from headwater.cli.output.tables import add_output, print_json, printable
 
 if TYPE_CHECKING:
-    from headwater.cli.doctor_checks import Check
+    from headwater.sources.registry import Check
 
 MARKS = {"ok": ("ok  ", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
 
@@ -36,12 +35,8 @@ def _run(args: argparse.Namespace) -> int:
     config = load_config(args, sqlite__wal=args.wal, postgres__publish_all=args.publish_all)
     data = Path(config.data)
     found = list(machine(data))
-    for name, place in places(config).items():
-        log = data / f"{name}.log.db"
-        if is_postgres(place):
-            found += postgres.checks(name, place, log, config)
-        else:
-            found += database(name, place, log, wal=config.sqlite.wal, tables=config.sqlite.tables)
+    for name, url in urls(config).items():
+        found += database(name, url, data / f"{name}.log.db", config)
     if args.output == "json":
         print_json([check._asdict() for check in found])
     else:

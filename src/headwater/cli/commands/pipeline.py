@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from headwater.cli.commands import pipeline_status as standing
 from headwater.cli.failure import FAILED, OK, UNREACHABLE, USAGE, Failure
-from headwater.cli.output.tables import counted
 from headwater.cli.remote import open_remote
 from headwater.errors import Unavailable
+from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
     from headwater.cli.output.pipeline_bars import Bars

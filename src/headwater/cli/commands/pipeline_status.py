@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 
 from headwater.cli.failure import FAILED, OK, USAGE, Failure
 from headwater.cli.output.pipeline_lines import described
-from headwater.cli.output.tables import add_output, amount, counted, print_json, print_table
+from headwater.cli.output.tables import add_output, print_json, print_table
 from headwater.errors import HeadwaterError
+from headwater.model.quantity import amount, counted
 
 if TYPE_CHECKING:
     from headwater.pipeline.run.progress import MetaStore, RangeProgress, Task

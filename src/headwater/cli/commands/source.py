@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.commands import postgres
 from headwater.cli.commands.config import add_config_flags, add_databases, load_config, name_databases
-from headwater.cli.failure import OK, USAGE, Failure
-from headwater.cli.output.tables import add_output, counted, print_json, print_table
+from headwater.cli.failure import OK
+from headwater.cli.output.tables import add_output, print_json, print_table
 from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
     from headwater.config import Config
+    from headwater.sources.registry import CapturedTable, Report
 
 
 def add(commands: Any) -> None:
@@ -54,10 +54,10 @@ def add(commands: Any) -> None:
     detach.set_defaults(run=_detach)
 
 
-def places(config: Config) -> dict[str, str]:
-    """Name to file, or URL of PostgreSQL, of every database the settings mean, those under the data folder included."""
+def urls(config: Config) -> dict[str, str]:
+    """Return the URLs of all databases that the settings name, those under the data folder included."""
     data = Path(config.data)
-    found = {each.name: _place(each.url) if each.url else str(data / f"{each.name}.db") for each in config.databases}
+    found = {each.name: each.url or str(data / f"{each.name}.db") for each in config.databases}
     for log in sorted(data.glob("*.log.db")):
         name = log.name.removesuffix(".log.db")
         if (data / f"{name}.db").exists():
@@ -65,109 +65,64 @@ def places(config: Config) -> dict[str, str]:
     return found or {"main": str(data / "main.db")}
 
 
-def is_postgres(place: str) -> bool:
-    """Whether it is one of PostgreSQL, not a file."""
-    from headwater.app import POSTGRES_SCHEMES
-
-    return place.startswith(POSTGRES_SCHEMES)
-
-
-def _place(url: str) -> str:
-    from headwater.app import SQLITE_SCHEMES
-
-    for scheme in SQLITE_SCHEMES:
-        if url.startswith(scheme):
-            return url.removeprefix(scheme)
-    if "://" in url and not is_postgres(url):
-        scheme = url.split("://")[0]
-        hint = "Give a SQLite file (app.db) or postgresql://…."
-        raise Failure(f"there is no source for {scheme}:// yet", hint=hint, exit_code=USAGE)
-    return url
-
-
 def _list(args: argparse.Namespace) -> int:
+    from msgspec.structs import asdict
+
+    from headwater.sources import registry
+
     config = load_config(args)
-    rows: list[dict[str, Any]] = []
-    for name, place in places(config).items():
-        rows += postgres.list_tables(name, place, config) if is_postgres(place) else _tables(name, place)
+    rows: list[CapturedTable] = []
+    for name, url in urls(config).items():
+        kind = registry.kind_name(url)
+        rows += registry.kind(kind).list_tables(name, url, config.sources[kind])
     if args.output == "json":
-        print_json(rows)
+        print_json([asdict(row) for row in rows])
     elif rows:
-        print_table(tuple(rows[0]), [_cells(row) for row in rows])
+        print_table(rows[0].__struct_fields__, [_cells(row) for row in rows])
     else:
         print("no tables")
     return OK
 
 
-def _tables(name: str, path: str) -> list[dict[str, Any]]:
-    from headwater.sources.sqlite.capture.trigger_installation import capturable, is_installed, read_layouts
-    from headwater.sources.sqlite.connection import open_file, sqlite_errors
-
-    if not os.path.exists(path):
-        raise Failure(f"there is no file {path}", hint="`headwater serve` creates an embedded database.")
-    db = open_file(path, read_only=True)
-    try:
-        with sqlite_errors(path):
-            layouts = read_layouts(db).values() if is_installed(db) else []
-            shapes, refused = capturable(db, ())
-    finally:
-        db.close()
-    active = {layout.table.name: layout.table for layout in layouts if layout.active}
-    found = []
-    for table in sorted({*shapes, *refused}):
-        now = active.get(table)
-        key = now.primary_key if now else shapes[table].table.primary_key if table in shapes else ()
-        found.append(
-            {
-                "database": name,
-                "table": table,
-                "captured": now is not None,
-                "schema": now.version if now else None,
-                "key": list(key),
-                "note": refused.get(table, "" if now else "not captured yet"),
-            }
-        )
-    return found
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    captured = "yes" if row["captured"] else "no"
-    key = ", ".join(row["key"]) or "none"
-    version = "" if row["schema"] is None else str(row["schema"])
-    return row["database"], row["table"], captured, version, key, row["note"]
+def _cells(row: CapturedTable) -> tuple[str, ...]:
+    captured, version = "yes" if row.captured else "no", "" if row.schema is None else str(row.schema)
+    return row.database, row.table, captured, version, ", ".join(row.key) or "none", row.note
 
 
 def _attach(args: argparse.Namespace) -> int:
-    """What a server does first, and no more: prove, install, take in what is there, make it durable."""
+    """Do what a server does first, and no more: prove, install, take in what is there, make it durable."""
+    from headwater.sources import registry
+
     tables = tuple(args.table) if args.table else None
-    ((name, url),) = name_databases(args.database).items()
-    place = _place(url)
-    if is_postgres(place):
-        if args.output == "json":  # a program asks, and has `doctor` for what is not as it should be
-            logging.getLogger("headwater.postgres.fitness").setLevel(logging.ERROR)
-        found = _first_status(load_config(args, postgres__tables=tables, postgres__publish_all=args.publish_all), name)
-        return postgres.print_attached(args, name, found)
-    config = load_config(args, sqlite__wal=args.wal, sqlite__tables=tables)
-    path = os.path.abspath(place)
-    if not os.path.exists(path):
-        raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
-    found = _first_status(config, name)
-    missing = sorted(set(tables or ()) - set(found["tables"]))
-    document = {"database": name, "file": path, "tables": found["tables"], "uncaptured": found["uncaptured"]}
-    if args.output == "json":
-        print_json(document)
-    else:
-        names = f": {', '.join(found['tables'])}" if found["tables"] else ""
-        print(f"capturing {counted(len(found['tables']), 'table')} of {path} as {name!r}{names}")
-        for table, reason in found["uncaptured"].items():
-            print(f"not captured: {table}: {reason}")
-        if missing:
-            print(f"not there yet, captured once created: {', '.join(missing)}")
+    name, url, kind = _named(args)
+    registry.kind(kind).check_attach(url)
+    if args.output == "json":  # a program asks, and has `doctor` for what is not as it should be
+        logging.getLogger("headwater.postgres.fitness").setLevel(logging.ERROR)
+    own = {f"{kind}__tables": tables}
+    config = load_config(args, sqlite__wal=args.wal, postgres__publish_all=args.publish_all, **own)
+    _print(args, registry.kind(kind).attached(name, url, _first_status(config, name), tables or ()))
     return OK
 
 
+def _named(args: argparse.Namespace) -> tuple[str, str, str]:
+    """Return the name, the URL and the kind of the one database that the command names."""
+    from headwater.sources import registry
+
+    ((name, url),) = name_databases(args.database).items()
+    return name, url, registry.kind_name(url)
+
+
+def _print(args: argparse.Namespace, report: Report) -> None:
+    if args.output == "json":
+        print_json(report.document)
+    else:
+        print(*report.lines, sep="\n")
+    for note, hint in report.notes:
+        print(f"note: {note}\nhint: {hint}", file=sys.stderr)
+
+
 def _first_status(config: Config, name: str) -> dict[str, Any]:
-    """Start what a server starts, and stop it again; how the database `name` stood."""
+    """Start what a server starts, and stop it again; return the status of the database `name`."""
     from headwater.app import App
 
     app = App(config)
@@ -179,59 +134,39 @@ def _first_status(config: Config, name: str) -> dict[str, Any]:
 
 
 def _setup(args: argparse.Namespace) -> int:
-    ((name, url),) = name_databases(args.database).items()
-    if not is_postgres(_place(url)):
-        raise Failure("only PostgreSQL needs logins for callers", hint="SQLite files are served as they are.")
-    return postgres.print_setup(args, name, url)
+    from headwater.sources import registry
 
-
-def _detach(args: argparse.Namespace) -> int:
-    ((name, url),) = name_databases(args.database).items()
-    place = _place(url)
-    if is_postgres(place):
-        return postgres.detach(args, name, place)
-    path = os.path.abspath(place)
-    if not os.path.exists(path):
-        raise Failure(f"there is no file {path}", hint="Name an existing SQLite file.")
-    generation = _generation(path)
-    changed = generation is not None
-    kept = _log_of(generation, Path(load_config(args).data)) if generation else None
-    if changed:
-        from headwater.config import SqliteConfig
-        from headwater.sources.sqlite.setup.detach import detach
-
-        detach(path, config=SqliteConfig(wal=True))
-    if args.output == "json":
-        print_json({"file": path, "changed": changed, "log": kept})
-    else:
-        print(f"removed every trace from {path}" if changed else f"{path} was not attached")
-        if kept:
-            print(f"its log is kept: {kept}")
+    name, url, kind = _named(args)
+    logins = {"reader": args.reader, "writer": args.writer}
+    print(*registry.kind(kind).setup_sql(name, url, **logins, ddl_statements=args.ddl_statements), sep="\n")
     return OK
 
 
-def _generation(path: str) -> str | None:
-    """The history the file belongs to; None if it is not attached."""
-    from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
-    from headwater.sources.sqlite.connection import open_file, sqlite_errors
+def _detach(args: argparse.Namespace) -> int:
+    from headwater.sources import registry
 
-    db = open_file(path, read_only=True)
-    try:
-        with sqlite_errors(path):
-            return meta(db, "generation") if is_installed(db) else None
-    finally:
-        db.close()
+    name, url, kind = _named(args)
+    config = load_config(args)
+
+    def find_log(generation: str | None) -> str | None:
+        return _log_of(name, generation, Path(config.data))
+
+    _print(args, registry.kind(kind).detach(name, url, config.sources[kind], find_log))
+    return OK
 
 
-def _log_of(generation: str, data: Path) -> str | None:
-    """The log of this history in the folder `data`, whatever name the database had; None if there is none."""
+def _log_of(name: str, generation: str | None, data: Path) -> str | None:
+    """Return the path of the log of `generation`, whatever name the database had; without one, of the database."""
     from headwater.log.disk.disk_log import DiskLog
 
+    if generation is None:
+        path = data / f"{name}.log.db"
+        return str(path) if path.exists() else None
     for path in sorted(data.glob("*.log.db")):
         try:
             log = DiskLog.open(path, read_only=True)
         except HeadwaterError:
-            continue  # a damaged log cannot say whose it is
+            continue  # a damaged log cannot say which generation it has
         try:
             if log.generation == generation:
                 return str(path)

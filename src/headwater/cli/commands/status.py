@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from headwater.cli.failure import FAILED, OK
-from headwater.cli.output.tables import add_output, amount, print_json, print_table, size
+from headwater.cli.output.tables import add_output, print_json, print_table
 from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.model.quantity import amount, byte_size
 
 COLUMNS = ("database", "state", "generation", "horizon", "latest", "lag", "waiting", "log size", "error")
 SLOT = ("slot",)  # where there is a PostgreSQL
@@ -54,7 +55,7 @@ def _row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
         amount(each["latest"]),
         _lag(each),
         amount(each.get("capture_rows")),
-        size(each.get("log_bytes")),
+        byte_size(each.get("log_bytes")),
         each.get("error") or "",
         _slot(each),
     )
@@ -68,5 +69,5 @@ def _lag(each: dict[str, Any]) -> str:
 def _slot(each: dict[str, Any]) -> str:
     if "wal_status" not in each:
         return ""
-    left = "" if each.get("slot_safe_bytes") is None else f", {size(each['slot_safe_bytes'])} left"
-    return f"{each['wal_status']}, {size(each.get('slot_lag_bytes'))} kept{left}"
+    left = "" if each.get("slot_safe_bytes") is None else f", {byte_size(each['slot_safe_bytes'])} left"
+    return f"{each['wal_status']}, {byte_size(each.get('slot_lag_bytes'))} kept{left}"

@@ -12,8 +12,9 @@ from typing import Any
 
 from headwater.cli.failure import OK, Failure
 from headwater.cli.filters import add_filters, add_images, filters, find_place, moment, natural, start
-from headwater.cli.output.tables import add_output, amount, counted, print_json, print_table, printable, size
+from headwater.cli.output.tables import add_output, print_json, print_table, printable
 from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.model.quantity import amount, byte_size, counted
 
 COLUMNS = ("id", "name", "follows", "state", "lag", "acked", "expires")
 UNITS = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -226,7 +227,7 @@ def _show_backtest(answer: Any, args: argparse.Namespace) -> None:
 
     ops = ", ".join(f"{amount(count)} {word}" for word, count in answer["ops"].items())
     matched = f"{amount(answer['matches'])} of {counted(answer['scanned'], 'change')} match"
-    print(f"{matched}{f' ({ops})' if ops else ''}, {size(answer['bytes'])}")
+    print(f"{matched}{f' ({ops})' if ops else ''}, {byte_size(answer['bytes'])}")
     if not answer["complete"]:
         print(f"it took too long: this is up to offset {answer['upto_offset']}; go on with --since there")
     if answer["samples"]:

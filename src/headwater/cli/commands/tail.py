@@ -13,8 +13,9 @@ from headwater.cli import feed as feeds
 from headwater.cli.failure import OK
 from headwater.cli.feed import Feed, Frame, credential
 from headwater.cli.filters import add_filters, add_images, as_query, filters, find_place, natural, start
-from headwater.cli.output.tables import add_output, counted
+from headwater.cli.output.tables import add_output
 from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.model.quantity import counted
 
 BOTH = {"before": True, "after": True}
 ENDS: dict[str, Callable[[dict[str, Any]], Exception]] = {"resnapshot": feeds.lost, "failed": feeds.ended}

@@ -9,8 +9,9 @@ from typing import Any
 
 from headwater.cli.failure import OK
 from headwater.cli.filters import natural
-from headwater.cli.output.tables import add_output, counted, print_json, print_table, printable
+from headwater.cli.output.tables import add_output, print_json, print_table, printable
 from headwater.cli.remote import add_server, open_remote
+from headwater.model.quantity import counted
 
 ROLES = ("viewer", "editor", "owner")  # as the server has them, without loading what it needs
 COLUMNS = ("id", "name", "role", "scopes", "expires")

@@ -13,7 +13,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from headwater.cli.failure import OK, UNREACHABLE, Failure
-from headwater.cli.output.tables import counted
+from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
     from headwater.cli.demo.database import Ground

@@ -10,7 +10,8 @@ from rich.text import Text
 
 from headwater.cli.output.pipeline_lines import Key, Show
 from headwater.cli.output.pipeline_progress import Tally
-from headwater.cli.output.tables import counted, printable
+from headwater.cli.output.tables import printable
+from headwater.model.quantity import counted
 
 if TYPE_CHECKING:
     from headwater.pipeline.run.task import RangeProgress, Task

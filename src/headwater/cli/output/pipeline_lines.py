@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 from headwater.cli.output.pipeline_progress import Tally
-from headwater.cli.output.tables import amount, counted, printable
+from headwater.cli.output.tables import printable
+from headwater.model.quantity import amount, counted
 
 if TYPE_CHECKING:
     from headwater.errors import HeadwaterError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headwater.cli.output.tables import amount, counted
+from headwater.model.quantity import amount, counted
 
 if TYPE_CHECKING:
     from headwater.pipeline.run.task import RangeProgress, Task

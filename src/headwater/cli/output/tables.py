@@ -43,28 +43,6 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
-def amount(number: int | None) -> str:
-    """A count with thousands set apart; `?` when it is not known."""
-    return "?" if number is None else f"{number:,}"
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 table`, `2 tables`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def size(count: int | None) -> str:
-    """Bytes in the largest unit that keeps the number above one."""
-    if count is None:
-        return "?"
-    value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if value < 1000:
-            break
-        value, unit = value / 1000, larger
-    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
-
-
 def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], target: TextIO) -> None:
     from rich import box
     from rich.console import Console

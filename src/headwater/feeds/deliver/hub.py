@@ -36,7 +36,7 @@ from headwater.model.bounded_cache import BoundedCache
 from headwater.model.change import Transaction
 from headwater.model.table import Table
 from headwater.model.work_context import shared_context
-from headwater.sources.source import Look, Source
+from headwater.sources.read import Look, Readable
 
 logger = logging.getLogger("headwater.feeds")
 
@@ -55,7 +55,7 @@ Run = Callable[..., Any]  # runs a blocking call in a thread; awaitable
 class Hub:
     """The live side of one database. Everything here runs in the loop but where it says otherwise."""
 
-    def __init__(self, log: LiveLog, source: Source, run: Run, questions: QuestionGroups | None = None) -> None:
+    def __init__(self, log: LiveLog, source: Readable, run: Run, questions: QuestionGroups | None = None) -> None:
         self._log, self._source, self._run, self._questions = log, source, run, questions
         self._loop = asyncio.get_running_loop()
         self._groups: dict[Hashable, Group] = {}

@@ -17,7 +17,7 @@ from headwater.feeds.query_feeds.query_instances import Invalidate
 from headwater.feeds.subscriptions.options import ATOMIC_STRICT, Options
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for more
 MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
@@ -35,7 +35,7 @@ class View:
     is_whole = False  # only whole transactions tell anything: its readers never stand in the midst of one
     is_outdated = False  # the schema moved, and what is seen from here on must be understood anew
 
-    def __init__(self, options: Options, source: Source, made: Encoder | None = None) -> None:
+    def __init__(self, options: Options, source: Readable, made: Encoder | None = None) -> None:
         self.options = options
         self.filter = Filter(options, source)
         self.encoder = encoder(options.shape, source) if made is None else made
@@ -43,7 +43,7 @@ class View:
         self.is_slow = False  # its filter took too long in the hub: its readers read the log by themselves
         self.is_costly = False  # its filter took too long in the loop: a thread decides from then on
 
-    def warm(self, source: Source) -> None:
+    def warm(self, source: Readable) -> None:
         """Compile the filter for the tables as they are: it takes a while, and the loop must not wait for it."""
         if self.options.looks_at_rows:
             for name, table in source.describe().items():

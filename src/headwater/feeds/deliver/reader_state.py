@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
-from headwater.feeds.database import Database
+from headwater.database import Database
 from headwater.feeds.deliver.backpressure import (
     LOG_GENERATION_CHANGED,
     RESNAPSHOT_REQUIRED,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headwater.feeds.database import CATCH_UP_SECONDS, Database
+from headwater.database import CATCH_UP_SECONDS, Database
 from headwater.feeds.deliver.hub import Run
 from headwater.model.work_context import shared_context
 

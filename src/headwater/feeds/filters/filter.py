@@ -14,7 +14,7 @@ from headwater.feeds.subscriptions.options import Options
 from headwater.model.change import Change, Op
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 Cut = Callable[[int, Table, Row | None], bool]  # whether the change at an offset is news for the key of an image
 
@@ -22,7 +22,7 @@ Cut = Callable[[int, Table, Row | None], bool]  # whether the change at an offse
 class Filter:
     """The filter of `options`. Rules are compiled once per shape of a table. May be asked from any thread."""
 
-    def __init__(self, options: Options, source: Source) -> None:
+    def __init__(self, options: Options, source: Readable) -> None:
         self.options = options
         self._source = source
         self._tables = frozenset(options.tables)

@@ -15,7 +15,7 @@ from headwater.feeds.subscriptions.options import Options, Shard
 from headwater.model.keys.key import Span, decode_key, prefix_end
 from headwater.model.literal import Embedding, from_lit
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Condition, Pin, Source
+from headwater.sources.read import Condition, Pin, Readable
 
 
 class Interest(msgspec.Struct, frozen=True):
@@ -30,7 +30,7 @@ class Interest(msgspec.Struct, frozen=True):
 class Rule:
     """Which rows of `table` are inside the filter. May be asked from any thread."""
 
-    def __init__(self, options: Options, table: Table, source: Source) -> None:
+    def __init__(self, options: Options, table: Table, source: Readable) -> None:
         self.table = table
         self._points, self._spans = _keys(options, table, source)
         self._starts = [span.start for span in self._spans or ()]
@@ -108,7 +108,7 @@ def same(a: Any, b: Any) -> bool:
 Place = Callable[[Key], bytes]
 
 
-def _keys(options: Options, table: Table, source: Source) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:
+def _keys(options: Options, table: Table, source: Readable) -> tuple[frozenset[bytes] | None, tuple[Span, ...] | None]:
     if all(part is None for part in (options.pk, options.key, options.pk_range, options.spans)):
         return None, None
     if not table.primary_key:

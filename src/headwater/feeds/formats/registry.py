@@ -12,7 +12,7 @@ from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
 from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
 from headwater.feeds.subscriptions.options import Shape
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 MAKERS: dict[str, Maker] = {
     "objects_json": objects,
@@ -25,10 +25,10 @@ MAKERS: dict[str, Maker] = {
 
 OWN: dict[str, Maker] = {GATEWAY: Gateway}  # of a transport whose changes look one way only
 # These write keys as bytes, in the order of the source.
-WITH_KEYS: dict[str, Callable[[Shape, Source | None], Encoder]] = {EVENT: Events, WATCH: Watched}
+WITH_KEYS: dict[str, Callable[[Shape, Readable | None], Encoder]] = {EVENT: Events, WATCH: Watched}
 
 
-def encoder(shape: Shape, source: Source | None = None) -> Encoder:
+def encoder(shape: Shape, source: Readable | None = None) -> Encoder:
     """Writes changes in `shape`, whose format was checked when it was asked for; `source` tells the order of keys."""
     made = WITH_KEYS.get(shape.format)
     return (MAKERS | OWN)[shape.format](shape) if made is None else made(shape, source)

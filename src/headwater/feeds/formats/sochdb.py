@@ -18,7 +18,7 @@ from headwater.model.keys.key import encode_key
 from headwater.model.kv_table import KEY, VALUE, holds_pairs
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 EVENT, WATCH = "sochdb_event", "sochdb_watch"
 NUMBERS = {Op.INSERT: 1, Op.UPDATE: 2, Op.DELETE: 3, Op.SCHEMA_CHANGE: 4, Op.TRUNCATE: 3}
@@ -60,7 +60,7 @@ def _left_out(unknown: Unknown) -> bytes:
 class _Plan:
     """What is the same in all changes of one shape of a table."""
 
-    def __init__(self, table: Table, shape: Shape, source: Source | None) -> None:
+    def __init__(self, table: Table, shape: Shape, source: Readable | None) -> None:
         self.named = _text(b"\x22", table.name)
         self.ops = {op: _SMALL[number] for op, number in NUMBERS.items()}
         if holds_pairs(table):
@@ -82,7 +82,7 @@ def _raw(table: Table, column: str) -> Callable[[Row], bytes]:
     return write
 
 
-def _keys(table: Table, source: Source | None) -> Callable[[Row], bytes]:
+def _keys(table: Table, source: Readable | None) -> Callable[[Row], bytes]:
     """The key of a row as bytes; none where it has no key, or one that has no bytes here."""
     key_of = table.key_of
     order: Callable[[Key], bytes] = encode_key
@@ -109,7 +109,7 @@ def txn_id(part: Transaction) -> int:
 class Events:
     """SubscribeEvent."""
 
-    def __init__(self, shape: Shape, source: Source | None) -> None:
+    def __init__(self, shape: Shape, source: Readable | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
         self._last: tuple[Transaction | None, bytes] = None, b""  # a part, and what its changes have in common
 
@@ -147,7 +147,7 @@ class Events:
 class Watched:
     """WatchKeyEvent."""
 
-    def __init__(self, shape: Shape, source: Source | None) -> None:
+    def __init__(self, shape: Shape, source: Readable | None) -> None:
         self._plans = PerTable(lambda table: _Plan(table, shape, source))
 
     def change(self, part: Transaction, offset: int, change: Change, op: Op) -> bytes:

@@ -15,7 +15,7 @@ from headwater.feeds.query_feeds.relevant_changes import Gathering, relevant, sc
 from headwater.feeds.subscriptions.options import Options, Shape
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 
 class QueryView(View):
@@ -26,7 +26,7 @@ class QueryView(View):
     def __init__(
         self,
         options: Options,
-        source: Source,
+        source: Readable,
         question: Question,
         made: Invalidations | None = None,
         confirming: Confirming | None = None,

@@ -32,7 +32,7 @@ from headwater.model.literal import from_json, to_lit
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 NARROW = ("pk", "pk_range", "spans", "shard", "where", "columns")  # what a table may not fit
 
@@ -73,7 +73,7 @@ def _lit(body: Any, path: str) -> Any:
 
 
 def check_query(
-    params: SubscribeQuery, args: Args, question: Question, db: str, source: Source, who: Principal = ADMIN
+    params: SubscribeQuery, args: Args, question: Question, db: str, source: Readable, who: Principal = ADMIN
 ) -> Request:
     """`params` against the question that they name; InvalidRequest names the field at fault."""
     start = _start(params.start, question)
@@ -133,7 +133,7 @@ def _start(given: str | dict[str, Any] | None, question: Question) -> Start:
     return start
 
 
-def _fitting(options: Options, question: Question, source: Source, who: Principal) -> tuple[str, ...]:
+def _fitting(options: Options, question: Question, source: Readable, who: Principal) -> tuple[str, ...]:
     """The tables of the query whose changes the filter can be asked about; none means all, without a question.
 
     A filter is for the triggering change: of a query over several tables it may fit only some. Changes of the others
@@ -154,7 +154,7 @@ def _fitting(options: Options, question: Question, source: Source, who: Principa
     return tuple(sorted(fitting))
 
 
-def _misfit(options: Options, table: Table, source: Source, who: Principal) -> HeadwaterError | None:
+def _misfit(options: Options, table: Table, source: Readable, who: Principal) -> HeadwaterError | None:
     names = [column.name for column in table.visible]
     unknown = [name for name in options.columns if name not in names]
     if unknown and len(unknown) == len(options.columns):

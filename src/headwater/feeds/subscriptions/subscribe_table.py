@@ -16,7 +16,7 @@ from headwater.model.literal import I64_MAX
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
-from headwater.sources.source import Source
+from headwater.sources.read import Readable
 
 LATEST, EARLIEST, SNAPSHOT, OFFSET, TS = "latest", "earliest", "snapshot", "offset", "ts"
 ENVELOPES = ("debezium_json", "cloudevents_json", "cockroach_wrapped_json")  # made of both images
@@ -72,7 +72,7 @@ class Request(msgspec.Struct, frozen=True):
     names_images: bool = False  # False: which images are sent is a default, which depends on the start
 
 
-def check(params: SubscribeTable, source: Source, who: Principal = ADMIN) -> Request:
+def check(params: SubscribeTable, source: Readable, who: Principal = ADMIN) -> Request:
     """`params` against the tables as they are now; InvalidRequest or NotFound names the field at fault."""
     start = checked_start(params.start)
     tables = _tables(who, params, source)
@@ -106,7 +106,7 @@ def _names_tables(params: SubscribeTable) -> bool:
     return params.table is not None or bool(params.tables)
 
 
-def _tables(who: Principal, params: SubscribeTable, source: Source) -> dict[str, Table]:
+def _tables(who: Principal, params: SubscribeTable, source: Readable) -> dict[str, Table]:
     """The shapes of the tables that are named, of all when none is."""
     if params.table is not None and params.tables is not None:
         raise InvalidRequest("`table` and `tables` exclude each other", hint="Send one of them, or neither for all.")
@@ -132,7 +132,7 @@ def _table_names(params: SubscribeTable) -> list[str]:
     return names
 
 
-def _captured(names: list[str], known: dict[str, Table], source: Source, seen: list[str]) -> dict[str, Table]:
+def _captured(names: list[str], known: dict[str, Table], source: Readable, seen: list[str]) -> dict[str, Table]:
     """Return the shapes of tables that are captured; the source is asked for its status once."""
     status = source.status() if any(name in known for name in names) else {}
     return {name: _captured_table(name, known, status, seen) for name in names}
@@ -230,7 +230,7 @@ def checked_shard(given: dict[str, Any] | None) -> Shard | None:
     return Shard(index, of)
 
 
-def checked_where(given: str | None, source: Source, who: Principal) -> str | None:
+def checked_where(given: str | None, source: Readable, who: Principal) -> str | None:
     """Return the predicate, not yet parsed; raise Forbidden if the caller may not send SQL."""
     if given is not None and not given.strip():
         raise InvalidRequest("`where` is empty", hint="Leave it out to see every row.")
@@ -253,7 +253,7 @@ def check_size(options: Options) -> None:
         )
 
 
-def _check_rules(options: Options, table: Table, source: Source, who: Principal) -> None:
+def _check_rules(options: Options, table: Table, source: Readable, who: Principal) -> None:
     """Compile each filter by itself, so that the one that does not fit is named."""
     for field in ("pk", "pk_range", "spans", "shard", "where"):
         filter_ = getattr(options, field)

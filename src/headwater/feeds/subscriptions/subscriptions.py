@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
-from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.deliver.backpressure import Forecast, Limits, Pressure, counters, forecasted, why_lost
 from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.deliver.start_position import at_time, check_cursor, check_reached, cursor_of

@@ -27,7 +27,7 @@ from headwater.queries.dependencies.template import (
     Values,
     leaves,
 )
-from headwater.sources.source import Source
+from headwater.sources.query import Queryable
 
 MAX_TEMPLATES = 10_000
 MAX_TEMPLATE_LEAVES = 200_000  # of all templates that are kept, a column of a table counting as one
@@ -63,7 +63,7 @@ class Bound(msgspec.Struct, frozen=True):
         return None
 
 
-def bind(source: Source, tables: Mapping[str, Table], analysis: Analysis, args: Mapping[str, Value]) -> Bound:
+def bind(source: Queryable, tables: Mapping[str, Table], analysis: Analysis, args: Mapping[str, Value]) -> Bound:
     """What `analysis` depends on with these arguments; `tables` are the shapes that it was made for.
 
     A part of a condition that has no bytes here (an operand that the column refuses, a collation that is not known)
@@ -169,7 +169,7 @@ def _known(cell: bytes | None) -> bytes:
 class _Binder:
     """Binds for one source. From any thread: what two make at once is equal, and either will do."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Queryable) -> None:
         self._source = ref(source)  # it is what this is kept by: weakly
         self._shapes = shapes_of(source)
         self._templates: BoundedCache[Hashable, Template] = BoundedCache(MAX_TEMPLATES, MAX_TEMPLATE_LEAVES)
@@ -250,7 +250,7 @@ class _Binder:
 _BINDERS: WeakKeyDictionary[object, _Binder] = WeakKeyDictionary()
 
 
-def _binder(source: Source) -> _Binder:
+def _binder(source: Queryable) -> _Binder:
     found = _BINDERS.get(source)
     if found is None:
         found = _BINDERS.setdefault(source, _Binder(source))

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 from headwater.errors import NotSupported
 from headwater.model.literal import UNAVAILABLE, Embedding, Unavailable, Value
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Source
+from headwater.sources.query import Queryable
 
 MAX_SHAPES = 64  # per table; more than these are made anew when they are asked for
 _EXACT = frozenset({int, str, bytes, type(None), bool})  # equal and of one type is the very same
@@ -67,7 +67,7 @@ class _Encoders(dict[int, Encode]):
 class Shape:
     """One shape of a table of one source: its columns' bytes."""
 
-    def __init__(self, source: ref[Source], table: Table) -> None:
+    def __init__(self, source: ref[Queryable], table: Table) -> None:
         self.table = table
         self._source = source
         self.encoders = _Encoders(self._make)
@@ -129,7 +129,7 @@ class View(dict[int, "bytes | None"]):
 class Shapes:
     """The shapes of one source. From any thread: what two make at once is equal."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Queryable) -> None:
         self._source = ref(source)  # it is what these are kept by: weakly
         self._known: dict[str, list[Shape]] = {}  # by name, the one used last in front
 
@@ -149,7 +149,7 @@ class Shapes:
 _SHAPES: WeakKeyDictionary[Any, Shapes] = WeakKeyDictionary()
 
 
-def shapes_of(source: Source) -> Shapes:
+def shapes_of(source: Queryable) -> Shapes:
     """The shapes of `source`, for as long as it lives."""
     found = _SHAPES.get(source)
     if found is None:

@@ -17,7 +17,7 @@ from headwater.model.table import Row, Table
 from headwater.queries.dependencies.bound_dependencies import Bound
 from headwater.queries.dependencies.column_bytes import Shapes, View, shapes_of
 from headwater.queries.dependencies.template import is_unclear
-from headwater.sources.source import Read, Source
+from headwater.sources.query import Queryable, Read
 
 
 class _Keys(msgspec.Struct, frozen=True):
@@ -87,7 +87,7 @@ class GuardState:
     @classmethod
     def record(
         cls,
-        source: Source,
+        source: Queryable,
         tables: Mapping[str, Table],
         analysis: Analysis,
         args: Mapping[str, Value],

@@ -17,7 +17,7 @@ from headwater.queries.dependencies.bound_dependencies import Bound, Place
 from headwater.queries.dependencies.column_bytes import Encode, View, Watched, difference
 from headwater.queries.dependencies.intervals import Spans
 from headwater.queries.dependencies.template import POINT, SPANS, Fit, Holds, Path, Template, Values, is_unclear
-from headwater.sources.source import Source
+from headwater.sources.query import Queryable
 
 Found = dict[Hashable, int]  # key to the first place
 Cells = tuple[bytes, ...] | bytes  # what the columns of a path hold
@@ -26,7 +26,7 @@ Cells = tuple[bytes, ...] | bytes  # what the columns of a path hold
 class Router:
     """Instances of one database, each under a key. For one thread."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Queryable) -> None:
         self.source = source
         self._entries: dict[Hashable, tuple[_Entry, ...]] = {}
         self._tables: dict[str, _Routes] = {}

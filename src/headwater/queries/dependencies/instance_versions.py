@@ -20,7 +20,7 @@ from headwater.queries.dependencies.change_sketch import Sketch
 from headwater.queries.dependencies.guarded_instances import Guarded
 from headwater.queries.dependencies.guards import GuardState
 from headwater.queries.dependencies.instance_router import Router
-from headwater.sources.source import Source
+from headwater.sources.query import Queryable
 
 MAX_SCAN = 10_000  # changes that are looked at for one question; beyond that an answer costs less
 MAX_BEHIND = 100  # changes that the loop itself may take in, or scan; fewer where many instances are watched
@@ -49,7 +49,7 @@ class Watched:
 class Versions:
     """Of one database. From any thread."""
 
-    def __init__(self, source: Source, log: Log) -> None:
+    def __init__(self, source: Queryable, log: Log) -> None:
         self._source, self._log = source, log
         self._lock = threading.RLock()  # guards what follows
         self.looked_at = 0  # changes that were routed

@@ -23,7 +23,7 @@ from headwater.queries.etag.query_etag import QueryTag, read_tag
 from headwater.queries.etag.row_etag import opaque
 from headwater.queries.prepared import Prepared
 from headwater.queries.queries import Queries
-from headwater.sources.source import Source
+from headwater.sources.query import Queryable
 
 FORMATS = ("rows_json", "objects_json", "plain_json", "csv", "arrow")  # of answers; the first is what events tell
 ANY = ""  # any table
@@ -189,7 +189,7 @@ class Volatile(Lost):
 class Routing:
     """A router of questions. For one thread."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Queryable) -> None:
         self._router = Router(source)
         self._lost: dict[Hashable, tuple[str, ...]] = {}  # the tables whose changes matter
         self._volatile: dict[str, dict[Hashable, None]] = {}  # by table

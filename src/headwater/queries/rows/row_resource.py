@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.database import ManagedDatabases
 from headwater.errors import Conflict, InvalidRequest, NotFound, NotSupported, PreconditionFailed
 from headwater.model.database_name import real_name
 from headwater.model.literal import Value
@@ -14,7 +15,6 @@ from headwater.model.predicate import key_is
 from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Key, Row, Table
-from headwater.queries.databases import Databases
 from headwater.queries.etag.causality import Token
 from headwater.queries.etag.preconditions import Conditions, Verdict
 from headwater.queries.etag.row_etag import row_etag
@@ -23,7 +23,7 @@ from headwater.queries.rows.column_values import check_values
 from headwater.queries.rows.plain_json import read_key, read_row
 from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.transactions import Transactions
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 LITS = ".lits"  # behind the tag of a row that is written in `Lit`s: other bytes, another tag
 
@@ -113,7 +113,7 @@ def lits_etag(etag: str) -> str:
 class Resources:
     """Rows by address. Conditions are judged inside the transaction that writes, so nothing can come between."""
 
-    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+    def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
         self._transactions = transactions
 

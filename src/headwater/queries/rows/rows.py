@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from headwater.database import ManagedDatabases
 from headwater.errors import InvalidRequest, NotFound
 from headwater.model.database_name import real_name
 from headwater.model.literal import Value
@@ -13,14 +14,13 @@ from headwater.model.predicate import Col, Expr, children, key_is
 from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Key, Row, Table
-from headwater.queries.databases import Databases
 from headwater.queries.etag.causality import Token
 from headwater.queries.etag.row_etag import demand, row_etag
 from headwater.queries.missing_names import no_row
 from headwater.queries.rows.column_values import check_columns, check_key, check_values, column_of
 from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.transactions import Transactions
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Stored(msgspec.Struct, frozen=True):
 class Rows:
     """The data API of every database."""
 
-    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+    def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
         self._transactions = transactions
 

@@ -1,19 +1,19 @@
-"""Databases and tables: create, drop, list, describe."""
+"""ManagedDatabases and tables: create, drop, list, describe."""
 
 from __future__ import annotations
 
 import msgspec
 
+from headwater.database import ManagedDatabases
 from headwater.errors import Conflict, InvalidRequest, NotFound
 from headwater.model.database_name import MAIN, check_new_name, real_name
 from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
 from headwater.model.table import Table
-from headwater.queries.databases import Databases
 from headwater.queries.etag.causality import Token
 from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.transactions import Transactions
-from headwater.sources.source import Session
+from headwater.sources.write import Session
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Done(msgspec.Struct, frozen=True):
 class Schema:
     """The shape of the databases of this server."""
 
-    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+    def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
         self._transactions = transactions
 

@@ -6,18 +6,19 @@ from collections import Counter
 
 import msgspec
 
+from headwater.database import ManagedDatabases
 from headwater.errors import Busy, InvalidRequest, NotSupported
 from headwater.model.database_name import real_name
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.principal import Principal
 from headwater.model.table import Row
-from headwater.queries.databases import Databases
 from headwater.queries.dependencies.instances import named_args
 from headwater.queries.etag.causality import Token
 from headwater.queries.missing_names import no_table
 from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.transactions import Transactions
-from headwater.sources.source import Args, Result, Session, Source
+from headwater.sources.query import Args, Queryable
+from headwater.sources.write import Result, Session
 
 TRIES = 3  # to run a statement while the schema changes
 FORMATS = ("rows_json", "objects_json")
@@ -38,7 +39,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class Statement:
     """Runs statements; whether one writes is asked of the source, never read from its text."""
 
-    def __init__(self, databases: Databases, transactions: Transactions) -> None:
+    def __init__(self, databases: ManagedDatabases, transactions: Transactions) -> None:
         self._databases = databases
         self._transactions = transactions
 
@@ -90,7 +91,7 @@ class Statement:
         return self._transactions.write(principal, db, tx, work, lambda result, seen: _outcome(result, seen, named))
 
 
-def _read_in_scope(principal: Principal, db: str, source: Source, sql: str, args: Args) -> Result:
+def _read_in_scope(principal: Principal, db: str, source: Queryable, sql: str, args: Args) -> Result:
     """Run a SELECT of a caller held to tables: exactly the text that was analysed, with the login that analysed it.
 
     Forbidden, in the same words, for a statement that writes, that is no SELECT, or that reads other tables.

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 import msgspec
 
+from headwater.database import ManagedDatabases
 from headwater.errors import Busy, InvalidRequest, NotFound, TxExpired
 from headwater.model.database_name import real_name
 from headwater.model.principal import OWNER, Principal
-from headwater.queries.databases import Databases
 from headwater.queries.etag.causality import Token, token
 from headwater.queries.statements.pending_answer import Pending
-from headwater.sources.source import Session, Tx, Work, Written
+from headwater.sources.write import Session, Tx, Work, Written
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -64,7 +64,7 @@ class Transactions:
     """The registry of open transactions: bounded, and each usable only by the principal that began it."""
 
     def __init__(
-        self, databases: Databases, *, most: int = MAX_OPEN, clock: Callable[[], float] = time.monotonic
+        self, databases: ManagedDatabases, *, most: int = MAX_OPEN, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._databases = databases
         self._most = most

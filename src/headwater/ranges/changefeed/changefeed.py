@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from headwater.database import Database
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import text_bytes
 from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.watched_spans import Spans, Stop, Told, Watched, weight
-from headwater.ranges.database import Database
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, gone
 

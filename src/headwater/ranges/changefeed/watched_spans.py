@@ -14,7 +14,7 @@ from headwater.model.table import Key, Row, Table
 from headwater.ranges.pull.pages import row_weight
 from headwater.ranges.pull.table_changes import stop_of
 from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED
-from headwater.sources.source import Reader
+from headwater.sources.read import Reader
 
 EVERY = (Span(),)
 

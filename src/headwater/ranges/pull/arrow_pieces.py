@@ -21,7 +21,7 @@ from headwater.ranges.pull.slice_cache import Slice
 from headwater.ranges.pull.snapshot import Past, read_table_as_of, shape_of
 from headwater.ranges.pull.table_changes import Ends, holding
 from headwater.ranges.worker.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
-from headwater.sources.source import Condition, Reader, SideReader
+from headwater.sources.read import BulkReader, Condition, Reader
 
 TABLES_ROWS = 4_096  # changes of several tables in one batch
 TABLES_BYTES = 16 << 20
@@ -47,7 +47,7 @@ def columns_of(table: Table, names: Collection[str] | None) -> frozenset[str] | 
     return frozenset(name if name in table.index else own[name] for name in names)
 
 
-def snapshot_pieces(reader: SideReader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
+def snapshot_pieces(reader: BulkReader, log: Past, job: SnapshotJob, left: Gone) -> Iterator[Piece]:
     """Rows as they were at one offset; each batch tells the last key it covers."""
     table = shape_of(reader, job.table)
     columns = columns_of(table, job.pick.columns)

@@ -14,7 +14,7 @@ from headwater.ranges.pull.arrow_pieces import Gone, Piece, check_kept, columns_
 from headwater.ranges.pull.slice_cache import Cache, Name, Slice, Stop
 from headwater.ranges.pull.table_changes import Gatherer
 from headwater.ranges.worker.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, gone
-from headwater.sources.source import SideReader
+from headwater.sources.read import BulkReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,7 @@ LOOK = 8  # slices that are looked at before the first byte leaves: what they sa
 OPENING_BYTES = 32 << 20  # made before the first byte leaves, at most and about
 
 
-def log_pieces(reader: SideReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[Piece]:
+def log_pieces(reader: BulkReader, log: Log, cache: Cache, job: LogJob, left: Gone) -> Iterator[Piece]:
     """Changes of one table; each batch tells the offset up to which all is covered."""
     target = reader.shape(job.table, job.shape)
     if job.shape is None and job.table not in reader.status()["tables"]:
@@ -34,7 +34,7 @@ def log_pieces(reader: SideReader, log: Log, cache: Cache, job: LogJob, left: Go
 
 
 class _LogAnswer:
-    def __init__(self, reader: SideReader, log: Log, cache: Cache, job: LogJob, target: Table, left: Gone) -> None:
+    def __init__(self, reader: BulkReader, log: Log, cache: Cache, job: LogJob, target: Table, left: Gone) -> None:
         self._reader, self._log, self._cache, self._job = reader, log, cache, job
         self._target, self._left = target, left
         self._columns = columns_of(target, job.pick.columns)

@@ -15,7 +15,7 @@ from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
 from headwater.ranges.pull.undo import EVERYTHING, Undo
-from headwater.sources.source import Chunk, Reader
+from headwater.sources.read import Chunk, Reader
 
 CHUNK_ROWS = 10_000
 PIECE_BYTES = 16 << 20

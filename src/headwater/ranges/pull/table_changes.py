@@ -18,7 +18,7 @@ from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 from headwater.ranges.pull.slice_cache import Stop
 from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Pick
-from headwater.sources.source import Condition, Reader
+from headwater.sources.read import Condition, Reader
 
 BATCH_BYTES = 16 << 20
 WEIGHED = 16  # of so many rows one is weighed for all

@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from headwater.database import Database
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op
 from headwater.model.principal import Principal
 from headwater.model.table import Table
-from headwater.ranges.database import Database, captured
-from headwater.sources.source import Sparing
+from headwater.ranges.captured_table import captured_table
 
 CATCH_UP_SECONDS = 0.25  # longest a look waits for what was committed before it
 ATTEMPTS = 5  # against those who alter the table meanwhile
@@ -58,10 +58,10 @@ def _settled(database: Database, who: Principal, db: str, table: str, seen: Desc
 
     If the shape changed in between, that end may lie beyond the change, and readers would pass it unseen.
     """
-    shape = captured(database.source, table, who, db)  # after the catching up: that takes foreign DDL in
+    shape = captured_table(database.source, table, who, db)  # after the catching up: that takes foreign DDL in
     for _ in range(ATTEMPTS):
         found = _described(database, db, shape, seen)
-        was, shape = shape, captured(database.source, table, who, db)
+        was, shape = shape, captured_table(database.source, table, who, db)
         if shape == was:
             return found
     raise Unavailable(f"the shape of {table!r} changes all the time", hint="Try again.")
@@ -73,7 +73,7 @@ def _described(database: Database, db: str, shape: Table, seen: Described | None
     if seen is None:
         with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
             log.flush()
-        remedy = database.source.remedy(shape.name) if isinstance(database.source, Sparing) else ""
+        remedy = database.source.remedy(shape.name)
     else:
         remedy = seen.remedy
     closed = closed if at <= log.durable else seen.closed if seen is not None else 0

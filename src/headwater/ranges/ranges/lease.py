@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from headwater.database import Database
 from headwater.errors import Conflict, InvalidRequest, LimitExceeded, OffsetExpired, Unavailable
 from headwater.log.live.live_log import LiveLog
 from headwater.model.principal import OWNER, Principal
-from headwater.ranges.database import Database
 from headwater.ranges.ranges.store import Others, Pull, Store
 
 REGISTER_SECONDS = 10.0  # longest a registration waits for what was committed before it, which it must have

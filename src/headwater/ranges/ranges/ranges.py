@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headwater.config import FeedsConfig, PullConfig
+from headwater.database import Database, Databases
 from headwater.errors import (
     InvalidRequest,
     NotFound,
@@ -25,7 +26,7 @@ from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span, decode_key
 from headwater.model.principal import OWNER, Principal
 from headwater.model.table import Table
-from headwater.ranges.database import Database, Databases, told_apart
+from headwater.ranges.captured_table import keyed_table
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.ranges.pull.table_status import Described, Step, find_change, find_end, look, look_again
 from headwater.ranges.ranges.lease import check_lease, check_subscriber, durable_now, may_change
@@ -43,7 +44,7 @@ from headwater.ranges.ranges.split import (
     within,
 )
 from headwater.ranges.ranges.store import Cut, Pull, Store
-from headwater.sources.source import Sample
+from headwater.sources.read import Sample
 
 ATTEMPTS = 5  # against those who change the same at the same time
 SMALLEST_TARGET, LARGEST_TARGET = 1 << 20, 1 << 30  # bytes of a range that callers other than owners may choose
@@ -167,7 +168,7 @@ class Ranges:
         name = real_name(db)
         who.check(name, [table])
         database = self._databases.database(name)
-        return _Place(name, database, told_apart(database.source, table, who, name))
+        return _Place(name, database, keyed_table(database.source, table, who, name))
 
     def _ranges(self, place: _Place) -> list[Range]:
         return self._store.ranges(place.db, place.table.name)

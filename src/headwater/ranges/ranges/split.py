@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from headwater.model.keys.key import Span
 from headwater.ranges.ranges.range import Range, divided, united
-from headwater.sources.source import Point, Sample
+from headwater.sources.read import Point, Sample
 
 MOST_RANGES = 10_000  # of one table; beyond, they are larger than asked
 POINTS_PER_RANGE = 64  # a bound is then off by an eighth of a range, mostly

@@ -10,6 +10,7 @@ import msgspec
 from headwater import errors
 from headwater.errors import HeadwaterError, NotFound, OffsetExpired
 from headwater.model.keys.key import Span
+from headwater.sources.read import BulkAddress
 
 SCHEMA_CHANGED, TRUNCATED, TABLE_DROPPED = "schema_changed", "truncated", "table_dropped"
 LZ4 = "lz4"  # how slices are kept: a third of the bytes, and nothing to do here for readers that take it so
@@ -25,13 +26,10 @@ class Place(msgspec.Struct, frozen=True):
     """Where a database and its log are, and which: a file of another inode or history is another database."""
 
     db: str
-    kind: str  # of the source
-    path: str  # of the file, or the address of the server: it may hold a password, and is shown to nobody
-    inode: int  # of the file
+    source: BulkAddress
     log: str
     log_inode: int
     generation: str
-    reader: str = ""  # connection string for callers' conditions, if it differs from `path`; it may contain a password
 
 
 class Pick(msgspec.Struct, frozen=True):

@@ -12,12 +12,12 @@ from headwater.errors import HeadwaterError, SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Transaction
 from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, Place, gone
-from headwater.sources.source import SideReader
+from headwater.sources.read import BulkReader
 
 POLL_SECONDS = 0.005  # between two looks whether the log is durable further on
 IDLE_SECONDS = 30.0  # a database nobody asks for is closed: its files may be deleted by now
 
-OpenReader = Callable[[Place, DiskLog], SideReader]
+OpenReader = Callable[[Place, DiskLog], BulkReader]
 
 
 class DurableLog:
@@ -58,7 +58,7 @@ class DurableLog:
 class Opened:
     """One database, open."""
 
-    def __init__(self, reader: SideReader, log: DurableLog) -> None:
+    def __init__(self, reader: BulkReader, log: DurableLog) -> None:
         self.reader, self.log = reader, log
         self.users = 0
         self.used = 0.0

@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from headwater.database import Database
 from headwater.errors import HeadwaterError, NotSupported, SourceMismatch, Unavailable
 from headwater.model.table import Table
-from headwater.ranges.database import Database
 from headwater.ranges.worker.jobs import Failed, error_in, failed_of
-from headwater.sources.source import Placing
 
 PATIENCE = 60.0  # for one answer
 DESCRIBE, HEAD, BEGIN, EXACT = "describe", "head", "begin", "exact"
@@ -92,16 +91,17 @@ class Desk:
             return Reply(source.describe())
         if question.word == HEAD:
             return Reply(offset=source.head())
-        if not isinstance(source, Placing):
-            raise NotSupported(f"reads of {question.db!r} tell by themselves where they stand")
+        positions = source.snapshot_positions
+        if positions is None:
+            raise NotSupported(f"each read of {question.db!r} carries its own offset")
         if question.word == BEGIN:
-            held.enter_context(source.reading())
+            held.enter_context(positions.reading())
             return Reply()
-        return Reply(offset=source.exact(question.snapshot))
+        return Reply(offset=positions.exact(question.snapshot))
 
 
 class Asked:
-    """The worker's side, about one database. Fulfils `Serving` of the reader. From any thread."""
+    """The worker's side, about one database. Fulfils `ServerPositions`. Thread-safe."""
 
     def __init__(self, path: str, db: str, generation: str) -> None:
         self._path, self._db, self._generation = path, db, generation
@@ -119,7 +119,7 @@ class Asked:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
-        """See Placing."""
+        """See SnapshotPositions."""
         with self._connected() as connection:
             self._ask(connection, BEGIN)
             self._own.connection = connection
@@ -129,7 +129,7 @@ class Asked:
                 del self._own.connection
 
     def exact(self, snapshot: str) -> int | None:
-        """See Placing; inside `reading`."""
+        """See SnapshotPositions; inside `reading`."""
         return self._ask(self._own.connection, EXACT, snapshot).offset
 
     def _connected(self) -> socket.socket:

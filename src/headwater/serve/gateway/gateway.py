@@ -34,7 +34,7 @@ from headwater.serve.rpc.methods import METHODS
 from headwater.serve.rpc.query_params import values_of
 from headwater.serve.server.thread_bridge import Bridge
 from headwater.serve.server.websocket_protocol import Gone
-from headwater.sources.source import Result, Written
+from headwater.sources.write import Result, Written
 
 OPENING = Opening("gateway", messages.line, format=GATEWAY)
 SQL = METHODS["sql.exec"]

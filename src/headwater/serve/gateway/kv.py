@@ -25,7 +25,8 @@ from headwater.model.table import Row, Table
 from headwater.queries.statements.pending_answer import T
 from headwater.serve.api import Api
 from headwater.serve.server.thread_bridge import Bridge
-from headwater.sources.source import Chunk, Session
+from headwater.sources.read import Chunk
+from headwater.sources.write import Session
 
 INDEX = f"CREATE INDEX {TABLE}_{EXPIRES} ON {TABLE} ({EXPIRES}) WHERE {EXPIRES} IS NOT NULL"  # what a sweep reads
 MAX_TTL = 2**31  # seconds: 68 years

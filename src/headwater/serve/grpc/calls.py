@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import grpc
 from grpc import aio
 
+from headwater.database import ManagedDatabases
 from headwater.errors import (
     Busy,
     HeadwaterError,
@@ -24,7 +25,6 @@ from headwater.errors import (
 from headwater.model.answer_limits import UNCOUNTED, AnswerMemory
 from headwater.model.principal import ANONYMOUS, OWNER, Principal
 from headwater.model.work_context import CALLER
-from headwater.queries.databases import Databases
 from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors
 from headwater.serve.grpc.messages import LARGE, decode
@@ -170,7 +170,7 @@ class Calls:
         gate: Gate,
         limits: Limits,
         metrics: Metrics,
-        databases: Databases,
+        databases: ManagedDatabases,
         bridge: Bridge,
         *,
         max_bytes: int,

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from contextlib import aclosing, contextmanager, nullcontext, suppress
 from typing import Any
 
+from headwater.database import Database
 from headwater.errors import HeadwaterError, NotFound
 from headwater.feeds.feeds import Feeds
 from headwater.model.clock import ts_text
@@ -17,7 +18,6 @@ from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.changefeed import SLOW, ChangeFeed, Pace, Rooms, begin, slow
 from headwater.ranges.changefeed.watched_spans import Spans
-from headwater.ranges.database import Database
 from headwater.ranges.pull.durable_wait import Waiting
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour

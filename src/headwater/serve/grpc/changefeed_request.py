@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headwater.database import Database
 from headwater.errors import InvalidRequest, StaleEpoch
 from headwater.feeds.filters.row_filter import Rule
 from headwater.feeds.subscriptions.options import Options
@@ -13,9 +14,9 @@ from headwater.feeds.subscriptions.subscribe_table import MOST_SPANS, checked_sp
 from headwater.model.clock import MAX_COUNTER, MAX_MS, Timestamp, ts_of_ms
 from headwater.model.keys.key import Span
 from headwater.model.principal import Principal
+from headwater.ranges.captured_table import keyed_table
 from headwater.ranges.changefeed.changefeed import Base
 from headwater.ranges.changefeed.watched_spans import Watched
-from headwater.ranges.database import Database, told_apart
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.serve.http.query_string import plain_spans
 
@@ -128,7 +129,7 @@ def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
         raise InvalidRequest("no table is named", hint="Name it; no span at all means the whole database.")
     if each.range_epoch:
         raise InvalidRequest("a range_epoch without a range_id", hint="Send both, or none.")
-    table = told_apart(database.source, each.table, who, name)
+    table = keyed_table(database.source, each.table, who, name)
     if not (each.keys or each.start_key or each.end_key):
         return Span()
     database.source.order(table, table.key)  # refused here where its keys have no order

@@ -15,7 +15,8 @@ from headwater.model.answer_limits import MEMORY, Reservation, bytes_of, too_lar
 from headwater.model.literal import Json, to_plain
 from headwater.model.table import Row
 from headwater.serve.http.call import Send
-from headwater.sources.source import Read, Result
+from headwater.sources.query import Read
+from headwater.sources.write import Result
 
 PIECE = 1 << 20  # bytes, about
 SMALL = 64 << 10  # bytes of values: a smaller answer of few rows is encoded at once

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headwater import __version__
+from headwater.database import DatabaseStatus
 from headwater.feeds.feeds import Feeds
-from headwater.queries.databases import DatabaseStatus
 from headwater.queries.queries import Queries
 from headwater.ranges.worker.process import Numbers
 from headwater.serve.http.handlers.pulls import Pulls

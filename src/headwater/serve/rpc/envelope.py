@@ -25,7 +25,7 @@ from headwater.serve.rpc import params
 from headwater.serve.rpc.hidden_names import told
 from headwater.serve.rpc.methods import METHODS, Method, refusal
 from headwater.serve.server.thread_bridge import Bridge
-from headwater.sources.source import Result, Written
+from headwater.sources.write import Result, Written
 
 log = logging.getLogger(__name__)
 

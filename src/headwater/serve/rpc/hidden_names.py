@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from headwater.database import ManagedDatabases
 from headwater.errors import HeadwaterError, NotFound
 from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
-from headwater.queries.databases import Databases
 
 HOW = "`db` names it (--db on the command line, `namespace` in gRPC and the gateway)."
 
 
-def told(error: HeadwaterError, who: Principal, databases: Databases) -> HeadwaterError:
+def told(error: HeadwaterError, who: Principal, databases: ManagedDatabases) -> HeadwaterError:
     """Return `error` as `who` may see it."""
     if error.names_tables and any(scope.tables for scope in who.scopes or ()):
         # A foreign key, or a trigger, names tables that the caller did not write to.

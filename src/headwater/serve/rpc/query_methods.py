@@ -20,7 +20,7 @@ from headwater.serve.api import Api
 from headwater.serve.http.body_pieces import is_small
 from headwater.serve.http.handlers import query_body
 from headwater.serve.rpc.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 
 class QueryText(NamedTuple):

@@ -18,7 +18,7 @@ from headwater.queries.statements.transactions import Begun, Finished
 from headwater.ranges.pull.table_status import Described
 from headwater.ranges.ranges.ranges import Listed, Registered
 from headwater.serve.http.handlers.query_body import written_data
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s
 ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}

@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, SourceError, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.dependencies.dependency import Analysis
@@ -23,6 +22,7 @@ from headwater.model.literal import Value
 from headwater.model.principal import OWNER, VIEWER
 from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
+from headwater.sources.capture_stream import Notes
 from headwater.sources.postgres.capture.barriers import Barriers, Passed, Side
 from headwater.sources.postgres.capture.decode.relations import split_name
 from headwater.sources.postgres.capture.log_positions import Positions
@@ -45,12 +45,15 @@ from headwater.sources.postgres.read.sample import sample
 from headwater.sources.postgres.schema.catalog import describe
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, whole_rows_remedy
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.session import is_read_only
 from headwater.sources.postgres.write.writer import Writers
-from headwater.sources.source import Args, Chunk, Condition, Look, Notes, Read, Sample, Work, Written
+from headwater.sources.query import Args, Read
+from headwater.sources.read import BulkAddress, Chunk, Condition, Look, Sample
+from headwater.sources.write import Work, Written
 
 T = TypeVar("T")
 DOWN_SECONDS = 1.0  # without a connection before it is an error
@@ -84,7 +87,6 @@ class PostgresSource:
         self._pool = Pool(connect, is_trusted=bool(logins.roles))
         self._shapes = Shapes(self._known, self._version)
         self._callers = Callers(logins, self._pool, seconds=seconds)
-        self.reader_address = logins.server(VIEWER).address
         self._columns = Columns(self._pool, seconds=seconds)
         self._positions = Positions(self._barriers, self._visibility, self._notice)
         odd = self._columns.odd
@@ -158,7 +160,7 @@ class PostgresSource:
         return self._side.ask(self._attachment.findings)
 
     def remedy(self, table: str) -> str:
-        """See Sparing: large values that an update leaves alone are told only where the old row is."""
+        """Return the SQL after which updates carry the large values they leave unchanged."""
         parts = split_name(table)
         return "" if parts is None else self._side.ask(lambda connection: whole_rows_remedy(connection, *parts))
 
@@ -324,13 +326,14 @@ class PostgresSource:
         """Run one read-only statement."""
         return self._reading.read(sql, args, self._callers.pool(role))
 
-    def reading(self) -> AbstractContextManager[None]:
-        """See Placing."""
-        return self._positions.reading()
+    @property
+    def snapshot_positions(self) -> Positions:
+        """The offsets of other processes' reads."""
+        return self._positions
 
-    def exact(self, snapshot: str) -> int | None:
-        """See Placing."""
-        return self._positions.exact(snapshot)
+    def bulk_address(self) -> BulkAddress:
+        """Return the connection strings for the bulk worker."""
+        return BulkAddress("postgres", self.address, reader=self._callers.logins.server(VIEWER).address)
 
     def text(self, query: Query) -> str:
         """A query of the JSON form as SQL."""

@@ -20,7 +20,9 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
+from headwater.model.sqlite_memory import count_memory
 
+count_memory()
 OURS = "_headwater_"  # prefix of every object we put into the user's file
 
 CHECK = "Check the statement and its arguments."
@@ -54,15 +56,7 @@ class Heap:
             apsw.hard_heap_limit(HEAP + HEAP_PER_CONNECTION * len(self._connections))
 
 
-def _count_memory() -> Heap:
-    """Let SQLite count its memory, which it must to limit it; possible before its first use only."""
-    apsw.shutdown()
-    apsw.config(apsw.SQLITE_CONFIG_MEMSTATUS, True)
-    apsw.initialize()
-    return Heap()
-
-
-_HEAP = _count_memory()
+_HEAP = Heap()
 
 
 def ident(name: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import apsw
 
-from headwater.config import SqliteConfig
 from headwater.errors import SourceMismatch, Unavailable
 from headwater.model.change import Transaction
 from headwater.model.dependencies.dependency import Analysis
@@ -22,7 +21,9 @@ from headwater.model.predicate import key_is
 from headwater.model.principal import OWNER
 from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Args, Chunk, Look, Notes, Read, Sample, Work, Written
+from headwater.sources.capture_stream import Notes
+from headwater.sources.query import Args, Read
+from headwater.sources.read import BulkAddress, Chunk, Look, Sample
 from headwater.sources.sqlite.capture.capture_table import PAGE, Follower
 from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.capture.commit_watch import Waker
@@ -49,11 +50,13 @@ from headwater.sources.sqlite.query.query_sql import query_sql
 from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
 from headwater.sources.sqlite.read.key_order_page import read_chunk
 from headwater.sources.sqlite.read.sample import read_sample
+from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.setup.database_file import Connected, open_database
 from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
 from headwater.sources.sqlite.write.session import SqliteSession, run_statement
 from headwater.sources.sqlite.write.writer import Ledger, Writer
 from headwater.sources.table_creation import rows_only
+from headwater.sources.write import Work, Written
 
 T = TypeVar("T")
 MODE = "journal_mode_before"  # a note, until the file itself has it
@@ -126,6 +129,19 @@ class SqliteSource:
             known_good=lambda: self._follower.known_good,
             before_write=before_write,
         )
+
+    @property
+    def snapshot_positions(self) -> None:
+        """None: each read carries its own offset."""
+        return None
+
+    def bulk_address(self) -> BulkAddress:
+        """Return the file for the bulk worker."""
+        return BulkAddress("sqlite", self.path, self.inode)
+
+    def remedy(self, table: str) -> str:
+        """Return "": changes carry whole rows."""
+        return ""
 
     # --- history ---------------------------------------------------------------------------------------------
 

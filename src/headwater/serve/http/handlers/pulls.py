@@ -10,8 +10,8 @@ from urllib.parse import quote, urlencode
 
 from msgspec.structs import replace
 
+from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.subscriptions.subscribe_table import check_calls
 from headwater.model.database_name import real_name

@@ -20,7 +20,7 @@ from headwater.serve.api import Api
 from headwater.serve.http.handlers.query_body import ARROW, CSV, about, columns_of, rpc_format
 from headwater.serve.rpc.query_methods import text_of
 from headwater.serve.rpc.query_params import Patch, values_of
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 MANIPULATION = b"headwater-rows"
 MAX_PATCHED = 8 << 20  # bytes of an answer

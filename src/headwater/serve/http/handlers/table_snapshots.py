@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
+from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
-from headwater.feeds.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.deliver.reader_state import snapshot_url
 from headwater.feeds.fair_threads import Threads

@@ -18,7 +18,7 @@ from headwater.sources.postgres.protocol_session import Pool
 from headwater.sources.postgres.query.predicate_engine import Engine, Examined
 from headwater.sources.postgres.query.predicate_python import Program, read
 from headwater.sources.postgres.query.predicate_text import Unknown
-from headwater.sources.source import Pin
+from headwater.sources.read import Pin
 
 MAX_SHAPES = 64  # shapes whose engine is kept for the next condition; conditions hold their own
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 from headwater.errors import NotFound
 from headwater.model.keys.key import Span
@@ -18,64 +17,32 @@ from headwater.sources.postgres.read.row_reads import Reading
 from headwater.sources.postgres.read.text_columns import Packed
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
-from headwater.sources.source import Chunk, Condition
+from headwater.sources.read import Chunk, Condition, PastShapes, ServerPositions
 
 READERS = 4  # PostgreSQL has few connections to give
 CHUNK_ROWS = 65_536  # each has to find its place in the log, which takes as long as some thousand rows
 
 
-class Serving(Protocol):
-    """What a reader beside the server asks it."""
-
-    def describe(self) -> dict[str, Table]:
-        """See Source."""
-        ...
-
-    def head(self) -> int:
-        """See Source."""
-        ...
-
-    def reading(self) -> AbstractContextManager[None]:
-        """See Placing."""
-        ...
-
-    def exact(self, snapshot: str) -> int | None:
-        """See Placing."""
-        ...
-
-
-class Past(Protocol):
-    """What a log knows of earlier shapes."""
-
-    def note(self, name: str) -> str:
-        """See Log."""
-        ...
-
-    def shape(self, name: str, version: int) -> Table | None:
-        """A table as it was at `version`; None if no change has it."""
-        ...
-
-
 class PostgresReader:
-    """Fulfils `SideReader`."""
+    """Fulfils `BulkReader`."""
 
     chunk_rows = CHUNK_ROWS
 
-    def __init__(self, name: str, url: str, serving: Serving, past: Past, *, judge: str) -> None:
+    def __init__(self, name: str, url: str, server: ServerPositions, past: PastShapes, *, judge: str) -> None:
         """Open both pools; `judge` is the connection string for callers' conditions."""
-        self._serving, self._past = serving, past
+        self._server, self._past = server, past
         self._pool, self._judges = Pool(Server(name, url).connect, READERS), Pool(Server(name, judge).connect, READERS)
         self._columns = Columns(self._pool)
-        self._reading = Reading(self._pool, Shapes(self._known), _Unseen(serving), self._columns.odd, take=Packed)
+        self._reading = Reading(self._pool, Shapes(self._known), _Unseen(server), self._columns.odd, take=Packed)
         self._predicates = Predicates(self._judges, self._columns.odd)
 
     def _known(self, table: str) -> Table | None:
-        return self._serving.describe().get(table)
+        return self._server.describe().get(table)
 
     def describe(self) -> dict[str, Table]:
         """The tables as they are now."""
         self._columns.renew()  # a job begins with this: it may be about a table of a new collation
-        return self._serving.describe()
+        return self._server.describe()
 
     def shape(self, name: str, version: int | None = None) -> Table:
         """The table as it is now, or as it was at `version`."""
@@ -91,7 +58,7 @@ class PostgresReader:
 
     def head(self) -> int:
         """The newest offset."""
-        return self._serving.head()
+        return self._server.head()
 
     def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
         """At most `limit` rows in key order with keys after `after`, inside `span`."""
@@ -107,7 +74,7 @@ class PostgresReader:
 
     def status(self) -> dict[str, Any]:
         """The captured tables."""
-        return {"tables": sorted(self._serving.describe())}
+        return {"tables": sorted(self._server.describe())}
 
     def wake(self) -> None:
         """Nobody waits here."""
@@ -121,8 +88,8 @@ class PostgresReader:
 class _Unseen:
     """Fulfils `reading.Visibility` by asking the server; only chunks are read here, and those are exact."""
 
-    def __init__(self, serving: Serving) -> None:
-        self.reading, self.exact = serving.reading, serving.exact
+    def __init__(self, server: ServerPositions) -> None:
+        self.reading, self.exact = server.reading, server.exact
 
     def seen(self, snapshot: str) -> int:
         """Never less exact than that."""

@@ -23,7 +23,9 @@ from headwater.sources.postgres.query.statement_rules import Args, check_ours, e
 from headwater.sources.postgres.read.key_order_page import Decoded, Take, stretch
 from headwater.sources.postgres.schema.table_shapes import Shapes, hold
 from headwater.sources.postgres.write.session import PostgresSession, run_statement
-from headwater.sources.source import Chunk, Read, Result
+from headwater.sources.query import Read
+from headwater.sources.read import Chunk
+from headwater.sources.write import Result
 
 T = TypeVar("T")
 TRIES = 10  # of a read whose snapshot is no beginning of the log

@@ -10,7 +10,7 @@ from headwater.sources.postgres.key_order import order
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.read.row_reads import ALL_ROWS
 from headwater.sources.postgres.schema.table_shapes import Shape, Shapes, hold, ident
-from headwater.sources.source import Point, Sample
+from headwater.sources.read import Point, Sample
 
 ROW_BYTES = 8  # what a row costs beside its values
 SEED = 1  # the same table gives nearly the same sample

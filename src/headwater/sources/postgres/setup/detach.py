@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import psycopg
 
-from headwater.config import PostgresConfig
 from headwater.sources.postgres.capture.slot.slot import Dropped, drop, slot_name
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup import ddl_trigger
 
 

@@ -187,7 +187,7 @@ def all_tables(connection: Connection, publication: str) -> list[TableFit]:
 
 
 def whole_rows_remedy(connection: Connection, schema: str, table: str) -> str:
-    """See Sparing."""
+    """Return the SQL after which changes of the table carry whole rows; "" where they do already."""
     ask = _tables_sql(connection, "AND n.nspname = %s AND c.relname = %s")
     rows = connection.execute(ask, ["", schema, table]).fetchall()
     return "".join(_full(each) for each in _found(rows) if is_sparing(each))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 import psycopg
 
-from headwater.config import PostgresConfig
 from headwater.errors import HeadwaterError, SourceUnfit
 from headwater.model.change import Transaction
 from headwater.sources.postgres.capture.slot import server_history
 from headwater.sources.postgres.capture.slot.publication import ensure_publication
 from headwater.sources.postgres.capture.slot.slot import Identity, Slot, find_slot, identify, judge, slot_name
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, TableFit, all_tables, examine
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.setup.logins import setup_sql as logins_sql
@@ -21,7 +21,7 @@ from headwater.sources.postgres.setup.logins import setup_sql as logins_sql
 LOCK_SECONDS = 2  # others may hold a table: doctor does not wait for them
 
 
-class Inspection(msgspec.Struct, frozen=True):
+class Inspected(msgspec.Struct, frozen=True):
     """What was found. `holder` says who reads the slot now; "" if nobody does."""
 
     version: str
@@ -44,7 +44,7 @@ class Inspection(msgspec.Struct, frozen=True):
         return judge(known.known(point), self.identity, self.slot, self.database)
 
 
-def inspect(name: str, url: str, config: PostgresConfig) -> Inspection:
+def inspect(name: str, url: str, config: PostgresConfig) -> Inspected:
     """Look at everything, by a connection of either kind. Raises where none can be made."""
     server = Server(name, url)
     slot, publication = slot_name(config.slot, name), slot_name(config.publication, name)
@@ -57,7 +57,7 @@ def inspect(name: str, url: str, config: PostgresConfig) -> Inspection:
         if refused and not any(each.fatal for each in findings):
             findings.append(Finding(refused.message, refused.hint.removeprefix("Run: ")))
         found = find_slot(connection, slot)
-        return Inspection(
+        return Inspected(
             version=str(connection.info.parameter_status("server_version") or "").split(" ")[0],
             database=connection.info.dbname,
             slot_name=slot,

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from headwater.config import PostgresConfig
 from headwater.errors import ConfigError, Forbidden
 from headwater.model.principal import EDITOR, OWNER, VIEWER
 from headwater.sources.postgres.connection import Connection, Server, quoted
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding
 
 NO_LOGINS = "viewers and editors cannot send SQL: postgres.reader and postgres.writer are not set"

@@ -21,7 +21,7 @@ from headwater.sources.postgres.protocol_session import Connect, Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.session import PostgresSession
 from headwater.sources.postgres.write.writer import LOCK_SECONDS, Positions, finish, settle
-from headwater.sources.source import Work, Written
+from headwater.sources.write import Work, Written
 
 T = TypeVar("T")
 CANCEL_SECONDS = 2.0  # for PostgreSQL to end a statement that was cancelled

@@ -16,8 +16,8 @@ from headwater.sources.postgres.query.statement_rules import Args, Statement, ch
 from headwater.sources.postgres.schema.table_shapes import OURS, Shape, Shapes, ident
 from headwater.sources.postgres.sql import Renderer, create_table, order_by
 from headwater.sources.postgres.values import Bound
-from headwater.sources.source import Result
 from headwater.sources.table_creation import check_numbered, exists
+from headwater.sources.write import Result
 
 MAX_PARAMS = 30_000  # of one INSERT; the protocol ends at 65,535
 _WRITES = frozenset({"INSERT", "INSERT 0", "UPDATE", "DELETE", "MERGE"})

@@ -24,7 +24,7 @@ from headwater.sources.postgres.errors import RETRIED, state_of
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.write.session import PostgresSession
-from headwater.sources.source import Session, Written
+from headwater.sources.write import Session, Written
 
 T = TypeVar("T")
 THREADS = 5  # one of them is left to other callers

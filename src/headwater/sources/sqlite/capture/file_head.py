@@ -6,7 +6,7 @@ import threading
 
 import apsw
 
-from headwater.sources.source import Look
+from headwater.sources.read import Look
 from headwater.sources.sqlite.query.analysis.analysis import Analyses
 from headwater.sources.sqlite.setup.database_file import Connected, File
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from headwater.errors import HeadwaterError
-from headwater.sources.source import STOPPED, Notes
+from headwater.sources.capture_stream import STOPPED, Notes
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from headwater.errors import InvalidRequest
 from headwater.model.table import Key, Row, Table
-from headwater.sources.source import Pin
+from headwater.sources.read import Pin
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.predicate_engine import Engine
 from headwater.sources.sqlite.query.predicate_python import Program, Unknown, read

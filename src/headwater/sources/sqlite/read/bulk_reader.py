@@ -10,7 +10,7 @@ from typing import Any
 from headwater.errors import NotFound, SourceMismatch, Unavailable
 from headwater.model.keys.key import Span
 from headwater.model.table import Key, Table
-from headwater.sources.source import Chunk
+from headwater.sources.read import Chunk
 from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.connection_pool import Pool
@@ -27,7 +27,7 @@ STATEMENT_SECONDS = 60.0  # no caller's statement runs here
 
 
 class SqliteReader:
-    """Fulfils `SideReader`. Reads the file `inode` at `path` as long as it holds the history `generation`."""
+    """Fulfils `BulkReader`. Reads the file `inode` at `path` as long as it holds the history `generation`."""
 
     chunk_rows = CHUNK_ROWS
 

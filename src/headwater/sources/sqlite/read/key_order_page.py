@@ -16,7 +16,7 @@ from headwater.errors import InvalidRequest
 from headwater.model.keys.key import Span, decode_key
 from headwater.model.literal import Value, is_broken_text
 from headwater.model.table import Column, Key, Table
-from headwater.sources.source import Chunk
+from headwater.sources.read import Chunk
 from headwater.sources.sqlite.capture.change_decoder import row_decoder
 from headwater.sources.sqlite.capture.trigger_plan import Layout
 from headwater.sources.sqlite.connection import ident

@@ -7,7 +7,7 @@ from typing import Any
 
 from headwater.errors import NotSupported
 from headwater.model.table import Table
-from headwater.sources.source import Point, Sample
+from headwater.sources.read import Point, Sample
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.read.even_spread import Around, spread

@@ -14,7 +14,6 @@ from headwater.model.answer_limits import FEWER, MAX_ROWS, MEMORY, AnswerRows
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
-from headwater.sources.source import Result
 from headwater.sources.sqlite.capture.trigger_installation import read_kinds, reconcile, remove_triggers, set_meta
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
 from headwater.sources.sqlite.query.authorizer import MAX_LENGTH, Guard, Statement
@@ -23,6 +22,7 @@ from headwater.sources.sqlite.schema.catalog import Catalog, intruders
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.types import FROM_STORED, to_stored
 from headwater.sources.table_creation import check_numbered, exists
+from headwater.sources.write import Result
 
 T = TypeVar("T")
 SPARE = 1 << 10  # bytes of a value past the limit of an answer, so that the limit is what is named

@@ -21,11 +21,11 @@ import apsw
 
 from headwater.errors import Busy, InvalidRequest, Unavailable
 from headwater.sources.fair_queue import FairQueue
-from headwater.sources.source import Session, Written
 from headwater.sources.sqlite.capture.triggers import CAPTURE, TXN
 from headwater.sources.sqlite.connection import OURS, to_error
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.schema.catalog import Catalog
+from headwater.sources.write import Session, Written
 
 T = TypeVar("T")
 MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from headwater.config import PostgresConfig
 from headwater.model.change import Transaction
+from headwater.sources.capture_stream import STOPPED, Notes
 from headwater.sources.postgres.capture.barriers import Side
 from headwater.sources.postgres.capture.replication_buffer import Point, Shapes
 from headwater.sources.postgres.capture.slot import server_history
@@ -45,9 +45,9 @@ from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema import definition_changes
 from headwater.sources.postgres.schema.catalog import describe, schema_number
 from headwater.sources.postgres.schema.unstreamed_changes import announce
+from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, all_tables, check, examine, warnings, why_uncaptured
 from headwater.sources.postgres.setup.logins import Logins
-from headwater.sources.source import STOPPED, Notes
 
 logger = logging.getLogger("headwater.postgres.fitness")
 

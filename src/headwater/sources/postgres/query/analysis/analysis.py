@@ -37,7 +37,7 @@ from headwater.sources.postgres.query.analysis.volatile_calls import refuse as r
 from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, check_ours, places_named
 from headwater.sources.postgres.read.row_reads import Place, Places
 from headwater.sources.postgres.schema.table_shapes import OURS
-from headwater.sources.source import Read
+from headwater.sources.query import Read
 
 MAX_KNOWN = 10_000  # statements whose meaning is remembered
 MAX_KNOWN_BYTES = 64 << 20  # of them, about

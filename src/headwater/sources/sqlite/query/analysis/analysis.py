@@ -11,7 +11,8 @@ import msgspec
 from headwater.model.dependencies.dependency import MAX_KEYS, Analysis, Dependency, KeyGuard
 from headwater.model.literal import Value
 from headwater.model.table import Row
-from headwater.sources.source import Look, Read
+from headwater.sources.query import Read
+from headwater.sources.read import Look
 from headwater.sources.sqlite.capture.triggers import CAPTURE
 from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     Facts,

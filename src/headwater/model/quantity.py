@@ -1,0 +1,25 @@
+"""Numbers as people read them: counts with their noun, and sizes in bytes."""
+
+from __future__ import annotations
+
+
+def amount(number: int | None) -> str:
+    """Return a count with thousands set apart; `?` when it is not known."""
+    return "?" if number is None else f"{number:,}"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `1 table`, `2 tables`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def byte_size(count: int | None) -> str:
+    """Return bytes in the largest unit that keeps the number above one."""
+    if count is None:
+        return "?"
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"

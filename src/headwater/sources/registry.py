@@ -1,0 +1,161 @@
+"""The kinds of sources, by URL scheme. To add one: a folder with a `kind.py`, and a line in KINDS."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from headwater.errors import ConfigError, NotSupported
+from headwater.model.change import Transaction
+from headwater.sources.capture_stream import Notes
+from headwater.sources.read import BulkAddress, BulkReader, PastShapes, ServerPositions
+from headwater.sources.source import Source
+
+
+class Check(NamedTuple):
+    """One finding of `headwater doctor`. `state` is ok, warn or fail; `remedy` is what to do about the last two."""
+
+    subject: str
+    state: str
+    finding: str
+    remedy: str = ""
+
+
+class LogView(Protocol):
+    """The log of a database, as `doctor` compares it with the source."""
+
+    @property
+    def generation(self) -> str:
+        """See Log."""
+        ...
+
+    @property
+    def latest(self) -> int:
+        """See Log."""
+        ...
+
+    def note(self, name: str) -> str:
+        """See Notes."""
+        ...
+
+    def scan(self, *, after: int) -> Iterator[Transaction]:
+        """See Log."""
+        ...
+
+
+class Inspection(msgspec.Struct, frozen=True):
+    """What `doctor` found in a source, without changing it."""
+
+    checks: list[Check]
+    is_captured: bool = False
+    # Return why a log is not the history of the source, and what to check; None if it is.
+    mismatch: Callable[[LogView], tuple[str, str] | None] = lambda log: None
+    is_readable: bool = True  # False: the checks say why, and the log cannot be compared
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What a command did: a JSON document, the same as lines for people, and notes with a hint each."""
+
+    document: dict[str, Any]
+    lines: list[str]
+    notes: list[tuple[str, str]] = []
+
+
+class CapturedTable(msgspec.Struct, frozen=True):
+    """One table of `headwater source list`."""
+
+    database: str
+    table: str
+    captured: bool
+    schema: int | None  # the version of its shape
+    key: list[str]
+    note: str
+
+
+class SourceKind(ABC):
+    """One kind of database: what its folder offers to the rest of Headwater.
+
+    Its module is imported by every command: import drivers inside the methods.
+    """
+
+    settings: type  # a dataclass; its section in the settings has the name of the kind
+
+    def address(self, url: str) -> str:
+        """Return the file or connection string that `url` names."""
+        return url
+
+    @abstractmethod
+    def open(self, name: str, url: str, *, notes: Notes, settings: Any, folder: Path, is_embedded: bool) -> Source:
+        """Open the database at `url`. `folder` is the data folder; an embedded database is in it, and ours."""
+
+    def open_bulk_reader(
+        self, name: str, address: BulkAddress, *, generation: str, log: PastShapes, server: ServerPositions
+    ) -> BulkReader:
+        """Open the database for reading in the bulk worker."""
+        raise NotSupported(f"{name!r} is not read in bulk", hint="Feeds of its changes are served.")
+
+    def list_tables(self, name: str, url: str, settings: Any) -> list[CapturedTable]:
+        """Return its tables, and whether they are captured, without a server."""
+        raise NotSupported(f"the tables of {name!r} can be listed only while it is served")
+
+    def inspect(self, name: str, url: str, settings: Any) -> Inspection:
+        """Return the checks of `headwater doctor`."""
+        return Inspection([])
+
+    def check_attach(self, url: str) -> None:  # noqa: B027  # most kinds have nothing to check
+        """Raise if capture of the database cannot be set up by a command."""
+
+    def attached(self, name: str, url: str, status: dict[str, Any], tables: tuple[str, ...]) -> Report:
+        """Report a capture that was set up; `tables` are those the user named."""
+        found = status["tables"]
+        return Report({"database": name, "tables": found}, [f"capturing {', '.join(found)} as {name!r}"])
+
+    def setup_sql(self, name: str, url: str, *, reader: str, writer: str, ddl_statements: bool) -> list[str]:
+        """Return the SQL that prepares the database for Headwater."""
+        raise NotSupported("only PostgreSQL needs logins for callers", hint="SQLite files are served as they are.")
+
+    def detach(self, name: str, url: str, settings: Any, find_log: Callable[[str | None], str | None]) -> Report:
+        """Remove every trace of Headwater; `find_log` returns the path of a generation's log, or of this database's."""
+        raise NotSupported(f"Headwater leaves nothing behind in {name!r}")
+
+
+class Registered(msgspec.Struct, frozen=True):
+    """One line of the registry."""
+
+    schemes: tuple[str, ...]
+    module: str  # holds KIND
+    example: str
+
+
+KINDS: dict[str, Registered] = {
+    "sqlite": Registered(("sqlite:///", "sqlite:"), "headwater.sources.sqlite.kind", "a SQLite file (app.db)"),
+    "postgres": Registered(("postgresql://", "postgres://"), "headwater.sources.postgres.kind", "postgresql://…"),
+}
+FILES = "sqlite"  # the kind of a database that is named by a path
+
+
+def kind(name: str) -> SourceKind:
+    """Return the kind called `name`."""
+    found: SourceKind = import_module(KINDS[name].module).KIND
+    return found
+
+
+def kind_name(url: str) -> str:
+    """Return the name of the kind of database at `url`; ConfigError if there is none."""
+    for name, registered in KINDS.items():
+        if url.startswith(registered.schemes):
+            return name
+    if "://" in url:
+        examples = " or ".join(registered.example for registered in KINDS.values())
+        raise ConfigError(f"there is no source for {url.split('://')[0]}:// yet", hint=f"Give {examples}.")
+    return FILES
+
+
+def settings_classes() -> dict[str, type]:
+    """Return the settings class of every kind, by its section."""
+    return {name: kind(name).settings for name in KINDS}
