@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from httpx._transports import default as transports
 from hypothesis import settings
-from tests.sources.foreign import Foreign
-from tests.sources.rig import Rig
+from tests.sources.sqlite_source import Rig
+from tests.sources.sqlite_writer_process import Foreign
+from tests.suite.deadlines import lengthen_limits
 from tests.suite.examples import PROFILE
-from tests.suite.waiting import lengthen_limits
 
 pytest_plugins = ("tests.suite.seeds", "tests.suite.slices", "tests.suite.timings")
 
@@ -43,16 +43,16 @@ lengthen_limits()
 # Rooms and files that start whole servers, processes and browsers: left out of `make check`.
 WHOLE = {"browser", "caches", "cli", "conformance", "guarantees", "soundness"}
 SERVERS = {"test_grpc_changefeed.py", "test_grpc_subscribe.py", "test_plugins.py", "test_random_requests.py"}
-SERVERS |= {"test_pg_doctor.py", "test_pg_page.py", "test_pg_serve.py", "test_pg_unseen.py"}
+SERVERS |= {"test_pg_doctor.py", "test_pg_page.py", "test_pg_serve.py", "test_pg_visible_commits.py"}
 SERVERS |= {
     "test_answer_limits.py",
     "test_large_answers.py",
-    "test_connection.py",
+    "test_http_protocol.py",
     "test_pull_methods.py",
     "test_tls.py",
 }
 SERVERS |= {"test_faulty_server.py", "test_live_feeds.py", "test_live_pulls.py", "test_pg_logins.py", "test_app.py"}
-SERVERS |= {"test_grpc_pull.py", "test_grpc_watch.py", "test_conflicts.py", "test_data_api.py", "test_asof.py"}
+SERVERS |= {"test_grpc_pull.py", "test_grpc_watch.py", "test_conflicts.py", "test_data_api.py", "test_pull_snapshot.py"}
 POSTGRES = {"db", "pg", "server", "shared", "tls"}  # fixtures of tests/sources/postgres that start one
 
 

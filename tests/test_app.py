@@ -15,7 +15,7 @@ from typing import Any
 
 import apsw
 import pytest
-from tests.suite.waiting import PATIENCE, wait_until
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.app import App, Database
 from headwater.config import Config, DatabaseConfig, LogConfig

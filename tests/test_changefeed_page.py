@@ -11,10 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.doc_pages import ROOT, blocks, page
 from tests.guarantees.server_process import ServerProcess
-from tests.suite.waiting import PATIENCE
-
-from doc_pages import ROOT, blocks, page
+from tests.suite.deadlines import PATIENCE
 
 TOKEN = "key-of-the-test"
 SETTINGS = f'serve.token = "{TOKEN}"\nfeeds.checkpoint_seconds = 0.1\n'

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.app import App
 from headwater.config import load

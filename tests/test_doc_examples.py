@@ -14,11 +14,11 @@ from urllib.parse import urlencode
 
 import httpx
 import pytest
-from tests.suite.waiting import PATIENCE
+from tests.doc_pages import BLOCK, EXAMPLE_PAGES, blocks, page
+from tests.suite.deadlines import PATIENCE
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from doc_pages import BLOCK, EXAMPLE_PAGES, blocks, page
 from headwater.app import App
 from headwater.config import Config, LogConfig, ServeConfig
 from headwater.serve.api import Api

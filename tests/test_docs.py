@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import NODEFAULT
+from tests.doc_pages import METHOD_PAGES, PAGES, ROOT, blocks, code, literals, page, prose, table
 
-from doc_pages import METHOD_PAGES, PAGES, ROOT, blocks, code, literals, page, prose, table
 from headwater import errors
 from headwater.cli.commands.config import _default, _shown
 from headwater.cli.main import build_parser

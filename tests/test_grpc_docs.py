@@ -4,8 +4,8 @@ import re
 
 import pytest
 from google.protobuf import descriptor_pb2
+from tests.doc_pages import ROOT, literals, page
 
-from doc_pages import ROOT, literals, page
 from headwater.serve.grpc.messages import FOLDER
 
 FILES = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "protos.bin").read_bytes()).file

@@ -5,7 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from doc_pages import blocks, page
+from tests.doc_pages import blocks, page
+
 from headwater.config import load
 from headwater.model.principal import VIEWER, Scope
 from headwater.serve.auth.gate import is_loopback, split_address

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from chromium import Browser, programs
-from kept_server import TABLE, KeptServer
-from page_server import PageServer
+from tests.browser.chromium import Browser, programs
+from tests.browser.page_server import PageServer
+from tests.browser.restartable_server import TABLE, KeptServer
 
 MISSING = (
     "NO BROWSER, so nothing of tests/browser was tried: install Chromium and its driver "

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 import pytest
-from chromium import Browser, wait_for
-from kept_server import KeptServer
+from tests.browser.chromium import Browser, wait_for
+from tests.browser.restartable_server import KeptServer
 
 pytestmark = pytest.mark.slow
 CONNECTING, CLOSED = 0, 2

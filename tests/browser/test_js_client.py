@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from chromium import Browser, wait_for
-from js_site import Site
-from kept_server import KeptServer
+from tests.browser.chromium import Browser, wait_for
+from tests.browser.js_site import Site
+from tests.browser.restartable_server import KeptServer
 
 from headwater.serve.http.routes import ROUTES
 

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from chromium import Browser
-from js_site import Site, SiteHandler
+from tests.browser.chromium import Browser
+from tests.browser.js_site import Site, SiteHandler
 
 from headwater.queries.patch.patch import Answer, diff
 from headwater.queries.patch.recent_results import Results

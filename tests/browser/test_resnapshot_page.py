@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from chromium import Browser, wait_for
-from kept_server import KeptServer
+from tests.browser.chromium import Browser, wait_for
+from tests.browser.restartable_server import KeptServer
 
 pytestmark = pytest.mark.slow
 Serve = Callable[..., KeptServer]

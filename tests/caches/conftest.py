@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.caches.fronts import FRONTS, Front, free_port, program
+from tests.caches.proxy_processes import FRONTS, Front, free_port, program
 from tests.guarantees.server_process import ServerProcess
 
 PUBLIC = "[queries]\npublic = true\n"

@@ -11,7 +11,7 @@ import grpc
 import httpx
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.caches.fronts import NGINX, Front, program, put
+from tests.caches.proxy_processes import NGINX, Front, program, put
 from tests.doc_pages import blocks, page
 from tests.guarantees.server_process import ServerProcess
 from tests.serve.certificates import Authority

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 from tests.caches.conftest import PUBLIC
-from tests.caches.fronts import Front
+from tests.caches.proxy_processes import Front
 from tests.guarantees.server_process import ServerProcess
 from tests.soundness.counters import PLAIN, SIZE, Counters, rpc
 

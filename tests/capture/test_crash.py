@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from capturing import foreign, logged
-from tests.suite.waiting import PATIENCE
+from tests.capture.captured_database import foreign, logged
+from tests.suite.deadlines import PATIENCE
 
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Op, Transaction
@@ -47,7 +47,7 @@ class Crashing:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.capture.crashing"],
+            [sys.executable, "-m", "tests.capture.crash_process"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

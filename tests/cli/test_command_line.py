@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import HEADWATER, environment, refused, run, run_json
-from tests.suite.waiting import PATIENCE
+from tests.cli.cli_process import HEADWATER, environment, refused, run, run_json
+from tests.suite.deadlines import PATIENCE
 
 from headwater import __version__
 from headwater.cli.commands.config import name_databases

@@ -3,7 +3,7 @@
 import socket
 import threading
 
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.cli.remote import Remote
 

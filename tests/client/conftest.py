@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.asking import ask_async, ask_sync
-from tests.client.faulty import Faulty
-from tests.conformance.live import Live
+from tests.client.both_clients import ask_async, ask_sync
+from tests.client.faulty_server import Faulty
+from tests.conformance.live_server import Live
 
 
 @pytest.fixture(params=[ask_sync, ask_async], ids=["sync", "async"])

@@ -4,9 +4,8 @@ import contextlib
 import io
 from typing import Any
 
-from tests.conformance.live import Live
-
-from doc_pages import BLOCK, page
+from tests.conformance.live_server import Live
+from tests.doc_pages import BLOCK, page
 
 
 def test_every_example_of_the_page_prints_what_is_shown(live: Live) -> None:

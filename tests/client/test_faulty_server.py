@@ -11,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.client.asking import ask_sync
-from tests.client.faulty import ARROW, Asked, Faulty, Reply, arrow_body, failure, problem, result
-from tests.suite.waiting import PATIENCE
+from tests.client.both_clients import ask_sync
+from tests.client.faulty_server import ARROW, Asked, Faulty, Reply, arrow_body, failure, problem, result
+from tests.suite.deadlines import PATIENCE
 
 from headwater.client import AsyncClient, Client, Range
 from headwater.client.http_connections import Connections

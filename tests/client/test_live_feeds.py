@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.asking import ask_sync
-from tests.conformance.live import Live
+from tests.client.both_clients import ask_sync
+from tests.conformance.live_server import Live
 
 from headwater.client import AsyncClient, Client
 from headwater.errors import DuplicateKey, InvalidRequest, NotFound, OffsetExpired, Unauthorized

@@ -10,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.client.asking import ask_sync
-from tests.conformance.live import Live
+from tests.client.both_clients import ask_sync
+from tests.conformance.live_server import Live
 
 from headwater.client import AsyncClient, Client, Described
 from headwater.errors import Conflict, InvalidRequest, NotFound, OffsetExpired

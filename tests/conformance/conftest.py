@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.live import Live
-from tests.suite.waiting import PATIENCE
+from tests.conformance.live_server import Live
+from tests.suite.deadlines import PATIENCE
 
 _numbers = count(1)
 

@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from tests.conformance.readers import web_socket
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 from websockets.exceptions import ConnectionClosed
 
 

@@ -10,7 +10,7 @@ import time
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 

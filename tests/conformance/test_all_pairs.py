@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import pytest
-from tests.conformance.live import Live
-from tests.conformance.pairs import Combination, all_pairs, pairs
+from tests.conformance.live_server import Live
+from tests.conformance.option_pairs import Combination, all_pairs, pairs
 from tests.conformance.readers import CHANGES
 
 I64 = "i64"

@@ -7,8 +7,8 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from tests.conformance.live import Live
-from tests.suite.waiting import PATIENCE
+from tests.conformance.live_server import Live
+from tests.suite.deadlines import PATIENCE
 
 ARROW = "application/vnd.apache.arrow.stream"
 

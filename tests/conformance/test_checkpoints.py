@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 from tests.conformance.readers import CHANGES, Frame
 
 from headwater.model.clock import parse_ts

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 
 def acked(server: Live, sub: dict[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.conformance.gateway_client import GatewayClient
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 
 @pytest.fixture

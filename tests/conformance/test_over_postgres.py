@@ -1,7 +1,7 @@
 """The contract on PostgreSQL: the same tests as on SQLite, with a PostgreSQL as the database `main`.
 
-Left out is test_again: a 304 is remembered without a look at the database on SQLite only. `make test` runs the modules
-of EVERY_TIME, `make soak` all of them.
+Left out is test_repeated_requests: a 304 is remembered without a look at the database on SQLite only. `make test` runs
+the modules of EVERY_TIME, `make soak` all of them.
 """
 
 from __future__ import annotations
@@ -12,33 +12,40 @@ import pytest
 from _pytest.fixtures import FixtureFunctionDefinition
 from tests.conformance import (
     test_arrow_changes,
+    test_backpressure_events,
     test_checkpoints,
+    test_client_disconnects,
     test_client_frames,
-    test_coming_and_going,
-    test_four_cases,
+    test_filter_transitions,
     test_gateway,
-    test_pressure,
     test_pull,
     test_queries_http,
     test_query_feeds,
     test_query_headers,
-    test_query_sharing,
-    test_row_floors,
+    test_row_causality,
     test_rows_http,
-    test_seed_defects,
-    test_seed_suite,
+    test_shared_executions,
+    test_skeindb_defects,
+    test_skeindb_suite,
     test_snapshot_feeds,
     test_snapshot_url,
     test_stream_frames,
     test_subscription_options,
 )
-from tests.conformance.live import Live
-from tests.conformance.postgres_live import PostgresLive
+from tests.conformance.live_postgres_server import PostgresLive
+from tests.conformance.live_server import Live
 
 SAME = (
-    *(test_arrow_changes, test_checkpoints, test_client_frames, test_coming_and_going, test_four_cases),
-    *(test_gateway, test_pressure, test_pull, test_queries_http, test_query_feeds, test_query_headers),
-    *(test_query_sharing, test_row_floors, test_rows_http, test_seed_defects, test_seed_suite, test_snapshot_feeds),
+    *(test_arrow_changes, test_checkpoints, test_client_frames, test_client_disconnects, test_filter_transitions),
+    *(test_gateway, test_backpressure_events, test_pull, test_queries_http, test_query_feeds, test_query_headers),
+    *(
+        test_shared_executions,
+        test_row_causality,
+        test_rows_http,
+        test_skeindb_defects,
+        test_skeindb_suite,
+        test_snapshot_feeds,
+    ),
     *(test_snapshot_url, test_stream_frames, test_subscription_options),
 )
 WRITTEN = "the test is written in SQLite's SQL"
@@ -46,13 +53,13 @@ PRECISION = "on PostgreSQL conditions inside set operations, joins and rows of s
 ONLY_SQLITE = {  # by module and name: why
     **dict.fromkeys(
         (
-            "coming_and_going_a_client_that_left_without_reading_is_noticed",
-            "coming_and_going_a_reader_that_does_not_read_holds_nobody_up",
+            "client_disconnects_a_client_that_left_without_reading_is_noticed",
+            "client_disconnects_a_reader_that_does_not_read_holds_nobody_up",
             "gateway_a_predicate_that_fails_ends_its_subscription_alone",
             "gateway_a_value_may_have_an_end",
             "gateway_keys_are_put_got_and_deleted",
             "gateway_sql_reads_and_writes_with_parameters",
-            "pressure_limit_by_bytes_presses_who_does_not_ack",
+            "backpressure_events_limit_by_bytes_presses_who_does_not_ack",
             "pull_a_reader_goes_on_behind_the_last_key_it_has",
             "queries_http_arguments_by_name_plain_or_as_lits",
             "queries_http_the_same_question_asked_by_many_is_answered_by_few_runs",
@@ -65,7 +72,7 @@ ONLY_SQLITE = {  # by module and name: why
             "query_headers_headers_stay_small_for_many_tables_and_the_floor_still_holds",
             "rows_http_the_examples_of_the_page_are_answered_as_shown",
             "rows_http_tags_outlive_a_restart",
-            "seed_defects_a_cursor_ahead_of_a_log_that_began_at_zero_again_is_told_so",
+            "skeindb_defects_a_cursor_ahead_of_a_log_that_began_at_zero_again_is_told_so",
             "snapshot_feeds_a_table_that_is_replaced_while_its_rows_are_read",
             "snapshot_feeds_polled_rows_and_then_changes_fold_to_the_table",
             "snapshot_feeds_streamed_rows_and_then_changes_fold_to_the_table",
@@ -88,14 +95,14 @@ ONLY_SQLITE = {  # by module and name: why
         (
             "gateway_a_schema_change_carries_the_ddl",
             "query_feeds_a_change_of_the_schema_is_an_invalidation",
-            "seed_defects_ddl_is_delivered_unless_ops_leave_it_out",
+            "skeindb_defects_ddl_is_delivered_unless_ops_leave_it_out",
             "stream_frames_a_change_of_the_schema_is_an_event_of_its_own",
         ),
         "on PostgreSQL a change of the schema has a text that is made of both shapes, and comes with a row or a look",
     ),
     "queries_http_an_answer_that_has_no_place_yet_has_its_patch_in_a_moment": "it looks into SQLite's source",
 }
-EVERY_TIME = ("test_four_cases_", "test_seed_suite_", "test_rows_http_")
+EVERY_TIME = ("test_filter_transitions_", "test_skeindb_suite_", "test_rows_http_")
 for module in SAME:
     prefix = module.__name__.rpartition("test_")[2]
     for name, found in vars(module).items():

@@ -12,28 +12,28 @@ from typing import Any
 
 import pytest
 from tests.conformance import (
-    test_again,
     test_arrow_changes,
+    test_client_disconnects,
     test_client_frames,
-    test_coming_and_going,
     test_pull,
+    test_repeated_requests,
     test_stream_frames,
 )
-from tests.conformance.live import Live
-from tests.conformance.test_again import counted
+from tests.conformance.live_server import Live
+from tests.conformance.test_repeated_requests import counted
 from tests.serve.certificates import Authority
 
 from headwater.client import AsyncClient, Client
 from headwater.errors import ConfigError
 
 SAME = (
-    *(test_stream_frames, test_again, test_client_frames, test_arrow_changes),
-    test_coming_and_going.test_a_client_that_left_an_idle_stream_is_noticed,
-    test_coming_and_going.test_a_client_whose_socket_broke_is_noticed,
-    test_coming_and_going.test_a_client_that_left_without_reading_is_noticed,
-    test_coming_and_going.test_a_reader_that_does_not_read_holds_nobody_up,
-    test_coming_and_going.test_a_stop_gives_streams_a_last_checkpoint_and_an_end,
-    test_coming_and_going.test_streams_resume_after_a_restart_without_gap_or_repeat,
+    *(test_stream_frames, test_repeated_requests, test_client_frames, test_arrow_changes),
+    test_client_disconnects.test_a_client_that_left_an_idle_stream_is_noticed,
+    test_client_disconnects.test_a_client_whose_socket_broke_is_noticed,
+    test_client_disconnects.test_a_client_that_left_without_reading_is_noticed,
+    test_client_disconnects.test_a_reader_that_does_not_read_holds_nobody_up,
+    test_client_disconnects.test_a_stop_gives_streams_a_last_checkpoint_and_an_end,
+    test_client_disconnects.test_streams_resume_after_a_restart_without_gap_or_repeat,
     test_pull.test_rows_as_of_a_version_and_the_changes_after_it_are_the_table,
     test_pull.test_a_version_is_immutable_and_not_sent_twice,
     test_pull.test_a_killed_worker_is_started_anew_by_the_next_request,

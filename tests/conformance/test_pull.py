@@ -1,7 +1,7 @@
 """Bulk pulls over HTTP: WIRE §8. F63, F98–F108, F162–F167 as far as the server goes.
 
-Exactness for every kind of key, span and shape is in tests/ranges/test_worker.py; here are the routes, the process
-behind them, and what happens when one of the two dies.
+Exactness for every kind of key, span and shape is in tests/ranges/worker/test_worker.py; here are the routes, the
+process behind them, and what happens when one of the two dies.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from tests.conformance.live import Live
-from tests.ranges.reading import Rows, folded, rows_in, told
-from tests.suite.waiting import PATIENCE
+from tests.conformance.live_server import Live
+from tests.ranges.bulk_reads import Rows, folded, rows_in, told
+from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.http.handlers import pulls
 

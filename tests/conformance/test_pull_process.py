@@ -12,10 +12,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.capture.capturing import foreign
-from tests.conformance.live import Live
+from tests.capture.captured_database import foreign
+from tests.conformance.live_server import Live
 from tests.conformance.test_pull import ended, log_url, problem, rows, snapshot_url, version_of
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 TOKEN = "s3cret-token"
 

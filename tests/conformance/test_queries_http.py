@@ -15,7 +15,7 @@ import httpx
 import msgspec
 import pyarrow as pa
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 Start = Callable[..., Live]
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 from tests.guarantees.server_process import Asking, ServerProcess
 
 Start = Callable[..., Live]

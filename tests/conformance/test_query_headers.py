@@ -5,8 +5,8 @@ from __future__ import annotations
 import httpx
 import pyarrow as pa
 import pytest
-from tests.conformance.live import Live
-from tests.suite.waiting import PATIENCE
+from tests.conformance.live_server import Live
+from tests.suite.deadlines import PATIENCE
 
 from headwater.config.settings import QueriesConfig
 from headwater.queries.etag.causality import from_header

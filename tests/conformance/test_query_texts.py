@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 
 def test_blanks_and_semicolons_around_a_text_make_no_other_query(server: Live, table: str) -> None:

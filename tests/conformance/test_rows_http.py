@@ -9,10 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.conformance.live import Live
-from tests.suite.waiting import PATIENCE
-
-from doc_pages import blocks, page
+from tests.conformance.live_server import Live
+from tests.doc_pages import blocks, page
+from tests.suite.deadlines import PATIENCE
 
 WRITERS, ROUNDS = 5, 10
 

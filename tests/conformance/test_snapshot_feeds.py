@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 from tests.conformance.readers import CHANGES, Frame
 
 from headwater.feeds.snapshot import Position

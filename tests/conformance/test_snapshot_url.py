@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 from headwater.errors import Unavailable
 from headwater.ranges.pull.snapshot import read_as_of

@@ -10,8 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.conformance.live import Live
-from tests.suite.waiting import PATIENCE
+from tests.conformance.live_server import Live
+from tests.suite.deadlines import PATIENCE
 
 
 def keys(changes: list[dict[str, Any]]) -> list[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import apsw
 import pytest
 from tests.contract.test_source import Driver, Postgres, Sqlite
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.answer_limits import MAX_BYTES, MEMORY

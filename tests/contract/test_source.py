@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.sources.postgres.pg_source import PgRig, shared_server
-from tests.sources.rig import MemoryNotes
-from tests.suite.waiting import PATIENCE
+from tests.sources.sqlite_source import MemoryNotes
+from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.change import Change, Op, Transaction

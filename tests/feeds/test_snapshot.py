@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from tests.capture.capturing import Running, running
-from tests.feeds.fed import ITEMS, NAMES, WIDER, Fed, Told, Writer, in_loop, insert, line, name, told, words
+from tests.capture.captured_database import Running, running
+from tests.feeds.feed_database import ITEMS, NAMES, WIDER, Fed, Told, Writer, in_loop, insert, line, name, told, words
 
 from headwater.config import FeedsConfig
 from headwater.database import Database

@@ -17,7 +17,7 @@ from typing import Any
 
 import grpc
 import httpx
-from changefeed_validators import (
+from tests.guarantees.changefeed_validators import (
     CHECKPOINT,
     OPEN,
     RANGE,
@@ -31,9 +31,9 @@ from changefeed_validators import (
     truth_of,
     validate,
 )
-from server_process import Asking, Gone, Refused, ServerProcess
+from tests.guarantees.server_process import Asking, Gone, Refused, ServerProcess
 from tests.serve.changefeeds import Feed, at, made, span
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import encode_key

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from server_process import Refused
-from writers import EQUAL, ApiWriter, Work
+from tests.guarantees.server_process import Refused
+from tests.guarantees.writers import EQUAL, ApiWriter, Work
 
 KEYS = 400
 

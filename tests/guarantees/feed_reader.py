@@ -12,21 +12,11 @@ import time
 from typing import Any
 
 import httpx
-from feed_journal import (
-    CAUGHT_UP,
-    CHANGE,
-    CHECKPOINT,
-    LOADED,
-    LOST,
-    RESTART,
-    ROW,
-    ROWS_END,
-    Entry,
-)
-from feed_truth import DB, Spec
-from feed_wire import Said, Status
-from server_process import Asking, Gone, Refused, ServerProcess
-from tests.suite.waiting import PATIENCE
+from tests.guarantees.feed_journal import CAUGHT_UP, CHANGE, CHECKPOINT, LOADED, LOST, RESTART, ROW, ROWS_END, Entry
+from tests.guarantees.feed_oracle import DB, Spec
+from tests.guarantees.raw_streams import Said, Status
+from tests.guarantees.server_process import Asking, Gone, Refused, ServerProcess
+from tests.suite.deadlines import PATIENCE
 
 from headwater.model.clock import parse_ts, ts_ms
 

@@ -6,10 +6,10 @@ import json
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from feed_journal import BEGIN, LOST, REACHED, RESTART, ROWS
-from feed_reader import GIVE_UP, Ended, Reader
-from feed_truth import DB
-from feed_wire import HttpStream, WebSocket
+from tests.guarantees.feed_journal import BEGIN, LOST, REACHED, RESTART, ROWS
+from tests.guarantees.feed_oracle import DB
+from tests.guarantees.feed_reader import GIVE_UP, Ended, Reader
+from tests.guarantees.raw_streams import HttpStream, WebSocket
 
 
 class PollReader(Reader):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from feed_truth import Spec
+from tests.guarantees.feed_oracle import Spec
 
 TRANSPORTS = ("poll", "long_poll", "sse", "sse", "websocket", "websocket", "ndjson", "changes_sse")
 WHERES = (

@@ -5,9 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from feed_journal import BEGIN, CAUGHT_UP, CHANGE, CHECKPOINT, LOADED, REACHED, ROW, ROWS, Entry, Step, walk
-from feed_truth import ENDS, Expected, Keyed, dumps
-from validators import Validator
+from tests.guarantees.feed_journal import (
+    BEGIN,
+    CAUGHT_UP,
+    CHANGE,
+    CHECKPOINT,
+    LOADED,
+    REACHED,
+    ROW,
+    ROWS,
+    Entry,
+    Step,
+    walk,
+)
+from tests.guarantees.feed_oracle import ENDS, Expected, Keyed, dumps
+from tests.guarantees.validators import Validator
 
 from headwater.model.clock import parse_ts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from feed_truth import DEFAULT
-from writers import EQUAL, ApiWriter, Work
+from tests.guarantees.feed_oracle import DEFAULT
+from tests.guarantees.writers import EQUAL, ApiWriter, Work
 
 KEYS = 60
 LETTERS = "abcdef"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.capture.capturing import running
+from tests.capture.captured_database import running
 
 from headwater.log.log import Retention
 

@@ -12,18 +12,18 @@ import random
 import threading
 import time
 
-from feed_journal import CHANGE
-from feed_pests import Pests
-from feed_reader import GIVE_UP, Reader
-from feed_readers import KINDS
-from feed_specs import specs
-from feed_truth import Base, Expected, Spec, Truth
-from feed_validators import validate
-from server_process import Asking, Gone, Refused
-from tests.suite.waiting import wait_until
-from validators import Atomic, Durable, NeverRewritten, Ordered, placed
-from watchers import WATCHERS, validate_watcher
-from world import Rows, World
+from tests.guarantees.bad_subscribers import Pests
+from tests.guarantees.feed_journal import CHANGE
+from tests.guarantees.feed_oracle import Base, Expected, Spec, Truth
+from tests.guarantees.feed_reader import GIVE_UP, Reader
+from tests.guarantees.feed_readers import KINDS
+from tests.guarantees.feed_specs import specs
+from tests.guarantees.feed_validators import validate
+from tests.guarantees.nemesis_database import Rows, World
+from tests.guarantees.server_process import Asking, Gone, Refused
+from tests.guarantees.validators import Atomic, Durable, NeverRewritten, Ordered, placed
+from tests.guarantees.watchers import WATCHERS, validate_watcher
+from tests.suite.deadlines import wait_until
 
 from headwater.model.change import Transaction
 from headwater.model.clock import parse_ts

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
-from tests.suite.waiting import PATIENCE
-from writers import EQUAL, ApiWriter, History, Work
+from tests.guarantees.writers import EQUAL, ApiWriter, History, Work
+from tests.suite.deadlines import PATIENCE
 
 Session = psycopg.Connection[tuple[Any, ...]]
 ACCOUNTS, TOTAL = 20, 2_000

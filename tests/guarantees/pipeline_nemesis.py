@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
-from pipeline_process import Cluster, PipelineProcess, children, command_of, free_port, kill
-from server_process import ServerProcess
+from tests.guarantees.pipeline_process import Cluster, PipelineProcess, children, command_of, free_port, kill
+from tests.guarantees.server_process import ServerProcess
 
 from headwater.client import Client
 from headwater.errors import HeadwaterError, OffsetExpired

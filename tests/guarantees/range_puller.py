@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.grpc.messages import message
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from capturing import foreign
+from tests.capture.captured_database import foreign
 
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Op

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from changefeed_nemesis import ChangefeedNemesis
+from tests.guarantees.changefeed_nemesis import ChangefeedNemesis
 from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_server import Server, embedded
 

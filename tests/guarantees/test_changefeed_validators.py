@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from changefeed_validators import (
+from tests.guarantees.changefeed_validators import (
     CHECKPOINT,
     OPEN,
     RANGE,

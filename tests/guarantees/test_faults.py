@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from capturing import Running, logged, running
-from faults import FaultyVFS
-from server_process import Asking, Refused, ServerProcess
-from small_disk import SmallDisk
-from sqlite_worlds import Tables
-from tests.suite.waiting import PATIENCE
-from validators import CompleteInTheLog, placed
+from tests.capture.captured_database import Running, logged, running
+from tests.guarantees.server_process import Asking, Refused, ServerProcess
+from tests.guarantees.small_disk import SmallDisk
+from tests.guarantees.sqlite_nemesis_databases import Tables
+from tests.guarantees.validators import CompleteInTheLog, placed
+from tests.log.faults import FaultyVFS
+from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import DuplicateKey, HeadwaterError, InvalidRequest, StorageFull, Unavailable
 from headwater.model.change import Op

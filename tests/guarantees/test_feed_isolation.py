@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from feed_journal import CHANGE
-from feed_pests import Pests
-from feed_reader import GIVE_UP, Reader
-from feed_readers import KINDS
-from feed_truth import Expected, Spec, Truth
-from feed_validators import Bounded, Isolated, validate
-from feed_wire import HttpStream, WebSocket
-from recorder import Recorder
-from server_process import Asking, ServerProcess
+from tests.guarantees.bad_subscribers import Pests
+from tests.guarantees.feed_journal import CHANGE
+from tests.guarantees.feed_oracle import Expected, Spec, Truth
+from tests.guarantees.feed_reader import GIVE_UP, Reader
+from tests.guarantees.feed_readers import KINDS
+from tests.guarantees.feed_validators import Bounded, Isolated, validate
+from tests.guarantees.raw_streams import HttpStream, WebSocket
+from tests.guarantees.recorder import Recorder
+from tests.guarantees.server_process import Asking, ServerProcess
 
 from headwater.feeds.deliver import hub
 

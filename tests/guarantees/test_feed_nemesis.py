@@ -8,8 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from nemesis import Nemesis
-from sqlite_worlds import SqliteFeeds
+from tests.guarantees.nemesis import Nemesis
+from tests.guarantees.sqlite_nemesis_databases import SqliteFeeds
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from feed_journal import (
+from tests.guarantees.feed_journal import (
     BEGIN,
     CAUGHT_UP,
     CHANGE,
@@ -21,8 +21,8 @@ from feed_journal import (
     ROWS_END,
     Entry,
 )
-from feed_truth import Base, Expected, Spec, Truth
-from feed_validators import (
+from tests.guarantees.feed_oracle import Base, Expected, Spec, Truth
+from tests.guarantees.feed_validators import (
     Arrived,
     AtomicFeed,
     Bounded,

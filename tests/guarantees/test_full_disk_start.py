@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from server_process import Asking, Refused, ServerProcess
-from small_disk import SmallDisk
-from tests.suite.waiting import wait_until
+from tests.guarantees.server_process import Asking, Refused, ServerProcess
+from tests.guarantees.small_disk import SmallDisk
+from tests.suite.deadlines import wait_until
 
 pytestmark = pytest.mark.slow
 STATS = {"id": 1, "method": "stats.snapshot", "params": {"db": "other"}}

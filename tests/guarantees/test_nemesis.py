@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from nemesis import Nemesis
-from sqlite_worlds import SqliteLog
+from tests.guarantees.nemesis import Nemesis
+from tests.guarantees.sqlite_nemesis_databases import SqliteLog
 
 
 @pytest.mark.slow

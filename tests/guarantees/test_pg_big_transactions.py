@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from pg_world import RUN, Postgres, programs
-from server_process import ServerProcess
+from tests.guarantees.pg_nemesis_database import RUN, Postgres, programs
+from tests.guarantees.server_process import ServerProcess
+from tests.guarantees.validators import Atomic, Ordered, placed
 from tests.sources.postgres.pg_server import Server
-from validators import Atomic, Ordered, placed
 
 from headwater.log.disk.disk_log import DiskLog
 

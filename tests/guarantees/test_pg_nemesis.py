@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from nemesis import Nemesis
-from pg_world import Postgres
+from tests.guarantees.nemesis import Nemesis
+from tests.guarantees.pg_nemesis_database import Postgres
 
 
 @pytest.mark.slow

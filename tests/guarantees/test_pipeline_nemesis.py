@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pipeline_nemesis import Nemesis
-from pipeline_process import Cluster
+from tests.guarantees.pipeline_nemesis import Nemesis
+from tests.guarantees.pipeline_process import Cluster
 
 from headwater.pipeline.spark.java import find_java
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import grpc
 import pytest
-from range_puller import RangePuller
-from server_process import Asking, ServerProcess
+from tests.guarantees.range_puller import RangePuller
+from tests.guarantees.server_process import Asking, ServerProcess
 
 from headwater.model.keys.key import encode_key
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from feed_wire import HttpStream, Said
-from server_process import Asking, Refused, ServerProcess
-from tests.suite.waiting import PATIENCE
+from tests.guarantees.raw_streams import HttpStream, Said
+from tests.guarantees.server_process import Asking, Refused, ServerProcess
+from tests.suite.deadlines import PATIENCE
 
 SETTINGS = """
 [databases.a]

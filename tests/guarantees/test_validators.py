@@ -6,8 +6,18 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from fold import raw_row
-from validators import Answered, Atomic, CompleteInTheLog, Constant, Durable, NeverRewritten, Ordered, Placed, placed
+from tests.guarantees.fold import raw_row
+from tests.guarantees.validators import (
+    Answered,
+    Atomic,
+    CompleteInTheLog,
+    Constant,
+    Durable,
+    NeverRewritten,
+    Ordered,
+    Placed,
+    placed,
+)
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from feed_journal import BEGIN, CHANGE, CHECKPOINT, LOST, REACHED, Entry
-from feed_truth import Expected, Spec, Truth
-from test_feed_validators import HISTORY
-from watchers import ANSWER, LOOKED, SAME, validate_watcher
+from tests.guarantees.feed_journal import BEGIN, CHANGE, CHECKPOINT, LOST, REACHED, Entry
+from tests.guarantees.feed_oracle import Expected, Spec, Truth
+from tests.guarantees.test_feed_validators import HISTORY
+from tests.guarantees.watchers import ANSWER, LOOKED, SAME, validate_watcher
 
 # SELECT id, n FROM t WHERE n > 30 ORDER BY id: nothing, 3: row 2, 4: 1 and 2, 6: 9 in place of both, 8: 2 and 9
 TRUTH = Truth(HISTORY)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-from fold import Fold, RawRow
+from tests.guarantees.fold import Fold, RawRow
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.row_msgpack import encode_row

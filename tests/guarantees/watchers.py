@@ -10,13 +10,13 @@ from bisect import bisect_right
 from typing import Any
 
 import httpx
-from feed_journal import BEGIN, CHANGE, Entry, Step
-from feed_reader import Ended, Reader
-from feed_readers import PollReader, StreamReader, WebSocketReader
-from feed_truth import Expected, Keyed, Truth, dumps
-from feed_validators import MARKS, FeedValidator
-from server_process import Gone, Refused
-from tests.suite.waiting import PATIENCE
+from tests.guarantees.feed_journal import BEGIN, CHANGE, Entry, Step
+from tests.guarantees.feed_oracle import Expected, Keyed, Truth, dumps
+from tests.guarantees.feed_reader import Ended, Reader
+from tests.guarantees.feed_readers import PollReader, StreamReader, WebSocketReader
+from tests.guarantees.feed_validators import MARKS, FeedValidator
+from tests.guarantees.server_process import Gone, Refused
+from tests.suite.deadlines import PATIENCE
 
 ANSWER, LOOKED, SAME = "answer", "looked", "same"  # rows at an offset · a tag and rows · a 304 for a tag and rows
 LATER = (409, 429, 503, 507)  # statuses: come again

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
-from server_process import Asking, Gone, Refused
+from tests.guarantees.server_process import Asking, Gone, Refused
 
 # Nothing was kept: the answer says so. `unavailable` and the like leave it open.
 NOTHING_KEPT = {"duplicate_key", "invalid_request", "conflict", "not_found", "tx_expired", "busy"}

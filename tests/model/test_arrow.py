@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis.strategies import lists, none
-from tests.capture.capturing import running
+from tests.capture.captured_database import running
 from tests.model.model_values import VALUES
 
 from headwater.model.arrow import ArrowStream, changes_batch, changes_schema, rows_batch, schema

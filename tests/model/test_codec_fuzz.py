@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from model_values import INTS, VALUES, same
+from tests.model.model_values import INTS, VALUES, same
 
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.keys.key import Span, decode_key, encode_key

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from model_values import ANY_JSON, BROKEN, VALUES, same
+from tests.model.model_values import ANY_JSON, BROKEN, VALUES, same
 from tests.suite.examples import examples
 
 from headwater.errors import InvalidRequest

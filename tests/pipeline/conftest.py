@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
+from tests.pipeline.fake_pull_server import Twin
 from tests.pipeline.lakes import Lake
-from tests.pipeline.twin import Twin
 
 from headwater.pipeline.spark.frames import register
 from headwater.pipeline.spark.jars import DELTA, FOLDER, KAFKA, have_jars

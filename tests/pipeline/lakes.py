@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 from headwater.client import Client
 from headwater.pipeline.run import run as running

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import pytest
 import sqlalchemy as sa
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 ON_CI = os.environ.get("CI", "").lower() == "true"
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.pipeline.pg_story import PgLive
+from tests.pipeline.pg_all_types_table import PgLive
 
 from headwater.client import Client
 from headwater.errors import NotFound

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.conformance.live import Live
-
-from doc_pages import BLOCK, blocks, page
+from tests.conformance.live_server import Live
+from tests.doc_pages import BLOCK, blocks, page
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

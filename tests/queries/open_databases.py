@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import apsw
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.app import App
 from headwater.config import Config

@@ -1,26 +1,23 @@
-"""The real databases of tests/queries serve here too."""
+"""Fixtures of the server: a database, a client of a server of it, a caller of its gRPC."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "queries"))
-
 if TYPE_CHECKING:
-    from grpc_calls import Caller
-    from open_databases import Whole
-    from serving import Client
+    from tests.queries.open_databases import Whole
+    from tests.serve.grpc_calls import Caller
+    from tests.serve.server_fixture import Client
 
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[Whole]:
     """A database with two tables of the same shape."""
-    from open_databases import Whole
+    from tests.queries.open_databases import Whole
 
     from headwater.config import LogConfig
 
@@ -33,7 +30,7 @@ def files(tmp_path: Path) -> Iterator[Whole]:
 @pytest.fixture
 def client(files: Whole) -> Iterator[Client]:
     """A server of it."""
-    from serving import serving
+    from tests.serve.server_fixture import serving
 
     with serving(files) as made:
         yield made
@@ -42,7 +39,7 @@ def client(files: Whole) -> Iterator[Client]:
 @pytest.fixture
 def caller(client: Client) -> Iterator[Caller]:
     """Who calls its gRPC methods."""
-    from grpc_calls import calling
+    from tests.serve.grpc_calls import calling
 
     with calling(client) as made:
         yield made

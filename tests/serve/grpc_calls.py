@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.serve.grpc.messages import message, pool
 
 if TYPE_CHECKING:
-    from serving import Client
+    from tests.serve.server_fixture import Client
 
 SUBSCRIPTIONS, KV = "sochdb.v1.SubscriptionService", "sochdb.v1.KvService"
 

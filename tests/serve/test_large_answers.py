@@ -7,10 +7,10 @@ import threading
 from typing import Any
 
 import pytest
-from open_databases import Whole
-from serving import Client
 from tests.conformance.gateway_client import GatewayClient
-from tests.suite.waiting import PATIENCE, wait_until
+from tests.queries.open_databases import Whole
+from tests.serve.server_fixture import Client
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.model.answer_limits import MEMORY
 

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from serving import Client, NoDatabases, envelope, serving
-from tests.suite.waiting import PATIENCE, wait_until
+from tests.serve.server_fixture import Client, NoDatabases, envelope, serving
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import ServeConfig
 from headwater.errors import Busy, RequestTooLarge

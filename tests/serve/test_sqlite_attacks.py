@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from open_databases import Whole
-from serving import serving
-from tests.suite.waiting import PATIENCE
+from tests.queries.open_databases import Whole
+from tests.serve.server_fixture import serving
+from tests.suite.deadlines import PATIENCE
 
 from headwater.config import Secret
 from headwater.errors import Forbidden

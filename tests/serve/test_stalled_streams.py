@@ -9,10 +9,10 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
-from open_databases import Whole
-from serving import Client, serving
-from test_websocket_limits import CLOSE, frame, web_socket
-from tests.suite.waiting import PATIENCE, wait_until
+from tests.queries.open_databases import Whole
+from tests.serve.server.test_websocket_limits import CLOSE, frame, web_socket
+from tests.serve.server_fixture import Client, serving
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.filters.row_filter import Rule

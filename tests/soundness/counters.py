@@ -15,8 +15,8 @@ from typing import Any
 
 import apsw
 import httpx
-from tests.soundness.kit import Unsound
-from tests.suite.waiting import PATIENCE
+from tests.soundness.differential_checker import Unsound
+from tests.suite.deadlines import PATIENCE
 
 SIZE = 4
 TABLE = "CREATE TABLE counter (id INTEGER PRIMARY KEY, v INTEGER NOT NULL, note TEXT)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.soundness.captured import Captured
+from tests.soundness.differential_checker import Case
 from tests.soundness.grammar import Query
-from tests.soundness.kit import Case
+from tests.soundness.random_databases import Captured
 from tests.soundness.schemas import Step
 
 SETUP = [

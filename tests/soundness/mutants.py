@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.soundness.differential_checker import Case
 from tests.soundness.grammar import Query
-from tests.soundness.kit import Case
 from tests.soundness.schemas import Step
 
 from headwater.model.change import Change, Op

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import msgspec
-from tests.soundness.kit import Case, Trial, Unsound
+from tests.soundness.differential_checker import Case, Trial, Unsound
 from tests.soundness.schemas import Step
 
 MAX_TRIES = 400

@@ -9,9 +9,9 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
+from tests.soundness.differential_checker import Unsound
 from tests.soundness.guarded_cases import GuardedWorld
-from tests.soundness.kit import Unsound
 
 from headwater.feeds.deliver import hub
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.soundness.differential_checker import Trial, Unsound
 from tests.soundness.guarded_cases import guarded_case
-from tests.soundness.kit import Trial, Unsound
-from tests.soundness.naive import Judge
+from tests.soundness.naive_matcher import Judge
 
 from headwater.queries.dependencies.guarded_instances import Guarded
 from headwater.queries.dependencies.guards import GuardState

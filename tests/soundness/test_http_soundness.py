@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 from tests.guarantees.server_process import ServerProcess
-from tests.soundness import http_kit
-from tests.soundness.captured import JSON, Asked, Captured
+from tests.soundness import http_differential_checker
 from tests.soundness.counters import Counters
+from tests.soundness.differential_checker import Unsound, folder
 from tests.soundness.grammar import Query
 from tests.soundness.guarded_cases import CapturedShop
-from tests.soundness.http_kit import HttpTrial
-from tests.soundness.kit import Unsound, folder
+from tests.soundness.http_differential_checker import HttpTrial
+from tests.soundness.random_databases import JSON, Asked, Captured
 
 from headwater.queries.answers import Answering
 from headwater.queries.dependencies.guards import GuardState
@@ -34,7 +34,7 @@ def run(first: int, schemas: int, counts: Counter[str]) -> None:
     place = folder()
     first = int(os.environ.get("HTTP_SOUNDNESS_SEED", first))
     try:
-        http_kit.run(Path(place), first, schemas, counts)
+        http_differential_checker.run(Path(place), first, schemas, counts)
     except Exception as error:
         error.add_note(f"HTTP_SOUNDNESS_SEED={first}")
         raise

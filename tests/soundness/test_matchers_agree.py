@@ -7,8 +7,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.soundness.kit import Case, Trial, _told, make_case
-from tests.soundness.naive import Judge
+from tests.soundness.differential_checker import Case, Trial, _told, make_case
+from tests.soundness.naive_matcher import Judge
 from tests.soundness.schemas import World
 
 from headwater.model.change import Change

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from tests.soundness.kit import Case, Trial, Unsound, make_case
+from tests.soundness.differential_checker import Case, Trial, Unsound, make_case
 from tests.soundness.mutants import MUTANTS, Mutant
 
 KNOWN = [mutant for mutant in MUTANTS if mutant.found is not None]

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.soundness.pg_kit import Kit, Trial, Unsound
-from tests.soundness.pg_worlds import ByHand
+from tests.soundness.pg_differential_checker import Kit, Trial, Unsound
+from tests.soundness.pg_schemas import ByHand
 from tests.sources.postgres.pg_source import PgRig, shared_server
 
 from headwater.model.dependencies.dependency import Dependency

@@ -9,7 +9,7 @@ from pathlib import Path
 import apsw
 import httpx
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 TABLES = (
     "CREATE TABLE g(id INTEGER PRIMARY KEY, a INTEGER, b INTEGER, c INTEGER)",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from tests.soundness.differential_checker import Case, Trial, make_case
 from tests.soundness.grammar import Query
-from tests.soundness.kit import Case, Trial, make_case
-from tests.soundness.naive import Judge
+from tests.soundness.naive_matcher import Judge
 from tests.soundness.schemas import Step
-from tests.soundness.shop import Shop
-from tests.sources.analysis import tpch
+from tests.soundness.tpch_rows import Shop
+from tests.sources.sqlite.query import tpch
 
 
 def told(counts: Counter[str]) -> str:

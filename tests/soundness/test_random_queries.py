@@ -6,8 +6,8 @@ import os
 from collections import Counter
 
 import pytest
-from tests.soundness.kit import Case, Trial, Unsound, make_case
-from tests.soundness.naive import Judge
+from tests.soundness.differential_checker import Case, Trial, Unsound, make_case
+from tests.soundness.naive_matcher import Judge
 from tests.soundness.schemas import Step
 from tests.soundness.shrink import failure, shrink
 
@@ -89,7 +89,7 @@ def test_a_seed_always_makes_the_same_case() -> None:
 
 
 def test_a_failing_case_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.soundness.kit.Trial._check", _blames_deletes)
+    monkeypatch.setattr("tests.soundness.differential_checker.Trial._check", _blames_deletes)
     case = next(case for case in map(make_case, range(99)) if failure(case))
     small, why = shrink(case, failure)
     assert "a delete" in why

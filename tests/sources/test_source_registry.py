@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 
 from headwater.errors import ConfigError
 from headwater.settings import all_settings, load

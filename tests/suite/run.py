@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-from tests.suite.profile import outcomes, slowest
 from tests.suite.seeds import VARIABLE
+from tests.suite.time_report import outcomes, slowest
 
 ROOT = Path(__file__).parent.parent.parent
 OUTPUT = ROOT / ".test-output"

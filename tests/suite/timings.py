@@ -1,6 +1,6 @@
 """Pytest plugin: record how long every test and every fixture takes, and print where the time went.
 
-`--timings FILE` writes one JSON document per run; `python -m tests.suite.profile FILE …` adds several up.
+`--timings FILE` writes one JSON document per run; `python -m tests.suite.time_report FILE …` adds several up.
 """
 
 import json

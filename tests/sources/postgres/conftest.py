@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.pipeline.servers import missing
-from tests.sources.postgres.pg_rig import Rig
+from tests.sources.postgres.pg_database import Rig
 from tests.sources.postgres.pg_server import DEBIAN, Server, Stream, embedded
 from tests.sources.postgres.pg_source import PgRig
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 from psycopg import pq
-from tests.suite.waiting import PATIENCE
+from tests.suite.deadlines import PATIENCE
 
 from headwater.sources.postgres.capture.decode.relations import Relations
 from headwater.sources.postgres.capture.stream.replication_frames import Data, decode_frame, status_update

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.pipeline.servers import missing
 from tests.sources.postgres.pg_server import PATIENCE, Server, embedded
-from tests.sources.rig import MemoryNotes
+from tests.sources.sqlite_source import MemoryNotes
 
 from headwater.errors import HeadwaterError, SourceMismatch
 from headwater.model.change import Change, Op, Transaction

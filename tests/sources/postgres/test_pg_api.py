@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conformance.live import Live
+from tests.conformance.live_server import Live
 from tests.conformance.test_pull import log_url, rows, snapshot_url, version_of
 from tests.conformance.test_snapshot_feeds import Folded
-from tests.ranges.reading import folded
+from tests.ranges.bulk_reads import folded
 from tests.sources.postgres.pg_source import shared_server
 
 from headwater.model.principal import ADMIN

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.sources.postgres.pg_rig import Rig
+from tests.sources.postgres.pg_database import Rig
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import shared_server
-from tests.sources.postgres.test_pg_logins import Site
-from tests.suite.waiting import PATIENCE, wait_until
+from tests.sources.postgres.setup.test_pg_logins import Site
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, TxExpired
 from headwater.model.work_context import CALLER

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.cli.commands import Served, run, served
+from tests.cli.cli_process import Served, run, served
 from tests.serve.grpc_calls import SUBSCRIPTIONS, Caller
 from tests.sources.postgres.pg_source import shared_server
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.sources.postgres.pg_rig import Rig
+from tests.sources.postgres.pg_database import Rig
 from tests.sources.postgres.pg_server import Server
 from tests.sources.postgres.pg_source import PgRig
-from tests.suite.waiting import PATIENCE, wait_until
+from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.errors import AnswerTooLarge, HeadwaterError, InvalidRequest
 from headwater.model.answer_limits import MEMORY

@@ -7,7 +7,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from tests.cli.commands import HEADWATER, TIMEOUT, environment, run, served
+from tests.cli.cli_process import HEADWATER, TIMEOUT, environment, run, served
 from tests.doc_pages import ROOT, blocks, page
 from tests.sources.postgres.pg_source import shared_server
 

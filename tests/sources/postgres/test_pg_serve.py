@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.cli.commands import Served, run, run_json, served
+from tests.cli.cli_process import Served, run, run_json, served
 from tests.sources.postgres.pg_source import shared_server
 
 from headwater.app import App, Database

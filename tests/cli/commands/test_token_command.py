@@ -1,0 +1,35 @@
+"""`headwater token`: keys made, listed and ended by the command line."""
+
+import json
+from pathlib import Path
+
+from tests.cli.cli_process import Served, refused, run, run_json, served
+
+
+def create(server: Served, *args: str) -> tuple[str, str]:
+    """What the command that makes a key prints, and what it notes."""
+    done = run("token", "create", "reports", "--server", server.url, *args)
+    assert done.returncode == 0, done
+    return done.stdout, done.stderr
+
+
+def test_a_key_is_made_listed_and_ended(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        server.sql("CREATE TABLE orders(id INTEGER PRIMARY KEY)")
+        made, noted = create(server, "--scope", "main.orders", "-o", "json")
+        assert noted == "" and "unknown_scopes" not in json.loads(made)
+        id = json.loads(made)["id"]
+        (listed,) = run_json("token", "list", "--server", server.url)["tokens"]
+        assert (listed["id"], listed["scopes"]) == (id, ["main.orders"])
+        done = run("token", "revoke", id, "--server", server.url)
+        assert done.stdout == f"{id} is revoked; 0 streams ended\n"
+        assert "headwater token list" in refused(1, "token", "revoke", id, "--server", server.url)
+
+
+def test_a_scope_that_names_nothing_is_noted(tmp_path: Path) -> None:
+    with served(tmp_path) as server:
+        made, noted = create(server, "--scope", "main.nope", "--scope", "absent")
+        assert made.startswith("hw_") and len(noted.splitlines()) == 2
+        for line, scope in zip(noted.splitlines(), ("absent", "main.nope"), strict=True):
+            assert line.startswith(f"note: there is no {scope} now")
+        assert len(run_json("token", "list", "--server", server.url)["tokens"]) == 1

@@ -1,0 +1,94 @@
+"""A server that is not reached: what is said when TLS is spoken on one side only, or by somebody unknown."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.serve.certificates import Authority
+from tests.serve.server_fixture import Client, NoDatabases, serving
+from tests.suite.deadlines import PATIENCE
+
+from headwater.cli.failure import UNREACHABLE, Failure
+from headwater.cli.feed import Feed
+from headwater.cli.filters import Place
+from headwater.cli.remote import Remote
+from headwater.client.tls_trust import trusting
+
+MAIN = Place("main", None)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def secure(authority: Authority) -> Iterator[Client]:
+    certificate, key = authority.issue()
+    with serving(NoDatabases(), tls_cert=str(certificate), tls_key=str(key)) as client:
+        yield client
+
+
+def complaints(url: str, ca: Path | None = None) -> set[tuple[str, str]]:
+    """What a command that asks once, and one that follows a feed, say of `url`."""
+    said = set()
+    file = None if ca is None else str(ca)
+    remote = Remote(url, ca=file)
+    feed = Feed(url, MAIN, {}, tls=trusting(file) if url.startswith("https") else None)
+    for ask in (lambda: remote.call("system.ping"), lambda: next(feed.follow())):
+        with pytest.raises(Failure) as found:
+            ask()
+        assert found.value.exit_code == UNREACHABLE
+        said.add((found.value.message, found.value.hint))
+    remote.close()
+    return said
+
+
+def test_a_certificate_of_an_authority_that_is_not_known_asks_for_it(secure: Client, authority: Authority) -> None:
+    url = secure.server.url
+    ((message, hint),) = complaints(url)
+    assert message.startswith(f"the certificate of {url} is not trusted: unable to get local issuer")
+    assert "--ca FILE" in hint and "HEADWATER_CA" in hint
+    remote = Remote(url, ca=str(authority.file))
+    assert remote.call("system.ping")["pong"]
+    remote.close()
+
+
+def test_a_certificate_for_another_name_asks_for_that(authority: Authority) -> None:
+    certificate, key = authority.issue()
+    with serving(NoDatabases(), http="127.0.0.2:0", tls_cert=str(certificate), tls_key=str(key)) as client:
+        ((message, hint),) = complaints(client.server.url, authority.file)
+    assert "IP address mismatch" in message and "as its certificate does" in hint
+
+
+def test_http_to_a_port_with_tls_names_the_other_scheme(secure: Client) -> None:
+    address = secure.server.url.removeprefix("https://")
+    assert complaints(f"http://{address}") == {(f"{address} speaks TLS", f"Use --server https://{address}.")}
+
+
+def test_https_to_a_port_without_tls_names_the_other_scheme() -> None:
+    with serving(NoDatabases()) as client:
+        address = client.server.url.removeprefix("http://")
+        assert complaints(f"https://{address}") == {
+            (f"{address} does not speak TLS", f"Use --server http://{address}.")
+        }
+
+
+def test_somebody_who_hangs_up_is_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up(times: int) -> None:
+            for _ in range(times):
+                with listener.accept()[0] as connection:
+                    connection.recv(65_536)
+
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        for scheme, times in (("http", 4), ("https", 2)):  # over http those who ask look a second time
+            thread = threading.Thread(target=hang_up, args=(times,))
+            thread.start()
+            said = complaints(f"{scheme}://{address}")
+            thread.join(PATIENCE)
+            start = "no server answers at" if scheme == "http" else "TLS with"
+            assert all(message.startswith(f"{start} {scheme}://{address}") and hint for message, hint in said)

@@ -1,0 +1,120 @@
+"""Filters look at both images: in → in is an update, out → in an insert, in → out a delete, out → out nothing.
+
+WIRE §3 over every transport. F5–F7, F26–F30, F37, F41.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from tests.conformance.live_server import Live
+
+BOTH = {"before": True, "after": True}
+
+
+@pytest.fixture(params=["poll", "sse", "ws", "sse replayed", "ws replayed"])
+def deliver(request: pytest.FixtureRequest, server: Live) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Run statements; what a subscription delivers of them, by one transport."""
+
+    def run(sub: dict[str, Any], count: int, *statements: str) -> list[dict[str, Any]]:
+        transport, _, replayed = request.param.partition(" ")
+        stream = None if transport == "poll" or replayed else server.stream(transport, sub)
+        for statement in statements:
+            server.sql(statement)
+        if transport == "poll":
+            return server.changes(sub)
+        stream = stream or server.stream(transport, sub)
+        found = [frame.data for frame in stream.changes(count)]
+        assert server.changes(sub) == found, "a poll sees the same, and no more"
+        return found
+
+    yield run
+
+
+def told(change: dict[str, Any]) -> tuple[Any, ...]:
+    """What matters here, with the images by total."""
+    images = [change[image]["total"] if image in change else None for image in ("before", "after")]
+    return (change["op"], change["pk"][0], *images, *change.get("pk_before", ()))
+
+
+def test_where_transitions_give_the_four_cases(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+    sub = server.subscribe(table, where="total > 100", include=BOTH)
+    found = deliver(
+        sub,
+        5,
+        f"INSERT INTO {table} VALUES(1, 'a', 50), (2, 'b', 500)",
+        f"UPDATE {table} SET total = 60 WHERE id = 1",  # out → out
+        f"UPDATE {table} SET total = 600 WHERE id = 2",  # in → in
+        f"UPDATE {table} SET total = 200 WHERE id = 1",  # out → in
+        f"UPDATE {table} SET total = 10 WHERE id = 2",  # in → out
+        f"DELETE FROM {table}",  # 1 is inside, 2 is not
+    )
+    assert [told(change) for change in found] == [
+        ("insert", 2, None, 500),
+        ("update", 2, 500, 600),
+        ("insert", 1, None, 200),
+        ("delete", 2, 600, None),
+        ("delete", 1, 200, None),
+    ]
+
+
+def test_a_null_in_the_predicate_is_outside(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+    sub = server.subscribe(table, where="total > 100", include=BOTH)
+    found = deliver(
+        sub,
+        2,
+        f"INSERT INTO {table} VALUES(1, 'a', 500)",
+        f"UPDATE {table} SET total = NULL",
+        f"DELETE FROM {table}",
+    )
+    assert [told(change) for change in found] == [("insert", 1, None, 500), ("delete", 1, 500, None)]
+
+
+def test_a_change_of_the_key_moves_between_key_filters(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+    bounds = {"lower_bound": {"t": "i64", "v": 1}, "upper_bound": {"t": "i64", "v": 10}}
+    sub = server.subscribe(table, pk_range=bounds, include=BOTH)
+    found = deliver(
+        sub,
+        4,
+        f"INSERT INTO {table} VALUES(1, 'a', 1), (20, 'b', 2)",
+        f"UPDATE {table} SET id = 2 WHERE id = 1",  # in → in, under another key
+        f"UPDATE {table} SET id = 21 WHERE id = 20",  # out → out
+        f"UPDATE {table} SET id = 3 WHERE id = 21",  # out → in
+        f"UPDATE {table} SET id = 30 WHERE id = 2",  # in → out
+    )
+    assert [told(change) for change in found] == [
+        ("insert", 1, None, 1),
+        ("update", 2, 1, 1, 1),
+        ("insert", 3, None, 2),
+        ("delete", 2, 1, None),
+    ]
+
+
+def test_ops_test_the_op_that_is_delivered(server: Live, table: str, deliver: Callable[..., Any]) -> None:
+    sub = server.subscribe(table, where="total > 100", ops=["delete"], include=BOTH)
+    found = deliver(
+        sub,
+        2,
+        f"INSERT INTO {table} VALUES(1, 'a', 500), (2, 'b', 5)",
+        f"UPDATE {table} SET total = total / 10",  # 1 leaves
+        f"UPDATE {table} SET total = 300 WHERE id = 2",
+        f"DELETE FROM {table}",  # 2 leaves, 1 was outside
+    )
+    assert [told(change) for change in found] == [("delete", 1, 500, None), ("delete", 2, 300, None)]
+
+
+def test_an_image_outside_is_withheld_even_when_asked_for(server: Live, table: str) -> None:
+    sub = server.subscribe(table, where="status = 'open'", include=BOTH, format="objects_json")
+    server.sql(f"INSERT INTO {table} VALUES(1, 'secret', 1)")
+    server.sql(f"UPDATE {table} SET status = 'open'")
+    server.sql(f"UPDATE {table} SET status = 'secret again'")
+    assert "secret" not in str(server.changes(sub))
+
+
+def test_a_change_of_the_key_passes_a_columns_filter(server: Live, table: str) -> None:
+    sub = server.subscribe(table, columns=["status"], include=BOTH)
+    server.sql(f"INSERT INTO {table} VALUES(1, 'a', 1)")
+    server.sql(f"UPDATE {table} SET id = 2, total = 5")
+    _, moved = server.changes(sub)
+    assert (moved["op"], moved["pk"], moved["pk_before"]) == ("update", [2], [1])
+    assert moved["before"] == moved["after"] == {"status": "a"}

@@ -1,0 +1,746 @@
+"""The hub: whoever takes from it sees what passes, once and in order; nobody pays for another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.feeds.feed_database import (
+    FILTERS,
+    WITHOUT_SIZE,
+    Fed,
+    Told,
+    Writer,
+    changes,
+    hesitant,
+    in_loop,
+    insert,
+    line,
+    moments,
+    name,
+    run,
+    settled,
+    told,
+)
+
+from headwater.feeds.deliver import group as group_module
+from headwater.feeds.deliver import hub as hub_module
+from headwater.feeds.deliver import hub_batch as batch_module
+from headwater.feeds.deliver.group import Group
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.subscriptions.options import Options
+from headwater.model.change import Change, Op
+
+
+@asynccontextmanager
+async def opened(fed: Fed, run: Any = run) -> AsyncIterator[Hub]:
+    hub = Hub(fed.log, fed.source, run)
+    try:
+        yield hub
+    finally:
+        await hub.close()
+
+
+def options(**given: Any) -> Options:
+    return Options(db="main", **{"after": True, **given})
+
+
+class Sleeper:
+    """Counts how often it is woken."""
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+class Taker:
+    """A reader of one group that goes back to the log when it was too slow."""
+
+    def __init__(self, fed: Fed, hub: Hub, given: Options) -> None:
+        self.fed, self.hub, self.view = fed, hub, hub.view(given)
+        self.group = hub.join(self.view, line)
+        self.began = self.cursor = hub.upto
+        self.epoch = hub.epoch
+        self.seen = self.group.seek(self.cursor)
+        self.found: list[Told] = []
+        self.fell_back = 0
+
+    def take(self) -> None:
+        """One piece."""
+        if self.group.is_dismissed:
+            self._come_back()
+        taken = None if self.epoch != self.hub.epoch or self.seen is None else self.group.take(self.seen)
+        if taken is None:
+            self._read_the_log()
+        elif taken.piece:
+            self.found += told(taken.piece)
+            self.seen = taken.seen
+            self.cursor = self.hub.upto if taken.seen == self.group.published else taken.offset
+        else:
+            self.cursor = self.hub.upto
+
+    def _come_back(self) -> None:
+        self.hub.leave(self.group)
+        self.group, self.seen = self.hub.join(self.view, line), None
+
+    def _read_the_log(self) -> None:
+        self.fell_back += 1
+        for offset, op, data in self.fed.expected(self.view, after=self.cursor, upto=self.hub.upto):
+            self.found.append(Told(str(offset), op.word, data))
+        self.cursor, self.epoch = self.hub.upto, self.hub.epoch
+        self.seen = self.group.seek(self.cursor)
+        # A group that was made while a batch was published begins behind that batch.
+        assert self.seen is not None or self.hub._routed > self.hub.upto
+
+    async def finish(self) -> None:
+        while self.hub.upto < self.fed.log.latest:
+            if self.group.is_dismissed:
+                self._come_back()  # nothing is published while nobody wants it
+            await asyncio.sleep(0)
+        while self.cursor < self.hub.upto:
+            self.take()
+        expected = self.fed.expected(self.view, after=self.began)
+        assert changes(self.found) == expected
+        self.hub.leave(self.group)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_every_taker_sees_what_passes_once_and_in_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "BATCH", 16)
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 60)
+    monkeypatch.setattr(group_module, "PIECE", 600)
+    if seed % 2:
+        monkeypatch.setattr(hub_module, "TURN_SECONDS", -1.0)  # others come between any two groups
+    if seed % 5 == 0:
+        monkeypatch.setattr(batch_module, "MOST_WORK", 30)
+
+    async def work() -> None:
+        chance = random.Random(seed)
+        fed = Fed(part=20, keep_changes=8 if seed % 3 == 0 else 4096)
+        writer = Writer(fed, seed, largest=30 if seed % 2 else 4)
+        async with opened(fed, hesitant(seed)) as hub:
+            takers: list[Taker] = []
+            for _ in range(150):
+                match chance.randrange(6):
+                    case 0 | 1:
+                        writer.write()
+                        if chance.random() < 0.3:
+                            fed.log.flush()
+                    case 2:
+                        takers.append(Taker(fed, hub, options(**chance.choice(FILTERS))))
+                    case 3 if takers and chance.random() < 0.3:
+                        await takers.pop(chance.randrange(len(takers))).finish()
+                    case _ if takers:
+                        chance.choice(takers).take()
+                await moments(chance.randrange(3))
+            for taker in takers:
+                await taker.finish()
+            assert not hub._groups and not len(hub._router)
+
+    in_loop(work)
+
+
+def test_a_change_is_encoded_and_framed_once_whoever_reads_it() -> None:
+    async def work() -> None:
+        fed = Fed()
+        encoded: Counter[tuple[int, Op]] = Counter()
+        framed: Counter[int | str] = Counter()
+
+        def frame(id: int | str, word: str, data: bytes) -> bytes:
+            framed[id] += 1
+            return line(id, word, data)
+
+        async with opened(fed) as hub:
+            groups = [
+                hub.join(hub.view(options(tables=("items",), **given)), frame)
+                for given in ({}, {"where": "size > 2"}, {"where": "size = 4"}, {"ops": ("insert", "update")})
+            ]
+            assert len({id(group.view.encoder) for group in groups}) == 1
+            real = groups[0].view.encoder.change
+
+            def counted(part: Any, offset: int, change: Change, op: Op) -> bytes:
+                encoded[offset, op] += 1
+                return real(part, offset, change, op)
+
+            groups[0].view.encoder.change = counted  # type: ignore[method-assign]
+            fed.commit(insert(1, 4), insert(2, 1))
+            fed.commit(Change(Op.UPDATE, insert(1).table, (1, 4, ""), (1, 5, "")))
+            await settled(hub, fed)
+            assert encoded == {(1, Op.INSERT): 1, (2, Op.INSERT): 1, (3, Op.UPDATE): 1, (3, Op.DELETE): 1}
+            assert framed == {1: 1, 2: 1, 3: 2}
+            assert [group.published for group in groups] == [3, 2, 2, 3]
+
+    in_loop(work)
+
+
+def test_views_that_ask_for_the_same_share_a_group_and_others_do_not() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            one, same = (hub.join(hub.view(options(tables=("items",))), line) for _ in range(2))
+            other = hub.join(hub.view(options(tables=("names",))), line)
+            framed = hub.join(hub.view(options(tables=("items",))), lambda id, word, data: data)
+            assert one is same and len({one, other, framed}) == 3
+            assert one.members == 2
+            hub.leave(one)
+            fed.commit(insert(1))
+            await settled(hub, fed)
+            assert same.published == 1
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize("bound", ["KEPT_FRAMES", "KEPT_BYTES"])
+def test_what_is_kept_is_bounded_for_all_groups_together(bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, bound, {"KEPT_FRAMES": 50, "KEPT_BYTES": 20_000}[bound])
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            groups = [hub.join(hub.view(options(**given)), line) for given in FILTERS]
+            writer = Writer(fed, 1, largest=10)
+            for _ in range(60):
+                writer.write()
+                await settled(hub, fed)
+                held = [frame for group in groups for frame in group._frames]
+                assert len(held) <= hub_module.KEPT_FRAMES
+                assert sum(len(frame) for _, frame in held) == hub._kept_bytes <= hub_module.KEPT_BYTES
+            assert groups[0].take(0) is None, "the oldest are gone"
+
+    in_loop(work)
+
+
+def test_groups_that_nobody_reads_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            stays = Taker(fed, hub, options())
+            for id in range(30):
+                group = hub.join(hub.view(options(tables=("items",), where=f"id = {id}")), line)
+                fed.commit(insert(id))
+                await settled(hub, fed)
+                stays.take()
+                hub.leave(group)
+            assert set(hub._groups.values()) == {stays.group} and len(hub._router) == 1
+            assert not stays.fell_back
+            assert len(hub._kept) <= 10
+
+    in_loop(work)
+
+
+def test_what_was_passed_over_when_continuity_broke_is_never_skipped_by_who_comes_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            slow = Taker(fed, hub, options())
+            fed.commit(*(insert(id) for id in range(8)))
+            await settled(hub, fed)
+            slow.take()
+            at = slow.cursor
+            with monkeypatch.context() as patch:
+                patch.setattr(hub, "_publish", _breaks)  # the database is away, say
+                fed.commit(*(insert(id) for id in range(8, 12)))
+                await settled(hub, fed)
+            fed.commit(*(insert(id) for id in range(12, 20)))  # what is held from before goes, frame by frame
+            await settled(hub, fed)
+            assert hub.epoch == 1 and slow.group.seek(at) is None, "the log has what was passed over"
+            slow.take()
+            slow.take()
+            assert changes(slow.found) == fed.expected(slow.view)
+
+    with caplog.at_level(logging.CRITICAL, "headwater.feeds"):
+        in_loop(work)
+
+
+async def _breaks(parts: object) -> None:
+    raise RuntimeError("publishing broke")
+
+
+def test_slow_streams_at_many_places_do_not_multiply_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_module, "PIECE", 10_000)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            group = hub.join(hub.view(options()), line)
+            fed.commit(*(insert(id, note="x" * 100) for id in range(300)))
+            await settled(hub, fed)
+            for seen in range(300):
+                group.take(seen)
+            assert sum(len(taken.piece) for taken in group._joined.values()) <= 10 * group_module.PIECE
+
+    in_loop(work)
+
+
+def test_a_piece_is_about_as_large_as_it_may_be_and_pieces_together_are_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_module, "PIECE", 1000)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            group = hub.join(hub.view(options()), line)
+            fed.commit(*(insert(id) for id in range(50)))
+            await settled(hub, fed)
+            seen, frames = 0, []
+            while piece := group.take(seen).piece:  # type: ignore[union-attr]
+                assert len(piece) < 1000 + 400
+                frames += told(piece)
+                seen = group.take(seen).seen  # type: ignore[union-attr]
+            assert changes(frames) == fed.expected(group.view) and seen == 50
+
+    in_loop(work)
+
+
+def test_only_those_who_are_concerned_are_woken() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            groups = {
+                "items": hub.join(hub.view(options(tables=("items",))), line),
+                "large": hub.join(hub.view(options(tables=("items",), where="size > 2")), line),
+                "names": hub.join(hub.view(options(tables=("names",))), line),
+                "updates": hub.join(hub.view(options(tables=("items",), ops=("update",))), line),
+            }
+            sleepers = {key: Sleeper() for key in (*groups, "batch")}
+
+            def wait() -> None:
+                for key, group in groups.items():
+                    group.waiting.add(sleepers[key])
+                hub.sleep(sleepers["batch"])
+
+            async def woken() -> set[str]:
+                await settled(hub, fed)
+                found = {key for key, sleeper in sleepers.items() if sleeper.woken}
+                for sleeper in sleepers.values():
+                    sleeper.woken = 0
+                return found
+
+            wait()
+            fed.commit(insert(1, 1))
+            assert await woken() == {"items", "batch"}
+            wait()
+            fed.commit(insert(2, 3))
+            assert await woken() == {"items", "large", "batch"}
+            fed.commit(name("a"))
+            assert await woken() == {"names"}, "who did not wait again is left alone"
+
+    in_loop(work)
+
+
+def test_a_filter_that_fits_no_more_ends_its_own_group_and_no_other() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            fails = hub.join(hub.view(options(tables=("items",), where="size > 2")), line)
+            stays = Taker(fed, hub, options(tables=("items",)))
+            sleeper = Sleeper()
+            fails.waiting.add(sleeper)
+            fed.commit(insert(1, 4))
+            fed.commit(Change(Op.SCHEMA_CHANGE, WITHOUT_SIZE))
+            fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (2, "")))
+            await settled(hub, fed)
+            assert fails.failed is not None and "does not fit" in fails.failed.message
+            assert sleeper.woken and hub.epoch == 0
+            fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (3, "")))
+            await stays.finish()
+            assert stays.fell_back == 0
+
+    in_loop(work)
+
+
+def test_who_comes_after_a_filter_failed_gets_a_group_of_its_own() -> None:
+    """One that hangs in the failed group must not keep others from a place where the filter fits."""
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            asked = options(tables=("items",), where="size > 2")
+            fails, stays = hub.join(hub.view(asked), line), hub.join(hub.view(options()), line)
+            fed.commit(Change(Op.SCHEMA_CHANGE, WITHOUT_SIZE))
+            fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (2, "")))
+            await settled(hub, fed)
+            fed.commit(Change(Op.DELETE, WITHOUT_SIZE, (2, ""), None))
+            fed.commit(Change(Op.SCHEMA_CHANGE, insert(1).table))
+            await settled(hub, fed)
+            fresh = hub.join(hub.view(asked), line)
+            assert fails.failed is not None and fresh.failed is None
+            fed.commit(insert(5, 5))
+            await settled(hub, fed)
+            assert fresh.published == 1
+            for group in (fails, fresh, stays):
+                hub.leave(group)
+            assert not hub._groups and not len(hub._router)
+
+    in_loop(work)
+
+
+def test_an_error_in_the_router_does_not_stop_the_pump(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            taker = Taker(fed, hub, options())
+            real, sleeper, waits = hub._router.route, Sleeper(), Sleeper()
+            taker.group.waiting.add(sleeper)
+            hub.sleep(waits)
+
+            def broken(changes: Any) -> Any:
+                hub._router.route = real  # type: ignore[method-assign]
+                raise ZeroDivisionError
+
+            hub._router.route = broken  # type: ignore[method-assign]
+            fed.commit(insert(1))
+            await settled(hub, fed)
+            assert hub.epoch == 1 and sleeper.woken == 1, "they look into the log themselves"
+            assert waits.woken == 1, "so do those who waited for any change at all"
+            fed.commit(insert(2))
+            await taker.finish()
+            assert taker.fell_back == 1
+
+    with caplog.at_level(logging.CRITICAL, "headwater.feeds"):
+        in_loop(work)
+
+
+def test_after_a_new_generation_everybody_reads_the_log_again() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            group = hub.join(hub.view(options()), line)
+            sleeper = Sleeper()
+            fed.commit(insert(1))
+            await settled(hub, fed)
+            seen = group.seek(0)
+            group.waiting.add(sleeper)
+            fed.new_generation()
+            fed.commit(insert(2))
+            await settled(hub, fed)
+            assert hub.epoch == 1 and sleeper.woken
+            assert seen == 0 and group.seek(1) is None, "nobody finds frames of before by an old cursor"
+            began = hub.upto
+            fed.commit(insert(3))
+            await settled(hub, fed)
+            taken = group.take(group.seek(began) or 0)
+            assert taken is not None and changes(told(taken.piece)) == fed.expected(group.view, after=began)
+
+    in_loop(work)
+
+
+def test_a_huge_transaction_that_went_past_memory_is_published_by_way_of_a_thread() -> None:
+    async def work() -> None:
+        fed = Fed(part=50, keep_changes=40)
+        calls: list[str] = []
+
+        async def noted(call: Any, *args: Any) -> Any:
+            calls.append(call.__name__)
+            return await run(call, *args)
+
+        async with opened(fed, noted) as hub:
+            taker = Taker(fed, hub, options(tables=("items",), where="size = 7"))
+            fed.commit(*(insert(id, id % 9) for id in range(3000)))
+            fed.commit(insert(9999, 7))
+            await taker.finish()
+            assert "_read" in calls and len(taker.found) == 334
+
+    in_loop(work)
+
+
+def test_in_the_midst_of_a_transaction_there_is_no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "BATCH", 10)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            hub.join(hub.view(options()), line)
+            ends = {}
+            for first in range(0, 140, 7):
+                fed.commit(*(insert(id) for id in range(first, first + 7)))
+                ends[fed.log.latest] = (first + 1) << 16
+            seen = set()
+            while hub.upto < fed.log.latest:
+                await asyncio.sleep(0)
+                found = hub.checkpoint()
+                assert found is None or found[1] == hub.upto
+                if hub.upto not in ends and hub.upto:
+                    assert found is None
+                elif found is not None and hub.upto < fed.log.latest:
+                    assert found[0] == ends[hub.upto]
+                seen.add(found is None)
+            assert seen == {True, False}
+            assert hub.checkpoint() == fed.log.closed
+
+    in_loop(work)
+
+
+def test_while_nobody_listens_nothing_is_published_and_who_comes_begins_at_the_head() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            fed.commit(insert(1))
+            await moments(5)
+            assert hub.upto == 0
+            taker = Taker(fed, hub, options())
+            assert taker.began == 1
+            fed.commit(insert(2))
+            await taker.finish()
+            assert [found.id for found in taker.found] == ["2"]
+
+    in_loop(work)
+
+
+def test_all_may_leave_and_others_come_while_a_thread_reads() -> None:
+    async def work() -> None:
+        fed = Fed(part=4, keep_changes=4)
+        held = asyncio.Event()
+
+        async def slow(call: Any, *args: Any) -> Any:
+            found = call(*args)
+            if call.__name__ == "_read":
+                await held.wait()
+            return found
+
+        async with opened(fed, slow) as hub:
+            first = hub.join(hub.view(options()), line)
+            fed.commit(*(insert(id) for id in range(20)))
+            await moments(5)
+            hub.leave(first)
+            fed.commit(insert(30))
+            second = Taker(fed, hub, options())
+            assert second.began == 21
+            held.set()
+            fed.commit(insert(31))
+            await second.finish()
+            assert [found.id for found in second.found] == ["22"]
+
+    in_loop(work)
+
+
+def test_a_closed_hub_is_told_no_more() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed):
+            assert fed.log.has_listeners
+        assert not fed.log.has_listeners
+        fed.commit(insert(1))
+
+    in_loop(work)
+
+
+def test_seeking_finds_the_place_of_any_cursor_that_is_held() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            fed.commit(insert(0))
+            group: Group = hub.join(hub.view(options(tables=("items",))), line)
+            for id in range(1, 6):
+                fed.commit(insert(id), name(f"n{id}"))
+            await settled(hub, fed)
+            assert [group.seek(cursor) for cursor in range(13)] == [None, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 5]
+
+    in_loop(work)
+
+
+# --- what one batch may take of the loop ---------------------------------------------------------------------
+
+
+class Ticking:
+    """A clock on which every look takes `step` seconds."""
+
+    def __init__(self, step: float) -> None:
+        self.step, self.now = step, 0.0
+
+    def __call__(self) -> float:
+        self.now += self.step
+        return self.now
+
+
+class Threads:
+    """Runs calls like `run` and counts those that decide filters."""
+
+    def __init__(self) -> None:
+        self.decided = 0
+
+    async def __call__(self, call: Any, *args: Any) -> Any:
+        self.decided += getattr(call, "__func__", None) is batch_module.Costly.run
+        return await run(call, *args)
+
+
+def test_filter_that_took_long_in_the_loop_is_decided_in_a_thread_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        fed, threads = Fed(), Threads()
+        async with opened(fed, threads) as hub:
+            slow = Taker(fed, hub, options(tables=("items",), where="size > 2"))
+            with monkeypatch.context() as patch:
+                patch.setattr(hub_module, "thread_time", Ticking(hub_module.SHARE_SECONDS * 2))
+                fed.commit(insert(1, 3))
+                await settled(hub, fed)
+            quick = Taker(fed, hub, options(tables=("items",), where="size > 1"))
+            assert threads.decided == 0 and slow.view.is_costly and not quick.view.is_costly
+            fed.commit(insert(2, 3))
+            await slow.finish()
+            await quick.finish()
+            assert threads.decided == 1 and slow.fell_back == quick.fell_back == 0
+
+    in_loop(work)
+
+
+def balanced(terms: list[str]) -> str:
+    """All terms, nested as little as can be."""
+    half = len(terms) // 2
+    return f"({balanced(terms[:half])}AND{balanced(terms[half:])})" if half else f"({terms[0]})"
+
+
+@pytest.mark.parametrize(
+    ("terms", "rows", "note", "threads"),
+    [(1, 1, "", 0), (1, 900, "", 0), (600, 1, "", 0), (600, 900, "", 1), (100, 1, "x" * 1_000_000, 1)],
+)
+def test_long_filter_over_many_or_large_rows_is_decided_in_a_thread_at_once(
+    terms: int, rows: int, note: str, threads: int
+) -> None:
+    async def work() -> None:
+        fed, found = Fed(part=1024), Threads()
+        where = balanced([f"size<>{number}" for number in range(1, terms + 1)])
+        async with opened(fed, found) as hub:
+            taker = Taker(fed, hub, options(tables=("items",), where=where))
+            for number in range(hub_module.FEW):  # where few read, many changes are not published
+                hub.join(hub.view(options(tables=("names",), where=f"size = {number}")), line)
+            assert taker.view.filter.is_cheap(insert(1).table)
+            fed.commit(*(insert(id, note=note) for id in range(rows)))
+            await taker.finish()
+            assert found.decided == threads
+
+    in_loop(work)
+
+
+def test_publishing_to_many_groups_lets_others_have_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "perf_counter", Ticking(hub_module.TURN_SECONDS * 2))
+
+    async def work() -> None:
+        fed, turns = Fed(), 0
+        async with opened(fed) as hub:
+            takers = [Taker(fed, hub, options(tables=("items",), where=f"size > {-n}")) for n in range(30)]
+            before = hub.upto
+            fed.commit(insert(1, 3))
+            while hub.upto == before:
+                assert not any(taker.group.published for taker in takers), "all at once, or a cursor passes over some"
+                await asyncio.sleep(0)
+                turns += 1
+            assert all(taker.group.published == 1 for taker in takers)
+            assert turns >= 2 * len(takers), "after each filter and each encoding"
+
+    in_loop(work)
+
+
+def test_batch_of_many_shapes_is_encoded_only_as_far_as_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
+
+    async def work() -> None:
+        fed, made = Fed(), Counter[str]()
+
+        def frame(number: int) -> Any:
+            def framed(id: int | str, word: str, data: bytes) -> bytes:
+                made["bytes"] += len(data)
+                return line(id, word, data)
+
+            return framed
+
+        async with opened(fed) as hub:
+            taker = Taker(fed, hub, options(tables=("items",)))
+            groups = [hub.join(taker.view, frame(number)) for number in range(50)]
+            for first in (0, 10):
+                fed.commit(*(insert(id, note="x" * 300) for id in range(first, first + 10)))
+                await settled(hub, fed)
+                assert 10_000 < made["bytes"] < 30_000
+                made.clear()
+                held = [frame for group in [*groups, taker.group] for frame in group._frames]
+                assert sum(len(frame) for _, frame in held) == hub._kept_bytes <= hub_module.KEPT_BYTES
+                assert groups[-1].take(0) is None, "the last read the log"
+                for group in groups:
+                    assert group.seek(hub.upto) == group.published
+                taker.take()
+            assert not taker.fell_back
+            fed.commit(insert(99))
+            await settled(hub, fed)
+            assert [group.take(group.published - 1) is not None for group in groups] == [True] * 50
+            await taker.finish()
+
+    in_loop(work)
+
+
+def test_group_whose_members_read_nothing_is_dismissed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 20)
+
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            reads, stalled = (Taker(fed, hub, options(where=where)) for where in ("size > 0", "size > 1"))
+            for id in range(30):
+                fed.commit(insert(id, 3))
+                await settled(hub, fed)
+                reads.take()
+            assert stalled.group.is_dismissed and not stalled.group._frames
+            assert set(hub._groups.values()) == {reads.group}
+            stalled.take()
+            assert stalled.fell_back == 1 and stalled.group in hub._groups.values()
+            fed.commit(insert(30, 3))
+            for taker in (reads, stalled):
+                await taker.finish()
+            assert (reads.fell_back, stalled.fell_back) == (0, 1)
+
+    in_loop(work)
+
+
+def test_frames_that_are_made_and_those_that_are_kept_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_BYTES", 20_000)
+
+    async def work() -> None:
+        fed, made, most = Fed(), Counter[str](), 0
+        async with opened(fed) as hub:
+
+            def frame(id: int | str, word: str, data: bytes) -> bytes:
+                nonlocal most
+                found = line(id, word, data)
+                most = max(most, made["bytes"] + hub._kept_bytes)
+                made["bytes"] += len(found)
+                return found
+
+            given = [options(tables=("items",), where=f"size > {-n}") for n in range(30)]
+            groups = [hub.join(hub.view(each), lambda *of, n=n: frame(*of)) for n, each in enumerate(given)]
+            for id in range(20):
+                fed.commit(insert(id, 3, note="x" * 300))
+                await settled(hub, fed)
+                for group in groups:
+                    group.seek(hub.upto)
+                made.clear()
+            assert all(group.is_live for group in groups)
+            assert 10_000 < most <= 20_000
+
+    in_loop(work)
+
+
+def test_joined_frames_are_kept_only_for_several_members() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with opened(fed) as hub:
+            alone = hub.join(hub.view(options()), line)
+            shared, _ = (hub.join(hub.view(options(tables=("items",))), line) for _ in range(2))
+            fed.commit(insert(1), insert(2))
+            await settled(hub, fed)
+            assert alone.take(0) == alone.take(0) and not alone._joined
+            assert shared.take(0) is shared.take(0)
+
+    in_loop(work)

@@ -1,0 +1,944 @@
+"""A stream: what passes comes once and in order on one connection, through every change of the way it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.feeds.feed_database import (
+    FILTERS,
+    WITHOUT_SIZE,
+    Fed,
+    Told,
+    Writer,
+    changes,
+    hesitant,
+    in_loop,
+    insert,
+    line,
+    moments,
+    name,
+    run,
+    settled,
+    told,
+    words,
+)
+from tests.suite.deadlines import PATIENCE
+
+from headwater.feeds.deliver import group as group_module
+from headwater.feeds.deliver import hub as hub_module
+from headwater.feeds.deliver import stream as stream_module
+from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.clock import parse_ts
+from headwater.model.principal import Principal
+
+NEVER = 1e9
+WHO = Principal("ann", "owner")
+
+
+class Clock:
+    """The time that streams go by."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(stream_module, "time", SimpleNamespace(monotonic=made.monotonic))
+    return made
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    made = Registry.open(tmp_path / "subscriptions.db")
+    yield made
+    made.close()
+
+
+class Reading:
+    """One connection: a task that takes what a stream hands out."""
+
+    def __init__(self, stream: Stream, pace: Callable[[], int] = lambda: 1) -> None:
+        self.stream, self._pace = stream, pace
+        self.frames: list[Told] = []
+        self.pieces: list[bytes] = []
+        self.began = stream.cursor
+        self.stalled = asyncio.Event()
+        self.stalled.set()
+        self.task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while (piece := await self.stream.next()) is not None:
+            self.pieces.append(piece)
+            self.frames += told(piece)
+            await moments(self._pace())
+            await self.stalled.wait()
+
+    async def idle(self) -> None:
+        """Until it has everything and sleeps."""
+        for _ in range(100_000):
+            if self.task.done():
+                break
+            sleeps = self.stream._sleeping is not None and not self.stream._sleeping.done()
+            if sleeps and self.stream.seat.hub.upto >= self.stream.seat.log.latest:
+                return
+            await asyncio.sleep(0)
+        assert self.task.done(), "the stream neither sleeps nor ends"
+        self.task.result()
+
+    async def end(self) -> None:
+        """Until it ends by itself."""
+        await self.task
+        self.stream.close()
+
+    async def close(self) -> None:
+        self.stream.leave()
+        await self.end()
+
+    def take(self) -> list[Told]:
+        """What came since the last time."""
+        found, self.frames = self.frames, []
+        return found
+
+
+class Place:
+    """A hub and those who read from it."""
+
+    def __init__(self, fed: Fed, hub: Hub, run: Any, registry: Any) -> None:
+        self.fed, self.hub, self.run, self.registry = fed, hub, run, registry
+        self.open: list[Reading] = []
+
+    def seat(self, held: Subscription | None = None, **given: Any) -> Seat:
+        asked = Options(db="main", **{"after": True, **given}) if held is None else held.options
+        return Seat(self.fed, self.hub, self.hub.view(asked), self.run, self.registry, held)
+
+    def read(
+        self,
+        *,
+        cursor: int | None = None,
+        seat: Seat | None = None,
+        checkpoints: float = NEVER,
+        pace: Callable[[], int] = lambda: 1,
+        upto: int | None = None,
+        **given: Any,
+    ) -> Reading:
+        found = self.seat(**given) if seat is None else seat
+        at = self.fed.log.latest if cursor is None else cursor
+        stream = Stream(
+            found,
+            line,
+            cursor=at,
+            upto=upto,
+            ping=b"0 ping {}\n",
+            farewell=b"0 bye {}\n",
+            checkpoint_seconds=checkpoints,
+        )
+        self.open.append(Reading(stream, pace))
+        return self.open[-1]
+
+    def subscribe(self, **given: Any) -> Subscription:
+        asked = Options(db="main", **{"after": True, **given})
+        held, _ = self.registry.create(WHO, asked, acked=self.fed.log.latest)
+        return held  # type: ignore[no-any-return]
+
+
+@asynccontextmanager
+async def place(fed: Fed, run: Any = run, registry: Any = None) -> AsyncIterator[Place]:
+    made = Place(fed, Hub(fed.log, fed.source, run), run, registry)
+    try:
+        yield made
+        for reading in made.open:
+            if not reading.task.done():
+                await reading.close()
+        assert not made.hub._groups, "everything is given back"
+    finally:
+        await made.hub.close()
+
+
+def check_checkpoints(fed: Fed, reading: Reading) -> int:
+    """Each tells the truth about what came before it and what comes after; how many there were."""
+    ends = {part.upto: part.ts for part in fed.log.scan(after=0) if part.last}
+    times = {offset: part.ts for part in fed.log.scan(after=0) for offset in range(part.first, part.upto + 1)}
+    expected = [found.offset for found in fed.expected(reading.stream.seat.view, after=reading.began)]
+    seen: list[int] = []
+    count, last = 0, 0
+    for frame in reading.frames:
+        if frame.word == "checkpoint":
+            count += 1
+            ts, offset = parse_ts(frame.said["ts"]), frame.said["offset"]
+            assert int(frame.id) == offset and (offset in ends or offset == 0), "it splits no transaction"
+            assert offset >= last
+            last = offset
+            assert seen == [one for one in expected if one <= offset], "everything up to it was delivered"
+            assert all(time > ts for at, time in times.items() if at > offset)
+            assert ts >= ends.get(offset, 0)
+        elif frame.word in ("insert", "update", "delete"):
+            seen.append(int(frame.id))
+    return count
+
+
+# --- from the log to live ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(hub_module, "BATCH", 16)
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 40 + seed * 10)
+    monkeypatch.setattr(hub_module, "FEW", (4, 0, 8)[seed % 3])
+    monkeypatch.setattr(hub_module, "APART", seed % 7)
+    for module in (group_module, stream_module):
+        monkeypatch.setattr(module, "PIECE", 900)
+    monkeypatch.setattr(stream_module, "PAGE", 10)
+
+    async def work() -> None:
+        chance = random.Random(seed)
+        fed = Fed(part=30, keep_changes=16 if seed % 3 == 0 else 4096)
+        writer = Writer(fed, seed, largest=20 if seed % 4 == 0 else 4)
+        writer.write(20)
+        async with place(fed, hesitant(seed)) as here:
+            for _ in range(150):
+                match chance.randrange(8):
+                    case 0 | 1 | 2:
+                        writer.write(chance.randint(1, 3))
+                        if chance.random() < 0.2:
+                            fed.log.flush()
+                    case 3 if len(here.open) < 8:
+                        slowness = chance.choice([1, 2, 12])
+                        here.read(
+                            cursor=chance.choice([0, chance.randint(0, fed.log.latest), fed.log.latest]),
+                            checkpoints=chance.choice([0.5, 3.0, NEVER]),
+                            pace=lambda slowness=slowness: chance.randrange(slowness) + 1,  # type: ignore[misc]
+                            format=chance.choice(["objects_json", "debezium_json"]),
+                            **chance.choice(FILTERS),
+                        )
+                    case 4:
+                        clock.now += 0.3
+                        for reading in here.open:
+                            reading.stream.tick(clock.now)
+                    case 5 if here.open:
+                        chance.choice(here.open).stream.changed()
+                    case _:
+                        await moments(chance.randrange(4))
+            assert here.open
+            for reading in here.open:
+                reading.stream._checkpoint_at = NEVER
+                await reading.idle()
+                view = reading.stream.seat.view
+                assert changes(reading.frames) == fed.expected(view, after=reading.began)
+                reading.stream.tick(clock.now)
+                assert reading.stream.cursor == fed.log.latest
+                assert reading.stream.deliveries == len(changes(reading.frames))
+                check_checkpoints(fed, reading)
+                assert set(words(reading.frames)) <= {"insert", "update", "delete", "checkpoint", "caught_up"}
+
+    in_loop(work)
+
+
+def test_who_begins_at_the_head_is_not_told_that_it_caught_up() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+            fed.commit(insert(2))
+            await reading.idle()
+            assert words(reading.frames) == ["insert"]
+
+    in_loop(work)
+
+
+def test_who_begins_behind_is_told_once_that_it_caught_up() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        fed.commit(insert(2))
+        async with place(fed) as here:
+            reading = here.read(cursor=0)
+            await reading.idle()
+            fed.commit(insert(3))
+            await reading.idle()
+            assert words(reading.frames) == ["insert", "insert", "caught_up", "insert"]
+            assert reading.frames[2].id == "2"
+            assert reading.frames[2].said == {"offset": 2, "latest_offset": 2}
+
+    in_loop(work)
+
+
+def test_who_began_behind_a_quiet_stretch_is_told_too() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(name("a"), name("b"))
+        async with place(fed) as here:
+            reading = here.read(cursor=0, tables=("items",))
+            await reading.idle()
+            assert [(found.word, found.id) for found in reading.frames] == [("caught_up", "2")]
+
+    in_loop(work)
+
+
+def test_who_has_rows_newer_than_the_log_is_not_told_before_the_log_has_come_so_far() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        fed.commit(insert(2))
+        async with place(fed) as here:
+            seat = here.seat()
+            seat.finished(SnapshotState(tables=("items",), done=True, chunks=(Stretch("items", END, 1),), again=4))
+            reading = here.read(seat=seat, cursor=1)
+            await reading.idle()
+            assert words(reading.frames) == ["insert"], "rows were read again at 4"
+            fed.commit(insert(3))
+            fed.commit(insert(4))
+            await reading.idle()
+            assert words(reading.frames) == ["insert", "insert", "insert", "caught_up"]
+            assert reading.frames[-1].id == "4"
+
+    in_loop(work)
+
+
+def test_having_caught_up_is_told_also_when_changes_come_in_at_that_very_moment() -> None:
+    """The last that was behind comes as a published frame: the word must follow it at once, not with the clock."""
+
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        async with place(fed) as here:
+            other = here.read()
+            await other.idle()
+            reading = here.read(cursor=0)
+            reading.stalled.clear()
+            await reading_has(reading, 1)
+            fed.commit(insert(2))
+            fed.commit(insert(3))
+            await settled(here.hub, fed)
+            reading.stalled.set()
+            await reading.idle()
+            assert words(reading.frames) == ["insert", "insert", "insert", "caught_up"]
+
+    in_loop(work)
+
+
+def test_who_was_too_slow_reads_the_log_and_is_told_when_it_caught_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
+
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            slow, quick = here.read(), here.read()
+            fed.commit(insert(0))
+            await slow.idle()
+            slow.stalled.clear()
+            for id in range(1, 40):
+                fed.commit(insert(id))
+                await settled(here.hub, fed)
+            slow.stalled.set()
+            await slow.idle()
+            assert changes(slow.frames) == fed.expected(slow.stream.seat.view)
+            assert words(slow.frames).count("caught_up") == 1 and words(slow.frames)[-1] == "caught_up"
+            assert "caught_up" not in words(quick.frames)
+
+    in_loop(work)
+
+
+def test_for_who_is_far_behind_nothing_is_published_until_it_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 10)
+    monkeypatch.setattr(stream_module, "PAGE", 5)
+
+    async def work() -> None:
+        fed = Fed()
+        for id in range(40):
+            fed.commit(insert(id))
+        async with place(fed) as here:
+            reading = here.read(cursor=0)
+            reading.stalled.clear()
+            await moments(20)
+            for id in range(40, 80):
+                fed.commit(insert(id))
+                await moments(2)
+            assert not here.hub._groups
+            reading.stalled.set()
+            await reading.idle()
+            assert len(here.hub._groups) == 1
+            fed.commit(insert(80))
+            await reading.idle()
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert words(reading.frames).count("caught_up") == 1
+
+    in_loop(work)
+
+
+def test_where_few_read_what_comes_in_masses_is_read_and_not_published(monkeypatch: pytest.MonkeyPatch) -> None:
+    published: list[int] = []
+    publish = Hub._publish
+
+    async def noted(self: Hub, parts: list[Transaction]) -> None:
+        published.extend(range(parts[0].first, parts[-1].upto + 1))
+        await publish(self, parts)
+
+    monkeypatch.setattr(Hub, "_publish", noted)
+
+    async def work(few: bool) -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            for id in range(1 if few else hub_module.FEW + 1):
+                here.read(tables=("items",), ops=("insert",) if id else ())
+            for reading in here.open:
+                await reading.idle()
+            for size in (1, hub_module.APART, hub_module.APART + 1, 1000, 1):
+                published.clear()
+                fed.commit(*(insert(id) for id in range(size)))
+                for reading in here.open:
+                    await reading.idle()
+                assert len(published) == (0 if few and size > hub_module.APART else size)
+            for reading in here.open:
+                assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+                assert set(words(reading.frames)) == {"insert"}, "it was not slow, and is not told that it caught up"
+
+    for few in (True, False):
+        in_loop(lambda few=few: work(few))  # type: ignore[misc]
+
+
+def test_who_waits_beside_a_stream_is_not_counted_as_few() -> None:
+    """Polls gain by what is published, and those with a narrow filter most."""
+
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+            group = here.hub.join(here.hub.view(Options(db="main", tables=("names",))), line)
+            fed.commit(*(insert(id) for id in range(1000)))
+            await reading.idle()
+            assert here.hub.upto == fed.log.latest and group.is_live
+            here.hub.leave(group)
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+
+    in_loop(work)
+
+
+def test_a_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (group_module, stream_module):
+        monkeypatch.setattr(module, "PIECE", 4000)
+
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+            for id in range(500):
+                fed.commit(insert(id, note="x" * 50))
+            await reading.idle()
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert max(map(len, reading.pieces)) < 4000 + 500
+
+    in_loop(work)
+
+
+# --- pausing and ending --------------------------------------------------------------------------------------------
+
+
+def test_a_paused_stream_is_silent_and_goes_on_where_it_was(registry: Registry) -> None:
+    async def work() -> None:
+        fed = Fed(retention=1000)
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe()
+            reading = here.read(seat=here.seat(held))
+            await reading.idle()
+            registry.pause(held.id)
+            reading.stream.changed()
+            await reading.idle()
+            for id in range(5):
+                fed.commit(insert(id))
+            await settled(here.hub, fed)
+            found = reading.take()
+            assert [frame.word for frame in found] == ["backpressure"]
+            assert found[0].said["state"] == "paused" and found[0].said["paused"] is True
+            assert found[0].said["sub_id"] == held.id
+            registry.resume(held.id)
+            reading.stream.changed()
+            await reading.idle()
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+
+    in_loop(work)
+
+
+def test_a_closed_subscription_ends_its_stream_without_a_word(registry: Registry) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed, registry=registry) as here:
+            reading = here.read(seat=here.seat(here.subscribe()))
+            await reading.idle()
+            reading.stream.seat.closed = True
+            reading.stream.changed()
+            await reading.end()
+            assert reading.frames == []
+            assert reading.stream.ending is not None and reading.stream.ending.code == "closed"
+
+    in_loop(work)
+
+
+def test_a_server_that_stops_says_a_last_checkpoint_and_good_bye() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            fed.commit(insert(1), insert(2))
+            await reading.idle()
+            reading.stream.stop()
+            await reading.end()
+            assert words(reading.frames) == ["insert", "insert", "checkpoint", "bye"]
+            assert reading.frames[2].said["offset"] == 2
+            assert reading.stream.ending is not None and reading.stream.ending.code == "stopping"
+
+    in_loop(work)
+
+
+def test_the_last_checkpoint_is_left_out_where_something_was_not_delivered() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            fed.commit(insert(1))
+            await reading.idle()
+            reading.stalled.clear()
+            fed.commit(insert(2))
+            await settled(here.hub, fed)
+            fed.commit(insert(3))
+            await settled(here.hub, fed)
+            reading.stream.stop()
+            reading.stalled.set()
+            await reading.end()
+            assert words(reading.frames)[-1] == "bye"
+            check_checkpoints(fed, reading)
+
+    in_loop(work)
+
+
+def test_the_last_checkpoint_is_left_out_where_the_hub_went_on_without_the_group() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            fed.commit(insert(1))
+            await reading.idle()
+            reading.stalled.clear()
+            fed.commit(insert(2))
+            await settled(here.hub, fed)
+            here.hub._dismiss_all()
+            other = here.read()
+            await other.idle()
+            fed.commit(insert(3))
+            await settled(here.hub, fed)
+            assert here.hub.upto == 3
+            reading.stream.stop()
+            reading.stalled.set()
+            await reading.end()
+            assert words(reading.frames) == ["insert", "insert", "bye"]
+
+    in_loop(work)
+
+
+def test_a_stream_of_a_stretch_ends_with_it() -> None:
+    async def work() -> None:
+        fed = Fed()
+        Writer(fed, 3).write(30)
+        async with place(fed) as here:
+            for upto in (0, 5, fed.log.latest):
+                reading = here.read(cursor=0, upto=upto, tables=("items",))
+                await reading.end()
+                view = reading.stream.seat.view
+                assert changes(reading.frames) == (fed.expected(view, upto=upto) if upto else [])
+                assert reading.stream.ending is not None and reading.stream.ending.code == "complete"
+            beyond = here.read(cursor=0, upto=fed.log.latest + 2)
+            await beyond.idle()
+            assert not beyond.task.done()
+            fed.commit(insert(100))
+            await beyond.idle()
+            fed.commit(insert(101), insert(102))
+            await beyond.end()
+            assert [found.offset for found in changes(beyond.frames)] == list(range(1, fed.log.latest))
+
+    in_loop(work)
+
+
+def test_a_stretch_that_is_waited_for_comes_also_when_publishing_failed(caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read(cursor=0, upto=1)
+            await reading.idle()
+
+            def broken(changes: Any) -> Any:
+                raise ZeroDivisionError
+
+            here.hub._router.route = broken  # type: ignore[method-assign]
+            fed.commit(insert(1))
+            await asyncio.wait_for(reading.end(), PATIENCE)
+            assert words(reading.frames) == ["insert"]
+
+    with caplog.at_level("CRITICAL", "headwater.feeds"):
+        in_loop(work)
+
+
+def test_who_leaves_ends_the_stream_wherever_it_is() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        async with place(fed) as here:
+            for count in range(8):
+                reading = here.read(cursor=0)
+                await moments(count)
+                await reading.close()
+                assert reading.stream.ending is not None and reading.stream.ending.message == "the reader left"
+
+    in_loop(work)
+
+
+def test_a_refused_reader_is_told_by_the_ending() -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+            reading.stream.refuse("invalid_request", "no")
+            await reading.end()
+            assert reading.stream.ending is not None
+            assert (reading.stream.ending.code, reading.stream.ending.message) == ("invalid_request", "no")
+
+    in_loop(work)
+
+
+# --- being lost ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("live", [False, True])
+def test_past_the_horizon_the_stream_says_so_and_ends(live: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_module, "KEPT_FRAMES", 5)
+
+    async def work() -> None:
+        fed = Fed(retention=10)
+        async with place(fed) as here:
+            reading = here.read(tables=("items",)) if live else None
+            if reading is not None:
+                fed.commit(insert(0))
+                await reading.idle()
+                reading.stalled.clear()
+            for id in range(1, 40):
+                fed.commit(insert(id))
+                await moments(3)
+            if reading is None:
+                reading = here.read(cursor=2, tables=("items",))
+            reading.stalled.set()
+            await reading.end()
+            last = reading.frames[-1]
+            horizon, latest = fed.log.horizon, fed.log.latest
+            assert last.word == "resnapshot" and int(last.id) == horizon - 1
+            assert last.said == {
+                "earliest_offset": horizon,
+                "latest_offset": latest,
+                "resnapshot_from_offset": horizon - 1,
+                "reason": "wal_horizon_exceeded",
+                "snapshot_url": f"/api/v1/snapshot/main/items?version={fed.log.generation}.{latest}",
+            }
+            assert reading.stream.ending is not None and reading.stream.ending.code == "resnapshot_required"
+
+    in_loop(work)
+
+
+def test_a_new_generation_ends_every_stream_with_its_reason() -> None:
+    async def work() -> None:
+        fed = Fed()
+        fed.commit(insert(1))
+        async with place(fed) as here:
+            readings = [here.read(), here.read(cursor=0), here.read(tables=("names",))]
+            for reading in readings:
+                await reading.idle()
+            fed.new_generation()
+            for reading in readings:
+                await asyncio.wait_for(reading.end(), PATIENCE)
+                assert reading.frames[-1].word == "resnapshot"
+                assert reading.frames[-1].said["reason"] == "log_generation_changed"
+
+    in_loop(work)
+
+
+def test_a_quiet_filter_does_not_fall_off_a_busy_log(registry: Registry) -> None:
+    """Nothing woke it, and the log has moved past the place where it fell asleep."""
+
+    async def work() -> None:
+        fed = Fed(retention=20)
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe(tables=("items",))
+            readings = [here.read(seat=here.seat(held)), here.read(tables=("items",))]
+            for reading in readings:
+                await reading.idle()
+            for number in range(100):
+                fed.commit(name(f"n{number}"))
+                await settled(here.hub, fed)
+            for reading in readings:
+                reading.stream.changed()
+                await reading.idle()
+                assert "resnapshot" not in words(reading.frames)
+                reading.stream.tick(0.0)
+            assert held.cursor == fed.log.latest, "what does not concern it counts as seen"
+            fed.commit(insert(1))
+            for reading in readings:
+                await reading.idle()
+                assert [found.offset for found in changes(reading.frames)] == [101]
+
+    in_loop(work)
+
+
+# --- a filter that fits no more ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_filter_that_fits_no_more_ends_the_stream_after_everything_before_it(slow: bool) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read(tables=("items",), where="size > 2", ops=("insert", "update", "delete"))
+            await reading.idle()
+            fed.commit(insert(1, 5))
+            if not slow:
+                await reading.idle()
+            fed.commit(insert(2, 5))
+            fed.commit(Change(Op.SCHEMA_CHANGE, WITHOUT_SIZE))
+            fed.commit(Change(Op.INSERT, WITHOUT_SIZE, None, (3, "")))
+            await reading.end()
+            assert words(reading.frames) == ["insert", "insert", "failed"]
+            error = reading.frames[-1]
+            assert error.said["code"] == "invalid_request" and "does not fit" in error.said["message"]
+            assert 2 <= int(error.id) < 4
+            assert reading.stream.ending is not None and reading.stream.ending.code == "invalid_request"
+
+    in_loop(work)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_defect_of_ours_ends_the_stream_with_a_word_and_no_other(
+    slow: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading, other = here.read(format="plain_json"), here.read(format="objects_json")
+            await reading.idle()
+            fed.commit(insert(1))
+            if not slow:
+                await reading.idle()
+            monkeypatch.setattr(reading.stream.seat.view.encoder, "change", broken)
+            fed.commit(insert(2))
+            await reading.end()
+            assert words(reading.frames)[-1] == "failed"
+            assert reading.frames[-1].said["code"] == "internal" and reading.frames[-1].said["details"]["hint"]
+            assert reading.stream.ending is not None and reading.stream.ending.code == "internal"
+            await other.idle()
+            assert [frame.id for frame in other.frames if frame.word == "insert"] == ["1", "2"]
+
+    def broken(*given: Any) -> bytes:
+        raise IndexError("tuple index out of range")
+
+    in_loop(work)
+    assert "tuple index" in caplog.text
+
+
+# --- what is due by the clock --------------------------------------------------------------------------------------
+
+
+def test_checkpoints_come_by_the_interval_also_when_idle(clock: Clock) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read(checkpoints=5.0)
+            fed.commit(insert(1), insert(2))
+            await reading.idle()
+            assert words(reading.take()) == ["insert", "insert"]
+            for seconds, due in ((4.9, 0), (0.2, 1), (0.1, 0), (4.0, 0), (1.0, 1), (5.0, 1)):
+                clock.now += seconds
+                reading.stream.tick(clock.now)
+                await reading.idle()
+                assert words(reading.take()) == ["checkpoint"] * due, seconds
+
+    in_loop(work)
+
+
+def test_checkpoints_come_also_under_load_that_never_pauses(clock: Clock) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read(checkpoints=5.0)
+            await reading.idle()
+            for id in range(100):
+                fed.commit(insert(id))
+                clock.now += 0.25
+                reading.stream.tick(clock.now)
+                await moments(1)
+            await reading.idle()
+            assert check_checkpoints(fed, reading) >= 4
+
+    in_loop(work)
+
+
+def test_checkpoints_come_while_catching_up(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_module, "PAGE", 10)
+
+    async def work() -> None:
+        fed = Fed()
+        Writer(fed, 5, largest=1).write(400)
+        async with place(fed) as here:
+            reading = here.read(cursor=0, checkpoints=5.0, pace=lambda: clock.__setattr__("now", clock.now + 1.0) or 1)
+            await reading.idle()
+            assert check_checkpoints(fed, reading) >= 6
+            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+
+    in_loop(work)
+
+
+def test_a_silent_stream_gives_a_sign_of_life(clock: Clock) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+
+            async def passes(seconds: float) -> list[str]:
+                for _ in range(int(seconds * 4)):
+                    clock.now += 0.25
+                    reading.stream.tick(clock.now)
+                    await reading.idle()
+                return words(reading.take())
+
+            assert [await passes(seconds) for seconds in (14, 2, 13, 3)] == [[], ["ping"], [], ["ping"]]
+            await passes(10)
+            fed.commit(insert(1))
+            await reading.idle()
+            assert await passes(14) == ["insert"], "a change is a sign of life, too"
+            assert await passes(2) == ["ping"]
+
+    in_loop(work)
+
+
+# --- pressure ------------------------------------------------------------------------------------------------------
+
+
+def test_pressure_is_told_once_for_each_change_of_state(registry: Registry, clock: Clock) -> None:
+    async def work() -> None:
+        fed = Fed(retention=100)
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe()
+            reading = here.read(seat=here.seat(held))
+            await reading.idle()
+            states = []
+
+            async def look() -> None:
+                clock.now += 0.25
+                reading.stream.tick(clock.now)
+                await reading.idle()
+                states.extend(
+                    (found.said["state"], found.said["lag"]) for found in reading.take() if found.word == "backpressure"
+                )
+
+            for id in range(90):
+                fed.commit(insert(id))
+                await look()
+            assert states == [("pressure", 50), ("throttle", 75)]
+            registry.ack(held.id, 90)
+            reading.stream.changed()
+            await look()
+            for id in range(100, 160):
+                fed.commit(insert(id))
+                await look()
+            assert states[2:] == [("pressure", 50)], "healthy again is not told, under pressure again is"
+
+    in_loop(work)
+
+
+def test_a_reader_without_a_subscription_is_under_no_pressure(clock: Clock) -> None:
+    async def work() -> None:
+        fed = Fed(retention=50)
+        async with place(fed) as here:
+            reading = here.read()
+            await reading.idle()
+            for id in range(200):
+                fed.commit(insert(id))
+                reading.stream.tick(clock.now)
+                await reading.idle()
+            assert set(words(reading.frames)) == {"insert"}
+
+    in_loop(work)
+
+
+def test_what_was_acked_by_another_way_is_not_delivered_any_more(registry: Registry) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe()
+            reading = here.read(seat=here.seat(held))
+            await reading.idle()
+            reading.stalled.clear()
+            fed.commit(insert(1))
+            await reading_has(reading, 1)
+            for id in range(2, 10):
+                fed.commit(insert(id))
+            await settled(here.hub, fed)
+            registry.ack(held.id, 6)
+            reading.stream.changed()
+            reading.stalled.set()
+            await reading.idle()
+            assert [found.offset for found in changes(reading.frames)] == [1, 7, 8, 9]
+
+    in_loop(work)
+
+
+async def reading_has(reading: Reading, count: int) -> None:
+    for _ in range(1000):
+        if len(reading.frames) >= count:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"{reading.frames}")
+
+
+def test_the_cursor_of_a_quiet_subscription_moves_only_over_what_was_acked_or_does_not_concern_it(
+    registry: Registry,
+) -> None:
+    async def work() -> None:
+        fed = Fed()
+        async with place(fed, registry=registry) as here:
+            held = here.subscribe(tables=("items",))
+            reading = here.read(seat=here.seat(held))
+            fed.commit(name("a"))
+            await reading.idle()
+            await settled(here.hub, fed)
+            reading.stream.tick(0.0)
+            assert held.cursor == 1
+            fed.commit(insert(1))
+            fed.commit(name("b"))
+            await reading.idle()
+            reading.stream.tick(0.0)
+            assert held.cursor == 1, "a change that was sent and not acked stays"
+            registry.ack(held.id, 2)
+            reading.stream.changed()
+            await reading.idle()
+            reading.stream.tick(0.0)
+            assert held.cursor == 3 and held.acked == 2
+
+    in_loop(work)

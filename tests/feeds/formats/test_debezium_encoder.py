@@ -1,0 +1,138 @@
+"""Debezium's envelope: the compiled twin writes what the Python one writes, byte for byte, alone and many at once."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.feeds.formats.test_fast_rows import BY_TEXT, PAIRED, QUOTED, VALUE, WIDE
+from tests.suite.examples import examples
+
+from headwater.feeds.deliver.frame import Enclosed
+from headwater.feeds.formats.debezium import Debezium
+from headwater.feeds.formats.debezium_encoder import IS_BUILT, Compiled, debezium
+from headwater.feeds.subscriptions.options import Shape
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Column, Row, Table
+from headwater.serve.http import transport_frames
+
+pytestmark = pytest.mark.skipif(not IS_BUILT, reason="there was no C compiler at the installation")
+
+BARE = Table("bare", WIDE.columns, ())
+HIDDEN = Table("h", (Column("_rowid_", "i64", hidden=True), *WIDE.columns[1:]), ("_rowid_",))
+TABLES = [WIDE, BY_TEXT, PAIRED, QUOTED, BARE, HIDDEN]
+ROW = st.tuples(*VALUE)
+EDGES = [0.0, 1e-3, 1e-4, 1e11, 1e11 - 0.5, 99999999999.9999, 0.30000000000000004, 1e15, 1e16, 5e-324, math.inf]
+ALIKE = Shape("main", "debezium_json", True, True)
+
+
+def changes_of(table: Table, old: Row, new: Row) -> tuple[Change, ...]:
+    return (
+        Change(Op.INSERT, table, None, new),
+        Change(Op.UPDATE, table, old, new),
+        Change(Op.UPDATE, table, None, new),
+        Change(Op.SCHEMA_CHANGE, table, ddl="ALTER TABLE t ADD x", resnapshot=True),
+        Change(Op.DELETE, table, old, None),
+        Change(Op.TRUNCATE, table),
+        Change(Op.UPDATE, table, new, new),
+    )
+
+
+@pytest.mark.slow
+@examples(800)
+@given(
+    ROW,
+    ROW,
+    st.booleans(),
+    st.sampled_from(TABLES),
+    st.tuples(st.booleans(), st.booleans()),
+    st.sampled_from([(), ("id",), ("b", "ü", "gone")]),
+    st.sampled_from([transport_frames.sse, transport_frames.ndjson]),
+    st.lists(st.sampled_from([None, Op.INSERT, Op.UPDATE, Op.DELETE]), min_size=7, max_size=7),
+)
+def test_the_twins_write_the_same_bytes(
+    old: Row,
+    new: Row,
+    is_kept: bool,
+    table: Table,
+    images: tuple[bool, bool],
+    columns: tuple[str, ...],
+    frame: Enclosed,
+    said: list[Op | None],
+) -> None:
+    new = tuple(old[at] if is_kept and at in table.key_places else value for at, value in enumerate(new))
+    shape = Shape("m%n", "debezium_json", *images, columns)
+    changes = changes_of(table, old, new)
+    # An update may be delivered as something else; others are what they are, or nothing.
+    ops = [op and (op if each.op is Op.UPDATE else each.op) for op, each in zip(said, changes, strict=True)]
+    parts = [Transaction('x"%d', changes, 7, 5 << 16, 9, 3), Transaction("4611686018427387904", changes, 14, 6 << 16)]
+    python, compiled = Debezium(shape), Compiled(shape)
+    many, expected = compiled.frames(frame.enclosing, 2**30, 2**30), b""
+    for part in (*parts, parts[0]):
+        for offset, (change, op) in enumerate(zip(changes, ops, strict=True), part.first):
+            if op is not None:
+                data = python.change(part, offset, change, op)
+                assert compiled.change(part, offset, change, op) == data
+                expected += frame(offset, op.word, data)
+        assert many.take(part, ops) == len(ops)
+    assert many.data() == expected
+    assert many.count == 3 * sum(op is not None for op in ops)
+
+
+def one(value: Any, kind: str = "any") -> tuple[bytes, bytes]:
+    """A row with that value alone, as both write it."""
+    table = Table("t", (Column("v", kind),), ("v",))
+    change = Change(Op.UPDATE, table, (value,), (value,))
+    part = Transaction("1", (change,), 1, 1 << 16)
+    return Debezium(ALIKE).change(part, 1, change, Op.UPDATE), Compiled(ALIKE).change(part, 1, change, Op.UPDATE)
+
+
+@pytest.mark.slow
+@examples(800)
+@given(
+    st.floats()
+    | st.builds(lambda whole, places: whole / 10**places, st.integers(-(10**16), 10**16), st.integers(0, 8))
+    | st.builds(lambda at, up: math.nextafter(at, up), st.integers(-(10**12), 10**12), st.sampled_from([-9e99, 9e99]))
+)
+def test_floats(value: float) -> None:
+    python, compiled = one(value, "f64")
+    assert compiled == python
+
+
+@pytest.mark.parametrize("value", EDGES)
+def test_floats_at_the_edges(value: float) -> None:
+    for sign in (1, -1):
+        python, compiled = one(sign * value)
+        assert compiled == python
+
+
+@pytest.mark.slow
+def test_every_character_at_every_place() -> None:
+    for char in [*map(chr, range(0x100)), "\u2028", "\U0001f600", "\udc80"]:
+        for place in range(17):
+            python, compiled = one("a" * place + char + "ä" * (17 - place), "str")
+            assert compiled == python, (char, place)
+
+
+def test_it_ends_where_it_is_full() -> None:
+    row: Row = (1, "a", 0.5, True, "b", None)
+    changes = tuple(Change(Op.INSERT, WIDE, None, row) for _ in range(5))
+    part = Transaction("1", changes, 11, 1 << 16)
+    ops: list[Op | None] = [None, Op.INSERT, Op.INSERT, None, Op.INSERT]
+    few = Compiled(ALIKE).frames(transport_frames.sse.enclosing, 2, 2**30)
+    assert not few.is_full
+    assert (few.take(part, ops), few.count, few.last, few.is_full) == (3, 2, 13, True)
+    small = Compiled(ALIKE).frames(transport_frames.sse.enclosing, 100, 1)
+    assert (small.take(part, ops), small.count, small.last, small.is_full) == (2, 1, 12, True)
+    assert small.take(part, [None] * 5) == 5
+
+
+def test_a_short_row_is_refused() -> None:
+    part = Transaction("1", (Change(Op.INSERT, WIDE, None, (1,)),), 1)
+    with pytest.raises(IndexError):
+        Compiled(ALIKE).change(part, 1, part.changes[0], Op.INSERT)
+
+
+def test_it_is_used() -> None:
+    assert isinstance(debezium(ALIKE), Compiled)

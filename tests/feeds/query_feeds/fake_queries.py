@@ -1,0 +1,98 @@
+"""Questions without queries: what matters to them is said by the test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from tests.feeds.feed_database import Fed
+
+from headwater.feeds.query_feeds.query_groups import QuestionGroups
+from headwater.feeds.query_feeds.query_instances import Answered, Reason
+from headwater.feeds.query_feeds.query_view import QueryView
+from headwater.feeds.subscriptions.options import Options
+from headwater.model.change import Change, Op
+from headwater.model.table import Row
+
+Holds = Callable[[Row], bool]
+
+
+class Fake:
+    """Sees the rows of one table of which `holds` is true, and all changes of the schema."""
+
+    query_id, db, url = "q_fake", "main", "/api/v1/q/q_fake"
+    beyond: tuple[str, ...] = ()
+    dependencies: tuple[Any, ...] = ()
+    follows_all = False
+
+    def __init__(
+        self, table: str = "items", holds: Holds = lambda row: True, *, key: Hashable = 0, head: int = 0
+    ) -> None:
+        self.tables, self.holds, self.key, self.head, self.prefix = (table,), holds, key, head, f"p{key}"
+        self.answers: list[Answered | None] = []
+        self.steady_from: int | None = None
+        self.asked = 0
+
+    def matters(self, change: Change) -> int | None:
+        self.asked += 1
+        if change.table.name not in self.tables:
+            return None
+        if change.op in (Op.SCHEMA_CHANGE, Op.TRUNCATE):
+            return 0
+        return 0 if any(row is not None and self.holds(row) for row in (change.before, change.after)) else None
+
+    def reason(self, change: Change, place: int) -> Reason:
+        return Reason(change.table.name, None, f"place {place}")
+
+    def tag(self, offset: int) -> str:
+        return f'"{self.prefix}.{offset:x}"'
+
+    def offset_of(self, etag: str) -> int | None:
+        return None
+
+    def answer(self) -> Answered | None:
+        return self.answers.pop(0)
+
+    @property
+    def is_guarded(self) -> bool:
+        return self.steady_from is not None
+
+    def steady(self, upto: int) -> int | None:
+        return self.steady_from
+
+
+class FakeRoutes:
+    """Asks one after the other, and counts the changes."""
+
+    def __init__(self) -> None:
+        self.held: dict[Hashable, Any] = {}
+        self.routed = 0
+
+    def add(self, question: Any) -> None:
+        self.held[question.key] = question
+
+    def remove(self, key: Hashable) -> None:
+        self.held.pop(key, None)
+
+    def route(self, change: Change) -> list[tuple[Hashable, int]]:
+        self.routed += 1
+        found = [(key, question.matters(change)) for key, question in self.held.items()]
+        return [(key, place) for key, place in found if place is not None]
+
+
+def groups(*known: Fake) -> QuestionGroups:
+    """For a hub; `find` gives the question whose key the options have as their query."""
+    by_id = {str(one.key): one for one in known}
+
+    async def find(options: Options) -> Any:
+        return by_id[options.query_id]
+
+    return QuestionGroups(FakeRoutes(), find)
+
+
+def options(question: Fake, **given: Any) -> Options:
+    return Options(db="main", **{"query_id": str(question.key), "format": "plain_json", **given})
+
+
+def view(fed: Fed, question: Fake, **given: Any) -> QueryView:
+    return QueryView(options(question, **given), fed.source, question)

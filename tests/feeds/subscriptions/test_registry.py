@@ -1,0 +1,848 @@
+"""The registry: what was acknowledged survives kill -9, what failed changed nothing, and callers share commits."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+from tests.feeds.feed_database import Fed, insert
+from tests.log.faults import FaultyVFS
+from tests.suite.deadlines import PATIENCE
+
+from headwater.errors import (
+    Conflict,
+    HeadwaterError,
+    InvalidRequest,
+    LimitExceeded,
+    LogDamaged,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
+from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.subscriptions.registry import Registry
+from headwater.feeds.subscriptions.store import Stand
+from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.feeds.subscriptions.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.feeds.subscriptions.subscriptions import Subscriptions
+from headwater.model.principal import Principal
+
+OWNER, ANN, BOB = Principal("root"), Principal("ann", "viewer"), Principal("bob", "viewer")
+PLAIN = Options(db="main", tables=("t",))
+RICH = Options(
+    db="main",
+    tables=("t",),
+    ops=("delete", "insert"),
+    pk_range={"lower_bound": {"t": "u64", "v": 2**64 - 1}},
+    spans=[{"prefix": [{"t": "str", "v": "é"}]}],
+    shard=Shard(1, 3),
+    where="a > 'x'",
+    columns=("a", "b"),
+    after=True,
+    format="debezium_json",
+    txn="atomic",
+)
+ROOT = Path(__file__).parents[3]
+FRESH = SnapshotState(tables=("t", "u"))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return tmp_path / "subscriptions.db"
+
+
+@pytest.fixture
+def opened(place: Path) -> Iterator[Callable[..., Registry]]:
+    """Open the file; whatever was open before is closed first."""
+    made: list[Registry] = []
+
+    def reopen(**settings: Any) -> Registry:
+        for one in made:
+            one.close()
+        made.append(Registry.open(place, **settings))
+        return made[-1]
+
+    yield reopen
+    for one in made:
+        one.close()
+
+
+def everything(registry: Registry) -> list[Any]:
+    return [plain(one) for one in registry.visible_to(OWNER)]
+
+
+def plain(one: Subscription) -> Any:
+    return msgspec.structs.asdict(one)
+
+
+# --- keeping ---------------------------------------------------------------------------------------------
+
+
+def test_everything_about_a_subscription_survives_a_restart(opened: Callable[..., Registry]) -> None:
+    registry = opened(clock_ms=lambda: 1234)
+    one, created = registry.create(ANN, RICH, acked=7, name="né\N{SNOWMAN}", snapshot=FRESH)
+    assert created
+    assert (one.id, one.owner, one.created_ms, one.cursor) == ("sub_0000000000000000", "ann", 1234, 7)
+    registry.pause(one.id)
+    registry.create(BOB, PLAIN, acked=0)
+    before = everything(registry)
+    assert everything(opened()) == before
+    assert before[0]["paused"]
+    assert before[0]["options"] == RICH
+    assert before[0]["snapshot"] == FRESH
+
+
+def test_stands_of_a_database_that_is_not_open_are_kept(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    main, shop = Stand("q", "main", "p", 1, 2), Stand("q", "shop", "p", 3, 4)
+    registry.keep_stands([main, shop])
+    registry.keep_stands([main], but={"shop"})
+    assert registry.stand("shop", "q") == shop
+    registry.close()
+    registry = opened()
+    assert (registry.stand("main", "q"), registry.stand("shop", "q")) == (main, shop)
+    registry.keep_stands([main])
+    assert registry.stand("shop", "q") is None
+
+
+def test_ids_are_never_given_twice(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    first, second = (registry.create(ANN, PLAIN, acked=0)[0].id for _ in range(2))
+    registry.remove(second)
+    third = opened().create(ANN, PLAIN, acked=0)[0].id
+    assert [first, second, third] == [f"sub_{number:016x}" for number in range(3)]
+
+
+def test_an_ack_only_moves_forward(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    assert registry.ack(id, 9).acked == 9
+    assert registry.ack(id, 3).acked == 9
+    assert opened().get(ANN, id).acked == 9
+
+
+def test_an_ack_that_moves_nothing_costs_no_commit(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    before = registry.commits
+    registry.ack(id, 5)
+    assert registry.commits == before
+
+
+def test_a_seek_moves_both_ways(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    assert registry.seek(id, 20).cursor == 20
+    assert registry.seek(id, 2).cursor == 2
+    assert opened().get(ANN, id).cursor == 2
+
+
+def test_pause_and_resume(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    assert registry.pause(id).paused
+    assert opened().get(ANN, id).paused
+    registry = opened()
+    assert not registry.resume(id).paused
+    assert not opened().get(ANN, id).paused
+
+
+def test_what_was_removed_is_unknown_to_every_call(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5, name="n")[0].id
+    registry.remove(id)
+    calls: list[Callable[[], Any]] = [
+        lambda: registry.get(OWNER, id),
+        lambda: registry.ack(id, 9),
+        lambda: registry.seek(id, 9),
+        lambda: registry.pause(id),
+        lambda: registry.resume(id),
+        lambda: registry.save_snapshot(id, None),
+        lambda: registry.remove(id),
+    ]
+    for call in calls:
+        with pytest.raises(NotFound, match="unknown sub_id"):
+            call()
+    assert not registry.quiet(id, 9, after=0)
+    assert everything(opened()) == []
+
+
+def test_a_database_that_goes_takes_its_subscriptions_along(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    registry.create(ANN, PLAIN, acked=0, snapshot=FRESH.read(offset=1, end=b"k", next_key=(1,)))
+    kept = registry.create(ANN, Options(db="other"), acked=0)[0]
+    assert registry.for_db("other") == [kept]
+    registry.close_db("main")
+    assert registry.for_db("main") == []
+    assert [one["id"] for one in everything(opened())] == [kept.id]
+
+
+# --- names and owners ------------------------------------------------------------------------------------
+
+
+def test_subscribing_again_under_a_name_gives_the_same_subscription(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    one, _ = registry.create(ANN, RICH, acked=5, name="mine")
+    registry.ack(one.id, 8)
+    again, created = registry.create(ANN, RICH, acked=100, name="mine", snapshot=FRESH)
+    assert (again, created) == (one, False)
+    assert (one.acked, one.snapshot) == (8, None)
+    registry = opened()
+    again, created = registry.create(ANN, RICH, acked=100, name="mine")
+    assert (again.id, created) == (one.id, False)
+
+
+def test_a_name_with_other_options_or_of_somebody_else_is_taken(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    registry.create(ANN, PLAIN, acked=5, name="mine")
+    with pytest.raises(Conflict, match="other options") as found:
+        registry.create(ANN, RICH, acked=5, name="mine")
+    assert "another name" in found.value.hint
+    with pytest.raises(Conflict, match="taken"):
+        registry.create(BOB, PLAIN, acked=5, name="mine")
+    assert not registry.create(OWNER, PLAIN, acked=5, name="mine")[1]
+    assert registry.create(BOB, Options(db="other"), acked=5, name="mine")[1]
+    assert registry.create(ANN, PLAIN, acked=5)[1]
+    assert registry.create(ANN, PLAIN, acked=5)[1]
+
+
+def test_one_sees_ones_own_and_an_owner_sees_all(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    mine = registry.create(ANN, PLAIN, acked=0)[0]
+    theirs = registry.create(BOB, Options(db="other"), acked=0)[0]
+    assert registry.visible_to(ANN) == [mine]
+    assert registry.visible_to(OWNER) == [mine, theirs]
+    assert registry.visible_to(OWNER, "other") == [theirs]
+    assert registry.visible_to(ANN, "other") == []
+    assert registry.get(ANN, mine.id) is registry.get(OWNER, mine.id) is mine
+    with pytest.raises(NotFound, match="unknown sub_id"):
+        registry.get(ANN, theirs.id)
+
+
+def test_there_is_a_limit_and_closing_one_makes_room(opened: Callable[..., Registry]) -> None:
+    registry = opened(most=2)
+    one, _ = registry.create(OWNER, PLAIN, acked=0, name="a")
+    registry.create(OWNER, PLAIN, acked=0)
+    with pytest.raises(LimitExceeded):
+        registry.create(OWNER, PLAIN, acked=0)
+    assert not registry.create(OWNER, PLAIN, acked=0, name="a")[1]
+    registry.remove(one.id)
+    assert registry.create(OWNER, PLAIN, acked=0)[1]
+
+
+def test_caller_other_than_an_owner_has_half_of_the_subscriptions(opened: Callable[..., Registry]) -> None:
+    registry = opened(most=5)
+    one, _ = registry.create(ANN, PLAIN, acked=0, name="a")
+    registry.create(ANN, Options(db="other"), acked=0)
+    for restart in (False, True):
+        registry = opened(most=5) if restart else registry
+        with pytest.raises(LimitExceeded, match="'ann' has 2 subscriptions, the share of one caller") as caught:
+            registry.create(ANN, PLAIN, acked=0)
+        assert "feeds.max_subscriptions" in caught.value.hint
+        assert not registry.create(ANN, PLAIN, acked=0, name="a")[1]
+    assert registry.create(BOB, PLAIN, acked=0)[1]
+    registry.remove(one.id)
+    assert registry.create(ANN, PLAIN, acked=0)[1]
+    for _ in range(2):
+        assert registry.create(OWNER, PLAIN, acked=0)[1]
+    with pytest.raises(LimitExceeded, match="there are 5 subscriptions"):
+        registry.create(OWNER, PLAIN, acked=0)
+
+
+def test_share_of_a_single_subscription_is_one(opened: Callable[..., Registry]) -> None:
+    assert opened(most=1).create(ANN, PLAIN, acked=0)[1]
+
+
+# --- being quiet -----------------------------------------------------------------------------------------
+
+
+def test_a_quiet_stretch_moves_the_cursor_and_is_written_later(opened: Callable[..., Registry], place: Path) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    before = registry.commits
+    assert registry.quiet(id, 50, after=5)
+    assert registry.quiet(id, 90, after=40)
+    assert not registry.quiet(id, 90, after=90)
+    assert (registry.get(ANN, id).cursor, registry.get(ANN, id).acked, registry.commits) == (90, 5, before)
+    registry.flush_quiet()
+    registry.flush_quiet()
+    assert registry.commits == before + 1
+    assert stored(place) == [(id, 5, 90)]
+    registry.quiet(id, 91, after=90)
+    assert opened().get(ANN, id).cursor == 91
+
+
+def test_any_other_write_of_the_subscription_takes_its_quiet_along(
+    opened: Callable[..., Registry], place: Path
+) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    registry.quiet(id, 50, after=5)
+    registry.pause(id)
+    assert stored(place) == [(id, 5, 50)]
+    registry.quiet(id, 60, after=50)
+    registry.ack(id, 7)
+    assert stored(place) == [(id, 7, 60)]
+    assert registry.get(ANN, id).cursor == 60
+
+
+def test_a_stretch_that_begins_behind_the_cursor_moves_nothing(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=5)[0].id
+    assert not registry.quiet(id, 50, after=6)  # 6 was delivered, and not acked
+    registry.quiet(id, 50, after=5)
+    registry.seek(id, 3)
+    assert not registry.quiet(id, 60, after=50)  # looked through before the seek
+    assert registry.get(ANN, id).cursor == 3
+
+
+def test_a_seek_back_is_not_undone_by_a_quiet_written_in_the_same_commit(
+    opened: Callable[..., Registry], place: Path
+) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=20)[0].id
+    registry.quiet(id, 50, after=20)
+    together(registry, lambda: registry.seek(id, 3), registry.flush_quiet, lambda: registry.ack(id, 21))
+    assert registry.get(ANN, id).cursor == 21
+    assert stored(place) == [(id, 21, 3)]
+
+
+def stored(place: Path) -> list[tuple[Any, ...]]:
+    """What another process would read."""
+    connection = apsw.Connection(str(place))
+    try:
+        return list(connection.execute("SELECT id, acked, quiet FROM subscription ORDER BY id"))
+    finally:
+        connection.close()
+
+
+def together(registry: Registry, *calls: Callable[[], Any]) -> list[Any]:
+    """Make these calls share one commit, in this order: they queue up behind one that is held up."""
+    commits: Any = registry._commits
+    with ThreadPoolExecutor(len(calls)) as pool:
+        commits._leading.acquire()
+        futures = []
+        for number, call in enumerate(calls):
+            futures.append(pool.submit(call))
+            while len(commits._waiting) <= number:
+                time.sleep(0)
+        before = registry.commits
+        commits._leading.release()
+        errors = [future.exception(timeout=PATIENCE) for future in futures]
+    assert registry.commits == before + 1
+    return [error or future.result() for error, future in zip(errors, futures, strict=True)]
+
+
+# --- sharing commits -------------------------------------------------------------------------------------
+
+
+def test_two_who_create_one_name_in_one_commit_get_one_subscription(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    (one, first), (other, second) = together(
+        registry,
+        lambda: registry.create(ANN, PLAIN, acked=1, name="n"),
+        lambda: registry.create(ANN, PLAIN, acked=2, name="n"),
+    )
+    assert one is other
+    assert (first, second) == (True, False)
+
+
+def test_the_refusal_of_one_does_not_concern_the_others(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id, gone = (registry.create(ANN, PLAIN, acked=0)[0].id for _ in range(2))
+    done, missing, broken, last = together(
+        registry,
+        lambda: registry.remove(gone),
+        lambda: registry.ack(gone, 4),
+        lambda: registry.save_snapshot(id, FRESH.read(offset=2**64, end=b"", next_key=None)),  # does not fit
+        lambda: registry.ack(id, 4),
+    )
+    assert done is None
+    assert isinstance(missing, NotFound)
+    assert isinstance(broken, OverflowError)
+    assert last.acked == 4
+    assert [(one["id"], one["acked"], one["snapshot"]) for one in everything(opened())] == [(id, 4, None)]
+
+
+def test_the_further_of_two_acks_in_one_commit_holds(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=0)[0].id
+    together(registry, lambda: registry.ack(id, 9), lambda: registry.ack(id, 7))
+    assert registry.get(ANN, id).acked == 9
+    assert opened().get(ANN, id).acked == 9
+
+
+def test_of_many_callers_at_the_same_time_none_loses_anything(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    ids = [registry.create(ANN, PLAIN, acked=0)[0].id for _ in range(8)]
+    start = threading.Barrier(len(ids))
+
+    def work(id: str) -> None:
+        start.wait(PATIENCE)
+        for offset in range(1, 26):
+            assert registry.ack(id, offset).acked == offset
+
+    with ThreadPoolExecutor(len(ids)) as pool:
+        list(pool.map(work, ids))
+    assert [one["acked"] for one in everything(opened())] == [25] * 8
+
+
+# --- snapshots -------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_joins_neighbours_that_were_read_at_one_offset() -> None:
+    state = FRESH.read(offset=5, end=b"c", next_key=(1,)).read(offset=5, end=b"f", next_key=(2,))
+    assert state.chunks == (Stretch("t", b"f", 5),)
+    assert state.after_key == (2,)
+    state = state.read(offset=6, end=b"", next_key=None)
+    assert state.chunks == (Stretch("t", b"f", 5), Stretch("t", END, 6))
+    assert (state.table, state.after_key, state.done) == (1, None, False)
+    state = state.read(offset=6, end=b"", next_key=None)
+    assert state.chunks[-1] == Stretch("u", END, 6)
+    assert state.done
+    again = state.restarted(99)
+    assert again == SnapshotState(tables=("t", "u"), run=2, lease_started_ms=99)
+
+
+def test_keys_of_broken_text_come_back_as_they_were() -> None:
+    key = ("caf\udce9", b"caf\xe9", 1, 1.0)
+    after = FRESH.read(offset=5, end=b"c", next_key=key).after_key
+    assert after == key
+    assert after is not None
+    assert [type(value) for value in after] == [type(value) for value in key]
+
+
+def test_a_snapshot_goes_on_after_a_restart_wherever_it_was(opened: Callable[..., Registry]) -> None:
+    chance = random.Random(5)
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=0, snapshot=FRESH)[0].id
+    state = FRESH
+    for number in range(60):
+        if state.done or chance.random() < 0.05:
+            state = state.restarted(number)
+        last = chance.random() < 0.1
+        offset = number // chance.choice((1, 3))
+        state = state.read(offset=offset, end=b"%04d" % number, next_key=None if last else (number,))
+        registry.save_snapshot(id, state)
+        if chance.random() < 0.3:
+            registry = opened()
+            assert registry.get(ANN, id).snapshot == state
+    registry.save_snapshot(id, state.restarted(1), acked=3)
+    assert opened().get(ANN, id).snapshot == state.restarted(1)
+    assert opened().get(ANN, id).cursor == 3
+    opened().save_snapshot(id, None)
+    assert opened().get(ANN, id).snapshot is None
+
+
+def test_nothing_is_left_of_a_snapshot_that_is_over_or_was_begun_anew(
+    opened: Callable[..., Registry], place: Path
+) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=0)[0].id
+    long = FRESH.read(offset=1, end=b"a", next_key=(1,)).read(offset=2, end=b"b", next_key=(2,))
+    short = FRESH.read(offset=3, end=b"c", next_key=(3,))
+    registry.save_snapshot(id, long)
+    registry.save_snapshot(id, short)
+    assert opened().get(ANN, id).snapshot == short
+    registry = opened()
+    registry.save_snapshot(id, long.restarted(1))
+    assert chunks(place) == 0
+    registry.save_snapshot(id, long)
+    registry.save_snapshot(id, None)
+    assert chunks(place) == 0
+    registry.save_snapshot(id, long)
+    registry.remove(id)
+    assert chunks(place) == 0
+
+
+def chunks(place: Path) -> int:
+    connection = apsw.Connection(str(place))
+    try:
+        return int(connection.execute("SELECT count(*) FROM chunk").get)
+    finally:
+        connection.close()
+
+
+def test_a_page_of_a_long_snapshot_costs_no_more_than_one_of_a_short_one(
+    opened: Callable[..., Registry], place: Path
+) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=0, snapshot=FRESH)[0].id
+    state = FRESH
+    for number in range(3000):
+        state = state.read(offset=number, end=b"%08d" % number * 10, next_key=(number,))
+    registry.save_snapshot(id, state)
+    before = wal_size(place)
+    for number in range(3000, 3020):
+        state = state.read(offset=number, end=b"%08d" % number * 10, next_key=(number,))
+        registry.save_snapshot(id, state)
+    assert (wal_size(place) - before) / 20 < 6 * 4200  # pages per commit
+
+
+def wal_size(place: Path) -> int:
+    return place.with_name(place.name + "-wal").stat().st_size
+
+
+# --- a disk that fails -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultyVFS]:
+    made = FaultyVFS()
+    yield made
+    made.full = made.fail_sync = made.fail_read = False
+    made.unregister()
+
+
+@pytest.mark.parametrize(("fault", "error"), [("full", StorageFull), ("fail_sync", Unavailable)])
+def test_what_the_disk_refuses_changes_nothing(
+    disk: FaultyVFS, place: Path, fault: str, error: type[HeadwaterError]
+) -> None:
+    registry = Registry.open(place, vfs=disk.name)
+    one = registry.create(ANN, PLAIN, acked=5, name="n", snapshot=FRESH)[0]
+    registry.quiet(one.id, 6, after=5)
+    before = everything(registry)
+    setattr(disk, fault, True)
+    calls: list[Callable[[], Any]] = [
+        lambda: registry.create(ANN, PLAIN, acked=0),
+        lambda: registry.ack(one.id, 9),
+        lambda: registry.seek(one.id, 1),
+        lambda: registry.pause(one.id),
+        lambda: registry.save_snapshot(one.id, FRESH.read(offset=1, end=b"a", next_key=(1,))),
+        lambda: registry.remove(one.id),
+        lambda: registry.close_db("main"),
+        registry.flush_quiet,
+    ]
+    for call in calls:
+        with pytest.raises(HeadwaterError) as found:
+            call()
+        assert type(found.value) is error
+        assert f"({place.name})" in found.value.message and str(place.parent) not in found.value.message
+        assert found.value.hint
+    assert everything(registry) == before
+    setattr(disk, fault, False)
+    assert registry.ack(one.id, 9).acked == 9
+    assert registry.create(ANN, PLAIN, acked=0)[0].id == f"sub_{1:016x}"
+    after = everything(registry)
+    registry.close()
+    registry = Registry.open(place)
+    assert everything(registry) == after
+    registry.close()
+
+
+# --- files that are not ours -----------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_database_is_refused_and_left_alone(place: Path) -> None:
+    place.write_bytes(b"not a database at all" * 100)
+    with pytest.raises(LogDamaged) as found:
+        Registry.open(place)
+    assert f"({place.name})" in found.value.message and str(place.parent) not in found.value.message
+    assert "subscribe anew" in found.value.hint
+    assert place.read_bytes() == b"not a database at all" * 100
+
+
+def change(place: Path, *statements: str) -> None:
+    connection = apsw.Connection(str(place))
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+def test_the_database_of_somebody_else_is_refused_and_left_alone(place: Path) -> None:
+    change(place, "CREATE TABLE theirs (a)")
+    before = place.read_bytes()
+    with pytest.raises(LogDamaged, match="does not hold subscriptions"):
+        Registry.open(place)
+    assert place.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("PRAGMA user_version = 9", "format 9"),
+        ("DROP TABLE chunk", "chunk"),
+        ("UPDATE subscription SET options = '{'", "sub_0000000000000000"),
+        ("UPDATE subscription SET snapshot = '[]'", "sub_0000000000000000"),
+    ],
+)
+def test_a_file_we_cannot_read_is_refused_with_the_reason(
+    opened: Callable[..., Registry], place: Path, damage: str, told: str
+) -> None:
+    opened().create(ANN, PLAIN, acked=0, snapshot=FRESH)
+    opened().close()
+    change(place, damage)
+    with pytest.raises(LogDamaged, match=told) as found:
+        Registry.open(place)
+    assert found.value.hint
+
+
+def test_a_folder_that_is_not_there_is_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="cannot be opened"):
+        Registry.open(tmp_path / "nowhere" / "subscriptions.db")
+
+
+def test_after_close_nothing_is_written(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    id = registry.create(ANN, PLAIN, acked=0)[0].id
+    registry.close()
+    registry.close()
+    with pytest.raises(Unavailable, match="closed"):
+        registry.ack(id, 5)
+    assert registry.get(ANN, id).acked == 0
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------
+
+
+def random_step(registry: Registry, chance: random.Random) -> Callable[[Registry], Any]:
+    """One random call, chosen by the state alone and by `chance`, so that another process chooses the same."""
+    ids = [one.id for one in registry.visible_to(OWNER)]
+    if not ids or chance.random() < 0.15:
+        name = chance.choice((None, f"n{chance.randrange(1000)}"))
+        started = FRESH if chance.random() < 0.5 else None
+        return lambda each: each.create(ANN, PLAIN, acked=chance.randrange(50), name=name, snapshot=started)
+    id, offset = chance.choice(ids), chance.randrange(1000)
+    state = registry.get(OWNER, id).snapshot or FRESH
+    state = state.restarted(offset) if state.done or chance.random() < 0.1 else state
+    grown = state.read(offset=offset // 100, end=b"%d" % offset, next_key=chance.choice(((offset,), (offset,), None)))
+    calls: list[Callable[[Registry], Any]] = [
+        lambda each: each.ack(id, offset),
+        lambda each: each.seek(id, offset),
+        lambda each: each.pause(id),
+        lambda each: each.resume(id),
+        lambda each: each.save_snapshot(id, chance.choice((grown, grown, grown, None))),
+        lambda each: each.remove(id) if len(ids) > 4 else None,
+    ]
+    return chance.choice(calls)
+
+
+def walk(place: Path, seed: int, vfs: str | None = None) -> Generator[Registry, None, None]:
+    """The registry before the first random step, after it, after the second …"""
+    registry, chance = Registry.open(place, clock_ms=lambda: 0, vfs=vfs), random.Random(seed)
+    try:
+        while True:
+            yield registry
+            random_step(registry, chance)(registry)
+    finally:
+        registry.close()
+
+
+def states(place: Path, seed: int, steps: int) -> list[list[Any]]:
+    """What the registry holds before the first step and after each."""
+    with closing(walk(place, seed)) as walking:
+        return [everything(registry) for registry in islice(walking, steps + 1)]
+
+
+class Fuse(apsw.VFS):
+    """A file system that ends the process before a certain write or fsync."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        super().__init__("fuse", "")
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        return FuseFile(self, name, flags)
+
+    def burn(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class FuseFile(apsw.VFSFile):
+    def __init__(self, fuse: Fuse, name: Any, flags: list[int]) -> None:
+        super().__init__("", name, flags)
+        self._fuse = fuse
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self._fuse.burn()
+        super().xWrite(data, offset)
+
+    def xSync(self, flags: int) -> None:
+        self._fuse.burn()
+        super().xSync(flags)
+
+
+@pytest.mark.slow
+def test_what_was_acknowledged_is_there_after_kill_9_and_the_rest_is_in_or_out(tmp_path: Path) -> None:
+    chance = random.Random(11)
+    real, twin = tmp_path / "real.db", tmp_path / "twin.db"
+    for seed, fuse in enumerate([chance.randrange(40), *(chance.randrange(600) for _ in range(3))]):
+        child = subprocess.run(
+            [sys.executable, "-m", "tests.feeds.subscriptions.test_registry", str(real), str(seed), str(fuse)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            check=False,
+        )
+        assert child.returncode == -signal.SIGKILL
+        told = child.stdout.count(b"\n")
+        registry = Registry.open(real)
+        found = everything(registry)
+        registry.close()
+        assert found in states(twin, seed, told + 1)[told:], f"seed {seed}: {told} calls returned"
+        shutil.copy(real, twin)
+
+
+if __name__ == "__main__":
+    fuse = Fuse(int(sys.argv[3]))  # lives as long as it is named
+    for number, _ in enumerate(walk(Path(sys.argv[1]), int(sys.argv[2]), "fuse")):
+        if number:
+            os.write(1, b"told\n")
+
+
+# --- subscribing by name, and listing --------------------------------------------------------------------
+
+
+class Only:
+    """One database is open."""
+
+    def __init__(self, fed: Fed) -> None:
+        self._fed = fed
+
+    def database(self, name: str) -> Fed:
+        return self._fed
+
+    def names(self) -> list[str]:
+        return ["main"]
+
+
+@pytest.fixture
+def fed() -> Fed:
+    found = Fed()
+    for id in range(5):
+        found.commit(insert(id))
+    found.log.flush()
+    return found
+
+
+def ask(subscriptions: Subscriptions, **params: Any) -> dict[str, Any]:
+    return subscriptions.subscribe(ANN, SubscribeTable(table="items", **params))
+
+
+def test_the_same_call_by_name_finds_it_also_when_its_start_is_long_gone(
+    opened: Callable[..., Registry], fed: Fed
+) -> None:
+    for reopen in (False, True):
+        registry = opened()
+        subscriptions = Subscriptions(Only(fed), registry)
+        for name, start in (("an offset", {"offset": 1}), ("a time", {"ts": 1}), ("beyond", {"offset": 3})):
+            found = ask(subscriptions, name=name, start=start)
+            assert found["created"] is not reopen
+        fed.trim(1)
+    beyond = ask(subscriptions, name="beyond", start={"offset": 10**9})
+    assert (beyond["created"], beyond["offset"]) == (False, 3)
+    with pytest.raises(HeadwaterError):
+        ask(subscriptions, start={"offset": 1})
+
+
+def test_images_that_are_not_named_are_those_it_was_made_with(opened: Callable[..., Registry], fed: Fed) -> None:
+    subscriptions = Subscriptions(Only(fed), opened())
+    first = ask(subscriptions, name="rows", start="snapshot")
+    again = ask(subscriptions, name="rows")
+    assert {**again, "created": True} == first
+    assert not ask(subscriptions, name="rows", include={"after": True})["created"]
+    for include in ({}, {"before": True, "after": True}):
+        with pytest.raises(Conflict):
+            ask(subscriptions, name="rows", include=include)
+    with pytest.raises(Conflict):
+        ask(subscriptions, name="rows", ops=["insert"])
+    with pytest.raises(Conflict):
+        subscriptions.subscribe(BOB, SubscribeTable(table="items", name="rows"))
+
+
+def test_a_name_looked_up_is_forgotten_with_its_subscription(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
+    assert registry.named(ANN, PLAIN, "x") is made
+    assert registry.named(ANN, PLAIN, "y") is None
+    assert registry.named(ANN, Options(db="other"), "x") is None
+    registry.remove(made.id)
+    assert registry.named(ANN, PLAIN, "x") is None
+    made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
+    registry.close_db("main")
+    assert registry.named(ANN, PLAIN, "x") is None
+
+
+def test_who_makes_one_at_the_same_time_is_compared_in_the_same_way(opened: Callable[..., Registry]) -> None:
+    registry = opened()
+    made, _ = registry.create(ANN, PLAIN, acked=0, name="x")
+    seen = msgspec.structs.replace(PLAIN, after=True)
+    assert registry.create(ANN, seen, acked=0, name="x", names_images=False) == (made, False)
+    with pytest.raises(Conflict):
+        registry.create(ANN, seen, acked=0, name="x")
+
+
+def test_a_list_comes_in_pages(opened: Callable[..., Registry], fed: Fed) -> None:
+    registry = opened()
+    subscriptions = Subscriptions(Only(fed), registry)
+    made = [ask(subscriptions)["sub_id"] for _ in range(5)]
+    subscriptions.subscribe(BOB, SubscribeTable(table="items"))
+    seen: list[str] = []
+    sizes: list[int] = []
+    after: str | None = None
+    while not sizes or after is not None:
+        page = subscriptions.list(ANN, None, limit=2, after=after)
+        sizes.append(len(page["subscriptions"]))
+        seen += [one["sub_id"] for one in page["subscriptions"]]
+        after = page.get("next")
+    assert (seen, sizes) == (made, [2, 2, 1])
+    assert "next" not in subscriptions.list(ANN, "main", limit=5)
+    assert "next" not in subscriptions.list(ANN, "main")
+    registry.remove(made[1])
+    page = subscriptions.list(ANN, "main", limit=10_000, after=made[1])
+    assert [one["sub_id"] for one in page["subscriptions"]] == made[2:], "a place stays when its subscription goes"
+
+
+@pytest.mark.parametrize("bad", [{"limit": 0}, {"limit": 10_001}, {"after": "x"}, {"after": "sub_1"}])
+def test_a_page_out_of_range_is_refused(opened: Callable[..., Registry], fed: Fed, bad: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Subscriptions(Only(fed), opened()).list(ANN, None, **bad)
+    assert refused.value.hint
+
+
+def test_a_seek_nowhere_or_to_two_places_is_refused_with_a_remedy(opened: Callable[..., Registry], fed: Fed) -> None:
+    subscriptions = Subscriptions(Only(fed), opened())
+    id = ask(subscriptions)["sub_id"]
+    for offset, ts in ((None, None), (1, 1)):
+        with pytest.raises(InvalidRequest) as refused:
+            subscriptions.seek(ANN, id, offset, ts)
+        assert refused.value.hint
+    with pytest.raises(InvalidRequest, match=r"^ts .* lies in the future"):
+        subscriptions.seek(ANN, id, None, 99_999_999_999_999)
+
+
+def test_unknown_id_that_is_a_visible_name_gets_a_hint_without_a_walk(
+    opened: Callable[..., Registry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = opened()
+    theirs = registry.create(BOB, Options(db="other"), acked=0, name="shared")[0]
+    mine = registry.create(ANN, PLAIN, acked=0, name="shared")[0]
+    for _ in range(2):  # the second time as loaded from the file
+        monkeypatch.setattr(registry, "_everything", lambda: pytest.fail("every subscription was looked at"))
+        with pytest.raises(NotFound) as found:
+            registry.get(ANN, "shared")
+        assert mine.id in found.value.hint
+        with pytest.raises(NotFound) as found:
+            registry.get(ANN, "nothing")
+        assert mine.id not in found.value.hint
+        registry = opened()
+    registry.remove(mine.id)
+    with pytest.raises(NotFound) as found:
+        registry.get(ANN, "shared")
+    assert mine.id not in found.value.hint and theirs.id not in found.value.hint

@@ -1,0 +1,572 @@
+"""The log file: other readers, damage, faults of the disk, huge transactions, merging and sudden death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+from msgspec.structs import replace
+from tests.log.faults import FaultyVFS
+from tests.log.samples import ORDERS, fill, flat, ids, transaction, transactions
+
+from headwater.errors import InvalidRequest, LogDamaged, NotFound, OffsetExpired, StorageFull, Unavailable
+from headwater.log.disk import store
+from headwater.log.disk.block_codec import MAX_RAW
+from headwater.log.disk.disk_log import DiskLog
+from headwater.log.log import Retention
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Column, Table
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "log.db"
+
+
+@pytest.fixture
+def log(path: Path) -> Iterator[DiskLog]:
+    made = DiskLog.open(path)
+    yield made
+    made.close()
+
+
+def test_a_shape_of_an_earlier_version_is_told_by_the_changes_that_have_it(log: DiskLog, path: Path) -> None:
+    fill(log, [1])
+    wider = replace(ORDERS, columns=(*ORDERS.columns, Column("more", "str")), version=ORDERS.version + 1)
+    log.append([Transaction("t2", (Change(Op.SCHEMA_CHANGE, wider, ddl=""),), first=2, ts=2)])
+    with contextlib.closing(DiskLog.open(path, read_only=True)) as other:
+        for each in (log, other):
+            assert each.shape(ORDERS.name, ORDERS.version) == ORDERS
+            assert each.shape(ORDERS.name, wider.version) == wider
+            assert each.shape(ORDERS.name, 99) is None and each.shape("none", 1) is None
+
+
+@pytest.fixture
+def disk() -> Iterator[FaultyVFS]:
+    made = FaultyVFS()
+    yield made
+    made.unregister()
+
+
+def sql(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    """Look into the file, or harm it.
+
+    By APSW: two SQLite libraries in one process drop each other's file locks, and the -wal file with them.
+    """
+    connection = apsw.Connection(str(path))
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()
+
+
+def block_sizes(path: Path) -> list[int]:
+    return [count for (count,) in sql(path, "SELECT count FROM block ORDER BY first")]
+
+
+def in_child(script: str, path: Path) -> str:
+    command = [sys.executable, "-c", script, path]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+# Opening
+
+
+def test_a_new_log_says_so_and_an_old_one_does_not(path: Path) -> None:
+    log = DiskLog.open(path)
+    assert log.created
+    log.close()
+    log = DiskLog.open(path)
+    assert not log.created
+    log.close()
+
+
+def test_a_log_that_lost_its_file_continues_above_the_floor(path: Path) -> None:
+    log = DiskLog.open(path, floor=1001)
+    assert (log.created, log.horizon, log.latest) == (True, 1001, 1000)
+    fill(log, [2])
+    log.close()
+    log = DiskLog.open(path, floor=1)
+    assert (log.created, log.latest, ids(log.read(after=1000))) == (False, 1002, [1001, 1002])
+    log.close()
+
+
+def test_a_file_is_durable_and_in_wal_mode(log: DiskLog, path: Path) -> None:
+    assert sql(path, "PRAGMA journal_mode") == [("wal",)]
+
+
+def test_every_append_is_synced(path: Path, disk: FaultyVFS) -> None:
+    log = DiskLog.open(path, vfs=disk.name)
+    before = disk.syncs
+    fill(log, [1, 1, 1])
+    assert disk.syncs >= before + 3
+    log.close()
+
+
+def test_a_foreign_sqlite_file_is_refused_and_left_as_it_is(path: Path) -> None:
+    sql(path, "CREATE TABLE users (id)")
+    before = path.read_bytes()
+    for read_only in (False, True):
+        with pytest.raises(LogDamaged, match="not a Headwater log") as caught:
+            DiskLog.open(path, read_only=read_only)
+        assert str(path) in caught.value.message and "move this one aside" in caught.value.hint
+    assert path.read_bytes() == before
+
+
+def test_a_text_file_is_refused(path: Path) -> None:
+    path.write_text("these are my notes, and no database at all\n" * 100)
+    with pytest.raises(LogDamaged, match="log.db") as caught:
+        DiskLog.open(path)
+    assert "new generation" in caught.value.hint
+    assert path.read_text().startswith("these are my notes")
+
+
+def test_a_file_of_a_newer_headwater_is_refused(path: Path) -> None:
+    DiskLog.open(path).close()
+    sql(path, f"PRAGMA user_version = {store.FORMAT + 1}")
+    with pytest.raises(LogDamaged, match="format 2") as caught:
+        DiskLog.open(path)
+    assert "newer" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "harm", ["DROP TABLE meta", "DROP TABLE block", "DELETE FROM meta", "UPDATE block SET ends = 0"]
+)
+def test_a_file_with_missing_pieces_is_refused(path: Path, harm: str) -> None:
+    log = DiskLog.open(path)
+    fill(log, [3])
+    log.close()
+    sql(path, harm)
+    with pytest.raises(LogDamaged, match="log.db"):
+        DiskLog.open(path)
+
+
+def test_a_damaged_newest_block_is_found_at_opening_and_an_older_one_at_reading(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [3, 3])
+    log.close()
+    sql(path, "UPDATE block SET data = zeroblob(length(data)) WHERE first = 1")
+    log = DiskLog.open(path)
+    with pytest.raises(LogDamaged, match=r"log\.db.*offset 1 "):
+        log.read(after=0)
+    assert ids(log.read(after=3)) == [4, 5, 6]
+    log.close()
+    sql(path, "UPDATE block SET data = zeroblob(length(data)) WHERE first = 4")
+    with pytest.raises(LogDamaged, match="checksum"):
+        DiskLog.open(path)
+
+
+def test_a_missing_block_is_damage_and_not_the_end(log: DiskLog, path: Path) -> None:
+    fill(log, [3, 3, 3])
+    sql(path, "DELETE FROM block WHERE first = 4")
+    with pytest.raises(LogDamaged, match="offset 4 is missing"):
+        list(log.scan(after=0))
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="nowhere") as caught:
+        DiskLog.open(tmp_path / "nowhere" / "log.db")
+    assert "folder" in caught.value.hint
+
+
+def test_a_closed_log_says_so(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [1])
+    log.close()
+    log.close()
+    for use in (lambda: log.read(after=0), lambda: log.append([transaction(2)]), lambda: log.note("a")):
+        with pytest.raises(Unavailable):
+            use()
+
+
+# Schemas
+
+
+def test_a_tables_shape_is_stored_once_and_read_as_one_object(log: DiskLog, path: Path) -> None:
+    fill(log, [600, 1, 1])
+    tables = {id(change.table) for part in log.scan(after=0) for change in part.changes}
+    assert len(tables) == 1
+    assert sql(path, "SELECT name, version FROM schema") == [("orders", 1)]
+
+
+def test_each_version_of_a_table_comes_back_as_it_was(path: Path) -> None:
+    wider = Table("orders", (*ORDERS.columns, Column("paid", "bool")), ("id",), version=2)
+    log = DiskLog.open(path)
+    changes = (Change(Op.INSERT, ORDERS, None, (1, "a")), Change(Op.INSERT, wider, None, (2, "b", True)))
+    log.append([Transaction("t", changes, 1)])
+    log.close()
+    log = DiskLog.open(path)
+    log.append([Transaction("u", (Change(Op.DELETE, wider, (2, "b", True)),), 3)])
+    found = [change.table for part in log.scan(after=0) for change in part.changes]
+    assert found == [ORDERS, wider, wider]
+    log.close()
+
+
+def test_a_rolled_back_append_does_not_leave_a_number_without_a_schema(log: DiskLog) -> None:
+    with pytest.raises(InvalidRequest):
+        log.append([transaction(1), transaction(5)])
+    fill(log, [2])
+    assert ids(log.read(after=0)) == [1, 2]
+
+
+# Other readers
+
+
+def test_a_reader_in_the_same_file_follows_the_writer(log: DiskLog, path: Path) -> None:
+    reader = DiskLog.open(path, read_only=True)
+    assert (reader.latest, reader.read(after=0)) == (0, [])
+    fill(log, [3, 600])
+    log.set_notes(nonce="5")
+    assert (reader.latest, reader.position, reader.note("nonce")) == (603, "p603", "5")
+    assert flat(reader.scan(after=0)) == flat(log.scan(after=0))
+    log.retain(Retention(changes=100), now_ms=0)
+    assert reader.horizon == log.horizon == 504
+    with pytest.raises(OffsetExpired):
+        reader.read(after=0)
+    log.restart(first=700, reason="lost")
+    assert (reader.generation, reader.generation_reason, reader.latest) == (log.generation, "lost", 699)
+    reader.close()
+
+
+def test_a_reader_does_not_write(log: DiskLog, path: Path) -> None:
+    reader = DiskLog.open(path, read_only=True)
+    for write in (
+        lambda: reader.append([transaction(1)]),
+        lambda: reader.set_notes(a="1"),
+        lambda: reader.raise_ceiling(9),
+        lambda: reader.retain(Retention(), now_ms=0),
+        reader.merge,
+    ):
+        with pytest.raises(InvalidRequest, match="reading only"):
+            write()
+    reader.close()
+
+
+def test_there_is_nothing_to_read_without_a_file(path: Path) -> None:
+    with pytest.raises(NotFound, match="log.db"):
+        DiskLog.open(path, read_only=True)
+    assert not path.exists()
+
+
+READ_ALL = """
+import sys
+from headwater.log.disk.disk_log import DiskLog
+log = DiskLog.open(sys.argv[1], read_only=True)
+print(log.latest, sum(len(part.changes) for part in log.scan(after=0)))
+log.close()
+"""
+
+
+def test_another_process_reads_while_this_one_has_the_file_open(log: DiskLog, path: Path) -> None:
+    fill(log, [5, 700])
+    assert in_child(READ_ALL, path).split() == ["705", "705"]
+    fill(log, [1])
+
+
+def test_a_second_writer_is_noticed(log: DiskLog, path: Path) -> None:
+    fill(log, [1])
+    other = DiskLog.open(path)
+    fill(other, [2])
+    with pytest.raises(Unavailable, match="another process writes"):
+        log.append([transaction(2)])
+    assert ids(other.read(after=0)) == [1, 2, 3]
+    other.close()
+
+
+def test_a_foreign_checkpoint_is_no_second_writer(log: DiskLog, path: Path) -> None:
+    fill(log, [1])
+    sql(path, "PRAGMA wal_checkpoint(TRUNCATE)")
+    fill(log, [1])
+    assert log.latest == 2
+
+
+def test_the_iterable_of_an_append_cannot_write_to_the_log(log: DiskLog) -> None:
+    def nested() -> Iterator[Transaction]:
+        log.raise_ceiling(100)
+        yield transaction(1)
+
+    with pytest.raises(InvalidRequest, match="from inside"):
+        log.append(nested())
+    fill(log, [1])
+
+
+# Faults of the disk
+
+
+@pytest.mark.parametrize(("switch", "error"), [("full", StorageFull), ("fail_sync", Unavailable)])
+def test_a_failed_append_leaves_nothing_and_the_next_one_works(
+    path: Path, disk: FaultyVFS, switch: str, error: type[Exception]
+) -> None:
+    log = DiskLog.open(path, vfs=disk.name)
+    fill(log, [3])
+    setattr(disk, switch, True)
+    for _ in range(3):
+        with pytest.raises(error, match=f"the log {path.name}"):  # callers of a server need not know its folders
+            log.append(transactions([5, 900], first=4), notes={"nonce": "x"})
+        assert (log.latest, ids(log.scan(after=0)), log.note("nonce")) == (3, [1, 2, 3], "")
+    for write in (
+        lambda: log.set_notes(a="1"),
+        lambda: log.raise_ceiling(10**6),
+        lambda: log.retain(Retention(changes=1), now_ms=0),
+        lambda: log.restart(first=9, reason="no"),
+    ):
+        with pytest.raises(error):
+            write()
+    assert (log.horizon, log.clock_ceiling, log.generation_reason) == (1, 1, "created")
+    setattr(disk, switch, False)
+    log.append(transactions([5, 900], first=4))
+    assert ids(log.scan(after=0)) == list(range(1, 909))
+    log.close()
+    log = DiskLog.open(path)
+    assert ids(log.scan(after=0)) == list(range(1, 909))
+    log.close()
+
+
+def test_a_full_disk_in_the_middle_of_a_large_append_leaves_nothing(path: Path, disk: FaultyVFS) -> None:
+    def filling() -> Iterator[Transaction]:
+        for part in transactions([400] * 50):
+            disk.full = part.first > 8000
+            yield part
+
+    log = DiskLog.open(path, vfs=disk.name)
+    with pytest.raises(StorageFull):
+        log.append(filling())
+    disk.full = False
+    assert log.latest == 0
+    fill(log, [2])
+    assert ids(log.scan(after=0)) == [1, 2]
+    log.close()
+
+
+def test_a_failed_read_is_reported_and_the_next_one_works(path: Path, disk: FaultyVFS) -> None:
+    log = DiskLog.open(path, vfs=disk.name)
+    fill(log, [500] * 10)
+    log.close()
+    log = DiskLog.open(path, vfs=disk.name)
+    disk.fail_read = True
+    with pytest.raises(Unavailable, match=f"the log {path.name}"):
+        log.read(after=0)
+    disk.fail_read = False
+    assert ids(log.read(after=0)) == list(range(1, 513))
+    log.close()
+
+
+# Merging and retention
+
+
+def test_single_row_commits_are_merged_into_full_blocks(log: DiskLog, path: Path) -> None:
+    sent = fill(log, [1] * 1100)
+    small = log.bytes
+    gone = 0
+    while step := log.merge():
+        gone += step
+    assert block_sizes(path) == [512, 512, *[1] * 76]
+    assert gone == 1100 - 78 and log.bytes < small
+    assert list(log.scan(after=0)) == sent
+    assert log.merge() == 0
+
+
+def test_merging_goes_on_where_it_stopped_also_after_reopening(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [512, 3, 510, *[1] * 100])
+    assert (log.merge(), log.merge()) == (2, 0)
+    assert block_sizes(path)[:4] == [512, 3, 512, 1]
+    fill(log, [1] * 500)
+    log.close()
+    log = DiskLog.open(path)
+    while log.merge():
+        pass
+    assert block_sizes(path)[:4] == [512, 3, 512, 512]
+    assert log.bytes == sum(len(block) for (block,) in apsw.Connection(str(path)).execute("SELECT data FROM block"))
+    log.close()
+
+
+def test_parts_of_one_transaction_in_several_blocks_are_joined_when_these_are_merged(log: DiskLog, path: Path) -> None:
+    huge, small = "x" * (MAX_RAW * 49 // 100), "x" * 100_000
+    rows = [huge, huge, small, small, small, small, huge, huge]  # cut in halves until each half fits
+    big = Transaction("big", tuple(Change(Op.INSERT, ORDERS, None, (n, v)) for n, v in enumerate(rows)), 1)
+    log.append([big])
+    assert block_sizes(path) == [2, 2, 2, 2]
+    assert log.merge() == 1 and block_sizes(path) == [2, 4, 2]
+    assert flat(log.scan(after=0)) == flat([big])
+    assert [(part.first, part.start, part.last) for part in log.scan(after=0)] == [
+        (1, 0, False), (3, 2, False), (7, 6, True),
+    ]  # fmt: skip
+
+
+def test_merging_remembers_its_place(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [1] * 513)
+    assert log.merge() == 511
+    log.close()
+    assert sql(path, "SELECT value FROM meta WHERE name = 'merged'") == [(512,)]
+
+
+def test_merging_leaves_alone_what_is_about_to_be_trimmed(log: DiskLog, path: Path) -> None:
+    fill(log, [1] * 900)
+    log.retain(Retention(changes=100), now_ms=0)
+    assert log.merge() == 0
+    assert len(block_sizes(path)) == 900 - 256
+
+
+def test_a_scan_is_not_disturbed_by_merging_and_trimming(log: DiskLog) -> None:
+    fill(log, [1] * 1500)
+    scan = log.scan(after=0)
+    seen = [next(scan) for _ in range(5)]
+    while log.merge():
+        pass
+    seen += [next(scan) for _ in range(700)]
+    log.retain(Retention(changes=900), now_ms=0)
+    seen += list(scan)
+    assert ids(seen) == list(range(1, 1501))
+
+
+def test_a_scan_overtaken_by_retention_says_so(log: DiskLog) -> None:
+    fill(log, [500] * 6)
+    scan = log.scan(after=0)
+    next(scan)
+    log.retain(Retention(changes=10), now_ms=0)
+    with pytest.raises(OffsetExpired):
+        list(scan)
+
+
+def test_trimming_takes_bounded_steps(log: DiskLog, path: Path) -> None:
+    fill(log, [1] * 600)
+    assert log.retain(Retention(changes=5), now_ms=0) == 256
+    assert (log.horizon, len(block_sizes(path))) == (596, 344)
+    assert [log.retain(Retention(changes=5), now_ms=0) for _ in range(3)] == [256, 83, 0]
+    assert len(block_sizes(path)) == 5
+
+
+def test_position_time_and_offsets_survive_a_retention_of_nothing(path: Path) -> None:
+    log = DiskLog.open(path)
+    fill(log, [3, 3])
+    log.retain(Retention(changes=0), now_ms=0)
+    log.close()
+    log = DiskLog.open(path)
+    assert (log.horizon, log.latest, log.position, log.clock_ceiling) == (7, 6, "p6", 4)
+    log.close()
+
+
+def test_the_ceiling_survives_the_blocks_of_an_old_generation(path: Path) -> None:
+    log = DiskLog.open(path)
+    log.append([transaction(1, ts=10**9)])
+    log.restart(first=5, reason="lost")
+    log.retain(Retention(), now_ms=0)
+    log.close()
+    assert block_sizes(path) == []
+    log = DiskLog.open(path)
+    assert (log.latest, log.clock_ceiling) == (4, 10**9)
+    log.close()
+
+
+def test_readers_in_other_threads_never_see_a_gap(log: DiskLog) -> None:
+    stop = threading.Event()
+    faults: list[object] = []
+
+    def follow() -> None:
+        after = 0
+        try:
+            while not (stop.is_set() and after == log.latest):
+                page = log.read(after=after, limit=50)
+                stop.wait(0 if page else 0.001)  # at the head: leave the writer some of the processor
+                for part in page:
+                    if part.first != after + 1 or ids([part]) != list(range(part.first, part.upto + 1)):
+                        faults.append((after, part))
+                    after = part.upto
+        except BaseException as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=follow) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(6):
+        fill(log, [1, 2, 3, 40] * 10)
+        log.merge()
+        log.append([transaction(log.latest + 1, 700)])
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+
+
+# Size and sudden death
+
+
+ONE_MILLION = """
+import resource, sys
+from headwater.log.disk.disk_log import DiskLog
+from headwater.model.change import Change, Op, Transaction
+from tests.log.samples import ORDERS
+
+def parts():
+    for first in range(1, 1_000_001, 1000):
+        changes = tuple(Change(Op.UPDATE, ORDERS, (i, "old"), (i, "new")) for i in range(first, first + 1000))
+        yield Transaction("big", changes, first, 1, 1, first - 1, first == 999_001, "p")
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+log = DiskLog.open(sys.argv[1])
+before = peak()
+log.append(parts())
+count = sum(len(part.changes) for part in log.scan(after=0))
+whole = log.first_whole(2)
+log.close()
+print(count, whole, peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_transaction_of_a_million_changes_needs_little_memory(path: Path) -> None:
+    count, whole, kilobytes = map(int, in_child(ONE_MILLION, path).split())
+    assert (count, whole) == (1_000_000, 1_000_001)
+    assert kilobytes < 30_000
+
+
+APPEND_FOREVER = """
+import sys
+from headwater.log.disk.disk_log import DiskLog
+from tests.log.samples import transaction
+log = DiskLog.open(sys.argv[1])
+size = 0
+while True:
+    size = size % 40 + 1
+    log.append([transaction(log.latest + 1, size * size)], notes={"latest": str(log.latest + size * size)})
+    if size % 20 == 0:
+        log.merge()
+    print(log.latest, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_was_appended_survives_kill_9_and_nothing_half_is_there(path: Path) -> None:
+    for kill_after in (7, 25, 60, 33):
+        child = subprocess.Popen(
+            [sys.executable, "-c", APPEND_FOREVER, path], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+        assert child.stdout is not None
+        told = 0
+        for _ in range(kill_after):
+            told = int(child.stdout.readline())
+        os.kill(child.pid, signal.SIGKILL)
+        told = max([told, *map(int, child.stdout.read().split())])
+        child.stdout.close()
+        child.wait()
+        log = DiskLog.open(path)
+        found = list(log.scan(after=0))
+        assert log.latest >= told
+        assert ids(found) == list(range(1, log.latest + 1))
+        assert found[-1].last and log.note("latest") == str(log.latest)
+        log.close()

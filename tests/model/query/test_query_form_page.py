@@ -1,0 +1,36 @@
+"""docs/query-form.md is true: its example is the statement it shows, and its lists are those of the code."""
+
+import json
+import re
+
+import msgspec
+from tests.doc_pages import blocks, page
+
+from headwater.model.predicate import FUNCTIONS, MAX_DEPTH, MAX_NODES
+from headwater.model.query.json_form import AGGREGATES, MAX_PARAMETERS, QUERY_FUNCTIONS, parse_query
+from headwater.model.query.query import JOINS, SET_OPS
+from headwater.queries.etag.causality import parse
+from headwater.sources.sqlite.query.query_sql import query_sql
+
+TEXT = page("docs/query-form.md")
+
+
+def test_the_example_is_the_statement_beside_it() -> None:
+    (body,) = [body for name, body in blocks(TEXT, "json") if name == "query"]
+    ((_, sql),) = blocks(TEXT, "sql")
+    assert query_sql(parse_query(json.loads(body))) == " ".join(sql.split())
+
+
+def test_the_lists_are_those_of_the_code() -> None:
+    functions = TEXT.split("All functions of conditions, and:")[1].split(".")[0]
+    assert re.findall(r"`(\w+)`", functions) == sorted(QUERY_FUNCTIONS.keys() - FUNCTIONS)
+    aggregates = TEXT.split("Aggregates:")[1].split(".")[0]
+    assert re.findall(r"`(\w+)`", aggregates) == sorted(AGGREGATES)
+    assert all(f"`{word}`" in TEXT for word in (*JOINS, *SET_OPS))
+    assert f"nested {MAX_DEPTH} deep and have {MAX_NODES:,} parts" in TEXT
+    assert f"counted from 0 to {MAX_PARAMETERS - 1}" in TEXT
+
+
+def test_the_token_is_one() -> None:
+    (body,) = [body for name, body in blocks(TEXT, "json") if name == "token"]
+    assert json.loads(msgspec.json.encode(parse(body))) == json.loads(body)

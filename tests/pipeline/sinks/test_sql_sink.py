@@ -1,0 +1,733 @@
+"""The SQL sink on real PostgreSQL, MariaDB and SQLite: rows and offset are one commit, whatever is killed."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import strategies as st
+from sqlalchemy import event
+from tests.pipeline.sinks.local_frames import LocalFrame, run
+from tests.pipeline.sinks.sql_sink_steps import (
+    SPANS,
+    TABLE,
+    LocalSink,
+    Rows,
+    Story,
+    change,
+    changes_frame,
+    plan,
+    rows_frame,
+    update,
+)
+from tests.suite.deadlines import PATIENCE
+from tests.suite.examples import examples
+
+from headwater.errors import ConfigError, PipelineError, SinkFenced, SinkGap, SinkUnfit, Unavailable
+from headwater.model.table import Column, Table
+from headwater.pipeline.sinks.sink import HISTORY, Part, Step
+from headwater.pipeline.sinks.sql.rows import RowReader
+from headwater.pipeline.sinks.sql.sql import SqlSink, open_sql
+from headwater.pipeline.sinks.sql.target import Target
+from headwater.pipeline.spark.schema import rows_schema
+
+pytest_plugins = ("tests.pipeline.servers",)
+
+EMPTY = msgspec.structs.replace(plan(), spans=())  # nothing to load: steps may come at once
+ENGINES = ("postgresql", "mysql", "sqlite")
+NO_SHRINKING = (Phase.explicit, Phase.generate)  # a server answers too slowly for it
+
+
+@pytest.fixture(params=ENGINES)
+def engine_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def url(engine_name: str, request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of each kind."""
+    if engine_name == "sqlite":
+        return f"sqlite:///{tmp_path}/lake.db"
+    return str(request.getfixturevalue({"postgresql": "postgres_database", "mysql": "mariadb_database"}[engine_name]))
+
+
+@pytest.fixture
+def story(url: str) -> Iterator[Story]:
+    made = Story(url)
+    yield made
+    made.sink.close()
+
+
+def query(url: str, statement: str) -> list[tuple[Any, ...]]:
+    engine = sa.create_engine(url)
+    try:
+        with engine.begin() as connection:
+            found = connection.exec_driver_sql(statement)
+            return [tuple(row) for row in found] if found.returns_rows else []
+    finally:
+        engine.dispose()
+
+
+def stages(url: str) -> list[str]:
+    engine = sa.create_engine(url)
+    try:
+        return [name for name in sa.inspect(engine).get_table_names() if name.startswith("headwater_stage")]
+    finally:
+        engine.dispose()
+
+
+# Rows
+
+
+def test_a_snapshot_and_its_changes_give_the_current_table(story: Story) -> None:
+    assert story.sink.state() is None
+    story.begin()
+    story.load()
+    state = story.sink.state()
+    assert state and (state.offset, state.loaded) == (100, {SPANS[0]: 101, SPANS[1]: 102})
+    assert story.held() == Story.LOADED
+    story.apply()
+    state = story.sink.state()
+    assert state and (state.offset, state.loaded, state.plan) == (110, {}, plan())
+    assert story.held() == Story.AFTER
+
+
+def test_what_is_in_already_is_left_alone(story: Story) -> None:
+    story.begin()
+    story.load()
+    story.sink.load(rows_frame({1: "other"}, {}), plan(), [Part(SPANS[0], 105), Part(SPANS[1], 105)])
+    assert story.held() == Story.LOADED
+    story.apply()
+    story.apply()
+    assert story.held() == Story.AFTER
+
+
+def test_a_part_without_rows_is_loaded_too(story: Story) -> None:
+    story.begin()
+    story.sink.load(rows_frame({}, {10: "ten"}), plan(), [Part(SPANS[0], 101), Part(SPANS[1], 101)])
+    state = story.sink.state()
+    assert state and state.missing == [] and story.held() == {10: "ten"}
+
+
+def test_a_versions_of_a_part_stays_until_the_offset_has_reached_it(story: Story) -> None:
+    story.begin()
+    story.load()
+    story.sink.apply(changes_frame([]), Step("p1", "g", 100, 101), TABLE)
+    state = story.sink.state()
+    assert state and (state.offset, state.loaded) == (101, {SPANS[1]: 102})
+
+
+def test_a_repair_mends_rows_and_leaves_the_offset(story: Story) -> None:
+    story.begin()
+    story.load()
+    story.apply()
+    query(story.url, "UPDATE target SET name = 'bad' WHERE id = 1")
+    mended = [change("delete", 2, "one", 110), change("insert", 1, "two", 110)]
+    story.sink.apply(changes_frame(mended), Step("p1", "g", 110, 110, repair=True), TABLE)
+    state = story.sink.state()
+    assert state and state.offset == 110
+    assert story.held() == {key: name for key, name in Story.AFTER.items() if key != 2}
+    with pytest.raises(SinkFenced):
+        story.sink.apply(changes_frame(mended), Step("p1", "g", 109, 109, repair=True), TABLE)
+
+
+def left_out(key: int, offset: int, misfit: str = '{"name":{"t":"unavailable"}}') -> list[dict[str, Any]]:
+    """An update of something else."""
+    return [{**each, "name": None, "_misfit": misfit} for each in update((key, ""), (key, ""), offset)]
+
+
+def test_a_value_that_was_left_out_stays(story: Story) -> None:
+    story.begin()
+    story.load()
+    other = '{"name":{"t":"unavailable"},"other":{"t":"i64","v":1}}'
+    changes = [*left_out(1, 103), *left_out(10, 104, other), change("delete", 2, "two", 105)]
+    story.sink.apply(changes_frame([*changes, change("insert", 3, "three", 106)]), Step("p1", "g", 100, 106), TABLE)
+    assert story.held() == {1: "one", 3: "three", 10: "ten", 11: "eleven"}
+    told = query(story.url, "SELECT id, _misfit FROM target WHERE _misfit IS NOT NULL")
+    assert told == [(10, '{"other":{"t":"i64","v":1}}')]
+    with pytest.raises(PipelineError) as failed:  # of a row that is not there nothing can stay
+        story.sink.apply(changes_frame(left_out(77, 107)), Step("p1", "g", 106, 107), TABLE)
+    assert failed.value.extra["resnapshot_reason"] == "values_unavailable"
+    state = story.sink.state()
+    assert state and state.offset == 106 and 77 not in story.held()
+
+
+def test_a_value_under_another_unique_index_goes_from_row_to_row(story: Story, engine_name: str) -> None:
+    """Row 1 gives it up, and a row that comes before it takes it: none is taken for the other."""
+    story.begin()
+    story.load()
+    if engine_name == "mysql":
+        query(story.url, "ALTER TABLE target MODIFY name VARCHAR(100)")
+    query(story.url, "CREATE UNIQUE INDEX other ON target (name)")
+    zero = update((0, "zero"), (0, "one"), 104)
+    changes = [change("insert", 0, "zero", 102), *update((1, "one"), (1, "uno"), 103), *zero]
+    if engine_name == "mysql":
+        story.sink.apply(changes_frame(changes), Step("p1", "g", 100, 104), TABLE)
+        assert story.held() == {**Story.LOADED, 1: "uno", 0: "one"}
+    before, state = story.held(), story.sink.state()
+    assert state
+    twice = [change("insert", 5, "ten", 105), *update((11, "eleven"), (11, "ten"), 106)]
+    for row in (twice[:1], twice[1:]):  # in the source there is no such index: it is told, and nothing is written
+        with pytest.raises(SinkUnfit):
+            story.sink.apply(changes_frame(row), Step("p1", "g", state.offset, 106), TABLE)
+        assert story.held() == before and story.sink.state() == state
+
+
+KEYS, NAMES = st.integers(0, 2), st.sampled_from(["a", "b"])
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["put", "delete", "move"]), KEYS, KEYS, NAMES), min_size=8, max_size=16)
+
+
+def log_of(operations: list[tuple[str, int, int, str]]) -> tuple[list[list[dict[str, Any]]], list[Rows]]:
+    """The changes at each offset after 100, and the rows after each."""
+    rows: Rows = {}
+    log, held = [], [dict(rows)]
+    for operation, key, other, name in operations:
+        offset = 101 + len(log)
+        if operation == "put":
+            is_new = key not in rows
+            old = rows.get(key, "")
+            log.append([change("insert", key, name, offset)] if is_new else update((key, old), (key, name), offset))
+            rows[key] = name
+        elif operation == "delete" and key in rows:
+            log.append([change("delete", key, rows.pop(key), offset)])
+        elif operation == "move" and key in rows and other not in rows:
+            log.append(update((key, rows[key]), (other, rows[key]), offset))
+            rows[other] = rows.pop(key)
+        else:
+            continue
+        held.append(dict(rows))
+    return log, held
+
+
+@examples(12, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(OPERATIONS, st.lists(st.tuples(st.integers(0, 12), st.integers(0, 12)), max_size=5))
+def test_steps_that_overlap_or_repeat_leave_what_the_log_says(
+    story: Story, operations: list[tuple[str, int, int, str]], steps: list[tuple[int, int]]
+) -> None:
+    log, held = log_of(operations)
+    story.sink.begin(EMPTY)
+    at = 0
+    for after, upto in [*steps, (0, len(log))]:
+        after, upto = min(after, len(log)), min(upto, len(log))
+        frame = changes_frame(each for place in range(after, upto) for each in log[place])
+        step = Step("p1", "g", 100 + after, 100 + upto)
+        if after > at:
+            with pytest.raises(SinkGap):
+                story.sink.apply(frame, step, TABLE)
+            continue
+        story.sink.apply(frame, step, TABLE)
+        at = max(at, upto)
+        assert story.held() == held[at]
+
+
+def test_a_history_holds_every_change_once(url: str) -> None:
+    sink = LocalSink(url, "target", HISTORY)
+    sink.begin(EMPTY)
+    first = [change("insert", 1, "a", 101), *update((1, "a"), (1, "b"), 102)]
+    second = [*first, change("delete", 1, "b", 103)]
+    sink.apply(changes_frame(first), Step("p1", "g", 100, 102), TABLE)
+    sink.apply(changes_frame(second), Step("p1", "g", 100, 103), TABLE)
+    sink.close()
+    found = query(url, "SELECT _offset, _change_type, id, name FROM target ORDER BY _offset, _change_type DESC")
+    assert found == [
+        (101, "insert", 1, "a"),
+        (102, "update_preimage", 1, "a"),
+        (102, "update_postimage", 1, "b"),
+        (103, "delete", 1, "b"),
+    ]
+
+
+# Attempts
+
+
+class Speculative(LocalFrame):
+    """Every task runs three times, as retried and speculative ones do; one of the reports is taken."""
+
+    def mapInArrow(self, task: Any, schema: str) -> LocalFrame:
+        for place, part in enumerate(self.partitions):
+            list(run(task, place, part))
+        made = super().mapInArrow(task, schema)
+        for place, part in enumerate(self.partitions):
+            list(run(task, place, part))
+        return made
+
+    def select(self, *names: str) -> LocalFrame:
+        return Speculative(super().select(*names).partitions)
+
+
+def test_rows_of_other_attempts_are_never_merged(story: Story) -> None:
+    story.begin()
+    frame = Speculative(rows_frame(Story.FIRST, Story.SECOND).partitions)
+    story.sink.load(frame, plan(), [Part(SPANS[0], 101), Part(SPANS[1], 102)])
+    assert story.held() == Story.LOADED
+    (stage,) = stages(story.url)
+    assert query(story.url, f"SELECT count(*) FROM {stage}") == [(8,)]
+    story.load()  # nothing to do, and what the others left is gone
+    assert query(story.url, f"SELECT count(*) FROM {stage}") == [(0,)]
+    story.begin()
+    assert stages(story.url) == []
+
+
+class Emptied(LocalFrame):
+    """The database is restarted after the tasks are done: an unlogged table is empty then."""
+
+    def __init__(self, partitions: list[pa.Table], url: str) -> None:
+        super().__init__(partitions)
+        self.url = url
+
+    def select(self, *names: str) -> LocalFrame:
+        return Emptied(super().select(*names).partitions, self.url)
+
+    def mapInArrow(self, task: Any, schema: str) -> LocalFrame:
+        made = super().mapInArrow(task, schema)
+        query(self.url, f"DELETE FROM {stages(self.url)[0]}")
+        return made
+
+
+def test_staged_rows_that_vanish_do_not_move_the_offset(story: Story) -> None:
+    story.begin()
+    frame = Emptied(rows_frame(Story.FIRST, Story.SECOND).partitions, story.url)
+    with pytest.raises(Unavailable):
+        story.sink.load(frame, plan(), [Part(SPANS[0], 101), Part(SPANS[1], 102)])
+    state = story.sink.state()
+    assert state and state.loaded == {}
+    story.load()
+    assert story.held() == Story.LOADED
+
+
+# Other runs
+
+
+def test_a_run_whose_plan_is_over_writes_no_more(story: Story) -> None:
+    story.begin()
+    story.load()
+    other = LocalSink(story.url, "target")
+    other.begin(plan("p2"))
+    other.load(rows_frame({5: "five"}, {}), plan("p2"), [Part(SPANS[0], 101), Part(SPANS[1], 101)])
+    for act in (story.load, story.apply):
+        with pytest.raises(SinkFenced):
+            act()
+    assert story.held() == {5: "five"}
+    other.close()
+
+
+def test_a_run_that_waits_for_the_lock_is_fenced_by_the_run_that_held_it(story: Story) -> None:
+    """The new run empties the target in its transaction; the zombie's merge waits, then sees the new plan."""
+    story.begin()
+    story.load()
+    other, waiting, ended = LocalSink(story.url, "target"), threading.Event(), []
+    event.listen(story.sink._engine, "before_cursor_execute", lambda *a: "FOR UPDATE" in a[2] and waiting.set())
+    event.listen(story.sink._engine, "begin", lambda *a: waiting.set())
+
+    def zombie() -> None:
+        try:
+            story.apply()
+        except SinkFenced:
+            ended.append("fenced")
+
+    with other._engine.begin() as connection:
+        other._states.lock(connection)
+        thread = threading.Thread(target=zombie)
+        thread.start()
+        assert waiting.wait(PATIENCE)
+        other._target(TABLE).empty(connection)
+        other._states.write(connection, _begun(plan("p2")))
+    thread.join(60)
+    assert ended == ["fenced"] and story.held() == {}
+    other.close()
+
+
+@pytest.mark.parametrize("engine_name", ["postgresql", "mysql"])  # SQLite has one writer at a time
+@pytest.mark.parametrize("method", ["merge", "add"])
+def test_a_second_driver_of_the_plan_does_not_empty_what_the_first_one_merges(
+    story: Story, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one has counted what is staged; a zombie of the same plan, or a repair, begins to stage."""
+    story.begin()
+    if method == "merge":
+        story.load()
+    other, waiting, threads = LocalSink(story.url, "target"), threading.Event(), []
+    event.listen(other._engine, "before_cursor_execute", lambda *a: "FOR UPDATE" in a[2] and waiting.set())
+    original = getattr(Target, method)
+
+    def stage() -> None:
+        frame = changes_frame([]) if method == "merge" else rows_frame({})
+        other._staging(frame, TABLE, "p1")
+        waiting.set()
+
+    def meanwhile(self: Target, *args: Any) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=stage))
+            threads[0].start()
+            assert waiting.wait(PATIENCE)
+        original(self, *args)
+
+    monkeypatch.setattr(Target, method, meanwhile)
+    if method == "merge":
+        story.apply()
+    else:
+        with suppress(Unavailable):  # the second part, if its rows went before it was begun
+            story.load()
+    threads[0].join(60)
+    assert not threads[0].is_alive()
+    if method == "add":
+        story.load()
+    assert story.held() == (Story.AFTER if method == "merge" else Story.LOADED)
+    other.close()
+
+
+def _begun(of: Any) -> Any:
+    from headwater.pipeline.sinks.sink import State
+
+    return State(of, of.offset)
+
+
+def test_a_run_does_not_wait_for_ever_for_a_zombie_that_hangs_in_its_commit(story: Story) -> None:
+    story.begin()
+    story.load()
+    zombie = LocalSink(story.url, "target")
+    impatient = Story(story.url)
+    impatient.sink.close()
+    impatient.sink = LocalSink(story.url, "target", lock_seconds=1)
+    with zombie._engine.begin() as connection:
+        zombie._states.lock(connection)
+        with pytest.raises(Unavailable) as refused:
+            impatient.sink.begin(plan("p2"))
+        assert refused.value.retryable
+    impatient.sink.begin(plan("p2"))
+    assert story.held() == {}
+    for sink in (zombie, impatient.sink):
+        sink.close()
+
+
+class Victim:
+    """A process that runs the story and kills itself on the way."""
+
+    def __init__(self, url: str) -> None:
+        command = [sys.executable, "-m", "tests.pipeline.sinks.sql_crash_process", url]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, action: str, number: int) -> str:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(f"{action} {number}\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture
+def victim(url: str) -> Iterator[Victim]:
+    made = Victim(url)
+    yield made
+    made.close()
+
+
+# How many steps lie between two kills. Every step takes minutes: that is for `make soak`.
+strides = pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.soak(seconds=30))])
+
+
+@pytest.mark.slow
+@strides
+def test_a_driver_killed_anywhere_in_a_load_leaves_whole_parts(
+    story: Story, victim: Victim, stride: int, fresh_number: int
+) -> None:
+    seen = set()
+    for number in range(fresh_number % stride, 100, stride):
+        story.begin()
+        ended = victim.run("load", number)
+        state = story.sink.state()
+        assert state and ended in ("killed", "done")
+        assert story.held() == _loaded(state.loaded)
+        seen.add(len(state.loaded))
+        story.load()
+        assert story.held() == Story.LOADED
+        if ended == "done":
+            break
+    assert ended == "done" and (seen == {0, 1, 2} if stride == 1 else 2 in seen)
+
+
+def _loaded(loaded: dict[Any, int]) -> Rows:
+    return (Story.FIRST if SPANS[0] in loaded else {}) | (Story.SECOND if SPANS[1] in loaded else {})
+
+
+@pytest.mark.slow
+@strides
+def test_a_driver_killed_anywhere_in_a_merge_leaves_rows_and_offset_in_step(
+    story: Story, victim: Victim, stride: int, fresh_number: int
+) -> None:
+    seen = set()
+    for number in range(fresh_number % stride, 100, stride):
+        story.begin()
+        story.load()
+        ended = victim.run("apply", number)
+        state = story.sink.state()
+        assert state and ended in ("killed", "done")
+        assert story.held() == {100: Story.LOADED, 110: Story.AFTER}[state.offset]
+        seen.add((ended, state.offset))
+        story.apply()
+        assert story.held() == Story.AFTER
+        if ended == "done":
+            break
+    assert {("killed", 100), ("done", 110)} <= seen
+
+
+@pytest.mark.slow
+@strides
+def test_a_driver_killed_anywhere_in_begin_can_be_followed_by_another(
+    story: Story, victim: Victim, stride: int, fresh_number: int
+) -> None:
+    for number in range(fresh_number % stride, 100, stride):
+        ended = victim.run("begin", number)
+        assert ended in ("killed", "done")
+        state = story.sink.state()
+        assert story.held() == {} if state and not state.loaded else True
+        story.begin()
+        story.load()
+        assert story.held() == Story.LOADED
+        if ended == "done":
+            break
+    assert ended == "done"
+
+
+# Values
+
+WIDE = Table(
+    "wide",
+    (
+        Column("key", "str"),
+        Column("flag", "bool"),
+        Column("whole", "i64"),
+        Column("large", "u64"),
+        Column("real", "f64"),
+        Column("text", "str"),
+        Column("blob", "bytes"),
+        Column("day", "date"),
+        Column("vector", "embedding"),
+        Column("rest", "any"),
+        Column('odd "name`s %s :x', "i64"),
+    ),
+    ("key",),
+)
+ODD = WIDE.columns[-1].name
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
+I64 = st.integers(-(2**63), 2**63 - 1)
+ROW = st.fixed_dictionaries(
+    {
+        "flag": st.none() | st.booleans(),
+        "whole": st.none() | I64,
+        "large": st.none() | st.integers(0, 2**64 - 1),
+        "real": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        "text": st.none() | TEXT,
+        "blob": st.none() | st.binary(max_size=20),
+        "day": st.none() | st.just("2026-02-28"),
+        "vector": st.none() | st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=3),
+        "rest": st.none() | TEXT,
+        ODD: st.none() | I64,
+        "_misfit": st.none() | st.just('{"whole":{"t":"str","v":"x"}}'),
+    }
+)
+
+
+def read_back(sink: SqlSink, url: str, table: Table) -> list[dict[str, Any]]:
+    reader = RowReader(url, "wide", None, sink._dialect, table, [(None, None)])
+    numbers = pa.record_batch({"id": [0]})
+    return [row for batch in reader(iter([numbers])) for row in batch.to_pylist()]
+
+
+@examples(25, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(TEXT, ROW, max_size=8))
+def test_every_value_comes_back_as_it_was(url: str, rows: dict[str, dict[str, Any]]) -> None:
+    sink = LocalSink(url, "wide")
+    begun = plan(table=WIDE)
+    sink.begin(begun)
+    table = pa.Table.from_pylist([{"key": key, **row} for key, row in rows.items()], rows_schema(WIDE))
+    sink.load(LocalFrame([table, table.slice(0, 0)]), begun, [Part(SPANS[0], 101), Part(SPANS[1], 101)])
+    by_key = {row["key"]: row for row in read_back(sink, url, WIDE)}
+    assert by_key == {row["key"]: row for row in table.to_pylist()}
+    sink.close()
+
+
+def load_wide(url: str, *rows: dict[str, Any], table: Table = WIDE) -> SqlSink:
+    sink = LocalSink(url, "wide")
+    begun = plan(table=table)
+    sink.begin(begun)
+    frame = LocalFrame([pa.Table.from_pylist(list(rows), rows_schema(table))] * 1)
+    try:
+        sink.load(frame, begun, [Part(SPANS[0], 101)])
+    finally:
+        sink.close()
+    return sink
+
+
+def test_keys_that_differ_in_case_or_blanks_are_different_rows(url: str) -> None:
+    keys = ["a", "A", "a ", "ä", "a\u0308", "", " "]
+    sink = load_wide(url, *({"key": key} for key in keys))
+    assert sorted(row["key"] for row in read_back(sink, url, WIDE)) == sorted(keys)
+
+
+def test_large_text_and_blobs_fit(url: str) -> None:
+    row = {"key": "k", "text": "ü" * 2_000_000, "blob": bytes(range(256)) * 8_000}
+    sink = load_wide(url, row)
+    (found,) = read_back(sink, url, WIDE)
+    assert found["text"] == row["text"] and found["blob"] == row["blob"]
+
+
+def test_numbers_that_are_not_finite_come_back_whatever_the_database_thinks_of_them(url: str) -> None:
+    told = '{"whole":{"t":"str","v":"x"}}'
+    rows = [
+        {"key": "a", "real": float("inf"), "_misfit": told},
+        {"key": "b", "real": float("-inf")},
+        {"key": "c", "real": float("nan")},
+        {"key": "d", "real": -0.0, "_misfit": told},
+    ]
+    sink = load_wide(url, *rows)
+    found = sorted(read_back(sink, url, WIDE), key=lambda row: row["key"])
+    assert [(repr(row["real"]), row["_misfit"]) for row in found] == [
+        ("inf", told),
+        ("-inf", None),
+        ("nan", None),
+        ("-0.0", told),
+    ]
+
+
+UNFIT = {
+    "postgresql": [({"key": "k", "text": "a\0b"}, "'text'")],
+    "mysql": [({"key": "k" * 800}, "'key'")],
+    "sqlite": [],
+}
+
+
+def test_values_that_a_database_cannot_hold_are_named(url: str, engine_name: str) -> None:
+    for row, column in [*UNFIT[engine_name], ({"key": None}, "'key'")]:
+        with pytest.raises(SinkUnfit, match=column):
+            load_wide(url, row)
+        assert query(url, "SELECT count(*) FROM wide") == [(0,)]
+
+
+def test_names_that_would_be_cut_are_refused(url: str, engine_name: str) -> None:
+    table = Table("t", (Column("id", "i64"), Column("c" * 65, "str")), ("id",))
+    sink = LocalSink(url, "wide")
+    if engine_name == "sqlite":
+        sink.begin(plan(table=table))
+    else:
+        with pytest.raises(SinkUnfit, match="names of at most"):
+            sink.begin(plan(table=table))
+    sink.close()
+
+
+def test_a_composite_key_may_hold_text_and_bytes(url: str) -> None:
+    table = Table("t", (Column("a", "str"), Column("b", "bytes"), Column("c", "i64")), ("a", "b", "c"))
+    rows = [{"a": "x", "b": b"\0", "c": 1}, {"a": "x", "b": b"\0", "c": 2}, {"a": "x", "b": b"", "c": 1}]
+    sink = load_wide(url, *rows, table=table)
+    assert len(read_back(sink, url, table)) == 3
+
+
+# The user's own table
+
+
+def test_new_columns_are_added_and_rows_keep_what_they_have(story: Story) -> None:
+    story.begin()
+    story.load()
+    wider = Table("t", (*TABLE.columns, Column("more", "i64")), ("id",), version=2)
+    story.sink.evolve(wider)
+    state = story.sink.state()
+    assert state and state.plan.table == wider and state.plan.id == "p1"
+    assert stages(story.url) == []
+    story.apply()
+    assert story.held() == Story.AFTER
+    assert query(story.url, "SELECT count(*), count(more) FROM target") == [(4, 0)]
+
+
+def test_a_column_that_comes_again_needs_a_new_snapshot_if_the_old_one_left_values(story: Story) -> None:
+    story.begin()
+    story.load()
+    narrow = Table("t", TABLE.columns[:1], ("id",), version=2)
+    again = msgspec.structs.replace(TABLE, version=3)
+    story.sink.evolve(narrow)
+    with pytest.raises(PipelineError) as refused:
+        story.sink.evolve(again)
+    assert refused.value.extra["resnapshot_reason"] == "schema_changed"
+    state = story.sink.state()
+    assert state and state.plan.table == narrow
+    query(story.url, "UPDATE target SET name = NULL")
+    story.sink.evolve(again)  # as if it had just been added by a run that was killed then
+    state = story.sink.state()
+    assert state and state.plan.table == again
+
+
+def test_a_table_of_the_user_is_taken_if_its_key_is_right(story: Story) -> None:
+    query(story.url, "CREATE TABLE target (id BIGINT PRIMARY KEY, note VARCHAR(10) DEFAULT 'x')")
+    story.begin()
+    story.load()
+    assert story.held() == Story.LOADED
+    assert query(story.url, "SELECT DISTINCT note FROM target") == [("x",)]
+
+
+def test_a_table_with_another_key_is_refused(story: Story) -> None:
+    query(story.url, "CREATE TABLE target (id BIGINT, name VARCHAR(10) PRIMARY KEY)")
+    with pytest.raises(SinkUnfit, match="primary key"):
+        story.begin()
+
+
+def test_a_table_with_rows_that_no_pipeline_wrote_is_not_emptied(story: Story) -> None:
+    query(story.url, "CREATE TABLE target (id BIGINT NOT NULL PRIMARY KEY, mine VARCHAR(10))")
+    query(story.url, "INSERT INTO target VALUES (7, 'precious')")
+    with pytest.raises(SinkUnfit, match="'target' holds rows that no pipeline wrote") as refused:
+        story.begin()
+    assert "replace = true" in refused.value.hint
+    assert query(story.url, "SELECT * FROM target") == [(7, "precious")]
+    assert story.sink.state() is None
+    chosen = open_sql({"url": story.url, "table": "target", "replace": True})
+    chosen.begin(plan())
+    chosen.close()
+    assert story.held() == {}
+    story.load()
+    story.sink.begin(plan("p2"))  # the rows are the pipeline's by now
+    assert story.held() == {}
+
+
+# Settings
+
+
+def test_a_password_is_never_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    url = "postgresql://someone:s3cret@127.0.0.1:1/shop"
+    file = tmp_path / "url"
+    file.write_text(url + "\n")
+    monkeypatch.setenv("HEADWATER_SINK_URL", url)
+    monkeypatch.setenv("MY_LAKE", url)
+    for place in ({"url": url}, {"url_file": str(file)}, {"url_env": "MY_LAKE"}, {}):
+        sink = open_sql({"table": "orders", **place})
+        assert sink.name == "postgresql 127.0.0.1:1/shop orders"
+        with pytest.raises(Unavailable) as refused:
+            sink.state()
+        assert "s3cret" not in f"{sink!r} {refused.value} {refused.value.details}"
+        sink.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"table": "t", "url": "oracle://x"}, "oracle"),
+        ({"table": "t", "url": "no url"}, "not the URL"),
+        ({"table": "t", "url": "sqlite://"}, "in memory"),
+        ({"table": "t", "url_file": "/nowhere/at/all"}, "cannot be read"),
+        ({"table": "t", "url_env": "NOT_SET_ANYWHERE"}, "needs a URL"),
+        ({"table": "t", "url": "sqlite:///x.db", "mode": "append"}, "append"),
+        ({"table": "t", "url": "sqlite:///x.db", "tabel": "x"}, "tabel"),
+        ({"table": "t", "url": "sqlite:///x.db", "replace": "yes"}, "replace"),
+        ({"url": "sqlite:///x.db"}, "needs `table`"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        open_sql(settings)

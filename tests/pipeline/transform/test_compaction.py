@@ -1,0 +1,129 @@
+"""The last change per key, and versions of rows, against models in plain Python."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.pipeline.sinks.test_sink_contract import change
+from tests.pipeline.table_model import TABLE, Story, frame_of, row
+
+from headwater.errors import SinkUnfit
+from headwater.model.table import Column, Table
+from headwater.pipeline.spark.failure import cause_of
+from headwater.pipeline.spark.schema import changes_schema, identity_of
+from headwater.pipeline.transform.compaction import free, last_per_key, quoted
+from headwater.pipeline.transform.scd2 import versions
+
+Row = dict[str, Any]
+
+
+def random_story(seed: int, count: int = 60) -> Story:
+    story = Story()
+    change(story, random.Random(seed), count)
+    return story
+
+
+def test_the_last_row_per_key_tells_whether_the_key_is_gone(spark: SparkSession) -> None:
+    for seed in range(3):
+        story = random_story(seed)
+        found = last_per_key(story.changes(spark, 0, story.offset), ["id"]).collect()
+        assert len({each["id"] for each in found}) == len(found)
+        assert {each["id"]: each["name"] for each in found if not each["_deleted"]} == {
+            key: held["name"] for key, held in story.rows.items()
+        }
+        gone = {image["id"] for image in story.images} - story.rows.keys()
+        assert {each["id"] for each in found if each["_deleted"]} == gone
+
+
+def test_all_columns_are_kept_and_odd_names_do_no_harm(spark: SparkSession) -> None:
+    odd = ("a.b", "back`tick", 'quo"te', "_deleted", "_offset", "_row", "Ünï côdé")
+    table = Table("odd", (Column("the key", "str"), *(Column(name, "i64") for name in odd)), ("the key",))
+    schema = changes_schema(table)
+    told = {"_change_type": "insert", "_commit_version": 1, "__offset": 1, "_txn": "t"}
+    frame = frame_of(spark, schema, [[{"the key": "k", **dict.fromkeys(odd, 7), **told}]])
+    (found,) = last_per_key(frame, identity_of(table)).collect()
+    assert list(found.asDict()) == [*schema.names, "__deleted"]
+    assert [found[name] for name in odd] == [7] * len(odd)
+    assert found["__deleted"] is False
+    (version,) = [each for each in versions(frame, identity_of(table)).collect() if each["_action"] == "open"]
+    assert [version[name] for name in odd] == [7] * len(odd)
+
+
+def test_composite_keys_are_compared_whole(spark: SparkSession) -> None:
+    table = Table("pairs", (Column("a", "i64"), Column("b", "bytes"), Column("v", "str")), ("a", "b"))
+    about = {"_change_type": "insert", "_commit_version": 9, "_txn": "t"}
+    told = [(1, b"x", 1), (1, b"y", 2), (2, b"x", 3), (1, b"x", 4)]
+    rows = [{"a": a, "b": b, "v": str(offset), "_offset": offset, **about} for a, b, offset in told]
+    found = last_per_key(frame_of(spark, changes_schema(table), [rows[:2], rows[2:]]), ["a", "b"]).collect()
+    assert {(each["a"], bytes(each["b"])): each["v"] for each in found} == {
+        (1, b"x"): "4",
+        (1, b"y"): "2",
+        (2, b"x"): "3",
+    }
+
+
+@pytest.mark.parametrize("act", [last_per_key, versions])
+def test_a_key_that_is_null_or_did_not_fit_is_refused_by_name(spark: SparkSession, act: Any) -> None:
+    image = row(1) | {"id": None, "_change_type": "insert", "_commit_version": 1, "_offset": 1, "_txn": "t"}
+    frame = frame_of(spark, changes_schema(TABLE), [[image]])
+    with pytest.raises(Exception) as raised:
+        act(frame, ["id"]).collect()
+    cause = cause_of(raised.value)
+    assert isinstance(cause, SinkUnfit)
+    assert "'id'" in cause.message
+    assert "primary key" in cause.hint
+
+
+def test_one_shuffle_at_most_and_none_for_one_partition(spark: SparkSession) -> None:
+    story = random_story(0, 5)
+    several = story.changes(spark, 0, story.offset)
+    assert shuffles(last_per_key(several, ["id"])) == 1
+    assert shuffles(last_per_key(several.coalesce(1), ["id"])) == 0
+    assert shuffles(versions(several, ["id"])) == 1
+
+
+def shuffles(frame: DataFrame) -> int:
+    plan: str = frame._jdf.queryExecution().executedPlan().toString()
+    return plan.count("Exchange ")
+
+
+def test_a_free_name_is_apart_from_all_others_in_any_case() -> None:
+    assert free("_x", ["_X", "__x"]) == "___x"
+    assert quoted("a`b") == "`a``b`"
+
+
+# Versions
+
+
+def modelled(story: Story, after: int, upto: int) -> tuple[list[tuple[Any, ...]], dict[int, Any]]:
+    """Versions opened in (after, upto] as (key, offset, to), and per key when the version before them ends."""
+    opened: list[list[Any]] = []
+    current: dict[int, list[Any]] = {}
+    closed: dict[int, Any] = {}
+    for image in story.images:
+        if not after < image["_offset"] <= upto:
+            continue
+        key, time = image["id"], image["_commit_timestamp"]
+        closed.setdefault(key, time)
+        if key in current:
+            current.pop(key)[2] = time
+        if image["_change_type"] in ("insert", "update_postimage"):
+            current[key] = [key, image["_offset"], None]
+            opened.append(current[key])
+    return sorted(map(tuple, opened), key=str), closed
+
+
+def test_versions_chain_as_the_model_chains_them(spark: SparkSession) -> None:
+    for seed in range(3):
+        story = random_story(seed)
+        found = versions(story.changes(spark, 10, 50), ["id"]).toArrow().to_pylist()
+        opened, closed = modelled(story, 10, 50)
+        mine = [each for each in found if each["_action"] == "open"]
+        assert sorted(((each["id"], each["_offset"], each["_valid_to"]) for each in mine), key=str) == opened
+        assert all(each["_is_current"] == (each["_valid_to"] is None) for each in mine)
+        ends = [each for each in found if each["_action"] == "close"]
+        assert {each["id"]: each["_valid_to"] for each in ends} == closed
+        assert len(ends) == len(closed)

@@ -1,0 +1,144 @@
+"""Verification: damage of every kind is found where it is, mended there alone, and never taken for good."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from tests.conformance.live_server import Live
+from tests.pipeline.lakes import Lake
+
+from headwater.model.keys.key import Span, encode_key
+from headwater.model.table import Column, Table
+from headwater.pipeline.verify import verify as verifying
+from headwater.pipeline.verify.compare import Difference, comparable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def lake(spark: SparkSession, server: Live, tmp_path: Path) -> Lake:
+    made = Lake(spark, server, tmp_path)
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, w TEXT)")
+    server.sql("INSERT INTO t VALUES " + ",".join(f"({n}, 'v{n}', NULL)" for n in range(1, 101)))
+    made.carry()
+    return made
+
+
+def bad_places(report: Any) -> list[int]:
+    return [place for place, each in enumerate(report.ranges) if not each.is_good]
+
+
+def append(lake: Lake, *rows: dict[str, Any]) -> None:
+    table = lake.table()
+    write_deltalake(table, pa.Table.from_pylist(list(rows), pa.schema(table.schema().to_arrow())), mode="append")
+
+
+@pytest.mark.soak(seconds=35, every_time=True)
+def test_damage_is_found_in_its_range_and_mended_there_alone(lake: Lake) -> None:
+    good = lake.verify()
+    assert good.is_good and len(good.ranges) > 3 and good.rows == 100
+    assert lake.task().verified_through == good.offset
+    row = {"id": 42, "v": "v42", "w": None, "_misfit": None}
+
+    def place(id: int) -> int:
+        return next(n for n, each in enumerate(good.ranges) if each.span.contains(encode_key((id,))))
+
+    def found(*ids: int) -> bool:
+        report = lake.verify()
+        return not report.is_good and bad_places(report) == [place(id) for id in ids]
+
+    lake.table().update(predicate="id = 5", new_values={"v": "wrong"})
+    assert found(5)
+    swapped = "CASE WHEN id = 41 THEN 'v42' WHEN id = 42 THEN 'v41' ELSE v END"
+    lake.table().update(predicate="id = 5", new_values={"v": "v5"})
+    lake.table().update(predicate="id IN (41, 42)", updates={"v": swapped})
+    lake.table().update(predicate="id = 95", updates={"w": "v", "v": "NULL"})  # moved by one column
+    assert found(42, 95)
+    lake.table().delete("id = 6")
+    append(lake, row, row, {**row, "v": "other"}, {**row, "id": 1_000_000})
+    before = lake.table().version()
+    report = lake.verify(repair=True)
+    assert bad_places(report) == [place(6), place(42), place(95)] and report.repaired == 3 and report.is_good
+    told = [each.difference for each in report.bad]
+    assert told == [
+        Difference(missing=1, examples=("6",)),
+        Difference(extra=3, different=2, examples=("41", "42")),
+        Difference(extra=1, different=1, examples=("95", "1000000")),
+    ]
+    assert lake.is_equal() and lake.verify().is_good
+    done = [each["operationMetrics"] for each in lake.table().history(lake.table().version() - before)]
+    touched = ("num_target_rows_inserted", "num_target_rows_updated", "num_target_rows_deleted")
+    assert sum(int(metrics[name]) for metrics in done for name in touched) <= 10
+    lake.server.sql("UPDATE t SET v = 'goes on' WHERE id = 42")
+    lake.carry()
+    assert lake.is_equal()
+
+
+def test_a_sink_that_moves_on_is_compared_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = verifying.digests
+    first = lake.carry().offset
+
+    def slow(frame: Any) -> Any:
+        monkeypatch.setattr(verifying, "digests", digests)
+        found = digests(frame)
+        lake.server.sql("UPDATE t SET v = 'moved' WHERE id < 50")
+        lake.carry()
+        return found
+
+    monkeypatch.setattr(verifying, "digests", slow)
+    report = lake.verify()
+    assert report.is_good and report.offset > first
+
+
+UNSEEN = (
+    "import apsw, sys; db = apsw.Connection(sys.argv[1]); db.set_busy_timeout(60_000); "
+    "db.config(apsw.SQLITE_DBCONFIG_ENABLE_TRIGGER, 0)"
+)
+
+
+def past_capture(lake: Lake, statement: str) -> None:
+    """In another process, with triggers switched off."""
+    file = str(Path(lake.server.config.data) / "main.db")
+    code = f"{UNSEEN}; db.execute(sys.argv[2]); db.close()"
+    subprocess.run([sys.executable, "-c", code, file, statement], check=True)
+
+
+def test_rows_that_were_changed_past_the_log_are_found(lake: Lake) -> None:
+    past_capture(lake, "UPDATE t SET v = 'unseen' WHERE id = 7")
+    report = lake.verify(repair=True)  # the log says nothing of it: the sink is brought to what the source has
+    assert len(report.bad) == report.repaired == 1 and lake.is_equal()
+    lake.server.sql("UPDATE t SET v = 'seen' WHERE id = 8")
+    past_capture(lake, "UPDATE t SET v = 'unseen' WHERE id = 8")
+    report = lake.verify(repair=True)  # here it says another thing than the source
+    assert report.error is not None and report.error.extra["resnapshot_reason"] == "log_disagrees"
+    assert not report.is_good
+
+
+def test_nothing_is_said_of_a_snapshot_that_is_not_there(spark: SparkSession, server: Live, tmp_path: Path) -> None:
+    server.sql("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
+    report = Lake(spark, server, tmp_path).verify()
+    assert not report.is_good and report.error is not None and "not finished" in report.error.message
+
+
+SPANS = [Span(b"", encode_key((5,))), Span(encode_key((5,)), None)]
+
+
+@pytest.mark.parametrize("kind", ["f64", "u64", "dec", "uuid", "datetime", "bool", "any"])
+def test_keys_that_spark_would_order_otherwise_are_compared_as_one_span(kind: str) -> None:
+    assert comparable(Table("t", (Column("k", kind),), ("k",)), SPANS) == [Span.all()]
+
+
+def test_keys_that_spark_orders_alike_keep_their_spans() -> None:
+    assert comparable(Table("t", (Column("k", "i64"),), ("k",)), SPANS) == SPANS
+    assert comparable(Table("t", (Column("k", "str"),), ("k",)), SPANS) == [Span.all()]  # a number among texts
+    folded = Table("t", (Column("k", "str", collation="NOCASE"),), ("k",))
+    assert comparable(folded, [Span(b"", encode_key(("a",))), Span(encode_key(("a",)), None)]) == [Span.all()]
+    cut = encode_key((5,))[:-1]
+    assert comparable(Table("t", (Column("k", "i64"),), ("k",)), [Span(b"", cut), Span(cut, None)]) == [Span.all()]

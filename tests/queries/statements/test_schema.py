@@ -1,0 +1,108 @@
+"""Databases and tables: created, listed, described, dropped."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.queries.open_databases import Files
+from tests.suite.deadlines import PATIENCE
+
+from headwater.errors import Conflict, InvalidRequest, NotFound
+from headwater.model.principal import ANONYMOUS
+from headwater.model.table import Column, Table
+from headwater.queries.statements.schema import Schema
+from headwater.queries.statements.transactions import Transactions
+
+USERS = Table("users", (Column("id", "i64", nullable=False, auto=True), Column("name", "str")), ("id",))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    with Files(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def schema(files: Files) -> Schema:
+    return Schema(files, Transactions(files))
+
+
+def test_a_table_is_created_described_listed_and_dropped(files: Files, schema: Schema) -> None:
+    done = schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
+    assert done.changed
+    assert schema.list_tables(ANONYMOUS) == ["users"]
+    found = schema.describe_table(ANONYMOUS, "default", "users")
+    assert [(column.name, column.kind) for column in found.visible] == [("id", "i64"), ("name", "str")]
+    assert found.primary_key == ("id",)
+    assert schema.drop_table(ANONYMOUS, "main", "users").result(PATIENCE).changed
+    assert schema.list_tables(ANONYMOUS) == []
+
+
+def test_creating_and_dropping_twice_is_told(schema: Schema) -> None:
+    schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
+    with pytest.raises(Conflict):
+        schema.create_table(ANONYMOUS, None, USERS).result(PATIENCE)
+    assert not schema.create_table(ANONYMOUS, None, USERS, if_not_exists=True).result(PATIENCE).changed
+    schema.drop_table(ANONYMOUS, None, "users").result(PATIENCE)
+    with pytest.raises(NotFound):
+        schema.drop_table(ANONYMOUS, None, "users").result(PATIENCE)
+    assert not schema.drop_table(ANONYMOUS, None, "users", if_exists=True).result(PATIENCE).changed
+    with pytest.raises(NotFound):
+        schema.describe_table(ANONYMOUS, None, "users")
+
+
+def test_databases_come_and_go(files: Files, schema: Schema) -> None:
+    assert schema.create_database(ANONYMOUS, "shop").changed
+    assert schema.list_databases(ANONYMOUS) == ["main", "shop"]
+    with pytest.raises(Conflict):
+        schema.create_database(ANONYMOUS, "shop")
+    schema.create_table(ANONYMOUS, "shop", USERS).result(PATIENCE)
+    assert schema.list_tables(ANONYMOUS, "shop") == ["users"]
+    assert schema.list_tables(ANONYMOUS, "main") == []
+    schema.drop_database(ANONYMOUS, "shop")
+    with pytest.raises(NotFound):
+        schema.list_tables(ANONYMOUS, "shop")
+    with pytest.raises(NotFound):
+        schema.drop_database(ANONYMOUS, "shop")
+
+
+def test_dropping_a_database_ends_its_transactions(files: Files) -> None:
+    transactions = Transactions(files)
+    schema = Schema(files, transactions)
+    schema.create_database(ANONYMOUS, "shop")
+    tx = transactions.begin(ANONYMOUS, db="shop").tx
+    kept = transactions.begin(ANONYMOUS, db="main").tx
+    schema.drop_database(ANONYMOUS, "shop")
+    with pytest.raises(NotFound):
+        transactions.commit(ANONYMOUS, tx)
+    transactions.commit(ANONYMOUS, kept).result(PATIENCE)
+
+
+@pytest.mark.parametrize("name", ["", "main", "default"])
+def test_the_main_database_stays_and_cannot_be_made_again(schema: Schema, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        schema.drop_database(ANONYMOUS, name)
+    with pytest.raises(Conflict):
+        schema.create_database(ANONYMOUS, name)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "a.b", "1a", "a b", "ä", "a" * 64, "a\n", "a;b", "."])
+def test_a_name_that_is_no_file_name_is_refused(files: Files, schema: Schema, name: str) -> None:
+    before = sorted(files.folder.rglob("*"))
+    with pytest.raises(InvalidRequest):
+        schema.create_database(ANONYMOUS, name)
+    with pytest.raises(InvalidRequest):
+        schema.create_table(ANONYMOUS, name, USERS)
+    assert sorted(files.folder.rglob("*")) == before
+
+
+def test_a_table_for_a_new_database_makes_it_too(files: Files, schema: Schema) -> None:
+    schema.create_table(ANONYMOUS, "fresh", USERS).result(PATIENCE)
+    assert files.names() == ["fresh", "main"]
+
+
+def test_a_table_that_is_refused_makes_no_database(files: Files, schema: Schema) -> None:
+    bad = Table("sqlite_x", (Column("id", "i64"),), ("id",))
+    with pytest.raises(InvalidRequest):
+        schema.create_table(ANONYMOUS, "fresh", bad).result(PATIENCE)
+    assert files.names() == ["main"]

@@ -1,0 +1,84 @@
+"""Where a change feed begins, and what can be promised at any place of the log."""
+
+from __future__ import annotations
+
+import pytest
+from tests.feeds.feed_database import Fed, insert
+
+from headwater.errors import InvalidRequest, OffsetExpired
+from headwater.model.clock import ts_text
+from headwater.ranges.changefeed.changefeed import Base, begin, resolved, threshold
+
+
+def filled(*, part: int = 512) -> Fed:
+    """Transactions at the offsets 1–3, 4, 5–8 and 9–10, at times `first << 16`."""
+    fed = Fed(part=part)
+    id = 0
+    for size in (3, 1, 4, 2):
+        fed.commit(*(insert(id + number) for number in range(size)))
+        id += size
+    fed.log.flush()
+    return fed
+
+
+def test_after_a_time_and_not_of_it() -> None:
+    log = filled().log
+    for ts, offset in ((0, 0), (1 << 16, 3), ((4 << 16) - 1, 3), (4 << 16, 4), (5 << 16, 8), (9 << 16, 10)):
+        assert begin(log, Base(ts=ts)) == offset
+    assert begin(log, Base()) == 10 and begin(log, Base(offset=6)) == 6
+
+
+@pytest.mark.parametrize("part", [2, 512])
+def test_what_is_gone_is_refused_with_the_oldest_that_can_be_had(part: int) -> None:
+    fed = filled(part=part)
+    fed.trim(4)  # 7 is the first, in the midst of a transaction; 9 begins one
+    oldest = (9 << 16) - 1
+    assert threshold(fed.log) == oldest
+    assert begin(fed.log, Base(ts=oldest)) == 8 and begin(fed.log, Base(offset=6)) == 6
+    for base in (Base(ts=oldest - 1), Base(ts=0), Base(offset=5)):
+        with pytest.raises(OffsetExpired) as refused:
+            begin(fed.log, base)
+        assert refused.value.extra["threshold"] == ts_text(oldest)
+        assert refused.value.extra["resnapshot_reason"] == "wal_horizon_exceeded"
+
+
+def test_a_log_that_kept_nothing_takes_only_what_lies_behind_all_of_it() -> None:
+    fed = filled()
+    fed.trim(0)
+    with pytest.raises(OffsetExpired):
+        begin(fed.log, Base(ts=fed.log.clock_ceiling - 1))
+    assert begin(fed.log, Base(ts=fed.log.clock_ceiling)) == 10
+
+
+def test_another_history_has_other_times() -> None:
+    fed = filled()
+    old = fed.log.generation
+    fed.log.restart(first=20, reason="restored")
+    for base in (Base(ts=9 << 16), Base(ts=9 << 16, generation=old), Base(offset=10), Base(offset=19, generation=old)):
+        with pytest.raises(OffsetExpired) as lost:
+            begin(fed.log, base)
+        assert (fed.log.generation in lost.value.message) == bool(base.generation or base.offset)
+    assert begin(fed.log, Base(ts=9 << 16, generation=fed.log.generation)) == 19  # told by it: nothing is missing
+    assert begin(fed.log, Base(offset=19)) == begin(fed.log, Base()) == 19
+
+
+def test_the_future_is_refused() -> None:
+    log = filled().log
+    now = 1_000_000
+    assert begin(log, Base(ts=(now + 59_000) << 16), now_ms=lambda: now) == 10
+    with pytest.raises(InvalidRequest, match="future"):
+        begin(log, Base(ts=(now + 61_000) << 16), now_ms=lambda: now)
+    with pytest.raises(InvalidRequest, match="beyond"):
+        begin(log, Base(offset=11))
+
+
+def test_what_is_resolved_at_each_place() -> None:
+    """Never at or above what follows, and in the midst of a transaction below all of it."""
+    log = filled().log
+    times = {1: 1, 2: 1, 3: 1, 4: 4, 5: 5, 6: 5, 7: 5, 8: 5, 9: 9, 10: 9}
+    for cursor in range(10):
+        assert resolved(log, cursor, 0) == (times[cursor + 1] << 16) - 1
+    assert resolved(log, 10, 9 << 16) >= 9 << 16
+    log.close_at(50 << 16)
+    assert resolved(log, 10, 9 << 16) == 50 << 16
+    assert resolved(log, 8, 5 << 16) == (9 << 16) - 1, "closed further on says nothing of here"

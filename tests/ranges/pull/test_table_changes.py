@@ -1,0 +1,73 @@
+"""Gathering: changes that are alike are taken together, and that is no other result than one by one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.capture.captured_database import running
+from tests.ranges.bulk_reads import place_of
+
+from headwater.log.memory import MemoryLog
+from headwater.model.arrow import Images
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Column, Table
+from headwater.ranges.pull import table_changes
+from headwater.ranges.pull.table_changes import _WENT, Gatherer
+from headwater.ranges.worker.jobs import Pick
+from headwater.sources.sqlite.read.bulk_reader import SqliteReader
+
+NOW = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",), version=2)
+THEN = Table("t", (Column("k", "i64"),), ("k",), version=1)
+OTHER = Table("u", (Column("k", "i64"),), ("k",))
+
+
+def _change(chooser: random.Random, op: Op, table: Table) -> Change:
+    rows = [(chooser.randint(0, 99), *(["x"] if table is NOW else [])) for _ in range(2)]
+    knows_before = op is not Op.INSERT and (op is Op.DELETE or chooser.random() > 0.02)
+    return Change(op, table, rows[0] if knows_before else None, None if op is Op.DELETE else rows[1])
+
+
+def _parts(chooser: random.Random) -> list[Transaction]:
+    """Commits of one op on one shape, or with a few of others among them."""
+    parts, first = [], 1
+    for number in range(40):
+        op, table = chooser.choice([Op.INSERT, Op.UPDATE, Op.DELETE]), chooser.choice([NOW, NOW, NOW, THEN, OTHER])
+        changes = [_change(chooser, op, table) for _ in range(chooser.choice([1, 7, 8, 30]))]
+        if chooser.random() < 0.3:
+            odd = _change(chooser, chooser.choice([Op.INSERT, Op.UPDATE]), chooser.choice([NOW, THEN, OTHER]))
+            changes[chooser.randrange(len(changes))] = odd
+        parts.append(Transaction(f"t{number}", tuple(changes), first=first, ts=first, commit_ts_ms=first))
+        first += len(changes)
+    return parts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_changes_taken_together_are_those_taken_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    log = MemoryLog()
+    log.append(_parts(random.Random(seed)))
+    with running(tmp_path) as one:
+        place = place_of(one)
+        reader = SqliteReader(place.path, inode=place.inode, generation=place.generation)
+        try:
+            found: list[Images] = []
+            for many in (8, 10**9):
+                monkeypatch.setattr(table_changes, "MANY", many)
+                found += [images for images, _ in _gatherer(reader, log).batches(0, log.latest)]
+        finally:
+            reader.close()
+    together, one_by_one = found
+    assert together.rows == one_by_one.rows and len(together.rows) > 100
+    assert together.about == one_by_one.about
+
+
+def _gatherer(reader: SqliteReader, log: MemoryLog) -> Gatherer:
+    return Gatherer(reader, log, NOW, Pick(), lambda: False)
+
+
+def test_ddl_text_of_many_comments_is_read_in_linear_time() -> None:
+    comments = "/**/" * 10_000
+    assert _WENT.match(f"{comments} DROP TABLE t") and not _WENT.match(f"{comments} DROP VIEW t")

@@ -1,0 +1,245 @@
+"""A key that is revoked after its holder came in, and before there is anything to end, opens and writes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from tests.queries.open_databases import Whole
+from tests.serve.grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, calling
+from tests.serve.server_fixture import Client, serving
+from tests.suite.deadlines import wait_until
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from headwater.config import Secret
+from headwater.feeds.feeds import Feeds
+from headwater.serve.auth.api_keys import Key, Keys
+from headwater.serve.grpc.messages import message
+from headwater.serve.http.handlers.pulls import Pulls
+from headwater.serve.http.handlers.table_snapshots import Snapshots
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    folder = tmp_path_factory.mktemp("revoked-meanwhile")
+    with Whole(folder) as databases, serving(databases, folder=folder, token=Secret("admin")) as client:
+        client.http.headers["authorization"] = "Bearer admin"
+        client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
+        client.rows("INSERT INTO t VALUES (1, 'first')")
+        yield client
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set once the server has found a key, which is when its holder is let in."""
+    seen, find = threading.Event(), Keys.find
+
+    def noted(keys: Keys, text: bytes) -> Key | None:
+        key = find(keys, text)
+        if key is not None:
+            seen.set()
+        return key
+
+    monkeypatch.setattr(Keys, "find", noted)
+    return seen
+
+
+def made(client: Client) -> dict[str, Any]:
+    return dict(client.ok("security.token.create", name="k", role="owner"))
+
+
+# --- gRPC: the message comes after the metadata ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "fields"),
+    [
+        (f"{SUBSCRIPTIONS}/Subscribe", "SubscribeRequest", {"start_sequence": 1}),
+        (f"{KV}/Put", "KvPutRequest", {"key": b"k", "value": b"v"}),
+    ],
+)
+def test_a_call_whose_message_comes_after_the_key_was_revoked(
+    client: Client, found: threading.Event, path: str, asked: str, fields: dict[str, Any]
+) -> None:
+    key = made(client)
+    said: queue.Queue[bytes | None] = queue.Queue()
+    with calling(client) as caller:
+        call = caller.channel.stream_stream(f"/{path}")(
+            iter(said.get, None), timeout=PATIENCE, metadata=(("x-api-key", key["token"]),)
+        )
+        try:
+            assert found.wait(PATIENCE)
+            client.ok("security.token.revoke", id=key["id"])
+            said.put(message(f"sochdb.v1.{asked}")(**fields).SerializeToString())
+            said.put(None)
+            with pytest.raises(grpc.RpcError) as failure:
+                next(call)
+        finally:
+            said.put(None)
+    assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    with calling(client, ("x-api-key", "admin")) as caller:
+        assert not caller.call(f"{KV}/Get", key=b"k").found
+
+
+# --- HTTP: the body comes after the head -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        ("POST /api/v1/sql/exec", b"""{"sql": "INSERT INTO t VALUES (7, 'late')"}"""),
+        ("POST /api/v1/rpc", b"""{"id":1,"method":"sql.exec","params":{"sql":"INSERT INTO t VALUES (7,'late')"}}"""),
+        ("PUT /api/v1/t/main/t/7", b'{"v": "late"}'),
+        ("PATCH /api/v1/t/main/t/1", b'{"v": "late"}'),
+        ("DELETE /api/v1/t/main/t/1", b""),
+    ],
+    ids=lambda each: each.split()[0] if isinstance(each, str) else "",
+)
+def test_a_request_whose_body_comes_after_the_key_was_revoked(
+    client: Client, found: threading.Event, head: str, body: bytes
+) -> None:
+    key = made(client)
+    lines = [f"{head} HTTP/1.1", "host: 127.0.0.1", f"x-api-key: {key['token']}", "content-type: application/json"]
+    lines += ["transfer-encoding: chunked", "connection: close", "", ""]
+    chunks = [b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:5], body[5:]) if part]
+    with socket.create_connection(client.server.addresses[0], timeout=PATIENCE) as open:
+        open.sendall("\r\n".join(lines).encode() + b"".join(chunks[:1]))
+        assert found.wait(PATIENCE)
+        client.ok("security.token.revoke", id=key["id"])
+        open.sendall(b"".join(chunks[1:]) + b"0\r\n\r\n")
+        answer = b"".join(iter(lambda: open.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 401 ") and b"www-authenticate: Bearer" in answer, answer
+    assert client.rows("SELECT v FROM t") == [["first"]]
+
+
+# --- waits: the answer comes after a minute -------------------------------------------------------------------------
+
+
+def test_a_poll_that_waits_answers_nothing_once_its_key_was_revoked(client: Client, found: threading.Event) -> None:
+    key = made(client)
+    headers = {"authorization": f"Bearer {key['token']}"}
+    body = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t"}}
+    sub = httpx.post(f"{client.http.base_url}/api/v1/rpc", json=body, headers=headers).json()["result"]["sub_id"]
+    waiting = threading.Event()
+    poll = {"id": 2, "method": "cdc.poll", "params": {"sub_id": sub, "wait_ms": 60_000}}
+
+    def ask() -> httpx.Response:
+        waiting.set()
+        return httpx.post(f"{client.http.base_url}/api/v1/rpc", json=poll, headers=headers, timeout=PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        found.clear()
+        asked = pool.submit(ask)
+        assert found.wait(PATIENCE) and waiting.is_set()
+        wait_until(lambda: streams(client) > 0, "the poll waits")
+        client.ok("security.token.revoke", id=key["id"])
+        client.rows("UPDATE t SET v = 'secret'")
+        answer = asked.result(PATIENCE)
+    client.rows("UPDATE t SET v = 'first'")
+    assert answer.status_code == 401 and "secret" not in answer.text
+
+
+def streams(client: Client) -> int:
+    """Return how many wait for the hub."""
+    feeds: Any = client.server._api.feeding()  # type: ignore[attr-defined]
+    return sum(len(hub._groups) for hub in feeds._hubs.values())
+
+
+# --- streams: they take a while to open ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slowly(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Streams are handed over only after the second event; the first one tells that one waits."""
+    waits, go = threading.Event(), threading.Event()
+
+    def slow(real: Callable[..., Any]) -> Callable[..., Any]:
+        async def opened(*args: Any, **named: Any) -> Any:
+            stream = await real(*args, **named)
+            waits.set()
+            await asyncio.to_thread(go.wait, PATIENCE)
+            return stream
+
+        return opened
+
+    for name in ("open", "open_changes", "open_batches"):
+        monkeypatch.setattr(Feeds, name, slow(getattr(Feeds, name)))
+    return waits, go
+
+
+def over_http(client: Client, path: str, token: str, accept: str) -> bytes:
+    headers = {"authorization": f"Bearer {token}", "accept": accept}
+    url = client.server.url + path
+    try:
+        with httpx.stream("GET", url, headers=headers, timeout=PATIENCE) as answer:
+            return b"".join(answer.iter_bytes())
+    except httpx.RemoteProtocolError:
+        return b"cut off"
+
+
+def over_websocket(client: Client, path: str, token: str) -> int | None:
+    url = client.server.url.replace("http", "ws", 1) + path
+    with connect(url, additional_headers={"x-api-key": token}, open_timeout=PATIENCE, proxy=None) as open:
+        try:
+            while True:
+                assert "first" not in str(open.recv(timeout=PATIENCE))
+        except ConnectionClosed as closed:
+            return closed.rcvd.code if closed.rcvd else None
+
+
+@pytest.mark.parametrize("kind", ["sse", "ndjson", "arrow", "websocket"])
+def test_a_stream_that_opens_while_its_key_is_revoked(
+    client: Client, slowly: tuple[threading.Event, threading.Event], kind: str
+) -> None:
+    waits, go = slowly
+    key = made(client)
+    asked = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t", "start": "earliest"}}
+    mine = {"x-api-key": key["token"]}
+    sub = client.http.post("/api/v1/rpc", json=asked, headers=mine).json()["result"]
+    accept = {"sse": "text/event-stream", "ndjson": "application/x-ndjson", "websocket": ""}
+    path = f"{sub['ws_url']}?from_offset=0" if kind == "websocket" else "/api/v1/changes/main/t"
+    with ThreadPoolExecutor(1) as pool:
+        if kind == "websocket":
+            reading: Any = pool.submit(over_websocket, client, path, key["token"])
+        else:
+            wanted = accept.get(kind, "application/vnd.apache.arrow.stream")
+            reading = pool.submit(over_http, client, path, key["token"], wanted)
+        assert waits.wait(PATIENCE), reading.result(0) if reading.done() else "it was not asked for"
+        client.ok("security.token.revoke", id=key["id"])
+        go.set()
+        said = reading.result(PATIENCE)  # it ends by itself
+    if kind == "websocket":
+        assert said == 4401
+    elif kind != "arrow":
+        assert b"unauthorized" in said, said
+
+
+@pytest.mark.parametrize("kind", ["pull", "snapshot"])
+def test_bulk_read_whose_key_is_revoked_before_it_begins_answers_401(
+    client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = threading.Event()
+
+    async def begin(*args: Any) -> int:
+        waits.set()
+        await asyncio.Event().wait()  # until the end of the key cancels it
+        raise AssertionError
+
+    monkeypatch.setattr(*((Pulls, "log") if kind == "pull" else (Snapshots, "answer")), begin)
+    key = made(client)
+    path = "/api/v1/pull/main/t/log?after=0&upto=1" if kind == "pull" else "/api/v1/snapshot/main/t"
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(httpx.get, client.server.url + path, headers={"x-api-key": key["token"]}, timeout=PATIENCE)
+        assert waits.wait(PATIENCE)
+        assert client.ok("security.token.revoke", id=key["id"])["streams_ended"] == 1
+        answer = asking.result(PATIENCE)
+    assert (answer.status_code, answer.json()["code"]) == (401, "unauthorized")

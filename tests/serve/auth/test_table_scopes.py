@@ -1,0 +1,281 @@
+"""A principal held to tables, over the wire: no statement reads beyond them, and no answer names what is hidden."""
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.queries.open_databases import Whole
+from tests.serve.hidden_tables import FORMS, mentioning
+from tests.serve.server_fixture import serving
+from tests.suite.deadlines import PATIENCE
+
+from headwater.config import Secret
+
+ADMIN = "admin-token"
+HIDDEN = ("payroll", "payrolls", "diary", "vault", "pay_seen")  # names that the callers below must not learn
+SECRET = "of-great-price"  # and a value
+SCOPES = ["main.pay", "shop"]
+ALLOWED = [
+    "SELECT k, v FROM pay",
+    "SELECT key, value FROM pay, json_each('[1, 2]')",
+    "SELECT upper(v), date('now'), random() FROM pay",
+    "SELECT * FROM mine",
+    "WITH a AS (SELECT k FROM pay) SELECT count(*) FROM a",
+]
+BEYOND = [
+    "SELECT * FROM payroll",
+    "SELECT * FROM diary",
+    "SELECT count(*) FROM diary",
+    "SELECT * FROM diary WHERE diary MATCH 'great'",
+    "SELECT c0 FROM diary_content",
+    "SELECT pay.k FROM pay JOIN diary USING (v)",
+    "SELECT pay.k FROM pay, json_each('[1]') JOIN diary USING (v)",
+    "SELECT k FROM pay WHERE EXISTS (SELECT 1 FROM diary)",
+    "SELECT * FROM pay_seen",
+    "SELECT name, sql FROM sqlite_schema",
+    "SELECT name FROM sqlite_master",
+    "SELECT * FROM sqlite_sequence",
+    "SELECT tbl, idx, stat FROM sqlite_stat1",
+    "SELECT name FROM dbstat",
+    "SELECT name FROM pragma_table_list",
+    "SELECT name FROM pragma_table_info('payroll')",
+    "SELECT term FROM vocabulary",
+    "SELECT rtreecheck('main', 'diary') FROM pay",
+]
+ABSENT = [  # the same words must be said of these
+    "SELECT * FROM payrolly",
+    "SELECT nothing FROM payroll",
+    "SELECT nothing FROM payrolly",
+    "SELECT * FROM payrolly)",
+    "SELECT * FROM payroll)",
+    "SELECT * FROM pay JOIN payrolly USING (k)",
+]
+WRITES = ["DELETE FROM payroll", "DELETE FROM payrolly", "DELETE FROM pay", "INSERT INTO diary VALUES ('x')"]
+
+
+class World:
+    """A locked server, and a viewer and an owner who are held to one table of `main`."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.admin = httpx.Client(base_url=url, headers={"x-api-key": ADMIN}, timeout=PATIENCE)
+        self.people = {role: self._made(role) for role in ("viewer", "owner")}
+
+    def _made(self, role: str) -> httpx.Client:
+        made = self.call(self.admin, "security.token.create", name=f"held {role}", role=role, scopes=SCOPES)["result"]
+        return httpx.Client(base_url=self.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE)
+
+    def call(self, client: httpx.Client, method: str, **params: Any) -> Any:
+        return client.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params}).json()
+
+    def close(self) -> None:
+        for client in (self.admin, *self.people.values()):
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = Path(tmp_path_factory.mktemp("held"))
+    with Whole(folder) as files:
+        for name in ("shop", "vault"):
+            files.create(name)
+        for sql in (
+            "CREATE TABLE pay(k INTEGER PRIMARY KEY, v TEXT)",
+            "CREATE TABLE payroll(k INTEGER PRIMARY KEY AUTOINCREMENT, v TEXT)",
+            "CREATE TABLE payrolls(k INTEGER PRIMARY KEY, v TEXT)",
+            "CREATE INDEX payroll_v ON payroll(v)",
+            "CREATE VIRTUAL TABLE diary USING fts5(v)",
+            "CREATE VIRTUAL TABLE vocabulary USING fts5vocab('diary', 'row')",
+            "CREATE VIEW mine AS SELECT k FROM pay",
+            "CREATE VIEW pay_seen AS SELECT pay.k, payroll.v FROM pay JOIN payroll USING (k)",
+            "INSERT INTO pay VALUES (1, 'one')",
+            f"INSERT INTO payroll VALUES (1, '{SECRET}')",
+            f"INSERT INTO diary VALUES ('{SECRET}')",
+            "ANALYZE",
+        ):
+            files.run(sql)
+        with serving(files, folder=folder, token=Secret(ADMIN)) as client:
+            made = World(str(client.http.base_url))
+            yield made
+            made.close()
+
+
+def _said(answer: dict[str, Any]) -> tuple[str, str, str]:
+    assert not answer["ok"], answer
+    error = answer["error"]
+    return error["code"], error["message"], error["details"]["hint"]
+
+
+def _get(client: httpx.Client, path: str) -> tuple[int, str]:
+    """The status, and all that is said but by a stream that was let in."""
+    with client.stream("GET", path) as response:
+        text = json.dumps(dict(response.headers))
+        return response.status_code, text if response.status_code == 200 else text + response.read().decode()
+
+
+@pytest.mark.parametrize("sql", ALLOWED)
+def test_what_the_tables_alone_answer_is_read(world: World, sql: str) -> None:
+    for client, method in itertools.product(world.people.values(), ("query.select", "query.prepare", "query.explain")):
+        assert world.call(client, method, sql=sql)["ok"], method
+    assert world.call(world.people["owner"], "sql.exec", sql=sql)["ok"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_hidden_and_missing_table_have_the_same_answer(world: World, form: str) -> None:
+    for role, method in itertools.product(world.people, ("query.select", "query.prepare", "query.explain")):
+        client = world.people[role]
+        hidden, missing = (
+            world.call(client, method, sql=mentioning(form, table, "pay")) for table in ("payroll", "missing")
+        )
+        assert hidden["ok"] == missing["ok"], (role, method)
+        if not hidden["ok"]:
+            assert _said(hidden) == _said(missing)
+
+
+@pytest.mark.parametrize("sql", [*BEYOND, *ABSENT])
+def test_a_statement_that_reads_anything_else_is_refused_in_the_same_words(world: World, sql: str) -> None:
+    expected = _said(world.call(world.people["owner"], "sql.exec", sql="SELECT v FROM payroll"))
+    assert expected[0] == "forbidden"
+    assert not any(name in " ".join(expected) for name in HIDDEN)
+    assert _said(world.call(world.people["owner"], "sql.exec", sql=sql)) == expected
+    for method in ("query.select", "query.prepare", "query.explain", "query.patch"):
+        params = {"sql": sql} if method != "query.patch" else {"sql": sql, "args": []}
+        found = _said(world.call(world.people["owner"], method, **params))
+        assert found == expected, method
+        assert _said(world.call(world.people["viewer"], method, **params))[0] == "forbidden"
+
+
+@pytest.mark.parametrize("sql", WRITES)
+def test_a_statement_that_writes_is_refused_in_the_same_words(world: World, sql: str) -> None:
+    expected = _said(world.call(world.people["owner"], "sql.exec", sql="SELECT v FROM payroll"))
+    assert _said(world.call(world.people["owner"], "sql.exec", sql=sql)) == expected
+
+
+@pytest.mark.parametrize("sql", [sql for sql in BEYOND if not sql.startswith("SELECT term")])
+def test_a_query_of_somebody_else_is_refused_too(world: World, sql: str) -> None:
+    kept = world.call(world.admin, "query.prepare", sql=sql)
+    if not kept["ok"]:
+        pytest.skip("no query")
+    id = kept["result"]["query_id"]
+    for client in world.people.values():
+        assert client.get(f"/api/v1/q/{id}").status_code == 403
+        status, text = _get(client, f"/api/v1/q/{id}/events")
+        assert status == 403 and not any(name in text for name in HIDDEN)
+        for method in ("query.execute_prepared", "query.explain", "query.subscribe", "cdc.subscribe_query"):
+            params = {"query_id": id} if method == "query.explain" else {"query_id": id, "args": []}
+            answer = world.call(client, method, **params)
+            assert _said(answer)[0] == "forbidden", method
+            assert not any(name in json.dumps(answer) for name in HIDDEN), answer
+
+
+def test_whoever_is_held_to_no_tables_is_told_as_before(world: World) -> None:
+    answer = world.call(world.admin, "query.select", sql="SELECT * FROM payrolly")
+    assert answer["error"]["code"] == "invalid_request" and "no such table" in answer["error"]["message"]
+    for method in ("query.select", "sql.exec", "query.prepare", "query.explain"):
+        answer = world.call(world.admin, method, sql="SELECT * FROM payrol")
+        assert answer["error"]["details"]["hint"] == "Did you mean 'payroll'?", method
+    assert world.call(world.admin, "query.select", sql="SELECT * FROM diary")["ok"]
+
+
+def test_a_scope_may_name_a_virtual_table(world: World) -> None:
+    made = world.call(world.admin, "security.token.create", name="d", role="viewer", scopes=["main.diary"])["result"]
+    with httpx.Client(base_url=world.url, headers={"x-api-key": made["token"]}, timeout=PATIENCE) as client:
+        assert world.call(client, "query.select", sql="SELECT * FROM diary")["ok"]
+        answer = world.call(client, "query.select", sql="SELECT * FROM diary_content")
+        assert answer["error"]["code"] == "forbidden"
+
+
+# --- names -----------------------------------------------------------------------------------------------
+
+NEAR = ("payrol", "zzz", "diry", "pay_sen")  # near what is hidden, or near nothing
+DATABASES = ("main", "shop", "vaul", "nowhere")
+ROW = {"k": {"t": "i64", "v": 1}}
+ONE = {"op": "eq", "a": {"col": "k"}, "b": {"lit": {"t": "i64", "v": 1}}}
+FORM = {"body": {"select": {"projection": [{"expr": {"col": "v"}}], "from": [{"table": "payrol"}]}}}
+
+
+def _calls() -> Iterator[tuple[str, dict[str, Any]]]:
+    for db, table in itertools.product(DATABASES, (*NEAR, "pay")):
+        place = {"db": db, "table": table}
+        yield "data.get", {"table": place, "pk": [1]}
+        yield "data.insert", {"into": place, "rows": [ROW]}
+        yield "data.update", {"table": place, "where": ONE, "set": {"v": {"t": "str", "v": "x"}}}
+        yield "data.delete", {"table": place, "where": ONE}
+        for method in ("schema.describe_table", "schema.drop_table", "cdc.subscribe_table", "cdc.backtest"):
+            yield method, place
+        yield "cdc.subscribe_table", {"db": db, "tables": ["pay", table]}
+        for method in ("pull.describe", "pull.ranges"):
+            yield method, place
+        yield "pull.register", {**place, "subscriber": "s"}
+        yield "pull.release", {**place, "subscriber": "s"}
+        for method in ("sql.exec", "query.select", "query.prepare", "query.explain"):
+            yield method, {"db": db, "sql": f"SELECT * FROM {table}"}
+    for db in DATABASES:
+        for method in ("stats.snapshot", "schema.list_tables", "cdc.list", "tx.begin", "cdc.subscribe_table"):
+            yield method, {"db": db}
+        yield "query.select", {"db": db, "query": FORM}
+        yield "sql.exec", {"db": db, "sql": "EXPLAIN QUERY PLAN SELECT * FROM pay, payrol"}
+        yield "sql.exec", {"db": db, "sql": "PRAGMA table_list"}
+    yield "schema.drop_database", {"db": "vaul"}
+    yield "schema.drop_database", {"db": "sho"}
+    yield "schema.list_databases", {}
+    yield "security.token.list", {}
+    yield "security.token.revoke", {"id": "aaaaaaaaaaaa"}
+    yield "query.execute_prepared", {"query_id": "q_aaaaaaaaaaaaaaaaaaaaaa", "args": []}
+    yield "cdc.poll", {"sub_id": "sub_0000000000000000"}
+
+
+def _paths() -> Iterator[str]:
+    for db in DATABASES:
+        yield f"/api/v1/changes/{db}?upto=1&from_offset=0"
+        yield f"/api/v1/pull/{db}/log?after=0&upto=0"
+        yield f"/api/v1/pull/{db}/log?after=0&upto=0&tables=payrol"
+        for table in NEAR:
+            yield f"/api/v1/changes/{db}/{table}?upto=1&from_offset=0"
+            yield f"/api/v1/snapshot/{db}/{table}"
+            yield f"/api/v1/pull/{db}/{table}/snapshot"
+            yield f"/api/v1/pull/{db}/{table}/log?after=0&upto=0"
+            yield f"/api/v1/t/{db}/{table}/1"
+
+
+def _posted(client: httpx.Client, method: str, params: dict[str, Any]) -> tuple[int, str]:
+    answer = client.post("/api/v1/rpc", json={"id": 1, "method": method, "params": params})
+    return answer.status_code, answer.text + json.dumps(dict(answer.headers))
+
+
+@pytest.mark.slow
+def test_no_answer_names_what_the_caller_may_not_see(world: World) -> None:
+    asked = [*NEAR, "vaul"]
+    wrong = []
+    keys = {each["id"] for each in world.call(world.admin, "security.token.list")["result"]["tokens"]}
+    mine = {each["id"] for each in world.call(world.people["owner"], "security.token.list")["result"]["tokens"]}
+    for role, client in world.people.items():
+        answers = [(f"{method} {params}", _posted(client, method, params)) for method, params in _calls()]
+        answers += [(path, _get(client, path)) for path in _paths()]
+        for what, (status, answer) in answers:
+            assert status < 500 or status == 501, (what, answer)
+            text = answer
+            for word in sorted(asked, key=len, reverse=True):
+                text = text.replace(f"'{word}'", "")
+            wrong += [(role, what, name, answer) for name in (*HIDDEN, SECRET, *(keys - mine)) if name in text]
+    assert not wrong, wrong[:5]
+
+
+@pytest.mark.parametrize("db", ["nowhere", "shop"])
+def test_whoever_sees_a_database_is_still_helped(world: World, db: str) -> None:
+    world.call(
+        world.admin,
+        "schema.create_table",
+        db="shop",
+        table="parcels",
+        columns=[{"name": "k", "type": {"kind": "i64"}}],
+        primary_key=["k"],
+        if_not_exists=True,
+    )
+    answer = world.call(world.people["viewer"], "schema.describe_table", db=db, table="parcel")
+    helped = "Did you mean 'parcels'?" in json.dumps(answer)
+    assert helped == (db == "shop")

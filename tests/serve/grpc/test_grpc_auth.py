@@ -1,0 +1,266 @@
+"""Who may call what over gRPC: every method against every kind of principal, and streams that end with a credential."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import jwt
+import pytest
+from google.protobuf import descriptor_pb2
+from tests.queries.open_databases import Whole
+from tests.serve.grpc_calls import KV, PATIENCE, SUBSCRIPTIONS, Caller, calling
+from tests.serve.server_fixture import Client, serving
+from tests.suite.deadlines import KEY_LIFETIME
+
+from headwater.config import Secret
+from headwater.errors import Forbidden, LimitExceeded
+from headwater.model.keys.key import encode_key
+from headwater.serve.grpc import errors
+from headwater.serve.grpc.messages import FOLDER, pool
+
+ADMIN, SECRET = "admin-token", "a secret of more than thirty-two bytes"
+PULL, FEED = "headwater.v1.PullService", "headwater.v1.ChangeFeedService"
+NOBODY = "Authentication required. Provide a Bearer token or API key."
+PEOPLE = {  # name -> role and scopes
+    "all": ("owner", None),
+    "main": ("owner", ["main"]),
+    "shop": ("owner", ["shop"]),
+    "table": ("editor", ["shop.a"]),
+    "pairs": ("editor", ["shop.kv"]),
+    "viewer": ("viewer", ["shop"]),
+    "nowhere": ("owner", ["elsewhere"]),
+}
+ANYBODY = frozenset(PEOPLE)
+WHOLE = frozenset({"all", "shop"})
+READS = WHOLE | {"viewer"}
+READS_A = READS | {"table"}
+KNOWS = READS_A | {"pairs"}  # that there is a database shop
+SHOP = {"namespace": "shop"}
+RANGE = {"RANGE": "b"}  # stands for a range of the table
+CALLS: list[tuple[str, dict[str, Any], frozenset[str]]] = [  # method, fields, who is not refused
+    (f"{SUBSCRIPTIONS}/Subscribe", {**SHOP, "tables": ["a"]}, READS_A),
+    (f"{SUBSCRIPTIONS}/Subscribe", {**SHOP, "tables": ["a", "b"]}, READS),
+    (f"{SUBSCRIPTIONS}/Subscribe", SHOP, READS),
+    (f"{SUBSCRIPTIONS}/WatchKey", {**SHOP, "table": "a"}, READS_A),
+    (f"{SUBSCRIPTIONS}/WatchKey", {**SHOP, "table": "b"}, READS),
+    (f"{SUBSCRIPTIONS}/WatchKey", SHOP, READS),
+    (f"{SUBSCRIPTIONS}/ListSubscriptions", SHOP, KNOWS),
+    (f"{SUBSCRIPTIONS}/ListSubscriptions", {}, ANYBODY),
+    (f"{SUBSCRIPTIONS}/CancelSubscription", {"subscription_id": "sub-0"}, ANYBODY),
+    (f"{KV}/Get", {**SHOP, "key": b"k"}, READS | {"pairs"}),
+    (f"{KV}/Put", {**SHOP, "key": b"k", "value": b"v"}, WHOLE | {"pairs"}),
+    (f"{KV}/Delete", {**SHOP, "key": b"k"}, WHOLE | {"pairs"}),
+    (f"{KV}/Scan", SHOP, READS | {"pairs"}),
+    (f"{KV}/BatchGet", {**SHOP, "keys": [b"k"]}, READS | {"pairs"}),
+    (f"{KV}/BatchPut", {**SHOP, "entries": [{"key": b"k"}]}, WHOLE | {"pairs"}),
+    (f"{PULL}/ListRanges", {"db": "shop", "table": "a"}, READS_A),
+    (f"{PULL}/ListRanges", {"db": "shop", "table": "b"}, READS),
+    (f"{PULL}/CdcRegister", RANGE, READS),
+    (f"{PULL}/CdcPullSnapshot", RANGE, READS),
+    (f"{PULL}/CdcPullLog", RANGE, READS),
+    (f"{FEED}/ChangeFeed", {"db": "shop", "spans": [{"table": "a"}]}, READS_A),
+    (f"{FEED}/ChangeFeed", {"db": "shop", "spans": [{"table": "a"}, {"table": "b"}]}, READS),
+    (f"{FEED}/ChangeFeed", {"db": "shop"}, READS),
+]
+
+
+def all_methods() -> set[str]:
+    """Of the .proto files."""
+    files = descriptor_pb2.FileDescriptorSet.FromString((FOLDER / "protos.bin").read_bytes())
+    services = [(file.package, service) for file in files.file for service in file.service]
+    return {f"{package}.{service.name}/{method.name}" for package, service in services for method in service.method}
+
+
+class World:
+    """A locked server with the databases main and shop, and a caller for everybody."""
+
+    def __init__(self, client: Client, files: Whole) -> None:
+        self.client, self.files = client, files
+        client.http.headers["x-api-key"] = ADMIN
+        made = {
+            name: client.ok("security.token.create", name=name, role=role, **({"scopes": scopes} if scopes else {}))
+            for name, (role, scopes) in PEOPLE.items()
+        }
+        self.tokens = {name: key["token"] for name, key in made.items()}
+
+    @contextlib.contextmanager
+    def caller(self, token: str, header: str = "authorization") -> Iterator[Caller]:
+        said = token if header == "x-api-key" else f"Bearer {token}"
+        with calling(self.client, (header, said)) as found:
+            yield found
+
+    def fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        if "RANGE" not in fields:
+            return fields
+        with self.caller(ADMIN) as admin:
+            one = admin.call(f"{PULL}/ListRanges", db="shop", table=fields["RANGE"]).ranges[0]
+        return {"range_id": one.id, "range_epoch": one.range_epoch, "subscriber_name": "me"}
+
+    def is_refused(self, caller: Caller, path: str, fields: dict[str, Any]) -> bool:
+        service, _, method = path.partition("/")
+        try:
+            if pool().FindServiceByName(service).FindMethodByName(method).server_streaming:
+                reading = caller.stream(path, **fields).opened()
+                for table in ("a", "b"):
+                    self.files.run(f"INSERT INTO {table}(v) VALUES ('x')", db="shop")
+                next(reading.call, None)
+                reading.call.cancel()
+                return False
+            answer = caller.call(path, **fields)
+        except grpc.RpcError as error:
+            assert error.code() is grpc.StatusCode.PERMISSION_DENIED, error
+            return True
+        failed = "error" in answer.DESCRIPTOR.fields_by_name and answer.error
+        return bool(failed) and not isinstance(failed, str) and failed.HasField("range_not_found")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = Path(tmp_path_factory.mktemp("doors"))
+    with Whole(folder) as files:
+        files.create("shop")
+        for table in ("a", "b"):
+            files.run(f"CREATE TABLE {table}(k INTEGER PRIMARY KEY, v TEXT)", db="shop")
+        settings = {"token": Secret(ADMIN), "jwt_secret": Secret(SECRET)}
+        with serving(files, folder=folder, **settings) as client:
+            yield World(client, files)
+
+
+def test_every_method_has_a_row() -> None:
+    assert {path for path, _, _ in CALLS} == all_methods()
+
+
+@pytest.mark.parametrize(("path", "fields", "may"), CALLS, ids=lambda each: each if isinstance(each, str) else "")
+def test_a_method_refuses_exactly_those_who_may_not(
+    world: World, path: str, fields: dict[str, Any], may: frozenset[str]
+) -> None:
+    asked = world.fields(fields)
+    for name, token in world.tokens.items():
+        with world.caller(token) as caller:
+            assert world.is_refused(caller, path, asked) == (name not in may), name
+
+
+@pytest.mark.parametrize("path", sorted(all_methods() | {"no.such.Service/Method"}))
+def test_without_a_credential_nobody_learns_anything(world: World, path: str) -> None:
+    for metadata in (
+        (),
+        (("authorization", "Bearer wrong"),),
+        (("x-api-key", ADMIN[:-1]),),
+        (("authorization", ADMIN),),
+    ):
+        with calling(world.client, *metadata) as caller:
+            with pytest.raises(grpc.RpcError) as failure:
+                caller.channel.unary_unary(f"/{path}")(b"\xff" * 50, timeout=PATIENCE, metadata=metadata)
+            assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert failure.value.details() == NOBODY
+
+
+# --- credentials of every kind -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+@pytest.mark.parametrize("kind", ["admin", "key", "jwt"])
+def test_any_credential_by_either_header(world: World, header: str, kind: str) -> None:
+    """With SochDB's gate JWTs are tried first, and API keys never."""
+    signed = jwt.encode({"sub": "ann", "role": "Viewer", "exp": int(time.time()) + 600}, SECRET, "HS256")
+    token = {"admin": ADMIN, "key": world.tokens["all"], "jwt": signed}[kind]
+    with world.caller(token, header) as caller:
+        assert list(caller.call(f"{SUBSCRIPTIONS}/ListSubscriptions").subscriptions) == []
+
+
+def test_an_expired_token_is_called_so(world: World) -> None:
+    token = jwt.encode({"sub": "ann", "exp": int(time.time()) - 600}, SECRET, "HS256")
+    with world.caller(token) as caller:
+        failure = caller.refusal(f"{KV}/Get", key=b"k")
+    assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert failure.details() == "Authentication token has expired."
+
+
+def test_what_is_missing_is_named(world: World) -> None:
+    with world.caller(world.tokens["viewer"]) as caller:
+        failure = caller.refusal(f"{KV}/Put", **SHOP, key=b"k")
+        assert failure.details() == "Insufficient permissions. Required capability: Write"
+    with world.caller(world.tokens["main"]) as caller:
+        for namespace in ("shop", "absent"):  # the same of what is there and what is not
+            failure = caller.refusal(f"{KV}/Get", namespace=namespace, key=b"k")
+            assert failure.code() is grpc.StatusCode.PERMISSION_DENIED
+            assert failure.details() == f"Access denied to namespace '{namespace}' for tenant 'main'"
+
+
+def test_a_limit_says_when_to_come_again() -> None:
+    """SochDB makes the trailer, and forgets to send it."""
+    error = LimitExceeded("too many", retry_after_ms=250)
+    assert errors.text(error) == "Rate limit exceeded. Retry after 250ms."
+    assert ("retry-after-ms", "250") in errors.trailers(error)
+    assert errors.status(error) is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert errors.text(Forbidden("no")) == "no"
+
+
+def test_without_a_lock_everybody_is_anonymous(tmp_path: Path) -> None:
+    with Whole(tmp_path) as files, serving(files) as client:
+        for metadata in ((), (("authorization", "Bearer whatever"),)):
+            with calling(client, *metadata) as caller:
+                assert caller.call(f"{KV}/Put", key=b"k", value=b"v").success
+                assert caller.call(f"{KV}/Get", key=b"k").found
+
+
+# --- whose is what -------------------------------------------------------------------------------------------------
+
+
+def test_subscriptions_of_others_are_neither_seen_nor_cancelled(world: World) -> None:
+    """SochDB cancels anybody's."""
+
+    def ids(caller: Caller) -> list[str]:
+        return [each.subscription_id for each in caller.call(f"{SUBSCRIPTIONS}/ListSubscriptions").subscriptions]
+
+    def cancelled(caller: Caller) -> bool:
+        return bool(caller.call(f"{SUBSCRIPTIONS}/CancelSubscription", subscription_id=id).success)
+
+    with contextlib.ExitStack() as stack:
+        callers = {name: stack.enter_context(world.caller(token)) for name, token in world.tokens.items()}
+        reading = callers["viewer"].subscribe(**SHOP, tables=["b"])
+        (id,) = ids(callers["viewer"])
+        token = world.client.ok("security.token.create", name="second", role="viewer", scopes=["shop"])["token"]
+        callers["second"] = stack.enter_context(world.caller(token))
+        for name in ("main", "table", "pairs", "nowhere", "second"):
+            assert ids(callers[name]) == [] and not cancelled(callers[name]), name
+        assert ids(callers["shop"]) == ids(callers["all"]) == [id]  # owners see what is in their scopes
+        assert cancelled(callers["viewer"]) and not cancelled(callers["viewer"])
+        assert reading.rest() == []
+        assert ids(callers["viewer"]) == []
+
+
+# --- the end of a credential ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["revoked", "expired"])
+@pytest.mark.parametrize("method", ["Subscribe", "WatchKey"])
+@pytest.mark.parametrize("is_full", [False, True], ids=["reads", "does not read"])
+def test_a_stream_ends_with_its_credential(world: World, end: str, method: str, is_full: bool) -> None:
+    more = {"expires_in_seconds": KEY_LIFETIME} if end == "expired" else {}
+    made = world.client.ok("security.token.create", name="stream", scopes=["shop"], **more)
+    with world.caller(made["token"]) as caller:
+        reading = caller.stream(f"{SUBSCRIPTIONS}/{method}", **SHOP).opened()
+        if is_full:  # the server waits for it to read
+            for _ in range(12):
+                world.files.run("INSERT INTO a(v) VALUES (hex(zeroblob(500000)))", db="shop")
+        if end == "revoked":
+            done = world.client.ok("security.token.revoke", id=made["id"])
+            assert done["streams_ended"] == 1
+        failure = reading.failure()
+        assert failure.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert failure.details() == "Authentication token has expired."
+        assert caller.refusal(f"{KV}/Get", **SHOP).code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_scope_holds_for_a_key_of_another_table(world: World) -> None:
+    """Who watches one key of every table needs them all."""
+    with world.caller(world.tokens["table"]) as caller:
+        failure = caller.refusal(f"{SUBSCRIPTIONS}/WatchKey", **SHOP, key=encode_key((1,)))
+        assert failure.code() is grpc.StatusCode.PERMISSION_DENIED

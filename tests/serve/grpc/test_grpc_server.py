@@ -1,0 +1,159 @@
+"""The gRPC server itself: health, reflection, who comes in, and what a stop does. Over a real channel."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from tests.serve.server_fixture import NoDatabases, serving
+from tests.suite.deadlines import PATIENCE
+
+from headwater.config import Secret, ServeConfig
+from headwater.errors import ConfigError
+from headwater.serve.api import Api
+from headwater.serve.auth.gate import Gate, grpc_address
+from headwater.serve.grpc.messages import FOLDER
+from headwater.serve.server.server import Server
+
+LOCKED = {"token": Secret("t"), "http": "127.0.0.1:0"}
+NOBODY = "Authentication required. Provide a Bearer token or API key."
+
+
+def test_connections_above_the_limit_are_closed() -> None:
+    with serving(NoDatabases(), http="127.0.0.1:0", max_connections=3) as client:
+        host, _, port = client.server.grpc_address.rpartition(":")
+        with contextlib.ExitStack() as held:
+            kept = [held.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE)) for _ in range(3)]
+            for each in kept:
+                assert each.recv(9)  # the settings frame of HTTP/2: the connection was accepted
+            refused = held.enter_context(socket.create_connection((host, int(port)), timeout=PATIENCE))
+            with contextlib.suppress(ConnectionResetError):
+                assert refused.recv(9) == b""
+
+
+OPEN_METHODS = {
+    "/grpc.health.v1.Health/Check": "unary_unary",
+    "/grpc.health.v1.Health/Watch": "unary_stream",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": "stream_stream",
+}
+
+
+@pytest.mark.parametrize("path", OPEN_METHODS)
+def test_malformed_request_of_built_in_service_is_refused_without_traceback(
+    path: str, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with serving(NoDatabases(), http="127.0.0.1:0") as client, channel(client) as found:
+        method = getattr(found, OPEN_METHODS[path])(path)
+        with pytest.raises(grpc.RpcError) as refused:
+            if OPEN_METHODS[path] == "unary_unary":
+                method(b"\xff\xff\xff", timeout=PATIENCE)
+            else:
+                sent = b"\xff\xff\xff" if OPEN_METHODS[path] == "unary_stream" else iter([b"\xff\xff\xff"])
+                list(method(sent, timeout=PATIENCE))
+        assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "Traceback" not in caplog.text + capfd.readouterr().err
+
+
+def channel(client: Any) -> grpc.Channel:
+    return grpc.insecure_channel(client.server.grpc_address)
+
+
+def services(found: grpc.Channel, **more: Any) -> list[str]:
+    """What reflection tells."""
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    stub = reflection_pb2_grpc.ServerReflectionStub(found)
+    (answer,) = stub.ServerReflectionInfo(iter([asked]), timeout=PATIENCE, **more)
+    return sorted(each.name for each in answer.list_services_response.service)
+
+
+def test_health_is_open_to_everybody() -> None:
+    with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
+        answer = health_pb2_grpc.HealthStub(found).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("x-api-key", "T"),)])
+def test_nobody_learns_of_a_method_without_a_credential(metadata: Any) -> None:
+    with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
+        for path in ("/sochdb.v1.KvService/Get", "/no.such/Method"):
+            with pytest.raises(grpc.RpcError) as failure:
+                found.unary_unary(path)(b"", timeout=PATIENCE, metadata=metadata)
+            assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert failure.value.details() == NOBODY
+        with pytest.raises(grpc.RpcError) as failure:
+            services(found, metadata=metadata)
+        assert failure.value.code() is grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("metadata", [(("authorization", "Bearer t"),), (("x-api-key", "t"),)])
+def test_reflection_lists_the_services(metadata: Any) -> None:
+    with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
+        assert "grpc.health.v1.Health" in services(found, metadata=metadata)
+
+
+def test_an_unknown_method_is_unimplemented() -> None:
+    with serving(NoDatabases()) as client, channel(client) as found:
+        with pytest.raises(grpc.RpcError) as failure:
+            found.unary_unary("/no.such/Method")(b"", timeout=PATIENCE)
+        assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        trailers = dict(failure.value.trailing_metadata())
+        assert "/no.such/Method" in failure.value.details() and trailers["headwater-code"] == "not_supported"
+        assert "headwater.v1.ChangeFeedService" in trailers["headwater-hint"]
+        with pytest.raises(grpc.RpcError) as failure:
+            found.stream_stream("/sochdb.v1.KvService/Nothing")(iter([b"", b""]), timeout=PATIENCE).next()
+        assert dict(failure.value.trailing_metadata())["headwater-code"] == "not_supported"
+
+
+def test_who_need_not_say_who_they_are_is_not_told_what_there_is() -> None:
+    with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
+        with pytest.raises(grpc.RpcError) as failure:
+            found.unary_unary("/grpc.health.v1.Health/Nothing")(b"", timeout=PATIENCE)
+        assert failure.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert "v1.ChangeFeedService" not in str(failure.value.trailing_metadata())
+
+
+def test_two_servers_do_not_share_a_port() -> None:
+    with serving(NoDatabases()) as client:
+        taken = client.server.grpc_address
+        second = Server(ServeConfig(http="127.0.0.1:0", grpc=taken), Api.over(NoDatabases()))
+        with pytest.raises(ConfigError) as found:
+            second.bind()
+    assert taken in found.value.message and "--grpc" in found.value.hint
+
+
+def test_an_address_that_others_reach_needs_a_credential() -> None:
+    with pytest.raises(ConfigError):
+        Gate.of(ServeConfig(grpc="0.0.0.0:0"))
+    Gate.of(ServeConfig(grpc="0.0.0.0:0", token=Secret("t" * 16)))
+
+
+def test_where_it_listens() -> None:
+    assert grpc_address(ServeConfig()) == "127.0.0.1:7172"
+    assert grpc_address(ServeConfig(http="127.0.0.1:0")) == "127.0.0.1:0"
+    assert grpc_address(ServeConfig(http="127.0.0.1:0", grpc="127.0.0.1:9")) == "127.0.0.1:9"
+    assert grpc_address(ServeConfig(grpc="off")) is None
+
+
+def test_off_is_off() -> None:
+    with serving(NoDatabases(), grpc="off") as client:
+        assert client.server.grpc_addresses == []
+
+
+def test_the_compiled_protos_are_those_of_the_files(tmp_path: Path) -> None:
+    files = sorted(str(path) for path in Path(str(FOLDER)).glob("*.proto"))
+    made = tmp_path / "protos.bin"
+    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(FOLDER), f"--descriptor_set_out={made}", *files]
+    subprocess.run(command, check=True)
+    kept, fresh = (descriptor_pb2.FileDescriptorSet.FromString(path.read_bytes()) for path in (_kept(), made))
+    assert kept == fresh, "run make protos"
+
+
+def _kept() -> Path:
+    return Path(str(FOLDER)) / "protos.bin"

@@ -1,0 +1,220 @@
+"""How much memory the unread messages of one caller's gRPC streams may hold, and where large ones are encoded."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.queries.open_databases import Whole
+from tests.serve.grpc_calls import KV, Caller, Reading, calling
+from tests.serve.server_fixture import Client, serving
+from tests.suite.deadlines import wait_until
+
+from headwater.config import FeedsConfig, LogConfig, Secret
+from headwater.serve.grpc import calls, changefeed_messages, kv
+from headwater.serve.grpc.calls import SMALL, UNREAD
+from headwater.serve.grpc.messages import LARGE
+
+FEED = "headwater.v1.ChangeFeedService/ChangeFeed"
+PULL = "headwater.v1.PullService"
+LENGTH = 10_000_000  # of a value, in bytes
+ADMIN = ("authorization", "Bearer admin")
+SLOW = FeedsConfig(catchups=10, slow_consumer_seconds=3600.0)
+
+Open = Callable[[Caller], Reading]
+
+
+def feed(caller: Caller) -> Reading:
+    """A change feed of which one message has a large row."""
+    return caller.stream(FEED, base_offset=0, spans=[{"table": "t"}])
+
+
+def scan(caller: Caller) -> Reading:
+    """A scan whose only message has a large value; its page is counted too."""
+    return caller.stream(f"{KV}/Scan", prefix=b"large")
+
+
+SIZES = {feed: LENGTH, scan: 2 * LENGTH}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Whole]:
+    with Whole(tmp_path, log=LogConfig(flush_ms=5), feeds=SLOW) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def served(files: Whole) -> Iterator[Client]:
+    """A server with a large row and a large value."""
+    wait_until(lambda: UNREAD.used == 0, "answers of other tests were released")
+    with serving(files, folder=files.folder, token=Secret("admin"), drain_seconds=0.1) as client:
+        client.http.headers["authorization"] = "Bearer admin"
+        client.rows("CREATE TABLE t(k INTEGER PRIMARY KEY, v TEXT)")
+        client.rows(f"INSERT INTO t VALUES (1, hex(zeroblob({LENGTH // 2})))")
+        with calling(client, ADMIN) as admin:
+            admin.call(f"{KV}/Put", key=b"large", value=bytes(LENGTH))
+        yield client
+
+
+def key(client: Client, name: str) -> tuple[dict[str, str], tuple[str, str]]:
+    """A viewer's key, and the metadata that shows it."""
+    made = client.ok("security.token.create", name=name, role="viewer")
+    return made, ("x-api-key", made["token"])
+
+
+@pytest.mark.parametrize("opened", [feed, scan])
+def test_caller_with_unread_messages_is_refused_and_others_are_not(
+    files: Whole, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = SIZES[opened]
+    monkeypatch.setattr(UNREAD, "max_memory", 5 * each + LENGTH // 2)
+    with served(files) as client:
+        ada, bob = (key(client, name)[1] for name in ("ada", "bob"))
+        with calling(client, ada) as caller, calling(client, bob) as other:
+            streams = [opened(caller) for _ in range(2)]
+            wait_until(lambda: UNREAD.used >= 2 * each, "both messages are being sent")
+            failure = opened(caller).failure()
+            assert failure.code() is grpc.StatusCode.UNAVAILABLE and "wait for you to read" in str(failure.details())
+            streams.append(opened(other))
+            wait_until(lambda: UNREAD.used >= 3 * each, "that of another caller is being sent too")
+            for stream in streams:
+                stream.call.cancel()
+            wait_until(lambda: UNREAD.used == 0, "the memory was released")
+            assert opened(caller).take(1)
+
+
+@pytest.mark.parametrize("opened", [feed, scan])
+def test_unread_messages_of_all_callers_have_an_end(
+    files: Whole, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = SIZES[opened]
+    monkeypatch.setattr(UNREAD, "max_memory", 2 * each)
+    with served(files) as client, calling(client, ADMIN) as owner:
+        first = opened(owner)
+        wait_until(lambda: UNREAD.used >= each, "the message is being sent")
+        assert opened(owner).failure().code() is grpc.StatusCode.UNAVAILABLE
+        first.call.cancel()
+
+
+@pytest.mark.parametrize("opened", [feed, scan])
+def test_message_that_was_read_is_not_counted(files: Whole, opened: Open) -> None:
+    each = SIZES[opened]
+    with served(files) as client, calling(client, key(client, "ada")[1]) as caller:
+        stream = opened(caller)
+        wait_until(lambda: UNREAD.used >= each, "the message is being sent")
+        assert each <= UNREAD.used < each + LENGTH
+        stream.take(1)
+        wait_until(lambda: UNREAD.used == 0, "the memory was released")
+        stream.call.cancel()
+
+
+@pytest.mark.parametrize("way", ["close", "revoke", "stop"])
+@pytest.mark.parametrize("opened", [feed, scan])
+def test_message_is_released_when_its_call_ends(
+    files: Whole, opened: Open, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "GRACE_SECONDS", 0.1)
+    with contextlib.ExitStack() as around:
+        client = around.enter_context(served(files))
+        made, metadata = key(client, "ada")
+        with calling(client, metadata) as caller:
+            stream = opened(caller)
+            wait_until(lambda: UNREAD.used >= SIZES[opened], "the message is being sent")
+            if way == "close":
+                caller.channel.close()
+            elif way == "revoke":
+                client.ok("security.token.revoke", id=made["id"])
+            else:
+                around.close()
+            wait_until(lambda: UNREAD.used == 0, "the memory was released")
+            assert not UNREAD._unread and stream is not None
+
+
+def test_page_of_a_scan_is_counted_until_all_of_it_is_read(files: Whole) -> None:
+    with served(files) as client, calling(client, ADMIN) as admin:
+        for number in range(3):
+            admin.call(f"{KV}/Put", key=b"large%d" % number, value=bytes(LENGTH // 10))
+        stream = admin.stream(f"{KV}/Scan", prefix=b"large")
+        stream.take(1)
+        wait_until(lambda: UNREAD.used >= 14 * LENGTH // 10, "the second message is being sent")
+        assert UNREAD.used < 15 * LENGTH // 10, "the page, and one message"
+        assert len(stream.rest()) == 3
+        wait_until(lambda: UNREAD.used == 0, "the memory was released")
+
+
+def test_small_messages_are_sent_however_many_are_unread(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(files) as client, calling(client, ADMIN) as owner:
+        owner.call(f"{KV}/Put", key=b"small", value=bytes(SMALL // 2))
+        monkeypatch.setattr(UNREAD, "max_memory", 0)
+        (found,) = owner.stream(f"{KV}/Scan", prefix=b"small").rest()
+        assert found.value == bytes(SMALL // 2)
+
+
+# --- where they are encoded --------------------------------------------------------------------------------------
+
+
+def in_thread() -> bool:
+    return threading.current_thread().name.startswith("headwater-read")
+
+
+def test_large_values_are_encoded_in_a_thread(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    made = kv._made
+
+    def noted(name: str, **fields: Any) -> Any:
+        if name not in ("KvEntry", "KvPutResponse"):
+            found.append(in_thread())
+        return made(name, **fields)
+
+    with served(files) as client, calling(client, ADMIN) as caller:
+        caller.call(f"{KV}/Put", key=b"small", value=b"x")
+        monkeypatch.setattr(kv, "_made", noted)
+        for name in (b"large", b"small"):
+            caller.call(f"{KV}/Get", key=name)
+            caller.call(f"{KV}/BatchGet", keys=[name])
+            caller.stream(f"{KV}/Scan", prefix=name).rest()
+        assert found == [True] * 3 + [False] * 3
+
+
+def test_large_row_of_a_change_feed_is_encoded_in_a_thread(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: dict[bool, bool] = {}  # by whether the event is large
+    encoded = changefeed_messages.encoded
+
+    def noted(event: Any) -> bytes:
+        data = encoded(event)
+        threads[len(data) > LARGE] = in_thread()
+        return data
+
+    monkeypatch.setattr(changefeed_messages, "encoded", noted)
+    with served(files) as client, calling(client, ADMIN) as caller:
+        stream = feed(caller)
+        events: list[Any] = []
+        while not any(event.HasField("steady_state") for event in events):
+            events += stream.take(1)[0].events
+        stream.call.cancel()
+        (value,) = [event.value for event in events if event.HasField("value")]
+        assert len(value.value) > LENGTH
+        assert threads == {True: True, False: False}
+
+
+def test_answers_of_large_rows_come_encoded_to_the_loop(files: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds: list[type] = []
+
+    def noted(answer: Any) -> bytes:
+        kinds.append(type(answer))
+        return answer if isinstance(answer, bytes) else bytes(answer.SerializeToString())
+
+    with served(files) as client, calling(client, ADMIN) as caller:
+        (one,) = caller.call(f"{PULL}/ListRanges", table="t").ranges
+        asked = {"range_id": one.id, "range_epoch": one.range_epoch, "subscriber_name": "me"}
+        version = caller.call(f"{PULL}/CdcRegister", **asked).init_snapshot_version
+        monkeypatch.setattr(calls, "_bytes", noted)
+        rows = caller.call(f"{PULL}/CdcPullSnapshot", current_snapshot_version=version, **asked)
+        changes = caller.call(f"{PULL}/CdcPullLog", **asked)
+        assert len(rows.snapshot_data[0].value) > LENGTH and len(changes.log_data[-1].value) > LENGTH
+        assert kinds == [bytes, bytes]

@@ -1,0 +1,109 @@
+"""How much memory the unread answers of one caller may hold."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.queries.open_databases import Whole
+from tests.serve.grpc_calls import KV, Caller, calling
+from tests.serve.server_fixture import Client, serving, unread
+from tests.suite.deadlines import PATIENCE, wait_until
+
+from headwater.config import Secret
+from headwater.errors import Busy
+from headwater.model.answer_limits import MEMORY, AnswerMemory
+from headwater.serve.grpc.calls import UNREAD
+from headwater.serve.grpc.messages import message
+
+MIB = 1 << 20
+SQL = "SELECT k, hex(zeroblob(10485760)) AS v FROM t"
+ONE = {"t": "i64", "v": 1}
+CALLS = {
+    "select": {"id": 1, "method": "query.select", "params": {"sql": SQL}},
+    "get": {"id": 1, "method": "data.get", "params": {"table": {"db": "main", "table": "large"}, "pk": [ONE]}},
+}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Whole(tmp_path) as databases, serving(databases, folder=tmp_path, token=Secret("admin")) as client:
+        client.http.headers["authorization"] = "Bearer admin"
+        client.rows("CREATE TABLE t(k INTEGER PRIMARY KEY)")
+        client.rows("INSERT INTO t VALUES (1)")
+        yield client
+
+
+@pytest.mark.parametrize("kind", ["select", "query", "get", "row"])
+def test_caller_with_unread_answers_is_refused_and_others_are_not(
+    client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_until(lambda: MEMORY.used == 0, "answers of other tests were freed")
+    monkeypatch.setattr(MEMORY, "max_memory", 100 * MIB)
+    ada, bob = (client.ok("security.token.create", name=name, role="viewer")["token"] for name in ("ada", "bob"))
+    if kind in ("get", "row"):
+        client.rows("CREATE TABLE large(k INTEGER PRIMARY KEY, v TEXT)")
+        client.rows("INSERT INTO large VALUES (1, hex(zeroblob(10485760)))")
+    call = CALLS.get(kind)
+    body = json.dumps(call)
+    query = f"/api/v1/q/{client.ok('query.prepare', sql=SQL)['query_id']}"
+    path = query if kind == "query" else "/api/v1/t/main/large/1"
+    head = f"POST /api/v1/rpc HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    request = head + body if call else f"GET {path} HTTP/1.1\r\n\r\n"
+
+    def code(token: str) -> str:
+        headers = {"authorization": f"Bearer {token}"}
+        if call:
+            answer = client.http.post("/api/v1/rpc", json=call, headers=headers).json()
+            return "ok" if answer["ok"] else answer["error"]["code"]
+        response = client.http.get(path, headers=headers)
+        return "ok" if response.status_code == 200 else str(response.json()["code"])
+
+    with unread(client, request, ada), unread(client, request, ada):
+        assert (code(ada), code(bob), code("admin")) == ("busy", "ok", "ok")
+    wait_until(lambda: MEMORY.used == 0, "the memory was released")
+    assert code(ada) == "ok"
+
+
+def test_first_answer_of_a_caller_may_take_more_than_its_share() -> None:
+    memory = AnswerMemory()
+    memory.configure(max_bytes=100, max_memory=100)
+    memory.reserve(80)
+    memory.charge("ada", 80)
+    with pytest.raises(Busy):
+        memory.charge("ada", 1)
+    memory.release(80, "ada")
+    memory.charge("ada", 1)
+    assert memory.used == 0
+
+
+def unread_value(caller: Caller) -> grpc.Call:
+    """An answer to KvService/Get that nobody reads: a call of one answer, made as one of many."""
+    return caller.channel.unary_stream(f"/{KV}/Get")(  # type: ignore[no-any-return]
+        message("sochdb.v1.KvGetRequest")(key=b"large").SerializeToString(), timeout=PATIENCE, metadata=caller.metadata
+    )
+
+
+def large_value(client: Client, *names: str) -> list[tuple[str, str]]:
+    """Put a value of 15 MB; return the metadata of viewers."""
+    with calling(client, ("authorization", "Bearer admin")) as admin:
+        admin.call(f"{KV}/Put", key=b"large", value=bytes(15_000_000))
+    made = (client.ok("security.token.create", name=name, role="viewer")["token"] for name in names)
+    return [("authorization", f"Bearer {token}") for token in made]
+
+
+def test_caller_of_grpc_with_unread_answers_is_refused_and_others_are_not(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = large_value(client, "ada", "bob")
+    monkeypatch.setattr(UNREAD, "max_memory", 80_000_000)
+    with calling(client, ada) as caller, calling(client, bob) as other:
+        calls = [unread_value(caller) for _ in range(2)]
+        wait_until(lambda: UNREAD.used > 30_000_000, "both answers are being sent")
+        assert caller.refusal(f"{KV}/Get", key=b"large").code() is grpc.StatusCode.UNAVAILABLE
+        calls.append(unread_value(other))
+        wait_until(lambda: UNREAD.used > 45_000_000, "that of another caller is being sent too")
+        for call in calls:
+            call.cancel()
+        wait_until(lambda: UNREAD.used == 0, "the memory was released")

@@ -1,0 +1,212 @@
+"""The envelope rules, one by one, against a running server."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from tests.serve.server_fixture import Client, NoDatabases, envelope, serving
+
+from headwater.serve.rpc.methods import METHODS
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with serving(NoDatabases(), folder=tmp_path_factory.mktemp("envelope")) as found:
+        yield found
+
+
+def post(client: Client, body: Any, **headers: str) -> httpx.Response:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return client.http.post("/api/v1/rpc", content=content, headers={"content-type": "application/json"} | headers)
+
+
+@pytest.mark.parametrize("id", ["a", "", 0, -1, 2**63 - 1, -(2**63)])
+def test_an_answer_carries_the_id_of_its_request(client: Client, id: Any) -> None:
+    response = post(client, {"skeinql": "1.0", "id": id, "method": "system.ping"})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    assert envelope(response.json(), id)["result"]["pong"] is True
+
+
+@pytest.mark.parametrize("extra", [{}, {"id": None}])
+@pytest.mark.parametrize("method", ["system.ping", "no.such", "data.insert"])
+def test_a_request_without_id_is_answered_by_204_also_when_it_failed(
+    client: Client, method: str, extra: dict[str, Any]
+) -> None:
+    response = post(client, {"method": method} | extra)
+    assert (response.status_code, response.content) == (204, b"")
+
+
+@pytest.mark.parametrize("version", ["1.1", "2.0", 1.0, 1, None, [], {"a": 1}])
+def test_any_version_but_ours_is_refused(client: Client, version: Any) -> None:
+    answer = envelope(post(client, {"id": 1, "method": "system.ping", "skeinql": version}).json(), 1)
+    assert answer["error"]["code"] == "unsupported_version"
+    assert "1.0" in answer["error"]["details"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        ({"id": 1, "method": "system.ping", "jsonrpc": "2.0"}, "jsonrpc"),
+        ({"id": 1}, "method"),
+        ({"id": 1, "method": 5}, "method"),
+        ({"id": 1, "method": None}, "method"),
+        ({"id": 1, "method": "data.get", "params": []}, "params"),
+        ({"id": 1, "method": "data.get", "params": "x"}, "params"),
+        ({"id": 1, "method": "data.get"}, "missing params"),
+        ({"id": 1, "method": "data.get", "params": None}, "missing params"),
+        ({"id": 1, "method": "system.ping", "params": {"shout": True}}, "shout"),
+        ({"id": 1, "method": "data.get", "params": {"table": {"table": 1}, "pk": []}}, "params.table.table"),
+        ({"id": 1, "method": "data.get", "params": {"table": {"table": "t"}, "pk": 1}}, "params.pk"),
+        ({"id": 1, "method": "data.get", "params": {"table": {"table": "t", "x": 1}, "pk": []}}, "`x`"),
+    ],
+)
+def test_a_fault_in_the_envelope_or_params_is_an_error_that_names_it(
+    client: Client, request_: dict[str, Any], named: str
+) -> None:
+    response = post(client, request_)
+    assert response.status_code == 200
+    error = envelope(response.json(), 1)["error"]
+    assert error["code"] == "invalid_request"
+    assert named in error["message"]
+    assert error["details"]["hint"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "expected"),
+    [
+        ("data.get", {"table": "item", "pk": []}, "table: {table: text, db?: text}, pk: [value, …]"),
+        ("data.insert", {"into": {"table": "t"}, "rows": {}}, "rows: [{name: value}, …]"),
+        ("sql.exec", {"sql": "SELECT 1", "argz": []}, "{sql: text, args?: "),
+        ("tx.begin", {"read_only": 1}, "read_only?: true or false"),
+        ("system.ping", {"shout": True}, "Expected no fields."),
+    ],
+)
+def test_a_fault_in_the_params_is_told_with_the_fields_the_method_takes(
+    client: Client, method: str, params: dict[str, Any], expected: str
+) -> None:
+    assert expected in client.error(method, **params)["details"]["hint"]
+
+
+@pytest.mark.parametrize("id", [1.5, True, [], {}, 2**63, -(2**63) - 1, 10**40])
+def test_an_id_that_is_neither_text_nor_a_64_bit_integer_is_refused(client: Client, id: Any) -> None:
+    answer = envelope(post(client, {"id": id, "method": "system.ping"}).json(), None)
+    assert answer["error"]["code"] == "invalid_request"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"1",
+        b"null",
+        b'"x"',
+        b"{",
+        b'{"id": 1, "method": "system.ping"} x',
+        b"\xff\xfe",
+        b'{"id": 1, "method": "\xff"}',
+        b'{"id": NaN}',
+        b'{"id": 1, "method": "system.ping", "params": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/v1/rpc", "/api/v1/sql/exec"])
+def test_a_body_that_is_not_a_json_object_gives_400_and_an_envelope(client: Client, body: bytes, path: str) -> None:
+    response = client.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    answer = envelope(response.json(), None if path.endswith("rpc") else "sql.exec.http")
+    assert answer["error"]["code"] == "invalid_request"
+    assert ('"method"' if path.endswith("rpc") else '"sql"') in answer["error"]["details"]["hint"]
+
+
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\ud800 and more text", rb"\udc00", rb"\ud800\ud800"])
+@pytest.mark.parametrize("path", ["/api/v1/rpc", "/api/v1/sql/exec"])
+def test_half_a_character_is_named_as_such(client: Client, text: bytes, path: str) -> None:
+    body = b'{"id": 1, "method": "%b"}' % text
+    response = client.http.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "invalid_request" and "half a character" in error["message"] and error["details"]["hint"]
+
+
+@pytest.mark.parametrize("kind", ["", "text/plain", "application/x-www-form-urlencoded", "application/jsonx"])
+def test_a_body_of_another_type_gives_415_and_an_envelope(client: Client, kind: str) -> None:
+    response = post(client, {"id": 1, "method": "system.ping"}, **{"content-type": kind})
+    assert response.status_code == 415
+    assert envelope(response.json(), None)["error"]["code"] == "invalid_request"
+
+
+def test_the_type_may_name_a_charset(client: Client) -> None:
+    response = post(client, {"id": 1, "method": "system.ping"}, **{"content-type": "Application/JSON; charset=utf-8"})
+    assert response.json()["ok"] is True
+
+
+def test_a_query_string_on_rpc_is_refused(client: Client) -> None:
+    response = client.http.post("/api/v1/rpc?x=1", json={"id": 1, "method": "system.ping"})
+    assert (response.status_code, envelope(response.json(), None)["ok"]) == (400, False)
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["merge.apply", "vector.search", "view.create"],
+)
+def test_a_method_of_the_contract_that_is_not_built_says_so(client: Client, method: str) -> None:
+    error = client.error(method, anything=1)
+    assert error["code"] == "not_supported"
+    assert "later" in error["details"]["hint"]
+
+
+@pytest.mark.parametrize("method", ["cluster.status", "nope", "", "data.insert ", "x" * 10_000])
+def test_an_unknown_method_is_not_supported(client: Client, method: str) -> None:
+    error = client.error(method)
+    assert error["code"] == "not_supported"
+    assert len(error["message"]) < 200
+
+
+def test_the_text_of_an_unknown_method_is_the_one_clients_look_for(client: Client) -> None:
+    assert client.error("no.such")["message"] == "Method 'no.such' is not supported in this build"
+
+
+def test_capabilities_list_exactly_the_methods_there_are(client: Client) -> None:
+    found = client.ok("system.capabilities")
+    assert found["name"] == "headwater"
+    assert found["methods"] == sorted(METHODS)
+    assert client.ok("system.version")["skeinql"] == "1.0"
+
+
+def test_every_method_of_the_table_answers(client: Client) -> None:
+    for name in METHODS:
+        answer = client.rpc(name)
+        assert answer["ok"] or answer["error"]["code"] in ("invalid_request", "not_found", "unavailable"), answer
+
+
+class Broken(NoDatabases):
+    """Fails in a way nobody foresaw."""
+
+    def names(self) -> list[str]:
+        raise RuntimeError("secret path /etc/shadow")
+
+
+def test_a_defect_of_ours_shows_a_request_id_and_nothing_of_itself(caplog: pytest.LogCaptureFixture) -> None:
+    with serving(Broken()) as client:
+        error = client.error("schema.list_databases")
+    assert error["code"] == "internal"
+    assert "secret" not in json.dumps(error)
+    assert error["details"]["request_id"] in caplog.text
+    assert "secret path" in caplog.text
+
+
+class Crowded(NoDatabases):
+    """Has no memory left."""
+
+    def names(self) -> list[str]:
+        raise MemoryError
+
+
+def test_an_answer_that_memory_cannot_hold_is_not_a_defect() -> None:
+    with serving(Crowded()) as client:
+        error = client.error("schema.list_databases")
+    assert error["code"] == "invalid_request"
+    assert error["details"]["hint"]

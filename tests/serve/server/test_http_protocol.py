@@ -1,0 +1,318 @@
+"""The bounds of a connection: how large a head is, how long it takes, what its target says, and HTTP/1.0."""
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.queries.open_databases import Whole
+from tests.serve.server_fixture import Client, NoDatabases, serving
+from tests.suite.deadlines import PATIENCE
+
+from headwater.config import Secret
+from headwater.serve.limits.connection_limits import RESERVE
+from headwater.serve.server.http_protocol import BoundedHttp
+
+HEAD = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+LIMIT = BoundedHttp.max_head
+
+
+@pytest.fixture
+def client() -> Iterator[Client]:
+    with serving(NoDatabases()) as client:
+        yield client
+
+
+def connected(client: Client) -> socket.socket:
+    return socket.create_connection(client.server.addresses[0], 10)
+
+
+def rest(open: socket.socket) -> bytes:
+    """What comes until the server closes."""
+    found = b""
+    while piece := open.recv(65536):
+        found += piece
+    return found
+
+
+def answer(open: socket.socket) -> tuple[int, dict[str, Any]]:
+    """The one answer that the server closes after."""
+    head, _, body = rest(open).partition(b"\r\n\r\n")
+    assert b"connection: close" in head.lower()
+    return int(head.split()[1]), json.loads(body)
+
+
+def asked(client: Client, request: bytes) -> tuple[int, dict[str, Any]]:
+    with connected(client) as open:
+        open.sendall(request)
+        return answer(open)
+
+
+# --- how large -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HEAD + b"x: " + b"a" * LIMIT + b"\r\n\r\n",
+        HEAD + b"".join(b"x%d: %s\r\n" % (n, b"a" * 1000) for n in range(LIMIT // 1000 + 1)) + b"\r\n",
+        b"GET /" + b"a" * LIMIT + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n",
+    ],
+    ids=["one header", "many headers", "target"],
+)
+def test_a_head_that_is_too_large_is_refused(client: Client, request_: bytes) -> None:
+    status, problem = asked(client, request_)
+    assert (status, problem["status"], problem["code"]) == (431, 431, "request_too_large") and problem["hint"]
+
+
+def test_a_header_without_an_end_is_refused(client: Client) -> None:
+    with connected(client) as open:
+        open.sendall(HEAD + b"x: ")
+        found = b""
+        for _ in range(1000):
+            try:
+                open.sendall(b"a" * 1024)
+                open.settimeout(0.002)
+                found += open.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+            break
+        else:
+            raise AssertionError("a megabyte of one header was taken")
+        assert not found or found.startswith(b"HTTP/1.1 431 ")
+
+
+def test_a_large_head_within_the_limit_is_served_and_the_next_one_counts_anew(client: Client) -> None:
+    large = {"x": "a" * (LIMIT - 1000)}
+    for _ in range(3):
+        assert client.http.get("/healthz", headers=large).status_code == 200
+
+
+# --- how long --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", [b"G", b"GET /healthz HTTP/1.1\r\nhost", HEAD])
+def test_a_head_that_does_not_end_is_given_up(client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
+    status, problem = asked(client, part)
+    assert status == problem["status"] == 408 and problem["hint"]
+
+
+def test_a_later_head_that_does_not_end_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_seconds", 0.05)
+    with connected(client) as open:
+        open.sendall(HEAD + b"\r\n" + HEAD)
+        found = rest(open)
+    assert found.startswith(b"HTTP/1.1 200 ")
+    assert found.count(b"HTTP/1.1 ") == 1 or b"HTTP/1.1 408 " in found
+
+
+def test_a_head_that_ended_in_time_is_not_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "head_seconds", 2.0)  # enough for both on a busy machine
+    with connected(client) as open:
+        open.sendall(HEAD)
+        open.sendall(b"x: y\r\n\r\n")
+        assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+        open.settimeout(2.5)
+        with pytest.raises(TimeoutError):
+            open.recv(1)
+
+
+@pytest.mark.parametrize("said", [b"", b"\r\n", b"\r\n\r\n"])
+def test_who_asks_nothing_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headwater.serve.server.server.KEEP_ALIVE_SECONDS", 0.05)
+    closed = contextlib.suppress(ConnectionError)  # it may be by now
+    with serving(NoDatabases()) as client, connected(client) as open, closed:
+        open.sendall(said)
+        assert rest(open) == b""
+
+
+# --- what it says ----------------------------------------------------------------------------------------
+
+
+def test_what_is_no_request_is_a_problem(client: Client) -> None:
+    status, problem = asked(client, b"\x16\x03\x01 nonsense\r\n\r\n")
+    assert (status, problem["code"]) == (400, "invalid_request") and problem["hint"]
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        ("http://evil.example/", "127.0.0.1", 403),
+        ("HTTP://evil.example:80/", "127.0.0.1", 403),
+        ("http://127.0.0.1@evil.example/", "127.0.0.1", 403),
+        ("http://evil.example@127.0.0.1/", "127.0.0.1", 403),
+        ("http://127.0.0.1:99/", "127.0.0.1", 200),
+        ("http://[::1]/", "evil.example", 200),
+        ("/", "evil.example", 403),
+        ("/", "127.0.0.1", 200),
+        ("//evil.example/", "127.0.0.1", 404),
+    ],
+)
+def test_the_authority_of_the_target_counts_more_than_the_host(
+    client: Client, target: str, host: str, status: int
+) -> None:
+    found, _ = asked(client, f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+    assert found == status
+
+
+def test_http_1_0_is_answered_and_closed(client: Client) -> None:
+    assert asked(client, b"GET /healthz HTTP/1.0\r\n\r\n") == (200, {"status": "ok"})
+
+
+# --- bodies ----------------------------------------------------------------------------------------------
+
+POST = b"POST /api/v1/rpc HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+PING = b'{"id": 1, "method": "system.ping"}'
+
+
+@pytest.mark.parametrize(
+    "part", [b"content-length: 50\r\n\r\n", b"content-length: 50\r\n\r\n{", b"transfer-encoding: chunked\r\n\r\n2\r\n{"]
+)
+def test_a_body_that_does_not_end_is_given_up(client: Client, part: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
+    status, problem = asked(client, POST + part)
+    assert status == problem["status"] == 408 and problem["code"] == "invalid_request" and problem["hint"]
+
+
+def test_a_body_nobody_waits_for_is_given_up_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
+    with connected(client) as open:
+        open.sendall(b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{")
+        assert rest(open).startswith(b"HTTP/1.1 404 ")
+
+
+@pytest.mark.slow
+def test_a_body_that_comes_slowly_but_fast_enough_is_read(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 0.2)
+    monkeypatch.setattr(BoundedHttp, "body_rate", 1)  # a second for each byte
+    with connected(client) as open:
+        open.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        open.sendall(POST + b"content-length: %d\r\n\r\n" % len(PING))
+        open.settimeout(0.02)
+        for byte in PING[:-1]:
+            open.sendall(bytes([byte]))
+            with pytest.raises(TimeoutError):  # nothing is said before it is there
+                open.recv(1)
+        open.settimeout(10)
+        open.sendall(PING[-1:])
+        assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_requests_after_a_body_are_not_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedHttp, "body_seconds", 2.0)
+    with connected(client) as open:
+        for _ in range(3):
+            open.sendall(POST + b"content-length: %d\r\n\r\n" % len(PING))
+            open.sendall(PING)
+            assert b" 200 " in open.recv(65536)
+        open.settimeout(2.5)
+        with pytest.raises(TimeoutError):
+            open.recv(1)
+
+
+# --- how many --------------------------------------------------------------------------------------------
+
+
+def gauge(client: Client, name: str) -> float:
+    text = client.http.get("/metrics").text
+    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("setting", ["max_connections", "max_connections_per_client"])
+def test_a_connection_too_many_is_refused_but_asks_for_health(setting: str) -> None:
+    with serving(NoDatabases(), **{setting: 3}) as client:
+        client.ok("system.ping")  # keeps its connection
+        with connected(client), connected(client):
+            until(lambda: gauge(client, "headwater_connections") == 3)
+            for path in (b"/", b"/api/v1/rpc", b"/healthz/x"):
+                status, problem = asked(client, b"GET %s HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" % path)
+                assert (status, problem["code"]) == (429, "limit_exceeded") and setting in problem["hint"]
+            upgrade = b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n"
+            assert asked(client, upgrade)[0] == 429
+            with connected(client) as open:
+                open.sendall(HEAD + b"\r\n")
+                assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+            client.ok("system.ping")
+            assert gauge(client, 'headwater_limited_total{db="",limit="connections"}') == 5
+        until(lambda: gauge(client, "headwater_connections") == 1)
+        with connected(client) as open:
+            open.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+            assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+def test_far_too_many_are_cut_off_unasked() -> None:
+    with serving(NoDatabases(), max_connections=1) as client:
+        client.ok("system.ping")
+        held = [connected(client) for _ in range(RESERVE)]
+        until(lambda: gauge(client, "headwater_connections") == 1 + RESERVE)
+        with connected(client) as open, contextlib.suppress(ConnectionError):
+            assert open.recv(1) == b""
+        for each in held:
+            each.close()
+
+
+# --- who does not read -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
+    with Whole(tmp_path) as databases, serving(databases, stall_seconds=0.2) as client:
+        body = json.dumps({"sql": "SELECT printf('%.4000000c', 'x')"}).encode()
+        ask = b"POST /api/v1/sql/exec HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+        with socket.socket() as open:
+            open.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            open.settimeout(10)
+            open.connect(client.server.addresses[0])
+            for _ in range(4):  # more than all buffers hold
+                open.sendall(ask + b"content-length: %d\r\n\r\n" % len(body) + body)
+            answered = open.recv(1)
+            until(lambda: gauge(client, "headwater_connections") == 1)
+            assert answered == b"H"
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_read_slowly_comes_whole(tmp_path: Path) -> None:
+    with Whole(tmp_path) as databases, serving(databases, stall_seconds=3.0) as client:
+        body = json.dumps({"sql": "SELECT printf('%.3000000c', 'x')"}).encode()
+        with socket.socket() as open:
+            open.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            open.settimeout(10)
+            open.connect(client.server.addresses[0])
+            open.sendall(POST.replace(b"rpc", b"sql/exec") + b"connection: close\r\n")
+            open.sendall(b"content-length: %d\r\n\r\n" % len(body) + body)
+            size = 0
+            while piece := open.recv(65536):
+                size += len(piece)
+                time.sleep(0.02)  # the slowness that is tested
+            assert size > 3_000_000
+
+
+def test_trailer_behind_a_body_is_no_header() -> None:
+    body = b'{"id": 1, "method": "system.ping"}'
+    head = b"POST /api/v1/rpc HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
+    head += b"content-type: application/json\r\ntransfer-encoding: chunked\r\n"
+    chunk = b"\r\n%x\r\n%s\r\n0\r\n" % (len(body), body)
+    credential = b"authorization: Bearer s3cret-token\r\n"
+    with serving(NoDatabases(), token=Secret("s3cret-token")) as client:
+        assert asked(client, head + credential + chunk + b"\r\n")[0] == 200
+        assert asked(client, head + chunk + credential + b"\r\n")[0] == 401
+
+
+def test_what_is_no_http_fills_no_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(5):
+        assert asked(client, b"\x16\x03\x01 hello\r\n\r\n")[0] == 400
+    assert len([each for each in caplog.records if "Invalid HTTP request" in each.message]) <= 1

@@ -1,0 +1,146 @@
+"""Names, shapes and their changes, without a server."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sources.postgres.capture import pg_messages as pg
+
+from headwater.model.keys.key import encode_key
+from headwater.model.table import Column, Table
+from headwater.sources.postgres.capture.decode.pgoutput import Relation, decode
+from headwater.sources.postgres.capture.decode.relations import Relations, column_of, split_name, table_name, table_of
+from headwater.sources.postgres.schema.ddl_text import ddl_text
+from headwater.sources.postgres.schema.shape_changes import schema_change
+from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
+from headwater.sources.postgres.types import TypeFact
+
+IDENTIFIER = st.text(st.one_of(st.sampled_from('."ab '), st.characters(exclude_categories=["Cs"])), min_size=1)
+IDENTIFIER = IDENTIFIER.filter(lambda name: "\0" not in name)
+
+
+@given(IDENTIFIER, IDENTIFIER)
+def test_a_name_is_of_one_table_only(schema: str, name: str) -> None:
+    assert split_name(table_name(schema, name)) == (schema, name)
+    assert split_name(table_name("public", name)) == ("public", name)
+
+
+@given(st.text(st.sampled_from('."ab'), max_size=8))
+def test_a_text_that_is_read_as_a_name_is_written_so(text: str) -> None:
+    found = split_name(text)
+    if found is not None:
+        assert table_name(*found) == text
+
+
+@pytest.mark.parametrize(
+    ("schema", "name", "written"),
+    [
+        ("public", "orders", "orders"),
+        ("shop", "orders", "shop.orders"),
+        ("public", "shop.orders", '"shop.orders"'),
+        ("a.b", 'c"d', '"a.b"."c""d"'),
+        ("public", "Odd Name", "Odd Name"),
+        ("Public", "t", "Public.t"),
+    ],
+)
+def test_names_are_written_plainly_where_that_is_clear(schema: str, name: str, written: str) -> None:
+    assert table_name(schema, name) == written
+
+
+def test_public_may_be_said() -> None:
+    assert split_name("public.t") == ("public", "t")
+    assert split_name('public."a.b"') == ("public", "a.b")
+
+
+@pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a.b.c", '"', '"a', 'a"b', '"a"', '"a"b', '""'])
+def test_what_is_no_name_is_none(text: str) -> None:
+    assert split_name(text) is None
+
+
+def made(**columns: int) -> Table:
+    found = decode(pg.relation(columns))
+    assert isinstance(found, Relation)
+    return table_of(found, TableFact(("id",)), {})
+
+
+CAME = {
+    "nothing": (ColumnFact(), False),
+    "a default": (ColumnFact(has_default=True), True),
+    "not null": (ColumnFact(nullable=False), True),
+    "computed": (ColumnFact(generated=True), True),
+}
+
+
+@pytest.mark.parametrize("case", CAME)
+def test_a_column_that_came_with_values_asks_for_a_snapshot(case: str) -> None:
+    fact, resnapshot = CAME[case]
+    old = made(id=23)
+    new = Table("t", (*old.columns, column_of("v", 25, -1, fact, {})), ("id",), 2)
+    change = schema_change(old, new, TableFact(("id",), {"v": fact}))
+    assert change is not None
+    assert (change.table, change.ddl, change.resnapshot) == (new, ddl_text(old, new), resnapshot)
+
+
+@pytest.mark.parametrize(
+    ("new", "resnapshot"),
+    [
+        (made(id=23), False),
+        (made(id=23, b=25), True),
+        (made(id=23, a=20), True),
+        (made(a=23, id=23), True),
+        (made(id=20, a=23), True),
+    ],
+)
+def test_other_changes_of_shape(new: Table, resnapshot: bool) -> None:
+    change = schema_change(made(id=23, a=23), new, TableFact())
+    assert change is not None
+    assert change.resnapshot is resnapshot
+    assert schema_change(new, new, TableFact()) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "resnapshot"),
+    [
+        ("id a b c d", False),
+        ("id b", False),
+        ("id c", False),
+        ("id b a c", True),  # exchanged, or made anew
+        ("id a x b c", True),  # a new name, and its old one given to a new column
+        ("id a x b", True),
+        ("x id a b c", True),
+    ],
+)
+def test_columns_that_stand_where_none_was_added_ask_for_a_snapshot(names: str, resnapshot: bool) -> None:
+    nothing = TableFact(("id",), {name: ColumnFact() for name in names.split()})
+    change = schema_change(made(id=23, a=23, b=23, c=23), made(**dict.fromkeys(names.split(), 23)), nothing)
+    assert change is not None and change.resnapshot is resnapshot
+
+
+def test_a_table_not_seen_before_is_new_or_was_published_late() -> None:
+    for all_tables in (True, False):
+        one = Relations({}, pg.Quiet(), all_tables=all_tables)
+        found = decode(pg.relation({"id": 23}))
+        assert isinstance(found, Relation)
+        one.tell(found)
+        (change,) = one.need(pg.OID)
+        assert change.resnapshot is not all_tables
+        assert one.need(pg.OID) == []
+
+
+def test_collations_by_bytes_have_our_order_and_others_none() -> None:
+    types = {50_000: TypeFact("citext"), 50_001: TypeFact("public.citext")}
+
+    def collation(oid: int, name: str = "") -> str:
+        return column_of("c", oid, -1, ColumnFact(collation=name), types).collation
+
+    assert collation(23) == collation(25, "C") == collation(1043, "POSIX") == "BINARY"
+    assert collation(1042, "C") == "RTRIM"
+    assert collation(25, "en-x-icu") == collation(1042, "en-x-icu") == "en-x-icu"
+    assert collation(50_000) == collation(50_001, "C") == "citext"
+    assert encode_key(("a ",), ["RTRIM"]) == encode_key(("a",), ["RTRIM"])
+
+
+def test_facts_of_the_catalogue_are_in_the_shape() -> None:
+    fact = ColumnFact(nullable=False, generated=True, auto=True, collation="C")
+    assert column_of("c", 1043, 24, fact, {}) == Column(
+        "c", "str", "character varying(20)", nullable=False, generated=True, auto=True
+    )

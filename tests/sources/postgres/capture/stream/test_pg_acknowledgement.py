@@ -1,0 +1,254 @@
+"""What a server is told that it may forget: nothing that it has not shown on the same connection."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from tests.sources.postgres.pg_server import PATIENCE, Server
+from tests.sources.postgres.pg_source import PgRig
+from tests.sources.sqlite_source import MemoryNotes
+
+from headwater.capture.capture import Capture
+from headwater.errors import SourceMismatch
+from headwater.log.live.live_log import LiveLog
+from headwater.log.log import Retention
+from headwater.log.memory import MemoryLog
+from headwater.sources.postgres.capture.stream.replication_frames import lsn_of, status_update
+from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly
+from headwater.sources.postgres.connection import Server as Address
+from headwater.sources.postgres.source import PostgresSource
+
+TABLE = "CREATE TABLE t(k int PRIMARY KEY, v text)"
+
+
+@pytest.fixture
+def server(pg: Server) -> Iterator[Server]:
+    """One that may be ended."""
+    found = Server(pg.programs)
+    yield found
+    found.stop()
+
+
+def until(is_so: Callable[[], Any], step: Callable[[], Any]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end
+        step()
+        time.sleep(0.01)
+
+
+def end_server(own: PgRig) -> None:
+    """In good order: it waits for our word on all of its log."""
+    kill = threading.Thread(target=own.server.kill, args=(signal.SIGINT,))
+    kill.start()
+    until(lambda: not kill.is_alive(), own.acknowledge)
+    own.db.close()
+
+
+def busy(server: Server, rows: int) -> None:
+    """Traffic of another database: the server's log grows, and nothing of it is ours."""
+    with server.connect() as other:
+        other.execute("CREATE TABLE busy(x text)")
+        other.execute(f"INSERT INTO busy SELECT repeat('x', 1000) FROM generate_series(1, {rows})".encode())
+        other.execute("DROP TABLE busy")
+
+
+def rest(own: PgRig) -> None:
+    """Until the server keeps nothing for us."""
+    until(lambda: own.slot_row()[2] < 100_000, own.acknowledge)
+
+
+def end_of_log(own: PgRig) -> int:
+    return lsn_of(own.db.execute("SELECT pg_current_wal_lsn()::text").fetchone()[0])  # type: ignore[index]
+
+
+def idle_history(own: PgRig) -> Any:
+    """A log that ends early, a server that was told of a place far behind it, and a copy of the files from between."""
+    own.run("INSERT INTO t VALUES (1, 'logged')")
+    own.pull()
+    end_server(own)
+    copy = own.server.copy()
+    own.server.start()
+    own.db = own.server.connect(own.name)
+    busy(own.server, 5000)
+    own.head()
+    rest(own)
+    return copy
+
+
+def goes_on(own: PgRig) -> None:
+    """What is committed while we are away, below the place that another history came to, is not lost."""
+    assert lsn_of(own.slot_row()[1]) <= end_of_log(own)
+    own.kill()
+    own.run("INSERT INTO t VALUES (2, 'away')", "INSERT INTO t VALUES (3, 'away')")
+    own.open()
+    busy(own.server, 9000)
+    own.run("INSERT INTO t VALUES (4, 'later')")
+    own.pull()
+    rest(own)
+    assert own.fold() == own.rows()
+
+
+def test_a_new_primary_is_not_told_of_what_the_old_one_showed(server: Server) -> None:
+    own = PgRig(server, "failed", TABLE)
+    try:
+        standby = idle_history(own)
+        end_server(own)
+        server.promote(standby)
+        own.db = server.connect(own.name)
+        own.head()
+        assert own.source._pool._epoch == 1  # links may still lead to the old one
+        own.acknowledge()
+        goes_on(own)
+    finally:
+        own.close()
+
+
+def test_a_server_that_was_set_back_is_not_told_of_what_it_showed_before(server: Server) -> None:
+    own = PgRig(server, "restored", TABLE)
+    try:
+        backup = idle_history(own)
+        own.kill()
+        own.db.close()
+        server.kill(signal.SIGINT)
+        server.restore(backup)
+        own.db = server.connect(own.name)
+        own.open()
+        own.run("INSERT INTO t VALUES (9, 'restored')")
+        own.pull()
+        own.acknowledge()
+        own.source.close()  # it is remembered, and the server is told
+        goes_on(own)
+    finally:
+        own.close()
+
+
+def test_a_slot_that_was_made_anew_after_a_failover_is_noticed_though_we_were_told_of_more(server: Server) -> None:
+    own = PgRig(server, "renewed", TABLE)
+    try:
+        standby = idle_history(own)
+        own.kill()
+        own.db.close()
+        server.kill(signal.SIGINT)
+        server.promote(standby)
+        own.db = server.connect(own.name)
+        own.run(f"SELECT pg_drop_replication_slot('{own.slot}')", "INSERT INTO t VALUES (2, 'unseen')")
+        own.run(f"SELECT pg_create_logical_replication_slot('{own.slot}', 'pgoutput')")
+        own.open(expect="made anew")
+    finally:
+        own.close()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_failover_beside_a_crash_of_ours_begins_a_new_history(server: Server, in_order: bool) -> None:
+    """What was told and not yet logged may be lost with the old primary, and nothing tells."""
+    own = PgRig(server, f"beside_{in_order}".lower(), TABLE)
+    try:
+        own.run("INSERT INTO t VALUES (1, 'logged')")
+        own.pull()
+        own.acknowledge()
+        own.source.close() if in_order else own.kill()
+        own.db.close()
+        server.kill(signal.SIGINT)
+        server.promote()
+        own.db = server.connect(own.name)
+        own.open(expect="" if in_order else "crash of ours")
+        if not in_order:
+            own.open(expect="crash of ours")  # it does not forget
+    finally:
+        own.close()
+
+
+def test_positions_of_what_was_not_logged_do_not_come_again(own: PgRig) -> None:
+    own.run("INSERT INTO t VALUES (1, 'a')", "INSERT INTO t VALUES (2, 'b')", "INSERT INTO t VALUES (3, 'c')")
+    told = own.head()
+    assert own.source.restart(generation="next", first=2) > told + 1
+
+
+def test_a_log_that_is_lost_does_not_count_from_the_start_again(own: PgRig) -> None:
+    own.run(*(f"INSERT INTO t VALUES ({n}, 'a')" for n in range(20)))
+    own.pull()
+    own.acknowledge()
+    told = own.latest
+    own.source.close()
+    own.run("INSERT INTO t VALUES (100, 'away')")
+    log = LiveLog(MemoryLog())
+    source = PostgresSource(own.name, own.url, notes=log, config=own.config)
+    capture = Capture(source, log, retention=Retention(), flush_seconds=0.01)
+    try:
+        generation = log.generation
+        capture.start()
+        assert capture.catch_up(PATIENCE)
+        assert log.generation == generation and log.horizon > told + 1
+        assert [change.after for part in log.scan(after=log.horizon - 1) for change in part.changes] == [(100, "away")]
+    finally:
+        capture.stop()
+        source.close()
+
+
+def test_a_slot_beyond_the_end_of_the_servers_log_is_not_begun_with(own: PgRig) -> None:
+    """As one that was told of another history, which the server believes."""
+    own.kill()
+    wire = Address("x", own.url).replicate()
+    options = f"proto_version '1', publication_names '{own.slot}'"
+    until(lambda: own.slot_row()[0] is None, lambda: None)
+    wire.exec_(f"START_REPLICATION SLOT {own.slot} LOGICAL 0/0 ({options})".encode())
+    far = end_of_log(own) + (1 << 30)
+    wire.put_copy_data(status_update(written=far, flushed=far, applied=far, now_ms=0))
+    wire.flush()
+    until(lambda: own.slot_row()[2] < 0, lambda: None)
+    wire.finish()
+    own.notes = MemoryNotes()
+    own.open()
+    own.run("INSERT INTO t VALUES (1, 'seen')")
+    own.pull()
+    assert own.fold() == own.rows()
+
+
+@pytest.fixture
+def own(pg: Server, request: pytest.FixtureRequest) -> Iterator[PgRig]:
+    found = PgRig(pg, "told_" + str(abs(hash(request.node.nodeid))), TABLE)
+    yield found
+    found.close()
+
+
+def test_a_history_is_proven_though_the_first_connection_broke(own: PgRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy(own.server, 9000)
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    own.pull()
+    own.kill()
+    own.log[-1] = msgspec.structs.replace(own.log[-1], id="1")  # not the transaction that this server has there
+    tried = threading.Event()
+    with monkeypatch.context() as broken:
+
+        def feed(assembly: Assembly, message: bytes) -> Any:
+            if tried.is_set():
+                raise OSError("the connection is lost")
+            tried.wait(0.2)  # a status that was sent is on its way
+            tried.set()
+            raise OSError("the connection is lost")
+
+        broken.setattr(Assembly, "feed", feed)
+        before = own.slot_row()[1]
+        own.open()
+        assert tried.wait(PATIENCE)
+        assert own.slot_row()[1] == before
+    own.run("INSERT INTO t VALUES (2, 'b')")
+    with pytest.raises(SourceMismatch, match="went on differently"):
+        until(lambda: False, lambda: list(own.source.follow(after=own.latest)))
+
+
+def test_a_server_is_told_of_its_idle_log_after_a_connection_broke(own: PgRig) -> None:
+    own.run("INSERT INTO t VALUES (1, 'a')")
+    own.pull()
+    for _ in range(2):
+        busy(own.server, 500)
+        own.head()
+        rest(own)
+        own.kill_stream()

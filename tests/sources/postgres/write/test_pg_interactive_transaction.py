@@ -1,0 +1,151 @@
+"""Interactive transactions on PostgreSQL: how they wait, how they are stopped, what they then say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+
+import pytest
+from tests.sources.postgres.pg_database import Rig
+from tests.suite.deadlines import PATIENCE
+
+from headwater.errors import Busy, DuplicateKey, InvalidRequest, TxExpired
+from headwater.sources.postgres.write import interactive_transaction as room
+from headwater.sources.write import Session
+
+Attach = Callable[..., Rig]
+T = "CREATE TABLE t(id int PRIMARY KEY, v text)"
+
+
+def run(sql: str) -> Callable[[Session], object]:
+    return lambda session: session.execute(sql)
+
+
+def test_steps_are_kept_together_and_a_failed_one_undoes_only_itself(pg_rig: Attach) -> None:
+    r = pg_rig(T)
+    tx = r.begin()
+    tx.run(run("INSERT INTO t VALUES (1, 'a')")).result(PATIENCE)
+    with pytest.raises(DuplicateKey):
+        tx.run(lambda s: (s.insert("t", [{"id": 2}]), s.insert("t", [{"id": 1}]))).result(PATIENCE)
+    tx.run(run("CREATE TABLE u(id int PRIMARY KEY)")).result(PATIENCE)
+    tx.run(lambda s: s.insert("u", [{"id": 1}])).result(PATIENCE)
+    assert r.run("SELECT count(*) FROM t").rows == ((0,),)
+    written = tx.commit().result(PATIENCE)
+    assert written.tables.keys() == {"t", "u"} and written.offset == max(written.tables.values())
+    assert (tx.is_over, r.run("SELECT id FROM t").rows) == (True, ((1,),))
+    with pytest.raises(TxExpired, match="committed"):
+        tx.run(run("SELECT 1")).result(PATIENCE)
+
+
+def test_a_rollback_leaves_nothing(pg_rig: Attach) -> None:
+    r = pg_rig(T)
+    tx = r.begin()
+    tx.run(run("INSERT INTO t VALUES (1, 'a')")).result(PATIENCE)
+    tx.rollback().result(PATIENCE)
+    assert r.log.ops() == []
+    with pytest.raises(TxExpired, match="rolled back"):
+        tx.commit().result(PATIENCE)
+
+
+def test_a_long_write_stopped_by_the_expiry_says_so_there_and_at_the_commit(pg_rig: Attach) -> None:
+    r = pg_rig(T)
+    tx = r.begin(seconds=0.2)
+    tx.run(run("INSERT INTO t VALUES (1, 'a')")).result(PATIENCE)
+    with pytest.raises(TxExpired) as found:
+        tx.run(run("SELECT pg_sleep(20)")).result(PATIENCE)
+    assert found.value.retryable and tx.is_over
+    with pytest.raises(TxExpired):
+        tx.commit().result(PATIENCE)
+    assert r.log.ops() == []
+
+
+def test_a_long_read_stopped_by_the_age_of_its_snapshot_says_so(
+    pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "READ_SECONDS", 0.2)
+    tx = pg_rig(T).begin(read_only=True)
+    with pytest.raises(TxExpired):
+        tx.run(run("SELECT pg_sleep(20)")).result(PATIENCE)
+    with pytest.raises(TxExpired):
+        tx.rollback().result(PATIENCE)
+
+
+def test_an_idle_writer_expires_and_gives_its_locks_back(pg_rig: Attach) -> None:
+    r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
+    tx = r.begin(idle=0.2)
+    tx.run(run("UPDATE t SET v = 'b'")).result(PATIENCE)
+    assert r.run("UPDATE t SET v = 'c'").affected == 1  # waits for the lock until then
+    assert tx.is_over
+
+
+def test_a_transaction_with_a_step_under_way_is_not_idle(pg_rig: Attach) -> None:
+    tx = pg_rig(T).begin(idle=0.05)
+
+    def slow(session: Session) -> None:
+        session.execute("INSERT INTO t VALUES (1, 'x')")
+        threading.Event().wait(0.5)  # ten times what idling may last
+
+    step, commit = tx.run(slow), tx.commit()
+    step.result(PATIENCE)
+    assert commit.result(PATIENCE).tables.keys() == {"t"}
+
+
+def test_a_lock_that_others_hold_makes_busy_and_the_step_may_be_tried_again(
+    pg_rig: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "LOCK_SECONDS", 0.2)
+    r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
+    tx = r.begin()
+    with r.connect() as other, other.transaction(force_rollback=True):
+        other.execute("UPDATE t SET v = 'x'")
+        with pytest.raises(Busy):
+            tx.run(run("UPDATE t SET v = 'y'")).result(PATIENCE)
+    tx.run(run("UPDATE t SET v = 'y'")).result(PATIENCE)
+    tx.commit().result(PATIENCE)
+
+
+def test_what_it_read_must_not_have_changed_when_it_writes(pg_rig: Attach) -> None:
+    r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
+    tx = r.begin()
+    tx.run(run("SELECT * FROM t")).result(PATIENCE)
+    r.stream.run("UPDATE t SET v = 'foreign'")
+    with pytest.raises(Busy, match="concurrent") as found:
+        tx.run(run("UPDATE t SET v = 'mine'")).result(PATIENCE)
+    assert "begin again" in found.value.hint
+
+
+def test_a_read_only_one_sees_one_moment_and_writes_nothing(pg_rig: Attach) -> None:
+    r = pg_rig(T, "CREATE FUNCTION f() RETURNS void LANGUAGE sql STABLE AS 'SELECT 1'")
+    tx = r.begin(read_only=True)
+    assert tx.run(lambda s: s.execute("SELECT count(*) FROM t").rows).result(PATIENCE) == ((0,),)
+    r.run("INSERT INTO t VALUES (1)")
+    assert tx.run(lambda s: s.execute("SELECT count(*) FROM t").rows).result(PATIENCE) == ((0,),)
+    for work in (run("INSERT INTO t VALUES (2)"), lambda s: s.insert("t", [{"id": 2}])):
+        with pytest.raises(InvalidRequest, match="read-only"):
+            tx.run(work).result(PATIENCE)
+    assert tx.commit().result(PATIENCE).tables == {}
+
+
+def test_closing_does_not_wait_for_those_that_wait(pg_rig: Attach) -> None:
+    r = pg_rig(T, "INSERT INTO t VALUES (1, 'a')")
+    holder, waiter = r.begin(), r.begin()
+    holder.run(run("UPDATE t SET v = 'x'")).result(PATIENCE)
+    step = waiter.run(run("UPDATE t SET v = 'y'"))
+    waiter.abandon()
+    assert not wait([step], 10).not_done
+    with pytest.raises(TxExpired):
+        step.result(0)
+    holder.abandon()
+    with pytest.raises(TxExpired):
+        holder.commit().result(PATIENCE)
+
+
+def test_one_whose_connection_was_cut_is_over(pg_rig: Attach) -> None:
+    r = pg_rig(T)
+    tx = r.begin()
+    ((pid,),) = tx.run(lambda s: s.execute("SELECT pg_backend_pid()").rows).result(PATIENCE)
+    r.stream.run(f"SELECT pg_terminate_backend({pid}, 5000)")
+    with pytest.raises(Exception) as found:
+        tx.run(run("INSERT INTO t VALUES (1)")).result(PATIENCE)
+    assert getattr(found.value, "retryable", False) and tx.is_over

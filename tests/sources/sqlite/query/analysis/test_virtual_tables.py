@@ -1,0 +1,82 @@
+"""Virtual tables that only USING or NATURAL name: no scope and no cached answer may miss them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.sources.sqlite.query.shop_analysis import opened, settle
+
+from headwater.sources.sqlite.query.analysis import authorizer_reads
+from headwater.sources.sqlite.source import SqliteSource
+
+SCHEMA = (
+    "CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT, Notes TEXT)",
+    "INSERT INTO t VALUES (1, 'x', 'n'), (2, 'y', 'n')",
+    "CREATE VIRTUAL TABLE Notes USING fts5(body)",
+    "CREATE VIRTUAL TABLE n2 USING fts5(a)",
+    "CREATE VIRTUAL TABLE geo USING rtree(id, x0, x1)",
+    "CREATE VIEW joined AS SELECT id FROM t JOIN n2 USING (a)",
+)
+UNUSED = "(SELECT value FROM json_each('[]')) AS z"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SqliteSource]:
+    folder: Path = tmp_path_factory.mktemp("virtual")
+    with opened(folder, SCHEMA) as made:
+        settle(made)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("sql", "name"),
+    [
+        ("SELECT id, a FROM t JOIN n2 USING (a)", "n2"),
+        ("SELECT id FROM t NATURAL JOIN n2", "n2"),
+        ("SELECT id FROM t NATURAL JOIN geo", "geo"),
+        ("SELECT id FROM t JOIN [GEO] USING (id)", "geo"),
+        ("SELECT id FROM t JOIN 'n2' USING (a)", "n2"),
+        ("SELECT id FROM joined", "n2"),
+        (f"SELECT 1 FROM (SELECT 'a*' AS notes, {UNUSED}) JOIN notes USING (notes)", "Notes"),
+        (f"SELECT 1 FROM (SELECT 7 AS id, {UNUSED}) JOIN geo USING (id)", "geo"),
+        (f"SELECT 1 FROM (SELECT 't' AS name, {UNUSED}) JOIN pragma_table_list USING (name)", "pragma_table_list"),
+        (f"SELECT 1 FROM (SELECT 't' AS name, {UNUSED}) JOIN dbstat USING (name)", "dbstat"),
+        (
+            f"SELECT p FROM (SELECT value AS p, value||'*' AS notes, {UNUSED} FROM"
+            " (SELECT 'aa' AS value UNION ALL SELECT '77')) JOIN notes USING (notes)",
+            "Notes",
+        ),
+    ],
+)
+def test_virtual_table_that_only_a_join_names_is_found(source: SqliteSource, sql: str, name: str) -> None:
+    found = source.analyse(sql)
+    assert name in found.beyond
+    assert any(name in reason for reason in found.unseen)
+    assert not found.is_cacheable
+
+
+def test_virtual_table_of_unknown_name_is_out_of_scope(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorizer_reads, "_candidates", lambda reader, texts: {})
+    found = source.analyse("SELECT id, a FROM t JOIN n2 USING (a)")
+    assert found.beyond == (authorizer_reads.UNKNOWN_VIRTUAL_TABLE,)
+    assert not found.is_cacheable
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT t.id, value FROM t, json_each('[1]')",
+        "SELECT notes, value FROM t, json_each('[1]') AS n2",
+        "SELECT id AS geo, notes FROM t",
+    ],
+)
+def test_names_of_virtual_tables_that_are_not_opened_do_not_count(source: SqliteSource, sql: str) -> None:
+    found = source.analyse(sql)
+    assert found.beyond == ()
+    assert found.is_cacheable
+
+
+def test_named_virtual_table_is_reported_once_as_the_schema_writes_it(source: SqliteSource) -> None:
+    assert source.analyse("SELECT body FROM NOTES").beyond == ("Notes",)

@@ -1,0 +1,195 @@
+"""Statements that SQLite would make too large as it copies columns of subqueries are refused before it reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import apsw
+import pytest
+from tests.sources.sqlite.query import chinook, tpch
+from tests.sources.sqlite.query.shop_analysis import opened, run
+
+from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.sources.sqlite.query import authorizer as guards
+from headwater.sources.sqlite.query.analysis import authorizer_reads
+from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.query.statement_growth import TOO_LARGE, check_growth
+from headwater.sources.sqlite.source import SqliteSource
+
+LEVELS = 20
+
+
+def nested(
+    column: Callable[[int], str] = lambda i: f"x{i}||x{i} AS x{i + 1}",
+    around: str = "SELECT {column} FROM ({inner})",
+    inner: str = "SELECT a AS x0 FROM t",
+    levels: int = LEVELS,
+) -> str:
+    for level in range(levels):
+        inner = around.format(column=column(level), inner=inner)
+    return inner
+
+
+def chained(first: str, further: str) -> str:
+    rest = "".join(f", c{i + 1}{further.format(before=f'c{i}')}" for i in range(LEVELS))
+    return f"WITH c0{first}{rest} SELECT * FROM c{LEVELS}"
+
+
+BOMBS = {
+    "alias": nested(),
+    "alias without AS": nested(lambda i: f"x{i}||x{i} x{i + 1}"),
+    "alias as text": nested(lambda i: f"x{i}||x{i} AS 'x{i + 1}'"),
+    "qualified": nested(lambda i: f"s.x{i}||s.x{i} AS x{i + 1}", "SELECT {column} FROM ({inner}) AS s"),
+    "case of names": nested(lambda i: f'X{i}||"x{i}" AS x{i + 1}'),
+    "same name": nested(lambda i: "x||x AS x", inner="SELECT a AS x FROM t"),
+    "join in brackets": nested(around="SELECT {column} FROM (({inner}) JOIN t)"),
+    "second source": nested(around="SELECT {column} FROM t AS t1, ({inner})"),
+    "left join": nested(around="SELECT {column} FROM t LEFT JOIN ({inner}) ON 1"),
+    "star between": nested(around="SELECT {column} FROM (SELECT * FROM ({inner}))"),
+    "star beside": nested(around="SELECT *, {column} FROM ({inner})"),
+    "scalar subquery": nested(lambda i: f"(SELECT x{i}||x{i}) AS x{i + 1}"),
+    "comments": nested(lambda i: f"x{i}/*)*/||x{i} --(\n AS x{i + 1}"),
+    "union": nested(around="SELECT {column} FROM ({inner}) UNION ALL SELECT a FROM t"),
+    "second arm": nested(lambda i: "x||x AS y", "SELECT a AS x FROM t UNION ALL SELECT {column} FROM ({inner})", "t"),
+    "own text": '"x||x"'.join(
+        [
+            "SELECT ",
+            " FROM (SELECT x||x FROM (" + nested(lambda i: "x||x AS x", inner="SELECT a AS x FROM t", levels=18) + "))",
+        ]
+    ),
+    "with": chained(" AS (SELECT a AS x FROM t)", " AS (SELECT x||x AS x FROM {before})"),
+    "with names": chained("(x) AS (SELECT a FROM t)", "(x) AS NOT MATERIALIZED (SELECT x||x FROM {before})"),
+    "with same name": nested(
+        lambda i: "x||x AS x", "WITH a AS ({inner}) SELECT {column} FROM a", "SELECT a AS x FROM t"
+    ),
+    "joined with": chained(" AS (SELECT a AS x FROM t)", " AS (SELECT d.x FROM {before} JOIN {before} AS d)"),
+    "in name": f"WITH c AS ({nested()}) SELECT 1 FROM t WHERE a IN c",
+    "in query": f"SELECT 1 FROM t WHERE a IN ({nested()})",
+    "window": "SELECT " + ", ".join(["sum(a) OVER w"] * 1500) + f" FROM t WINDOW w AS (ORDER BY {'+'.join('a' * 500)})",
+    "between": f"SELECT 1 FROM t WHERE {'(' * 300}a{' BETWEEN 1 AND 2)' * 300}",
+    "between without brackets": f"SELECT 1 FROM t WHERE a{' BETWEEN 1 AND 2' * 400}",
+    "between of rows": f"SELECT 1 FROM t WHERE {'((' * 200}a{', a) BETWEEN (1, 2) AND (3, 4))' * 200}",
+    "case": f"SELECT {'CASE ' * 300}a{' WHEN 1 THEN 2 END' * 300} FROM t",
+    "case of end": f"SELECT {'CASE ' * 300}a{' WHEN end THEN 2 END' * 300} FROM t",
+    "insert": f"INSERT INTO t(a) {nested()}",
+    "update": f"UPDATE t SET a = x{LEVELS} FROM ({nested()})",
+    "delete": f"DELETE FROM t WHERE a IN ({nested()})",
+    "view": f"CREATE VIEW v AS {nested()}",
+    "distinct from": f"SELECT x{LEVELS} IS DISTINCT FROM 1 FROM ({nested()})",
+    "where alias": nested(lambda i: f"x{i} AS y{i}, x{i}||x{i} AS x{i + 1}", "SELECT {column} FROM ({inner}) WHERE 1"),
+}
+
+
+WIDE = f"max({','.join(['a'] * 900)})"
+BOMBS |= {
+    "byte order marks": nested(around="\ufeffSELECT {column} FROM ({inner})", inner="\ufeffSELECT a AS x0 FROM t"),
+    "ordinals": f"SELECT {WIDE} AS b FROM t ORDER BY {','.join(['1'] * 1_900)}",
+    "ordinals in brackets": f"SELECT {WIDE} FROM t GROUP BY {','.join(['(1)'] * 1_900)}",
+    "alias of one SELECT": f"SELECT max({WIDE},{WIDE}) b FROM t WHERE b IN ({','.join(['b'] * 900)})",
+}
+
+
+@pytest.mark.parametrize("name", sorted(BOMBS))
+def test_statement_that_doubles_at_each_level_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match=TOO_LARGE):
+        check_growth(BOMBS[name], {})
+
+
+def test_views_that_double_at_each_level_are_refused() -> None:
+    views = {f"v{i + 1}": f"CREATE VIEW v{i + 1} AS SELECT x||x AS x FROM v{i}" for i in range(LEVELS)}
+    views["v0"] = "CREATE VIEW v0(x) AS SELECT a FROM t"
+    for sql in ("SELECT x FROM v20", 'SELECT x FROM main."V20"', "SELECT 1 IN v20"):
+        with pytest.raises(InvalidRequest, match=TOO_LARGE):
+            check_growth(sql, views)
+    check_growth("SELECT x FROM v5", views)
+
+
+def test_text_that_hides_its_brackets_in_a_parameter_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="parameter"):
+        check_growth("SELECT $a('), (SELECT 1) FROM t WHERE a = '", {})
+
+
+def test_ordinary_queries_are_not_refused() -> None:
+    for sql in [*tpch.QUERIES.values(), *(sql for sql, _ in chinook.QUERIES)]:
+        check_growth(sql, {})
+    check_growth("WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < 9) SELECT n FROM c", {})
+    check_growth(nested(levels=8), {})
+    check_growth(nested(lambda i: "upper(s.x) AS x", "SELECT {column} FROM ({inner}) AS s", "SELECT a AS x FROM t"), {})
+    check_growth(f"SELECT {', '.join(['CASE a WHEN 1 THEN 2 ELSE (3) END'] * 1_000)} FROM t", {})
+    check_growth(f"SELECT 1 FROM t WHERE {' AND '.join(['a BETWEEN 1 AND 2'] * 1_000)}", {})
+    check_growth(f"SELECT 1 FROM t WHERE {'(' * 100}a{' = 1)' * 100} OR a BETWEEN 1 AND 2", {})
+    check_growth(f"DELETE FROM t WHERE (id, a) IN (VALUES {', '.join(['(1, 2)'] * 50_000)})", {})
+
+
+def test_long_statement_that_does_not_grow_is_not_refused() -> None:
+    numbers = ", ".join(map(str, range(60_000)))
+    check_growth(f"SELECT a FROM (SELECT a FROM t WHERE a IN ({numbers})) WHERE a IN (SELECT 1)", {})
+    branches = " ".join(f"WHEN a BETWEEN {n} AND {n + 9} THEN {n}" for n in range(1_000))
+    check_growth(f"SELECT CASE {branches} ELSE 0 END FROM t", {})
+    check_growth(f"INSERT INTO t VALUES (1, '{'select case between ' * 100_000}'), (2, (SELECT 1))", {})
+    check_growth(f"INSERT INTO t VALUES {', '.join(['(1, 2)'] * 60_000)} ON CONFLICT DO NOTHING", {"t2": "CREATE VIEW"})
+
+
+def test_longer_statement_with_subqueries_is_refused() -> None:
+    numbers = ", ".join(["1"] * 200_000)
+    with pytest.raises(InvalidRequest, match="characters besides its texts"):
+        check_growth(f"SELECT a FROM (SELECT a FROM t WHERE a IN ({numbers}))", {})
+    with pytest.raises(InvalidRequest, match="characters besides its texts"):
+        check_growth(f"""SELECT "'" FROM (SELECT a FROM t WHERE a IN ({numbers}))""", {})
+
+
+@pytest.mark.parametrize(
+    "names", [("Gr\u00f6\u00dfe", "GR\u00d6\u00dfe"), ("\u0130", "i\u0307"), ("\u03c3", "\u03c2"), ("\u212a", "\u212b")]
+)
+def test_names_that_differ_in_letters_beyond_ascii_are_different_tables(tmp_path: Path, names: tuple[str, str]) -> None:
+    made = tuple(f'CREATE TABLE "{name}"(id INTEGER PRIMARY KEY, a TEXT)' for name in names)
+    with opened(tmp_path, made) as source:
+        for name in names:
+            assert source.analyse(f'SELECT a FROM "{name}"').tables == (name,)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[SqliteSource]:
+    with opened(tmp_path, ("CREATE TABLE t(id INTEGER PRIMARY KEY, a TEXT)",)) as made:
+        yield made
+
+
+def test_queries_and_statements_are_refused_before_they_are_prepared(source: SqliteSource) -> None:
+    apsw.memory_high_water(True)
+    before = apsw.memory_used()
+    with pytest.raises(InvalidRequest, match=TOO_LARGE):
+        source.analyse(BOMBS["alias"])
+    for name in ("alias", "insert", "update", "view"):
+        with pytest.raises(InvalidRequest, match=TOO_LARGE):
+            run(source, BOMBS[name])
+    assert apsw.memory_high_water() - before < 32 << 20
+
+
+def test_views_made_one_by_one_are_refused_where_they_are_used(source: SqliteSource) -> None:
+    run(source, "CREATE VIEW v0 AS SELECT a AS x FROM t")
+    with pytest.raises(HeadwaterError, match=TOO_LARGE):
+        for level in range(LEVELS):
+            run(source, f"CREATE VIEW v{level + 1} AS SELECT x||x AS x FROM v{level}")
+
+
+def test_program_past_the_limit_is_not_listed(source: SqliteSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authorizer_reads, "MAX_NODES", 20)
+    with pytest.raises(InvalidRequest, match=TOO_LARGE):
+        source.analyse(f"SELECT a FROM t WHERE {' AND '.join(f'a <> {i}' for i in range(30))}")
+    assert source.analyse("SELECT a FROM t").tables == ("t",)
+
+
+def test_larger_statements_need_at_least_the_memory_that_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The count follows SQLite: one level more doubles both."""
+    monkeypatch.setattr(guards, "check_growth", lambda sql, views: None)
+    db = apsw.Connection(":memory:")
+    db.execute("CREATE TABLE t(a)")
+    watched = Guard(db, 60)
+    used = []
+    for levels in (12, 13):
+        apsw.memory_high_water(True)
+        before = apsw.memory_used()
+        watched.examine(nested(levels=levels))
+        used.append(apsw.memory_high_water() - before)
+    assert used[1] > 1.5 * used[0]

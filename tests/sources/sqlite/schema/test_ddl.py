@@ -1,0 +1,289 @@
+"""Schema changes: through the server in one transaction; by others noticed, told, and never a silent gap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.sources.sqlite_source import Rig, images, ops, schema_changes
+from tests.suite.deadlines import PATIENCE
+
+from headwater.errors import HeadwaterError
+from headwater.model.change import Change
+
+Attach = Callable[..., Rig]
+T = "CREATE TABLE t(id INTEGER PRIMARY KEY, a, b)"
+SEED = "INSERT INTO t VALUES (1, 'x', 'y'), (2, 'p', 'q')"
+
+
+def told(changes: list[Change]) -> list[tuple[str, bool]]:
+    """Table and resnapshot of each schema change."""
+    return [(change.table.name, change.resnapshot) for change in schema_changes(changes)]
+
+
+# --- through the server ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ddl", "columns"),
+    [
+        ("ALTER TABLE t ADD COLUMN c DEFAULT 7", ["id", "a", "b", "c"]),
+        ("ALTER TABLE t RENAME COLUMN a TO z", ["id", "z", "b"]),
+        ("ALTER TABLE t DROP COLUMN a", ["id", "b"]),
+    ],
+)
+def test_altering_a_table_is_one_transaction(rig: Attach, ddl: str, columns: list[str]) -> None:
+    r = rig(T, SEED)
+    last = columns[-1]
+    r.write("UPDATE t SET b = 'before'", ddl, f"UPDATE t SET {last} = 'after'")
+    (transaction,) = r.transactions()
+    r.compare()
+    changes = list(transaction.changes)
+    assert told(changes) == [("t", False)]
+    assert [c.op.word for c in changes] == ["update", "update", "schema_change", "update", "update"]
+    assert list(changes[0].table.names) == ["id", "a", "b"] and changes[0].table.version == 1
+    assert list(changes[4].table.names) == columns and changes[4].table.version == 2
+    assert changes[2].ddl == ddl and changes[2].table == changes[4].table
+    r.foreign.run(f"UPDATE t SET {last} = 'foreign'")
+    r.check()
+
+
+def test_creating_and_dropping_tables(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.write("CREATE TABLE n(x PRIMARY KEY) WITHOUT ROWID", "INSERT INTO n VALUES (1)")
+    changes = r.check()
+    assert told(changes) == [("n", False)] and ops(changes) == ["insert"]
+    r.write("CREATE TABLE copy AS SELECT * FROM t")
+    assert told(r.settle()) == [("copy", True)]  # its rows came without changes
+    r.write("DROP TABLE n", "CREATE TABLE n(y)", "INSERT INTO n VALUES (2)")
+    changes = r.check()
+    assert told(changes) == [("n", False), ("n", False)]
+    assert changes[-1].table.version > changes[0].table.version
+    r.write("DROP TABLE t", "DROP TABLE copy", "DROP TABLE n")
+    r.check()
+    assert r.fold.tables == {} and r.captured() == {}
+
+
+def test_renaming_a_table_ends_one_and_begins_another(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.write("UPDATE t SET a = 1", "ALTER TABLE t RENAME TO u", "UPDATE u SET a = 2")
+    changes = r.settle()
+    assert told(changes) == [("t", False), ("u", True)]
+    assert [c.table.name for c in changes] == ["t", "t", "t", "u", "u", "u"]
+    r.foreign.run("DELETE FROM u")
+    r.check()
+
+
+def test_indexes_and_triggers_change_what_must_be_captured(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.write("CREATE UNIQUE INDEX i ON t(a)")
+    r.check()
+    r.foreign.run("REPLACE INTO t VALUES (9, 'x', 'new')")
+    assert sorted(ops(r.check())) == ["delete", "insert"]
+    r.write("CREATE TRIGGER g AFTER INSERT ON t BEGIN UPDATE t SET b = 'g' WHERE id = NEW.id; END")
+    r.foreign.run("INSERT INTO t VALUES (20, 20, 20)")
+    assert images(r.check()) == [(None, (20, 20, 20)), ((20, 20, 20), (20, 20, "g"))]
+    r.write("DROP INDEX i", "DROP TRIGGER g", "CREATE INDEX j ON t(b)", "CREATE VIEW v AS SELECT * FROM t")
+    r.foreign.run("REPLACE INTO t VALUES (20, 1, 1)")
+    r.check()
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE t(x)",
+        "ALTER TABLE t DROP COLUMN id",
+        "ALTER TABLE t DROP COLUMN nothing",
+        "ALTER TABLE t ADD COLUMN a",
+        "ALTER TABLE nothing RENAME TO other",
+        "CREATE UNIQUE INDEX i ON t(c)",
+        "DROP TABLE _headwater_capture",
+        "DROP TRIGGER _headwater_1_insert",
+        "CREATE TABLE _headwater_x(x)",
+        "CREATE TRIGGER g AFTER INSERT ON _headwater_capture BEGIN SELECT 1; END",
+    ],
+)
+def test_ddl_that_fails_leaves_nothing(rig: Attach, ddl: str) -> None:
+    r = rig("CREATE TABLE t(id INTEGER PRIMARY KEY, a, b, c)", "INSERT INTO t VALUES (1, 1, 1, 1), (2, 2, 2, 1)")
+    before = r.foreign.run("SELECT name, sql FROM sqlite_schema ORDER BY name")
+    with pytest.raises(HeadwaterError):
+        r.source.write(lambda session: session.execute(ddl)).result(PATIENCE)
+    assert r.foreign.run("SELECT name, sql FROM sqlite_schema ORDER BY name") == before
+    assert r.check() == []
+    r.foreign.run("UPDATE t SET c = 2")
+    assert len(r.check()) == 2
+
+
+def test_ddl_undone_with_its_transaction_leaves_nothing(rig: Attach) -> None:
+    r = rig(T, SEED)
+
+    def work(session: object) -> None:
+        session.execute("ALTER TABLE t ADD COLUMN c")  # type: ignore[attr-defined]
+        session.execute("INSERT INTO t VALUES (1, 1, 1, 1)")  # type: ignore[attr-defined]
+
+    with pytest.raises(HeadwaterError):
+        r.source.write(work).result(PATIENCE)
+    assert r.check() == []
+    r.write("INSERT INTO t VALUES (3, 3, 3)")
+    assert images(r.check()) == [(None, (3, 3, 3))]
+
+
+# --- by other processes ----------------------------------------------------------------------------------
+
+
+def test_a_foreign_column_is_noticed(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.run("ALTER TABLE t ADD COLUMN c DEFAULT 'd'")
+    assert told(r.check()) == [("t", False)]  # nothing was written meanwhile: nothing can be missing
+    r.foreign.script("INSERT INTO t VALUES (3, 3, 3, 3)", "UPDATE t SET c = 'e'")
+    assert images(r.check())[0] == (None, (3, 3, 3, 3))
+
+
+def test_a_foreign_column_written_in_the_gap_asks_for_a_snapshot(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.script("ALTER TABLE t ADD COLUMN c", "INSERT INTO t VALUES (3, 3, 3, 'unseen')")
+    changes = r.settle()
+    assert told(changes) == [("t", True)]
+    r.foreign.run("UPDATE t SET c = 1")
+    assert len(r.check()) == 3
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_foreign_rename_of_a_column(rig: Attach, gap: bool) -> None:
+    r = rig(T, SEED)
+    r.foreign.run("ALTER TABLE t RENAME COLUMN a TO z")
+    if gap:
+        r.foreign.run("UPDATE t SET z = 'gap'")
+    changes = r.settle()
+    assert [name for name, _ in told(changes)] == ["t"]
+    r.foreign.run("UPDATE t SET z = 'later'")
+    assert len(r.check()) == 2
+
+
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_foreign_rename_of_a_table(rig: Attach, gap: bool) -> None:
+    r = rig(T, SEED)
+    r.foreign.run("ALTER TABLE t RENAME TO u")
+    if gap:
+        r.foreign.run("UPDATE u SET a = 'gap'")
+    changes = r.settle()
+    assert told(changes) == [("t", False), ("u", True)]
+    r.foreign.run("UPDATE u SET a = 'later'")
+    assert [c.table.name for c in r.check()] == ["u", "u"]
+
+
+def test_two_tables_that_swap_their_names(rig: Attach) -> None:
+    r = rig(T, SEED, "CREATE TABLE u(k TEXT PRIMARY KEY)", "INSERT INTO u VALUES ('k')")
+    r.foreign.script("ALTER TABLE t RENAME TO x", "ALTER TABLE u RENAME TO t", "ALTER TABLE x RENAME TO u")
+    assert told(r.settle()) == [("t", False), ("u", False), ("t", True), ("u", True)]
+    r.foreign.script("INSERT INTO t VALUES ('l')", "DELETE FROM u")
+    assert len(r.check()) == 3
+
+
+def test_foreign_tables_come_and_go(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.script("CREATE TABLE n(x)", "INSERT INTO n VALUES (1)", "CREATE TABLE empty(x)")
+    assert told(r.settle()) == [("empty", False), ("n", True)]
+    r.foreign.script("DROP TABLE t", "DROP TABLE empty")
+    r.check()
+    assert set(r.captured()) == {"n"}
+    r.foreign.script("DROP TABLE n", "CREATE TABLE n(x)")
+    assert told(r.settle()) == [("n", True)]
+    r.foreign.run("INSERT INTO n VALUES (1)")
+    assert len(r.check()) == 1
+
+
+REBUILD = (
+    "CREATE TABLE t_new(id INTEGER PRIMARY KEY, a TEXT NOT NULL, b)",
+    "INSERT INTO t_new SELECT * FROM t",
+    "DROP TABLE t",
+    "ALTER TABLE t_new RENAME TO t",
+)
+
+
+@pytest.mark.parametrize("looks", [(), (0,), (1,), (2,), (0, 1, 2), (3,)])
+def test_a_foreign_rebuild_seen_at_any_of_its_steps(rig: Attach, looks: tuple[int, ...]) -> None:
+    r = rig(T, SEED)
+    changes = []
+    for place, statement in enumerate(REBUILD):
+        r.foreign.run(statement)
+        if place in looks:
+            changes += r.settle()
+    changes += r.settle()
+    assert ("t", True) in told(changes)
+    for statement in ("INSERT INTO t VALUES (9, 9, 9)", "UPDATE t SET a = 'n'", "REPLACE INTO t VALUES (1, 1, 1)"):
+        r.foreign.run(statement)
+        r.check()
+    assert set(r.captured()) == {"t"}
+
+
+def test_a_rebuild_in_one_transaction_through_the_server(rig: Attach) -> None:
+    r = rig(T, SEED)
+    assert r.write(*REBUILD) == [""] * 4
+    r.settle()
+    r.foreign.script("INSERT INTO t VALUES (9, 9, 9)", "DELETE FROM t")
+    assert len(r.check()) == 4
+
+
+def test_a_foreign_drop_column_fails_with_the_name_of_our_trigger(rig: Attach) -> None:
+    r = rig(T, SEED)
+    said = r.foreign.attempt("ALTER TABLE t DROP COLUMN a")
+    assert "error in trigger _headwater_" in said
+    assert r.check() == []
+    r.foreign.run("UPDATE t SET a = 1")
+    assert len(r.check()) == 2
+
+
+def test_foreign_triggers_of_ours_that_were_dropped_are_put_back(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.script("DROP TRIGGER _headwater_1_insert", "INSERT INTO t VALUES (9, 9, 9)")
+    assert told(r.settle()) == [("t", True)]
+    r.foreign.run("INSERT INTO t VALUES (10, 9, 9)")
+    assert ops(r.check()) == ["insert"]
+
+
+def test_a_foreign_vacuum_renumbers_only_tables_without_a_key(rig: Attach) -> None:
+    r = rig(T, SEED, "CREATE TABLE loose(x)", "INSERT INTO loose(rowid, x) VALUES (5, 'a'), (9, 'b')")
+    r.foreign.run("VACUUM")
+    assert told(r.settle()) == [("loose", True)]
+    r.foreign.script("UPDATE loose SET x = 'c'", "UPDATE t SET a = 0")
+    r.check()
+    r.foreign.run("VACUUM")
+    assert told(r.settle()) == [("loose", True)]
+
+
+def test_a_vacuum_with_writes_around_it(rig: Attach) -> None:
+    r = rig("CREATE TABLE loose(x)", "INSERT INTO loose(rowid, x) VALUES (5, 'a'), (9, 'b')")
+    r.foreign.script("UPDATE loose SET x = 'b1' WHERE x = 'b'", "VACUUM", "INSERT INTO loose VALUES ('c')")
+    assert ("loose", True) in told(r.settle())
+    r.foreign.run("DELETE FROM loose")
+    assert len(r.check()) == 3
+
+
+def test_an_index_created_by_others_widens_what_is_looked_for(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.run("CREATE UNIQUE INDEX i ON t(a)")
+    r.pull()
+    r.foreign.run("REPLACE INTO t VALUES (9, 'x', 'new')")
+    assert sorted(ops(r.check())) == ["delete", "insert"]
+
+
+def test_a_unique_index_used_in_the_gap_asks_for_a_snapshot(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.script("CREATE UNIQUE INDEX i ON t(a)", "REPLACE INTO t VALUES (9, 'x', 'new')")
+    assert ("t", True) in told(r.settle())
+
+
+def test_ddl_while_stopped(rig: Attach) -> None:
+    r = rig(T, SEED)
+    r.foreign.run("UPDATE t SET a = 0")
+    r.check()
+    r.close()
+    r.foreign.script(
+        "ALTER TABLE t ADD COLUMN c", "UPDATE t SET c = 1", "CREATE TABLE n(x)", "INSERT INTO n VALUES (1)"
+    )
+    r.open()
+    changes = r.settle()
+    assert ("t", True) in told(changes) and ("n", True) in told(changes)
+    r.foreign.script("UPDATE t SET c = 2", "DELETE FROM n")
+    r.check()

@@ -1,0 +1,51 @@
+"""Views defined anew are told to the readers of their tables; new ones are not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.capture.captured_database import Running, foreign, running
+
+from headwater.model.change import Op
+from headwater.sources.sqlite.schema.view_definitions import moved, read_by, remembered
+
+
+def test_what_moved_is_what_went_came_back_or_is_another() -> None:
+    before = {"same": "x", "other": "x", "gone": "x", "back": None, "still gone": None}
+    now = {"same": "x", "other": "y", "back": "x", "new": "x"}
+    assert moved(before, now) == ["other", "gone", "back"]
+    assert remembered(before, now) == {**now, "gone": None, "still gone": None}
+    assert moved(remembered(before, now), now) == []
+
+
+def test_a_view_reads_what_its_text_and_those_of_views_in_it_name() -> None:
+    texts = {
+        "a": "CREATE VIEW a AS SELECT * FROM b JOIN Orders",
+        "b": 'CREATE VIEW b AS SELECT * FROM "odd""name", a',  # in a circle: SQLite finds that out only when asked
+        "c": None,
+    }
+    assert read_by("a", texts, ["orders", 'odd"name', "elsewhere"]) == {"orders", 'odd"name'}
+    assert read_by("c", texts, ["orders"]) == set()
+
+
+def told(one: Running) -> list[str]:
+    one.caught_up()
+    return [f"{c.table.name}: {c.ddl}" for c in one.changes() if c.op is Op.SCHEMA_CHANGE]
+
+
+def test_a_view_defined_anew_is_told_by_whoever_did_it(tmp_path: Path) -> None:
+    with running(tmp_path) as one:
+        one.run("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        one.run("CREATE TABLE u(id INTEGER PRIMARY KEY)")
+        one.run("CREATE VIEW v AS SELECT id FROM t")
+        one.run("CREATE VIEW w AS SELECT id FROM v")
+        before = told(one)
+        one.run("DROP VIEW v")
+        assert told(one)[len(before) :] == ["t: DROP VIEW v"]
+        one.run("CREATE VIEW v AS SELECT id FROM u")
+        assert told(one)[len(before) + 1 :] == ["u: CREATE VIEW v AS SELECT id FROM u"]
+        seen = len(told(one))
+        foreign(Path(one.source.path), "DROP VIEW w", "CREATE VIEW w AS SELECT id + 1 FROM v")
+        assert told(one)[seen:] == ["u: CREATE VIEW w AS SELECT id + 1 FROM v"]
+        one.run("ALTER TABLE t ADD COLUMN x")
+        assert told(one)[seen + 1 :] == ["t: ALTER TABLE t ADD COLUMN x"]

@@ -1,0 +1,152 @@
+"""Interactive transactions of the SQLite source: how they wait, how they are stopped, what they then say."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+
+import pytest
+from tests.sources.sqlite_source import Rig
+from tests.suite.deadlines import PATIENCE
+
+from headwater.errors import Busy, TxExpired
+from headwater.sources.sqlite.write import interactive_transaction as room
+from headwater.sources.write import Session
+
+TABLE = "CREATE TABLE t(id INTEGER PRIMARY KEY, v)"
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c WHERE x < 0"
+
+
+def run(sql: str) -> Callable[[Session], object]:
+    return lambda session: session.execute(sql)
+
+
+def test_a_long_write_stopped_by_the_expiry_says_so_there_and_at_the_commit(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE, tx_seconds=0.1)
+    tx = one.source.begin()
+    with pytest.raises(TxExpired) as found:
+        tx.run(run(f"INSERT INTO t(v) {ENDLESS}")).result(PATIENCE)
+    assert found.value.retryable
+    assert tx.is_over
+    with pytest.raises(TxExpired):
+        tx.commit().result(PATIENCE)
+
+
+def test_a_long_read_stopped_by_the_age_of_its_snapshot_says_so(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "READ_SECONDS", 0.1)
+    one = rig(TABLE)
+    tx = one.source.begin(read_only=True)
+    with pytest.raises(TxExpired):
+        tx.run(run(ENDLESS)).result(PATIENCE)
+    assert tx.is_over
+    with pytest.raises(TxExpired):
+        tx.rollback().result(PATIENCE)
+    assert one.source.status()["open_transactions"] == 0
+
+
+def test_a_transaction_with_a_step_under_way_is_not_idle(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE, tx_seconds=20, tx_idle_seconds=0.02)
+    tx = one.source.begin()
+    never = threading.Event()
+
+    def slow(session: Session) -> None:
+        session.execute("INSERT INTO t VALUES (1, 'x')")
+        never.wait(0.2)  # ten times what idling may last
+
+    step, commit = tx.run(slow), tx.commit()
+    step.result(PATIENCE)
+    assert commit.result(PATIENCE).tables.keys() == {"t"}
+
+
+def test_a_transaction_that_waits_in_vain_is_told_busy_and_may_try_again(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE, tx_seconds=1.0)
+    entered, go = threading.Event(), threading.Event()
+
+    def hold(_: Session) -> None:
+        entered.set()
+        assert go.wait(PATIENCE)
+
+    held = one.source.write(hold)
+    assert entered.wait(PATIENCE)
+    tx = one.source.begin()
+    with pytest.raises(Busy, match="other transactions hold"):
+        tx.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
+    go.set()
+    held.result(PATIENCE)
+    tx.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
+    tx.commit().result(PATIENCE)
+    one.check()
+
+
+def test_closing_does_not_wait_for_those_that_wait(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE, tx_seconds=60, tx_idle_seconds=60)
+    holder, waiter = one.source.begin(), one.source.begin()
+    holder.run(run("INSERT INTO t VALUES (1, 'x')")).result(PATIENCE)
+    step = waiter.run(run("INSERT INTO t VALUES (2, 'x')"))
+    one.close()
+    assert not wait([step], PATIENCE).not_done
+    with pytest.raises(TxExpired):
+        step.result(0)
+    for tx in (holder, waiter):
+        with pytest.raises(TxExpired):
+            tx.commit().result(PATIENCE)
+
+
+def test_a_transaction_that_has_read_waits_for_a_foreign_lock(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE)
+    tx = one.source.begin()
+    tx.run(run("SELECT count(*) FROM t")).result(PATIENCE)
+    one.foreign.run("BEGIN IMMEDIATE")
+    step = tx.run(run("INSERT INTO t VALUES (1, 'ours')"))
+    assert not wait([step], 0.1).done
+    one.foreign.run("ROLLBACK")
+    step.result(PATIENCE)
+    tx.commit().result(PATIENCE)
+    one.check()
+
+
+@pytest.mark.parametrize("first", ["SELECT count(*) FROM t", None])
+def test_a_foreign_lock_held_too_long_is_named(
+    rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, first: str | None
+) -> None:
+    monkeypatch.setattr("headwater.sources.sqlite.setup.database_file.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(room, "BUSY_SECONDS", 0.1)
+    one = rig(TABLE)
+    tx = one.source.begin()
+    if first:
+        tx.run(run(first)).result(PATIENCE)
+    one.foreign.run("BEGIN IMMEDIATE")
+    with pytest.raises(Busy, match="another process has held"):
+        tx.run(run("INSERT INTO t VALUES (1, 'ours')")).result(PATIENCE)
+    one.foreign.run("ROLLBACK")
+    written = tx.run(run("INSERT INTO t VALUES (1, 'ours')"))
+    written.result(PATIENCE)
+    assert tx.commit().result(PATIENCE).offset == one.source.head()
+    one.check()
+
+
+def test_a_transaction_that_has_read_what_others_changed_since_is_told_that(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE)
+    tx = one.source.begin()
+    tx.run(run("SELECT count(*) FROM t")).result(PATIENCE)
+    one.foreign.run("INSERT INTO t VALUES (1, 'foreign')")
+    with pytest.raises(Busy, match="changed since"):
+        tx.run(run("INSERT INTO t VALUES (2, 'ours')")).result(PATIENCE)
+    tx.rollback().result(PATIENCE)
+    one.check()
+
+
+def test_a_step_behind_the_commit_hears_that_it_was_kept(rig: Callable[..., Rig]) -> None:
+    one = rig(TABLE)
+    tx = one.source.begin()
+    tx.run(run("INSERT INTO t VALUES (1, 'x')"))
+    commit = tx.commit()
+    late = tx.run(run("INSERT INTO t VALUES (2, 'x')"))
+    commit.result(PATIENCE)
+    with pytest.raises(TxExpired, match="committed") as found:
+        late.result(PATIENCE)
+    assert "Nothing" not in found.value.hint
+    one.check()

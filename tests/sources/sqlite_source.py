@@ -1,0 +1,141 @@
+"""A SQLite source on a file, the strict fold of what it follows, and a foreign process on the same file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.guarantees.fold import Fold
+from tests.sources.sqlite_writer_process import Foreign
+from tests.suite.deadlines import PATIENCE
+
+from headwater.errors import HeadwaterError
+from headwater.model.change import Change, Op, Transaction
+from headwater.model.table import Table
+from headwater.sources.sqlite.settings import SqliteConfig
+from headwater.sources.sqlite.source import SqliteSource
+from headwater.sources.write import Session
+
+
+class MemoryNotes:
+    """Notes that live as long as the test."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def note(self, name: str) -> str:
+        return self.kept.get(name, "")
+
+    def set_notes(self, **notes: str) -> None:
+        self.kept |= notes
+
+
+class Rig:
+    """Nothing moves by itself here: `pull` follows once, `check` compares fold and file."""
+
+    def __init__(self, path: Path, foreign: Foreign, **settings: Any) -> None:
+        self.path, self.foreign = path, foreign
+        self.config = SqliteConfig(**{"wal": True, **settings})
+        self.notes = MemoryNotes()
+        self.after = 0
+        self.fold = Fold()
+        self.source: SqliteSource
+        self._open = False
+
+    def attach(self) -> Rig:
+        """Open the source and begin the fold with the tables as they are."""
+        self.open()
+        for name, table in self.captured().items():
+            self.fold.load_raw(table, self.foreign.rows(name, table.names))
+        return self
+
+    def open(self) -> None:
+        """Open the source; the fold goes on where it is."""
+        self.source = SqliteSource("main", str(self.path), notes=self.notes, config=self.config)
+        self._open = True
+        reason = self.source.prove(generation="g", latest=self.after, read=lambda after: iter(()))
+        assert reason == "", reason
+
+    def captured(self) -> dict[str, Table]:
+        """The tables with triggers, as they are now."""
+        shapes = self.source.describe()
+        return {name: shapes[name] for name in self.source.status()["tables"]}
+
+    def transactions(self) -> list[Transaction]:
+        """What was committed since the last look, applied to the fold."""
+        found = list(self.source.follow(after=self.after))
+        for part in found:
+            assert part.first == self.after + 1, f"{part.first} follows {self.after}"
+            assert part.changes
+            self.after = part.upto
+            self.fold.apply_all(part.changes)
+        return found
+
+    def pull(self) -> list[Change]:
+        """The same as changes, until nothing new comes: following may itself ask for a snapshot."""
+        found: list[Change] = []
+        while new := self.transactions():
+            found += [change for part in new for change in part.changes]
+        return found
+
+    def check(self) -> list[Change]:
+        """Follow, then compare every captured table; nothing may have asked for a snapshot."""
+        changes = self.pull()
+        assert self.fold.unknown == set(), f"a snapshot was asked for {self.fold.unknown}"
+        self.compare()
+        return changes
+
+    def settle(self) -> list[Change]:
+        """Follow, take the snapshots that are asked for, compare; the changes."""
+        changes = self.pull()
+        for name in sorted(self.fold.unknown):
+            table = self.fold.tables[name]
+            self.fold.load_raw(table, self.foreign.rows(name, table.names))
+        self.compare()
+        return changes
+
+    def compare(self) -> None:
+        """Fold and file are equal."""
+        captured = self.captured()
+        assert set(self.fold.tables) == set(captured)
+        for name, table in captured.items():
+            assert self.fold.tables[name].names == table.names
+            self.fold.check(name, self.foreign.rows(name, table.names))
+
+    def write(self, *statements: str, args: Sequence[Any] = ()) -> list[str]:
+        """Statements in one transaction through the source; what each failed with, or ""."""
+
+        def work(session: Session) -> list[str]:
+            return [_attempt(session, statement, args) for statement in statements]
+
+        return self.source.write(work).result(PATIENCE).value
+
+    def close(self) -> None:
+        """Close the source, if it is open."""
+        if self._open:
+            self.source.close()
+        self._open = False
+
+
+def _attempt(session: Session, statement: str, args: Sequence[Any]) -> str:
+    try:
+        session.execute(statement, args)
+    except HeadwaterError as error:
+        return error.message
+    return ""
+
+
+def ops(changes: Sequence[Change]) -> list[str]:
+    """`insert`, `update` … of row changes."""
+    return [change.op.word for change in changes if change.op is not Op.SCHEMA_CHANGE]
+
+
+def schema_changes(changes: Sequence[Change]) -> list[Change]:
+    """The others."""
+    return [change for change in changes if change.op is Op.SCHEMA_CHANGE]
+
+
+def images(changes: Sequence[Change]) -> list[tuple[Any, Any]]:
+    """Before and after of each row change."""
+    return [(change.before, change.after) for change in changes if change.op is not Op.SCHEMA_CHANGE]
