@@ -17,8 +17,8 @@ from bench.sides import folder, medians, server, versions
 from headwater.client import Client, Described
 from headwater.pipeline.spark.frames import register
 from headwater.pipeline.spark.java import find_java
-from headwater.pipeline.spark.schema import changes_schema, struct_of
 from headwater.pipeline.spark.session import close_session, open_session
+from headwater.pipeline.transform.schema import changes_schema, struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

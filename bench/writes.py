@@ -14,7 +14,7 @@ from pathlib import Path
 import apsw
 
 from bench.sides import INSERT, TABLE, Notes, folder, medians, new_file, rows, server, versions
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource
 

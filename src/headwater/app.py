@@ -35,10 +35,10 @@ from headwater.model.answer_limits import MEMORY
 from headwater.queries.head_checks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
+from headwater.ranges.pull.jobs import Place
 from headwater.ranges.ranges.lease import hold_again
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.ranges.ranges.store import Store
-from headwater.ranges.worker.jobs import Place
 from headwater.ranges.worker.position_requests import Desk
 from headwater.ranges.worker.process import WorkerProcess
 from headwater.sources import registry

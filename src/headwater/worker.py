@@ -19,8 +19,8 @@ from pathlib import Path
 import msgspec
 
 from headwater.log.disk.disk_log import DiskLog
+from headwater.ranges.pull.jobs import Place
 from headwater.ranges.pull.slice_cache import Cache
-from headwater.ranges.worker.jobs import Place
 from headwater.ranges.worker.position_requests import Asked
 from headwater.ranges.worker.process import READY, Settings
 from headwater.ranges.worker.worker import Worker

@@ -24,8 +24,8 @@ from headwater.client.protocol import (
 )
 from headwater.errors import ConfigError, HeadwaterError, OffsetExpired, StaleEpoch, Unavailable
 from headwater.model.keys.key import Span
-from headwater.serve.http.application import problem
 from headwater.serve.rpc.envelope import error_body
+from headwater.serve.server.application import problem
 
 
 def every_kind(kind: type[HeadwaterError] = HeadwaterError) -> Iterator[type[HeadwaterError]]:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from headwater.errors import InvalidRequest
-from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
 from headwater.model.literal import to_lit
 from headwater.model.table import Column, Key, Row, Table

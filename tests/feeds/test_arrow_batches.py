@@ -17,7 +17,7 @@ from headwater.feeds import arrow_batches as batches_module
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.reader_state import Seat
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 
 

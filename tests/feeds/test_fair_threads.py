@@ -112,7 +112,7 @@ def test_whoever_leaves_no_thread_is_lost(seed: int) -> None:
         return turns
 
     turns = asyncio.run(main())
-    assert [turns.take((database, "x")) for database in "abcd"] == [True] * 4
+    assert [turns.take((database, "of " + database)) for database in "abcd"] == [True] * 4
 
 
 def test_task_that_many_wait_for_has_a_turn_of_its_own() -> None:
@@ -241,3 +241,11 @@ def test_call_that_waits_for_a_thread_when_threads_close_is_unavailable() -> Non
             await asyncio.wait_for(waiting, PATIENCE)
 
     asyncio.run(main())
+
+
+def test_caller_has_one_share_in_all_databases() -> None:
+    turns = Turns(8)
+    assert [turns.take((str(database), "x")) for database in range(8)] == [True] * 5 + [False] * 3
+    assert turns.take(("a", "y")) and turns.take(("b", "")) and turns.take(("c", ""))
+    turns.give_back(("0", "x"))
+    assert turns.take(("9", "x"))

@@ -21,11 +21,11 @@ from headwater.feeds.deliver.log_reader import View, read_page
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
+from headwater.feeds.options import Options
 from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, cut_of, highest, lowest
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscription import SnapshotState
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
-from headwater.feeds.subscriptions.subscription import SnapshotState
 from headwater.log.log import Retention
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.principal import Principal

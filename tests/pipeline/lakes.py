@@ -11,14 +11,14 @@ from deltalake import DeltaTable
 from tests.conformance.live_server import Live
 
 from headwater.client import Client
-from headwater.pipeline.run import run as running
+from headwater.pipeline import runner as running
 from headwater.pipeline.run.carry import Carried
 from headwater.pipeline.run.events import Silent
 from headwater.pipeline.run.progress import MetaStore, RangeProgress, Task
 from headwater.pipeline.run.resources import sink_of
-from headwater.pipeline.run.run import Summary, run
 from headwater.pipeline.run.spec import PipelineSpec, parse_spec
-from headwater.pipeline.spark.schema import fit, rows_schema
+from headwater.pipeline.runner import Summary, run
+from headwater.pipeline.transform.schema import fit, rows_schema
 from headwater.pipeline.verify.verify import TableReport, verify
 
 if TYPE_CHECKING:

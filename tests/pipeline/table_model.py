@@ -22,8 +22,8 @@ from tests.suite.deadlines import PATIENCE
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.sink import Part, Plan, Step
-from headwater.pipeline.spark.schema import changes_schema, rows_schema, struct_of
-from headwater.pipeline.transform.part_ends import ended, with_end
+from headwater.pipeline.spark.part_ends import ended, with_end
+from headwater.pipeline.transform.schema import changes_schema, rows_schema, struct_of
 
 Row = dict[str, Any]
 

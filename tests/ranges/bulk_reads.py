@@ -14,9 +14,9 @@ from tests.capture.captured_database import Running
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.keys.key import Span
 from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
+from headwater.ranges.pull.jobs import LogJob, Pick, Place, SnapshotJob, TablesJob
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.slice_cache import Cache, Slice
-from headwater.ranges.worker.jobs import LogJob, Pick, Place, SnapshotJob, TablesJob
 from headwater.ranges.worker.open_databases import DurableLog
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 

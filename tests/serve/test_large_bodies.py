@@ -18,14 +18,21 @@ from headwater.errors import Busy, RequestTooLarge
 from headwater.model.principal import Principal
 from headwater.serve.api import Api
 from headwater.serve.gateway import messages
-from headwater.serve.http import request_body as bodies
 from headwater.serve.http.handlers import rows
-from headwater.serve.http.request_body import LARGE, MAX_ELEMENTS, BodyMemory, check_elements
+from headwater.serve.limits import request_body as bodies
 from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.request_body import (
+    LARGE,
+    MAX_ELEMENTS,
+    MAX_EXPONENTS,
+    BodyMemory,
+    check_elements,
+    check_exponents,
+)
 from headwater.serve.limits.stream_limits import Places
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import envelope as rpc
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 LISTS = b"[" + b"[]," * MAX_ELEMENTS + b"[]]"
 JSON = {"content-type": "application/json"}
@@ -183,3 +190,28 @@ def test_body_counts_until_its_request_is_answered(client: Client, monkeypatch: 
             go_on.set()
         assert answer.result().json()["ok"]
     wait_until(lambda: memory.used == 0, "the memory was released")
+
+
+SLOW = ["1e308", "5e-324", "1E+0308", "2.5e-0000310"]
+
+
+@pytest.mark.parametrize("number", SLOW)
+def test_body_of_many_numbers_that_are_slow_to_read_is_refused(number: str) -> None:
+    body = f"[{','.join([number] * (MAX_EXPONENTS + 1))}]".encode()
+    with pytest.raises(RequestTooLarge, match="exponent"):
+        check_exponents(body)
+    check_exponents(body.replace(b",", b"", 2).replace(number.encode(), b"1", 1))
+
+
+def test_texts_that_look_like_slow_numbers_are_accepted() -> None:
+    check_exponents(json.dumps([f"4{number}" for number in SLOW] * MAX_EXPONENTS).encode())
+    check_exponents(json.dumps([1.5, 1e22, 3e99] * MAX_EXPONENTS).encode())
+
+
+def test_slow_numbers_are_refused_on_every_way_in(client: Client) -> None:
+    numbers = f"[{','.join(['1e308'] * (MAX_EXPONENTS + 1))}]"
+    body = f'{{"id": 1, "method": "query.select", "params": {{"sql": "SELECT 1", "args": {numbers}}}}}'
+    answer = client.http.post("/api/v1/rpc", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"
+    asked = messages.read(f'{{"id": 1, "type": "sql", "payload": {{"sql": "SELECT 1", "params": {numbers}}}}}')
+    assert isinstance(asked.error, RequestTooLarge)

@@ -17,8 +17,8 @@ from tests.suite.deadlines import PATIENCE, wait_until
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.filters.row_filter import Rule
 from headwater.serve.http.handlers.streams import _carry
+from headwater.serve.http.websocket_protocol import FramedWebSocket
 from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
-from headwater.serve.server.websocket_protocol import FramedWebSocket
 
 MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400) "
 MANY += "INSERT INTO t(note) SELECT printf('%.1000c', 'x') FROM n"

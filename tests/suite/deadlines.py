@@ -7,9 +7,9 @@ a machine that is busy with something else.
 import time
 from collections.abc import Callable
 
+from headwater.feeds import subscription_requests
 from headwater.feeds.deliver import source_head
 from headwater.feeds.query_feeds import answer_confirmation
-from headwater.feeds.subscriptions import subscriptions
 from headwater.queries import head_checks
 from headwater.ranges.pull import table_status
 from headwater.serve.grpc import changefeed
@@ -24,7 +24,7 @@ CATCH_UP_SECONDS = 5.0  # that a server in this process waits for its log
 # the machine is busy for that long.
 LIMITS = [
     (module, "CATCH_UP_SECONDS")
-    for module in (table_snapshots, changefeed, source_head, table_status, head_checks, pulls, subscriptions)
+    for module in (table_snapshots, changefeed, source_head, table_status, head_checks, pulls, subscription_requests)
 ]
 LIMITS += [(answer_confirmation, "WAIT_SECONDS"), (barriers, "SECONDS")]
 

@@ -22,17 +22,17 @@ from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.delivery_counts import Tally
 from headwater.feeds.fair_threads import Threads
-from headwater.feeds.formats.invalidation import BRIEF
+from headwater.feeds.options import Options
+from headwater.feeds.query_feeds.invalidation import BRIEF
 from headwater.feeds.query_feeds.query_instances import Args, Questions
 from headwater.feeds.query_feeds.query_view import QueryView
-from headwater.feeds.query_feeds.watched_instances import Watching, allowed
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, Lease, Position, SnapshotReader
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
+from headwater.feeds.subscription_requests import Subscriptions, tables_of
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, lits_of
 from headwater.feeds.subscriptions.subscribe_table import SNAPSHOT, Request, SubscribeTable, check, named_tables
-from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription, check_has_rows, owes_rows
-from headwater.feeds.subscriptions.subscriptions import Subscriptions, tables_of
+from headwater.feeds.watched_instances import Watching, allowed
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 

@@ -24,7 +24,7 @@ from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailab
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED
 from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.filters.filter import Cut
-from headwater.feeds.subscriptions.subscription import END, SnapshotState
+from headwater.feeds.subscription import END, SnapshotState
 from headwater.model.change import Change, Op
 from headwater.model.per_table import PerTable
 from headwater.model.row_msgpack import decode_row, encode_row

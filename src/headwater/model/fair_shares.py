@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter, deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from headwater.errors import Busy
@@ -31,14 +35,15 @@ class FairShares(Generic[W]):
     """Shares `places` among databases and their callers; at most `most` calls of one database hold one or wait.
 
     The calls of a caller wait behind its own only: the callers that wait go on in turn. A call that runs is not
-    stopped, so no database may have every place, and no caller every place of its database. Not thread-safe.
+    stopped, so of SPARE places or more no database may have every one, and no caller the places of a whole database,
+    in whichever databases it calls. Not thread-safe.
     """
 
     def __init__(self, places: int, most: int = sys.maxsize, *, caller_share: int | None = None) -> None:
         self._free, self._share, self._most = places, places - places // SPARE, most
         self._caller_share = caller_share or max(self._share - max(self._share // SPARE, 1), 1)
         self._open_share = self._share - self._share // SPARE  # of all who have no name of their own
-        self._running: Counter[str | Holder] = Counter()  # by database, and by caller of a database
+        self._running: Counter[Holder] = Counter()  # by database, and by caller
         self._queued: Counter[str] = Counter()  # by database
         self._waiting: dict[Holder, deque[W]] = {}  # whose turn is next comes first
 
@@ -49,17 +54,18 @@ class FairShares(Generic[W]):
 
     def take(self, whose: Holder) -> bool:
         """Try to acquire a place without waiting."""
+        database, caller = _counted(whose)
         share = self._open_share if whose[1] in UNNAMED else self._caller_share
-        if not self._free or self._running[whose[0]] >= self._share or self._running[whose] >= share:
+        if not self._free or self._running[database] >= self._share or self._running[caller] >= share:
             return False
         self._free -= 1
-        self._running[whose[0]] += 1
-        self._running[whose] += 1
+        self._running[database] += 1
+        self._running[caller] += 1
         return True
 
     def enqueue(self, whose: Holder, waiter: W) -> None:
         """Give `waiter` a place when it is its turn; raise Busy when too many calls of the database wait already."""
-        if self._queued[whose[0]] + self._running[whose[0]] >= self._most:
+        if self._queued[whose[0]] + self._running[_counted(whose)[0]] >= self._most:
             raise Busy(f"{self._most} reads are waiting already")
         self._waiting.setdefault(whose, deque()).append(waiter)
         self._queued[whose[0]] += 1
@@ -67,7 +73,7 @@ class FairShares(Generic[W]):
     def give_back(self, whose: Holder) -> None:
         """Release the place of a call that is over."""
         self._free += 1
-        for each in (whose[0], whose):
+        for each in _counted(whose):
             self._running[each] -= 1
             if not self._running[each]:
                 del self._running[each]
@@ -90,3 +96,50 @@ class FairShares(Generic[W]):
         if not self._queued[whose[0]]:
             del self._queued[whose[0]]
         return self._waiting[whose].popleft()
+
+
+def _counted(whose: Holder) -> tuple[Holder, Holder]:
+    """Return what a call counts for: its database, and its caller. Callers without a name count by database."""
+    database, caller = whose
+    return (database, ""), ("", caller) if caller not in UNNAMED else (database, "unnamed")
+
+
+class FairPlaces:
+    """Places shared fairly by threads, which wait for them. Thread-safe."""
+
+    def __init__(self, count: int, caller_share: int | None = None) -> None:
+        self._lock = threading.Lock()  # guards _shares
+        self._shares: FairShares[Future[None]] = FairShares(count, caller_share=caller_share)
+
+    @contextmanager
+    def held(self, whose: Holder) -> Generator[None]:
+        """Hold a place; wait for it first."""
+        self._acquire(whose)
+        try:
+            yield
+        finally:
+            self._release(whose)
+
+    def yield_turn(self, whose: Holder) -> None:
+        """Let the calls that wait go first. The caller holds a place, before and after."""
+        if self.has_waiting:
+            self._release(whose)
+            self._acquire(whose)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether any call waits for a place."""
+        with self._lock:
+            return self._shares.has_waiting
+
+    def _acquire(self, whose: Holder) -> None:
+        turn: Future[None] = Future()
+        with self._lock:
+            if self._shares.take(whose):
+                return
+            self._shares.enqueue(whose, turn)
+        turn.result()
+
+    def _release(self, whose: Holder) -> None:
+        with self._lock:
+            self._shares.give_back(whose)

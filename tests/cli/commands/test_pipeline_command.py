@@ -336,7 +336,7 @@ class Played:
         self.reports: list[Any] = []
         self.error: Exception | None = None
         self.stops = False
-        monkeypatch.setitem(sys.modules, "headwater.pipeline.run.run", SimpleNamespace(run=self.run))  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, "headwater.pipeline.runner", SimpleNamespace(run=self.run))  # type: ignore[arg-type]
         monkeypatch.setitem(sys.modules, "headwater.pipeline.verify.verify", SimpleNamespace(verify=self.verify))  # type: ignore[arg-type]
 
     def run(self, spec: Any, *, once: bool, master: str | None, watcher: Any, stop: Any, then_verify: bool) -> Any:
@@ -470,7 +470,7 @@ def test_tables_and_columns_that_are_not_there_are_told_before_spark_starts(
 
 
 def test_who_runs_for_ever_is_told_at_once_that_nobody_answers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from headwater.pipeline.run import run as running
+    from headwater.pipeline import runner as running
 
     told: list[str] = []
     watcher = SimpleNamespace(retrying=lambda task, error, failures: told.append(error.hint))

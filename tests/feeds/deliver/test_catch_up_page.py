@@ -14,7 +14,7 @@ from headwater.feeds.deliver.catch_up_page import SLACK, Piece, read_piece
 from headwater.feeds.deliver.log_reader import SCAN, View
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.debezium_encoder import IS_BUILT
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog
 from headwater.log.transaction_parts import BLOCK_CHANGES

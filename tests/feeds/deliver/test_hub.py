@@ -34,7 +34,7 @@ from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver import hub_batch as batch_module
 from headwater.feeds.deliver.group import Group
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 
 

@@ -19,9 +19,9 @@ from headwater.feeds.deliver import poll as polling
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.poll import Asked, Poll
 from headwater.feeds.deliver.reader_state import Seat
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
+from headwater.feeds.subscription import Subscription
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.feeds.subscriptions.subscription import Subscription
 from headwater.model.change import Change, Op
 from headwater.model.principal import Principal
 

@@ -37,9 +37,9 @@ from headwater.feeds.deliver import stream as stream_module
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.stream import Stream
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
+from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.feeds.subscriptions.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import parse_ts
 from headwater.model.principal import Principal

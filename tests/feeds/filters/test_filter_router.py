@@ -18,7 +18,7 @@ from tests.sources.sqlite_source import Rig
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.filters.filter import Filter
 from headwater.feeds.filters.filter_router import Router
-from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
 from headwater.model.keys.key import Span
 from headwater.model.keys.span_index import SpanIndex

@@ -32,7 +32,7 @@ from tests.feeds.filter_source import (
 from headwater.errors import InvalidRequest, SourceError
 from headwater.feeds.filters.filter import Cut, Filter
 from headwater.feeds.filters.row_filter import same, share
-from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
 from headwater.model.keys.key import encode_key
 from headwater.model.literal import Embedding, from_lit

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tests.feeds.formats.test_fast_rows import BY_TEXT, PAIRED, QUOTED, VALUE, WIDE
 from tests.suite.examples import examples
 
-from headwater.feeds.deliver.frame import Enclosed
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.debezium_encoder import IS_BUILT, Compiled, debezium
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.formats.frame import Enclosed
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table
 from headwater.serve.http import transport_frames

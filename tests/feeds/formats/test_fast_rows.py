@@ -12,7 +12,7 @@ from tests.suite.examples import examples
 from headwater.feeds.formats import envelope
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.fast_rows import MOST, Odd, quick
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Column, Row, Table

@@ -12,7 +12,7 @@ from tests.suite.examples import examples
 
 from headwater.feeds.formats.gateway import GATEWAY
 from headwater.feeds.formats.registry import MAKERS, encoder
-from headwater.feeds.subscriptions.options import FORMATS, Shape
+from headwater.feeds.options import FORMATS, Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.kv_table import SHAPE as PAIRS
 from headwater.model.literal import UNAVAILABLE, to_plain

@@ -7,10 +7,10 @@ from typing import Any
 
 from tests.feeds.feed_database import Fed
 
+from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_groups import QuestionGroups
 from headwater.feeds.query_feeds.query_instances import Answered, Reason
 from headwater.feeds.query_feeds.query_view import QueryView
-from headwater.feeds.subscriptions.options import Options
 from headwater.model.change import Change, Op
 from headwater.model.table import Row
 

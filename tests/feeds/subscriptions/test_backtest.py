@@ -11,11 +11,11 @@ import pytest
 from tests.feeds.feed_database import FILTERS, WITHOUT_SIZE, Fed, Writer, insert
 
 from headwater.errors import InvalidRequest, LimitExceeded, OffsetExpired
-from headwater.feeds.subscriptions import backtest as backtest_module
-from headwater.feeds.subscriptions.backtest import backtest
+from headwater.feeds import backtest as backtest_module
+from headwater.feeds.backtest import backtest
+from headwater.feeds.subscription_requests import Subscriptions
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
-from headwater.feeds.subscriptions.subscriptions import Subscriptions
 from headwater.model.change import Change, Op
 from headwater.model.principal import Principal
 

@@ -34,12 +34,12 @@ from headwater.errors import (
     StorageFull,
     Unavailable,
 )
-from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.options import Options, Shard
+from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
+from headwater.feeds.subscription_requests import Subscriptions
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.store import Stand
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
-from headwater.feeds.subscriptions.subscription import END, SnapshotState, Stretch, Subscription
-from headwater.feeds.subscriptions.subscriptions import Subscriptions
 from headwater.model.principal import Principal
 
 OWNER, ANN, BOB = Principal("root"), Principal("ann", "viewer"), Principal("bob", "viewer")

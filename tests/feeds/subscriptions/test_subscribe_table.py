@@ -12,7 +12,7 @@ from tests.feeds.filter_source import TABLES, FilterSource
 from tests.sources.sqlite_source import Rig
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, NotSupported
-from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.options import Options, Shard
 from headwater.feeds.subscriptions.subscribe_table import Request, Start, SubscribeTable, check
 from headwater.model.table import Column, Table
 

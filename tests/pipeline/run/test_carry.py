@@ -12,8 +12,8 @@ from tests.sources.sqlite_writer_process import Foreign
 
 from headwater.client import Client, Registered
 from headwater.errors import Conflict, NotFound, PipelineError, SinkUnfit
+from headwater.pipeline import runner as running
 from headwater.pipeline.run import carry, resources
-from headwater.pipeline.run import run as running
 from headwater.pipeline.run.spec import parse_spec
 from headwater.pipeline.sinks.sink import Step
 

@@ -14,7 +14,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import NotOwner
 from headwater.pipeline.run.progress import MetaStore
-from headwater.pipeline.run.run import Summary, run
+from headwater.pipeline.runner import Summary, run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -13,8 +13,8 @@ from tests.pipeline.lakes import Lake, Row
 from tests.pipeline.pg_all_types_table import CHANGES, EMPTIED, FILL, KINDS, NAME, SHAPES, PgLive
 from tests.pipeline.table_model import canon
 
-from headwater.pipeline.run.run import run
 from headwater.pipeline.run.spec import PipelineSpec, SinkSpec, TableSpec
+from headwater.pipeline.runner import run
 from headwater.pipeline.spark.jars import FOLDER, KAFKA, have_jars
 from headwater.pipeline.verify.verify import verify
 

@@ -14,7 +14,7 @@ from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Step
 from headwater.pipeline.sinks.sql import sql
-from headwater.pipeline.spark.schema import changes_schema, rows_schema
+from headwater.pipeline.transform.schema import changes_schema, rows_schema
 
 TABLE = Table("t", (Column("id", "i64"), Column("name", "str")), ("id",))
 MIDDLE = encode_key((10,))

@@ -32,8 +32,8 @@ from headwater.pipeline.sinks.delta.merge import TooLarge
 from headwater.pipeline.sinks.delta.part import DONE, FENCED, UNFIT, PartWriter, Place
 from headwater.pipeline.sinks.registry import is_exactly_once, open_sink
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step
-from headwater.pipeline.spark.schema import changes_schema, rows_schema
-from headwater.pipeline.transform.part_ends import ended, with_end
+from headwater.pipeline.spark.part_ends import ended, with_end
+from headwater.pipeline.transform.schema import changes_schema, rows_schema
 
 EVERY_CI_RUN = pytest.mark.soak(seconds=30, every_time=True)
 Row = dict[str, Any]

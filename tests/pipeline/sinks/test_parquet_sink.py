@@ -14,7 +14,7 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.parquet.parquet import ParquetSink, open_parquet
 from headwater.pipeline.sinks.sink import Part, Plan, Step
-from headwater.pipeline.spark.schema import changes_schema, rows_schema
+from headwater.pipeline.transform.schema import changes_schema, rows_schema
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from headwater.errors import HeadwaterError, SinkFenced, SinkGap, SinkUnfit
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.table import Column, Table
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, Sink, State, Step
-from headwater.pipeline.spark.schema import changes_schema, rows_schema
+from headwater.pipeline.transform.schema import changes_schema, rows_schema
 
 
 @pytest.fixture(params=FACTORIES, ids=lambda factory: factory.name)

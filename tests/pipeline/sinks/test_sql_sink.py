@@ -37,7 +37,7 @@ from headwater.pipeline.sinks.sink import HISTORY, Part, Step
 from headwater.pipeline.sinks.sql.rows import RowReader
 from headwater.pipeline.sinks.sql.sql import SqlSink, open_sql
 from headwater.pipeline.sinks.sql.target import Target
-from headwater.pipeline.spark.schema import rows_schema
+from headwater.pipeline.transform.schema import rows_schema
 
 pytest_plugins = ("tests.pipeline.servers",)
 

@@ -41,7 +41,7 @@ class Stream:
 
     def failure(self, **options: Any) -> HeadwaterError:
         """The error that this run ends with."""
-        from headwater.pipeline.spark.failure import cause_of
+        from headwater.pipeline.failure import cause_of
 
         try:
             self.run(**options)

@@ -13,9 +13,9 @@ from tests.pipeline.spark.streams import Stream
 
 from headwater.client import Client
 from headwater.errors import InvalidRequest, NotFound, SchemaChanged
+from headwater.pipeline.failure import cause_of
 from headwater.pipeline.run.stages import Slice
 from headwater.pipeline.sinks.sink import Part
-from headwater.pipeline.spark.failure import cause_of
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
 
 if TYPE_CHECKING:

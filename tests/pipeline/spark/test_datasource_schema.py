@@ -11,7 +11,7 @@ from headwater.model import arrow
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import U64, Embedding
 from headwater.model.table import KINDS, Column, Table
-from headwater.pipeline.spark import schema
+from headwater.pipeline.transform import schema
 
 EVERY = Table("t", tuple(Column(kind, kind) for kind in sorted(KINDS)), ("i64", "str"))
 HIDDEN = Table("h", (Column("rowid", "i64", hidden=True), Column("a", "str")), ("rowid",))

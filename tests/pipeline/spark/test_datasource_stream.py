@@ -115,7 +115,7 @@ def test_it_cannot_begin_where_there_is_no_log(stream: Stream, twin: Twin, start
 
 def reshaped(stream: Stream, twin: Twin, policy: str) -> Exception | None:
     """Run a query while the table changes; how it ended, None if it did not."""
-    from headwater.pipeline.spark.failure import cause_of
+    from headwater.pipeline.failure import cause_of
 
     query = stream.start(False, schemaPolicy=policy)
     query.processAllAvailable()

@@ -5,7 +5,7 @@ import traceback
 import pytest
 
 from headwater.errors import HeadwaterError, OffsetExpired, PipelineError, SchemaChanged, Unavailable
-from headwater.pipeline.spark.failure import cause_of, explain, note, noted, noted_each
+from headwater.pipeline.failure import cause_of, explain, note, noted, noted_each
 
 
 def as_spark_tells(error: Exception) -> Exception:

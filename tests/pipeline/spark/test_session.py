@@ -13,8 +13,8 @@ import pyspark
 import pytest
 
 from headwater.errors import ConfigError, PipelineError
+from headwater.pipeline.failure import explain
 from headwater.pipeline.spark import session
-from headwater.pipeline.spark.failure import explain
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -167,7 +167,7 @@ assert left == [f"{os.getpid()}.log4j2.properties"], left
 close_session(session)
 """
 BAD = """
-from headwater.pipeline.spark.failure import explain
+from headwater.pipeline.failure import explain
 from headwater.pipeline.spark.session import open_session
 try:
     open_session(conf={"spark.driver.memory": "a lot"})

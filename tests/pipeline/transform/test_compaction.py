@@ -12,10 +12,10 @@ from tests.pipeline.table_model import TABLE, Story, frame_of, row
 
 from headwater.errors import SinkUnfit
 from headwater.model.table import Column, Table
-from headwater.pipeline.spark.failure import cause_of
-from headwater.pipeline.spark.schema import changes_schema, identity_of
+from headwater.pipeline.failure import cause_of
 from headwater.pipeline.transform.compaction import free, last_per_key, quoted
 from headwater.pipeline.transform.scd2 import versions
+from headwater.pipeline.transform.schema import changes_schema, identity_of
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.errors import Unavailable
-from headwater.pipeline.transform.part_ends import checked, ended, with_end
+from headwater.pipeline.spark.part_ends import checked, ended, with_end
 
 ROWS = pa.schema([("id", pa.int64()), ("name", pa.string())])
 

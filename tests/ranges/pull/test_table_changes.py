@@ -14,8 +14,8 @@ from headwater.model.arrow import Images
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Table
 from headwater.ranges.pull import table_changes
+from headwater.ranges.pull.jobs import Pick
 from headwater.ranges.pull.table_changes import _WENT, Gatherer
-from headwater.ranges.worker.jobs import Pick
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
 
 NOW = Table("t", (Column("k", "i64"), Column("v", "str")), ("k",), version=2)
@@ -51,7 +51,7 @@ def test_changes_taken_together_are_those_taken_one_by_one(
     log.append(_parts(random.Random(seed)))
     with running(tmp_path) as one:
         place = place_of(one)
-        reader = SqliteReader(place.path, inode=place.inode, generation=place.generation)
+        reader = SqliteReader(place.source.address, inode=place.source.inode, generation=place.generation)
         try:
             found: list[Images] = []
             for many in (8, 10**9):

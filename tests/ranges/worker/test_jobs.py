@@ -7,7 +7,7 @@ import pytest
 from headwater import errors
 from headwater.errors import HeadwaterError, NotFound, OffsetExpired, StaleEpoch
 from headwater.model.keys.key import Span
-from headwater.ranges.worker.jobs import (
+from headwater.ranges.pull.jobs import (
     END,
     FAILURE,
     HEAD,

@@ -26,16 +26,17 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.log.log import Retention
+from headwater.model.fair_shares import FairPlaces
 from headwater.model.keys.key import Span
 from headwater.model.table import Key, Row
 from headwater.ranges.pull import log_slices, snapshot, table_changes
 from headwater.ranges.pull.arrow_pieces import snapshot_pieces
+from headwater.ranges.pull.jobs import LogJob, Pick, SnapshotJob
 from headwater.ranges.pull.log_slices import log_pieces
 from headwater.ranges.pull.snapshot import read_as_of
 from headwater.ranges.pull.undo import LOG_DISAGREES
-from headwater.ranges.worker.jobs import LogJob, Pick, SnapshotJob
 from headwater.ranges.worker.open_databases import Databases
-from headwater.ranges.worker.worker import AT_ONCE, CALLER_SHARE, Places
+from headwater.ranges.worker.worker import AT_ONCE, CALLER_SHARE
 from headwater.sources.read import Chunk
 from headwater.sources.sqlite.query.where import SqliteCondition
 from headwater.sources.sqlite.read.bulk_reader import SqliteReader
@@ -497,7 +498,7 @@ def test_a_place_that_changed_is_opened_anew_and_the_old_one_closed(one: Running
     opened: list[SqliteReader] = []
 
     def open_reader(place: Any, log: object) -> SqliteReader:
-        opened.append(SqliteReader(place.path, inode=place.inode, generation=place.generation))
+        opened.append(SqliteReader(place.source.address, inode=place.source.inode, generation=place.generation))
         return opened[-1]
 
     databases = Databases(open_reader)
@@ -526,7 +527,7 @@ def test_a_reader_that_left_ends_the_work(side: Side) -> None:
 
 
 def test_caller_with_slow_conditions_leaves_places_to_other_callers() -> None:
-    places, order = Places(AT_ONCE, CALLER_SHARE), list[str]()
+    places, order = FairPlaces(AT_ONCE, CALLER_SHARE), list[str]()
     attacker, victim = ("app", "key:attacker"), ("app", "key:victim")
     begun, finish = threading.Semaphore(0), threading.Event()
 
@@ -550,7 +551,7 @@ def test_caller_with_slow_conditions_leaves_places_to_other_callers() -> None:
 
 
 def test_job_that_asks_whether_its_reader_left_lets_waiting_jobs_go_first() -> None:
-    places, whose = Places(1, 1), ("app", "key:one")
+    places, whose = FairPlaces(1, 1), ("app", "key:one")
     order: list[str] = []
 
     def second() -> None:

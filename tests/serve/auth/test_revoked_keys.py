@@ -124,17 +124,21 @@ def test_a_request_whose_body_comes_after_the_key_was_revoked(
 # --- waits: the answer comes after a minute -------------------------------------------------------------------------
 
 
-def test_a_poll_that_waits_answers_nothing_once_its_key_was_revoked(client: Client, found: threading.Event) -> None:
+@pytest.mark.parametrize("name", ["wait_ms", r"wait\u005fms"])
+def test_a_poll_that_waits_answers_nothing_once_its_key_was_revoked(
+    client: Client, found: threading.Event, name: str
+) -> None:
     key = made(client)
     headers = {"authorization": f"Bearer {key['token']}"}
     body = {"id": 1, "method": "cdc.subscribe_table", "params": {"table": "t"}}
     sub = httpx.post(f"{client.http.base_url}/api/v1/rpc", json=body, headers=headers).json()["result"]["sub_id"]
     waiting = threading.Event()
-    poll = {"id": 2, "method": "cdc.poll", "params": {"sub_id": sub, "wait_ms": 60_000}}
+    poll = f'{{"id": 2, "method": "cdc.poll", "params": {{"sub_id": "{sub}", "{name}": 60000}}}}'
+    headers["content-type"] = "application/json"
 
     def ask() -> httpx.Response:
         waiting.set()
-        return httpx.post(f"{client.http.base_url}/api/v1/rpc", json=poll, headers=headers, timeout=PATIENCE)
+        return httpx.post(f"{client.http.base_url}/api/v1/rpc", content=poll, headers=headers, timeout=PATIENCE)
 
     with ThreadPoolExecutor(1) as pool:
         found.clear()
@@ -145,7 +149,37 @@ def test_a_poll_that_waits_answers_nothing_once_its_key_was_revoked(client: Clie
         client.rows("UPDATE t SET v = 'secret'")
         answer = asked.result(PATIENCE)
     client.rows("UPDATE t SET v = 'first'")
-    assert answer.status_code == 401 and "secret" not in answer.text
+    assert is_unauthorized(answer) and "secret" not in answer.text
+
+
+def is_unauthorized(answer: httpx.Response) -> bool:
+    return answer.status_code == 401 or answer.json()["error"]["code"] == "unauthorized"
+
+
+def test_write_that_waits_for_its_turn_is_not_done_once_its_key_was_revoked(client: Client) -> None:
+    key = made(client)
+    headers = {"authorization": f"Bearer {key['token']}"}
+    body = {"id": 1, "method": "sql.exec", "params": {"sql": "UPDATE t SET v = 'stolen'"}}
+    api: Any = client.server._api  # type: ignore[attr-defined]
+    source, begun, release = api.databases.get("main"), threading.Event(), threading.Event()
+
+    def hold(session: Any) -> None:
+        begun.set()
+        assert release.wait(PATIENCE)
+
+    with ThreadPoolExecutor(1) as pool:
+        held = source.write(hold)
+        assert begun.wait(PATIENCE)
+        try:
+            url = f"{client.http.base_url}/api/v1/rpc"
+            asked = pool.submit(lambda: httpx.post(url, json=body, headers=headers, timeout=PATIENCE))
+            wait_until(lambda: source.status()["writes_waiting"], "the write waits")
+            client.ok("security.token.revoke", id=key["id"])
+        finally:
+            release.set()
+        held.result(PATIENCE)
+        assert is_unauthorized(asked.result(PATIENCE))
+    assert client.rows("SELECT v FROM t") == [["first"]]
 
 
 def streams(client: Client) -> int:

@@ -14,7 +14,7 @@ from headwater.errors import Forbidden, InvalidRequest, NotFound, RequestTooLarg
 from headwater.model.principal import EDITOR, VIEWER, Principal, Scope
 from headwater.serve.api import Api
 from headwater.serve.gateway.kv import MOST_BYTES, MOST_KEYS, SWEEP_MS, Entry, Kv
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 T = TypeVar("T")
 EDIT = Principal("ed", EDITOR)

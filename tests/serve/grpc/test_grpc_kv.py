@@ -23,7 +23,7 @@ from headwater.serve.gateway.kv import Kv
 from headwater.serve.grpc import calls
 from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.messages import LARGE, MAX_FIELDS, decode
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 NO_BRIDGE = cast("Bridge", None)  # for what needs no thread
 

@@ -26,7 +26,7 @@ from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.messages import message
 from headwater.serve.grpc.stalled_calls import Stalls
 from headwater.serve.metrics.changefeed_metrics import Numbers
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 SUBSCRIBE = f"/{SUBSCRIPTIONS}/Subscribe"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headwater.serve.http.call import wanted_kind
+from headwater.serve.call import wanted_kind
 
 JSON, CSV, ARROW = b"application/json", b"text/csv", b"application/vnd.apache.arrow.stream"
 

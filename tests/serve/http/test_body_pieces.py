@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from headwater.errors import AnswerTooLarge, Busy
 from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation
 from headwater.model.literal import Json, to_lit, to_plain
-from headwater.serve.http import body_pieces
-from headwater.serve.http.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
-from headwater.serve.http.handlers import query_body
+from headwater.serve.rpc import body_pieces, query_body
+from headwater.serve.rpc.body_pieces import Pieces, csv_pieces, data_pieces, encode_with
 from headwater.sources.query import Read
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=200) | st.sampled_from(["a\udc80b" * 30, '"' * 50, "\r\n", ""])

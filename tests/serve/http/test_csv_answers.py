@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headwater.serve.http.body_pieces import csv_pieces
+from headwater.serve.rpc.body_pieces import csv_pieces
 from headwater.sources.query import Read
 
 

@@ -18,7 +18,7 @@ from headwater.config import Secret
 from headwater.model.change import Op
 from headwater.model.principal import Principal
 from headwater.queries.etag.causality import from_header, to_header, token
-from headwater.serve.http.call import wanted_kind
+from headwater.serve.call import wanted_kind
 from headwater.serve.rpc.results import OBJECTS
 
 DDL = (

@@ -12,6 +12,7 @@ from websockets.sync.client import connect
 
 from headwater.database import DatabaseStatus
 from headwater.serve.metrics.metrics import METRICS, Metrics
+from headwater.serve.rpc.methods import METHODS
 
 FULL = DatabaseStatus(
     ready=True,
@@ -83,7 +84,7 @@ def test_what_is_not_known_is_absent() -> None:
 
 
 def test_names_that_are_no_methods_are_counted_together() -> None:
-    metrics = Metrics(dict)
+    metrics = Metrics(dict, methods=METHODS)
     for place in range(100):
         metrics.answered(f"guess.{place}", "not_supported", 0.001)
     text = metrics.text().decode()
@@ -99,7 +100,7 @@ def test_uptime_follows_the_clock() -> None:
 
 
 def test_two_servers_in_one_process_do_not_share_numbers() -> None:
-    one, other = Metrics(dict), Metrics(dict)
+    one, other = Metrics(dict, methods=METHODS), Metrics(dict, methods=METHODS)
     one.answered("system.ping", "ok", 0.001)
     assert "system.ping" not in other.text().decode()
 

@@ -14,7 +14,7 @@ from headwater.serve.limits.stream_limits import Places
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.envelope import Rpc
 from headwater.serve.rpc.methods import METHODS
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 WRITER = {"data.insert", "data.update", "data.delete", "sql.exec"}
 OWNER = {

@@ -11,7 +11,7 @@ from tests.suite.deadlines import PATIENCE
 from headwater.errors import Busy, NotFound
 from headwater.model.principal import ANONYMOUS
 from headwater.model.work_context import CALLER
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 
 def run(main: Any, **settings: int) -> Any:

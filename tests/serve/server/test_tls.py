@@ -28,8 +28,8 @@ from headwater.errors import ConfigError
 from headwater.serve.api import Api
 from headwater.serve.limits.connection_limits import RESERVE
 from headwater.serve.server.server import Server
-from headwater.serve.server.tls import Tls
 from headwater.serve.server.tls_handshakes import TlsServer
+from headwater.serve.tls import Tls
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.config import Secret
-from headwater.serve.server import websocket_protocol
-from headwater.serve.server.websocket_protocol import MAX_SHORT_FRAGMENTS, PARSED_BYTES, TURN_FRAMES, FramedWebSocket
+from headwater.serve.http import websocket_protocol
+from headwater.serve.http.websocket_protocol import MAX_SHORT_FRAGMENTS, PARSED_BYTES, TURN_FRAMES, FramedWebSocket
 
 CONT, TEXT, CLOSE, PING, PONG = 0, 1, 8, 9, 10
 ASK = b'{"id": 1, "type": "ping"}'

@@ -34,9 +34,9 @@ from headwater.config import Secret
 from headwater.model.answer_limits import MEMORY
 from headwater.serve.gateway import messages
 from headwater.serve.gateway.socket import MOST_WAITING
-from headwater.serve.http import request_body as bodies
-from headwater.serve.http.request_body import UNCOUNTED, BodyMemory
-from headwater.serve.server.websocket_protocol import FramedWebSocket
+from headwater.serve.http.websocket_protocol import FramedWebSocket
+from headwater.serve.limits import request_body as bodies
+from headwater.serve.limits.request_body import UNCOUNTED, BodyMemory
 
 MIB = 1 << 20
 SELECT = b'{"id": 1, "type": "sql", "payload": {"query": "SELECT 1"}}'

@@ -19,10 +19,10 @@ import psycopg
 from psycopg import pq
 from tests.suite.deadlines import PATIENCE
 
-from headwater.sources.postgres.capture.decode.relations import Relations
-from headwater.sources.postgres.capture.stream.replication_frames import Data, decode_frame, status_update
+from headwater.sources.postgres.capture.decode.replication_frames import Data, decode_frame, status_update
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
+from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
 from headwater.sources.postgres.types import SETTINGS, TypeFact, Types
 

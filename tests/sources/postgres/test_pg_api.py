@@ -21,7 +21,7 @@ from tests.sources.postgres.pg_source import shared_server
 
 from headwater.model.principal import ADMIN
 from headwater.serve.gateway.kv import Entry, Kv
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
 

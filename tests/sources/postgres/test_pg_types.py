@@ -14,7 +14,7 @@ from headwater.model.change import Op, Transaction
 from headwater.model.literal import U64, Date, DateTime, Json, Time, Value, decimal_text, from_lit, to_lit
 from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Table
-from headwater.sources.postgres.capture.decode.relations import Relations
+from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.table_facts import TableFact
 from headwater.sources.postgres.types import (
     BIT,

@@ -91,7 +91,7 @@ def _with_extra(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.
 
 def _run(args: argparse.Namespace) -> int:
     spec, stop = _spec(args), threading.Event()
-    from headwater.pipeline.run.run import run
+    from headwater.pipeline.runner import run
 
     with _reached(spec, args), _show(args) as show, _signals(stop):
         show.say(None, f"{spec.name}: {counted(len(spec.tables), 'table')} of {spec.server}, carried by Spark")
@@ -136,7 +136,7 @@ def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
 
 
 def _is_gone(error: Exception) -> bool:
-    from headwater.pipeline.spark.failure import is_gone
+    from headwater.pipeline.failure import is_gone
 
     return is_gone(error)
 

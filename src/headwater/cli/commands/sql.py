@@ -13,7 +13,7 @@ from headwater.cli.output.tables import add_output, print_json, print_table
 from headwater.cli.remote import add_server, open_remote
 from headwater.model.quantity import counted
 
-_DDL = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|ALTER|DROP|REINDEX|ANALYZE)\b", re.IGNORECASE | re.DOTALL)
+_DDL = re.compile(r"(?>\s|--[^\n]*\n|/\*.*?\*/)*+(?:CREATE|ALTER|DROP|REINDEX|ANALYZE)\b", re.IGNORECASE | re.DOTALL)
 
 
 def add(commands: Any) -> None:

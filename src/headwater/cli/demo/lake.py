@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from headwater.cli.failure import Failure
 
 if TYPE_CHECKING:
-    from headwater.pipeline.run.run import Summary
     from headwater.pipeline.run.spec import PipelineSpec
+    from headwater.pipeline.runner import Summary
     from headwater.pipeline.verify.verify import TableReport
 
 SPARK_SECONDS = 120.0  # longest wait for one step of Spark on a slow machine
@@ -64,7 +64,7 @@ class Lake:
     @contextmanager
     def running(self) -> Iterator[Future[Summary]]:
         """While the pipeline runs: bars on a terminal, lines elsewhere."""
-        from headwater.pipeline.run.run import run
+        from headwater.pipeline.runner import run
 
         with _show() as show:
             self._seen.show = show

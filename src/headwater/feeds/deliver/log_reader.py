@@ -13,8 +13,8 @@ from headwater.errors import HeadwaterError, TransactionTooLarge
 from headwater.feeds.filters.filter import Cut, Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.registry import encoder
+from headwater.feeds.options import ATOMIC_STRICT, Options
 from headwater.feeds.query_feeds.query_instances import Invalidate
-from headwater.feeds.subscriptions.options import ATOMIC_STRICT, Options
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.read import Readable

@@ -24,8 +24,8 @@ from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.filters.filter import Cut
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, cut_of, highest
+from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions.registry import Registry
-from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription
 from headwater.log.live.live_log import LiveLog
 from headwater.model.clock import wall_ms
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from headwater.feeds.deliver.frame import Frame
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.formats.frame import Frame
+from headwater.feeds.options import Options
 
 
 class Opening(msgspec.Struct, frozen=True):

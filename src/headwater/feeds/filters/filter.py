@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.feeds.filters.row_filter import Interest, Rule
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table

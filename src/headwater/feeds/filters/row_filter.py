@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest
-from headwater.feeds.subscriptions.options import Options, Shard
+from headwater.feeds.options import Options, Shard
 from headwater.model.keys.key import Span, decode_key, prefix_end
 from headwater.model.literal import Embedding, from_lit
 from headwater.model.table import Key, Row, Table

@@ -9,7 +9,7 @@ from urllib.parse import quote
 from headwater.feeds.formats.images import Key, delivered
 from headwater.feeds.formats.native import plain
 from headwater.feeds.formats.values import LIT, clean, encode, name
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE, Value, to_plain
 from headwater.model.per_table import PerTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, shown, unavailable
 from headwater.feeds.formats.values import PLAIN, clean, encode, name
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER, Timestamp, ts_of_ms
 from headwater.model.per_table import PerTable

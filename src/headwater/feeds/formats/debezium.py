@@ -14,7 +14,7 @@ from headwater.feeds.formats.envelope import Plan
 from headwater.feeds.formats.fast_rows import Made, Odd
 from headwater.feeds.formats.images import Key, delivered
 from headwater.feeds.formats.values import PLAIN, clean, encode
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import ts_ms
 from headwater.model.per_table import PerTable

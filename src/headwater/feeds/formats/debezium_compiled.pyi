@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from headwater.feeds.deliver.frame import Enclosing
 from headwater.feeds.formats.envelope import Plan as Given
+from headwater.feeds.formats.frame import Enclosing
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
 

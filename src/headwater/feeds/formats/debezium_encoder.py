@@ -3,11 +3,11 @@ tests run both."""
 
 from __future__ import annotations
 
-from headwater.feeds.deliver.frame import Enclosing
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.encoder import Encoder, Frames
 from headwater.feeds.formats.envelope import FORM
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.per_table import PerTable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
-from headwater.feeds.deliver.frame import Enclosing
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row, Table
 

@@ -8,7 +8,7 @@ from headwater import __version__
 from headwater.feeds.formats.fast_rows import quick
 from headwater.feeds.formats.images import Image, Key, shown
 from headwater.feeds.formats.values import PLAIN, Form, name
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Transaction
 from headwater.model.clock import ts_ms
 from headwater.model.literal import Unavailable

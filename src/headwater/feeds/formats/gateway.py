@@ -10,7 +10,7 @@ import base64
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.sochdb import txn_id
 from headwater.feeds.formats.values import PLAIN, encode, name
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.kv_table import KEY, VALUE, holds_pairs
 from headwater.model.per_table import PerTable

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Sequence
 
 from headwater.feeds.formats.values import Form, clean, encode, name
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE, Unavailable, Value
 from headwater.model.table import Row, Table

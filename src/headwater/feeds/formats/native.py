@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, encode, name
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.per_table import PerTable

@@ -11,7 +11,7 @@ from headwater.feeds.formats.encoder import Encoder, Maker
 from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
 from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.sources.read import Readable
 
 MAKERS: dict[str, Maker] = {

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from headwater.errors import HeadwaterError
 from headwater.feeds.formats.images import Image, Unknown, delivered, shown
 from headwater.feeds.formats.values import PLAIN, clean
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import encode_key
 from headwater.model.kv_table import KEY, VALUE, holds_pairs

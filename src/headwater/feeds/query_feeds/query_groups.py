@@ -8,15 +8,15 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
 from headwater.errors import Forbidden, HeadwaterError
-from headwater.feeds.deliver.frame import Frame
 from headwater.feeds.deliver.group import Group
 from headwater.feeds.deliver.hub_batch import Batch, Found
-from headwater.feeds.formats.invalidation import Invalidations
+from headwater.feeds.formats.frame import Frame
+from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.answer_confirmation import Confirming
+from headwater.feeds.query_feeds.invalidation import Invalidations
 from headwater.feeds.query_feeds.query_instances import Question, Routes
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.query_feeds.relevant_changes import Gathering, Relevant, transaction_of
-from headwater.feeds.subscriptions.options import Options
 from headwater.model.change import Op
 
 CONFIRMING = 4096  # instances whose answers are remembered

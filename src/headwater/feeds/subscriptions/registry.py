@@ -12,10 +12,10 @@ import apsw
 from msgspec.structs import replace
 
 from headwater.errors import Conflict, LimitExceeded, NotFound
+from headwater.feeds.options import Options
+from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions import store
 from headwater.feeds.subscriptions.group_commit import Apply, Commits
-from headwater.feeds.subscriptions.options import Options
-from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription
 from headwater.model.clock import wall_ms
 from headwater.model.principal import OWNER, Principal
 

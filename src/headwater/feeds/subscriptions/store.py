@@ -10,8 +10,8 @@ import msgspec
 from msgspec.structs import replace
 
 from headwater.errors import LogDamaged
-from headwater.feeds.subscriptions.options import Options
-from headwater.feeds.subscriptions.subscription import SnapshotState, Stretch, Subscription
+from headwater.feeds.options import Options
+from headwater.feeds.subscription import SnapshotState, Stretch, Subscription
 from headwater.log.sqlite_file import OwnFile
 
 _SCHEMA = """

@@ -8,10 +8,10 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.filters.row_filter import Rule
-from headwater.feeds.formats.invalidation import FORMATS
+from headwater.feeds.options import FORMATS as CHANGE_FORMATS
+from headwater.feeds.options import Options
+from headwater.feeds.query_feeds.invalidation import FORMATS
 from headwater.feeds.query_feeds.query_instances import Args, Question
-from headwater.feeds.subscriptions.options import FORMATS as CHANGE_FORMATS
-from headwater.feeds.subscriptions.options import Options
 from headwater.feeds.subscriptions.subscribe_table import (
     OFFSET,
     SNAPSHOT,

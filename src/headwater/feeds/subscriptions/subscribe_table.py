@@ -8,7 +8,7 @@ import msgspec
 
 from headwater.errors import Forbidden, InvalidRequest, NotFound, NotSupported
 from headwater.feeds.filters.row_filter import Rule
-from headwater.feeds.subscriptions.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
+from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
 from headwater.model import kv_table
 from headwater.model.clock import parse_ts, ts_of_ms
 from headwater.model.database_name import real_name

@@ -18,6 +18,7 @@ from headwater.client import Client, Described, Range, Registered
 from headwater.errors import HeadwaterError, NotOwner, OffsetExpired, PipelineError, SchemaChanged
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
+from headwater.pipeline.failure import cause_of
 from headwater.pipeline.run.events import Watcher
 from headwater.pipeline.run.ownership import Heart
 from headwater.pipeline.run.progress import MetaStore
@@ -41,11 +42,10 @@ from headwater.pipeline.run.stages import (
 from headwater.pipeline.run.table_plan import check_choice, check_origin, chosen
 from headwater.pipeline.run.task import SNAPSHOT, STAGES, RangeProgress, Task
 from headwater.pipeline.sinks.sink import UPSERT, Part, Plan, Sink, State
-from headwater.pipeline.spark.failure import cause_of
 from headwater.pipeline.spark.frames import Server, changes_frame, rows_frame
-from headwater.pipeline.spark.row_counts import Counting
-from headwater.pipeline.spark.schema import rows_schema
 from headwater.pipeline.transform.compaction import about
+from headwater.pipeline.transform.row_counts import Counting
+from headwater.pipeline.transform.schema import rows_schema
 from headwater.pipeline.transform.whole_rows import READ_AGAIN, check_whole, fill_unknown, refuse_unknown
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headwater.client import Client, Described
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
-from headwater.pipeline.spark.schema import rows_schema
+from headwater.pipeline.transform.schema import rows_schema
 
 PATIENCE_SECONDS = 3.0  # with a server that does not answer: it may just be starting
 TIMEOUT_SECONDS = 5.0

@@ -9,9 +9,9 @@ from headwater import __version__
 from headwater.model.table import Table
 from headwater.pipeline.sinks.history import as_history
 from headwater.pipeline.sinks.sink import Part
-from headwater.pipeline.spark.schema import identity_of, rows_schema
 from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, About, about, quoted
 from headwater.pipeline.transform.scd2 import SNAPSHOT
+from headwater.pipeline.transform.schema import identity_of, rows_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import Part
-from headwater.pipeline.spark.schema import changes_schema
 from headwater.pipeline.transform.scd2 import SNAPSHOT
+from headwater.pipeline.transform.schema import changes_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

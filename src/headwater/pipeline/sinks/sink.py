@@ -113,7 +113,7 @@ class Sink(Protocol):
     mode: str  # UPSERT or HISTORY
     keeps: bool  # whether an upsert can leave columns as they are, see pipeline/transform/whole_rows.py
 
-    needs_ends: bool  # whether parts must tell their end, see pipeline/transform/part_ends.py: where tasks commit them
+    needs_ends: bool  # whether parts must tell their end, see pipeline/spark/part_ends.py: where tasks commit them
 
     def state(self) -> State | None:
         """Where it stands; None when nothing was begun."""

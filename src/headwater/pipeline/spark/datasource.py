@@ -17,12 +17,12 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from headwater.client import Client, Described
 from headwater.errors import ConfigError
-from headwater.pipeline.spark import schema
-from headwater.pipeline.spark.failure import noted, noted_each
+from headwater.pipeline.failure import noted, noted_each
 from headwater.pipeline.spark.log_status import look, shape_schema, start_of
 from headwater.pipeline.spark.offsets import Place, Reading, check_place, cut, next_place
 from headwater.pipeline.spark.options import LogPiece, Options, RowsPiece, parse
-from headwater.pipeline.transform.part_ends import ended, with_end
+from headwater.pipeline.spark.part_ends import ended, with_end
+from headwater.pipeline.transform import schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

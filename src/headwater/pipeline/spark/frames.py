@@ -11,8 +11,8 @@ import msgspec
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import Part
-from headwater.pipeline.spark import schema
-from headwater.pipeline.transform.part_ends import with_end
+from headwater.pipeline.spark.part_ends import with_end
+from headwater.pipeline.transform import schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameReader, SparkSession

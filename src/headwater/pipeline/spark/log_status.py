@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from headwater.client import Client, Described
 from headwater.errors import NotFound
 from headwater.model.clock import ts_of_ms, ts_text
-from headwater.pipeline.spark import schema
 from headwater.pipeline.spark.options import EARLIEST, LATEST, Options
+from headwater.pipeline.transform import schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headwater.errors import ConfigError, PipelineError
-from headwater.pipeline.spark.failure import GONE, JAVA, cause_of, explain, is_gone
+from headwater.pipeline.failure import GONE, JAVA, cause_of, explain, is_gone
 from headwater.pipeline.spark.jars import FOLDER, jar_settings
 from headwater.pipeline.spark.java import find_java
 

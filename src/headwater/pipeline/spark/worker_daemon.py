@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from contextlib import suppress
 
-LOADED = ("pyarrow", "pyarrow.compute", "pandas", "sqlalchemy", "headwater.pipeline.transform.part_ends")
+LOADED = ("pyarrow", "pyarrow.compute", "pandas", "sqlalchemy", "headwater.pipeline.spark.part_ends")
 
 if __name__ == "__main__":
     from pyspark.daemon import manager

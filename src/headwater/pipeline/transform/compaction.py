@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from headwater.errors import SinkUnfit
-from headwater.pipeline.spark.failure import note
+from headwater.pipeline.failure import note
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -51,7 +51,7 @@ def last_per_key(frame: DataFrame, identity: Sequence[str]) -> DataFrame:
     """The last row per key of a frame of changes; the last column, `_deleted`, says that the key is gone.
 
     One shuffle, none where the frame has one partition. A key with a null fails the job with SinkUnfit, as
-    pipeline/spark/failure.py tells it.
+    pipeline/failure.py tells it.
     """
     from pyspark.sql import functions as f
 

@@ -19,10 +19,10 @@ from headwater.client import Described
 from headwater.errors import PipelineError, SourceUnfit
 from headwater.model import arrow
 from headwater.model.table import Table
-from headwater.pipeline.sinks.unchanged_columns import UNKNOWN
-from headwater.pipeline.spark.failure import note
-from headwater.pipeline.spark.schema import identity_of
+from headwater.pipeline.failure import note
 from headwater.pipeline.transform.compaction import DELETE, PREIMAGE, about, place, quoted
+from headwater.pipeline.transform.schema import identity_of
+from headwater.pipeline.transform.unchanged_columns import UNKNOWN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -16,6 +16,7 @@ from headwater.client import Client
 from headwater.errors import HeadwaterError, PipelineError
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
+from headwater.pipeline.failure import cause_of
 from headwater.pipeline.run.events import Silent, Watcher
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import session_of, sink_of
@@ -23,10 +24,9 @@ from headwater.pipeline.run.server_check import greet
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.table_plan import check_origin
 from headwater.pipeline.sinks.sink import Part, Sink, State, Step
-from headwater.pipeline.spark.failure import cause_of
 from headwater.pipeline.spark.frames import Server, rows_frame
-from headwater.pipeline.spark.schema import changes_schema, identity_of, rows_schema
 from headwater.pipeline.transform.compaction import quoted
+from headwater.pipeline.transform.schema import changes_schema, identity_of, rows_schema
 from headwater.pipeline.verify.compare import (
     RANGE,
     Difference,

@@ -73,6 +73,8 @@ class Transactions:
         self._open: dict[str, _Open] = {}
         self._beginning: list[tuple[Principal, str]] = []  # for whom, and on which database, one is being opened
         self._expired: dict[str, _Expired] = {}  # the oldest first
+        # Raises Unauthorized once the credential of a caller has ended: work may wait for its turn for a minute.
+        self.check_credential: Callable[[Principal], object] = lambda principal: None
 
     def begin(self, principal: Principal, *, db: str | None = None, read_only: bool = False) -> Begun:
         """Open a transaction on one database."""
@@ -119,15 +121,20 @@ class Transactions:
         `finish` gets the causality token, which only a write that is committed has. `as_owner` runs `work` with the
         rights of owners, for work that contains no SQL from the caller.
         """
+
+        def run(name: str, session: Session) -> T:
+            self.check_credential(principal)
+            return work(name, session)
+
         if tx is not None:
             held = self._use(principal, tx, db)
-            future = self._run(held, lambda session: work(held.db, session))
+            future = self._run(held, lambda session: run(held.db, session))
             return Pending(future, lambda value: finish(value, None))
         name = real_name(db)
         principal.glimpse(name)
         role = OWNER if as_owner else principal.role
         caller = principal.account
-        written = self._databases.get(name).write(lambda session: work(name, session), role=role, caller=caller)
+        written = self._databases.get(name).write(lambda session: run(name, session), role=role, caller=caller)
         return Pending(written, lambda done: finish(done.value, _visible_token(principal, name, done.tables)))
 
     def inside(self, principal: Principal, tx: str, db: str | None, work: Callable[[str, Session], T]) -> Pending[T]:

@@ -21,7 +21,7 @@ from headwater.model.clock import Timestamp, ts_ms, ts_text, wall_ms
 from headwater.ranges.changefeed.catch_up_limits import Catchups
 from headwater.ranges.changefeed.watched_spans import Spans, Stop, Told, Watched, weight
 from headwater.ranges.pull.durable_wait import Waiting
-from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, gone
+from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED, gone
 
 SKEW_MS = 60_000  # how far the clock of a client may be ahead of ours
 SCAN = 16_384  # changes looked at for one page

@@ -11,9 +11,9 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span, encode_key
 from headwater.model.per_table import PerTable
 from headwater.model.table import Key, Row, Table
+from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED
 from headwater.ranges.pull.pages import row_weight
 from headwater.ranges.pull.table_changes import stop_of
-from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED
 from headwater.sources.read import Reader
 
 EVERY = (Span(),)

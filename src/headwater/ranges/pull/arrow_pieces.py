@@ -17,10 +17,10 @@ from headwater.model.literal import UNAVAILABLE, to_plain
 from headwater.model.per_table import PerTable
 from headwater.model.suggestion import nearest
 from headwater.model.table import Row, Table
+from headwater.ranges.pull.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
 from headwater.ranges.pull.slice_cache import Slice
 from headwater.ranges.pull.snapshot import Past, read_table_as_of, shape_of
 from headwater.ranges.pull.table_changes import Ends, holding
-from headwater.ranges.worker.jobs import WAL_HORIZON_EXCEEDED, SnapshotJob, TablesJob, gone
 from headwater.sources.read import BulkReader, Condition, Reader
 
 TABLES_ROWS = 4_096  # changes of several tables in one batch

@@ -11,9 +11,9 @@ from headwater.log.log import Log
 from headwater.model import arrow
 from headwater.model.table import Table
 from headwater.ranges.pull.arrow_pieces import Gone, Piece, check_kept, columns_of
+from headwater.ranges.pull.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, gone
 from headwater.ranges.pull.slice_cache import Cache, Name, Slice, Stop
 from headwater.ranges.pull.table_changes import Gatherer
-from headwater.ranges.worker.jobs import LZ4, TABLE_DROPPED, TRUNCATED, LogJob, gone
 from headwater.sources.read import BulkReader
 
 if TYPE_CHECKING:

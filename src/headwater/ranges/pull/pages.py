@@ -11,9 +11,9 @@ from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
+from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, WAL_HORIZON_EXCEEDED, gone
 from headwater.ranges.pull.snapshot import read_table_as_of
 from headwater.ranges.pull.table_changes import stop_of
-from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, WAL_HORIZON_EXCEEDED, gone
 from headwater.sources.read import Reader
 
 SCAN = 65_536  # changes looked at for one page; a quiet range comes back for more

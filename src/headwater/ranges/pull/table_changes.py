@@ -16,8 +16,8 @@ from headwater.model.clock import ts_ms
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
+from headwater.ranges.pull.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Pick
 from headwater.ranges.pull.slice_cache import Stop
-from headwater.ranges.worker.jobs import SCHEMA_CHANGED, TABLE_DROPPED, TRUNCATED, Pick
 from headwater.sources.read import Condition, Reader
 
 BATCH_BYTES = 16 << 20

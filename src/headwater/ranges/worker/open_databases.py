@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from headwater.errors import HeadwaterError, SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
 from headwater.model.change import Transaction
-from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, Place, gone
+from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, Place, gone
 from headwater.sources.read import BulkReader
 
 POLL_SECONDS = 0.005  # between two looks whether the log is durable further on

@@ -17,7 +17,7 @@ import msgspec
 from headwater.database import Database
 from headwater.errors import HeadwaterError, NotSupported, SourceMismatch, Unavailable
 from headwater.model.table import Table
-from headwater.ranges.worker.jobs import Failed, error_in, failed_of
+from headwater.ranges.pull.jobs import Failed, error_in, failed_of
 
 PATIENCE = 60.0  # for one answer
 DESCRIBE, HEAD, BEGIN, EXACT = "describe", "head", "begin", "exact"

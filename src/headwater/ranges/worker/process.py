@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import msgspec
 
 from headwater.errors import HeadwaterError, Unavailable
-from headwater.ranges.worker.jobs import (
+from headwater.ranges.pull.jobs import (
     END,
     FAILURE,
     HEAD,

@@ -12,17 +12,14 @@ import os
 import socket
 import threading
 from collections.abc import Generator
-from concurrent.futures import Future
 
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.model.fair_shares import FairShares
+from headwater.model.fair_shares import FairPlaces
 from headwater.model.work_context import CALLER, Holder
 from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
-from headwater.ranges.pull.log_slices import log_pieces
-from headwater.ranges.pull.slice_cache import Cache, Slice
-from headwater.ranges.worker.jobs import (
+from headwater.ranges.pull.jobs import (
     HEAD,
     MAX_JOB,
     PIECE,
@@ -35,6 +32,8 @@ from headwater.ranges.worker.jobs import (
     encode_failure,
     job_length,
 )
+from headwater.ranges.pull.log_slices import log_pieces
+from headwater.ranges.pull.slice_cache import Cache, Slice
 from headwater.ranges.worker.open_databases import Databases, Opened, OpenReader
 
 logger = logging.getLogger("headwater.worker")
@@ -44,53 +43,12 @@ CALLER_SHARE = 3  # of them for one caller: fewer than a reader of PostgreSQL ha
 FRAME = 1 << 20  # bytes of the body in one frame, at most: what the server holds of an answer
 
 
-class Places:
-    """The places of the jobs that work, shared fairly by databases and their callers. Thread-safe."""
-
-    def __init__(self, count: int, caller_share: int) -> None:
-        self._lock = threading.Lock()  # guards _shares
-        self._shares: FairShares[Future[None]] = FairShares(count, caller_share=caller_share)
-
-    @contextlib.contextmanager
-    def held(self, whose: Holder) -> Generator[None]:
-        """Hold a place; wait for it first."""
-        self._acquire(whose)
-        try:
-            yield
-        finally:
-            self._release(whose)
-
-    def yield_turn(self, whose: Holder) -> None:
-        """Let the calls that wait go first. The caller holds a place, before and after."""
-        if self.has_waiting:
-            self._release(whose)
-            self._acquire(whose)
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether any job waits for a place."""
-        with self._lock:
-            return self._shares.has_waiting
-
-    def _acquire(self, whose: Holder) -> None:
-        turn: Future[None] = Future()
-        with self._lock:
-            if self._shares.take(whose):
-                return
-            self._shares.enqueue(whose, turn)
-        turn.result()
-
-    def _release(self, whose: Holder) -> None:
-        with self._lock:
-            self._shares.give_back(whose)
-
-
 class Worker:
     """Answers jobs, each in a thread of its own."""
 
     def __init__(self, open_reader: OpenReader, cache: Cache) -> None:
         self._databases, self._cache = Databases(open_reader), cache
-        self._places = Places(AT_ONCE, CALLER_SHARE)
+        self._places = FairPlaces(AT_ONCE, CALLER_SHARE)
 
     def serve(self, listener: socket.socket) -> None:
         """Answer until the listener is closed."""

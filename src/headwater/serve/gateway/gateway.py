@@ -18,22 +18,22 @@ from headwater.queries.statements.pending_answer import Pending
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.api import Api
 from headwater.serve.auth.open_sessions import Sessions
+from headwater.serve.call import Call
 from headwater.serve.gateway import messages as messages
 from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.gateway.messages import bytes_of
 from headwater.serve.gateway.sochdb_refusals import in_sequences
 from headwater.serve.gateway.socket import STOPPING, GatewaySocket
-from headwater.serve.http.body_pieces import SMALL, Pieces, is_small
-from headwater.serve.http.call import Call
+from headwater.serve.http.websocket_protocol import Gone
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.body_pieces import SMALL, Pieces, is_small
 from headwater.serve.rpc.envelope import unexpected
 from headwater.serve.rpc.hidden_names import told
 from headwater.serve.rpc.methods import METHODS
 from headwater.serve.rpc.query_params import values_of
-from headwater.serve.server.thread_bridge import Bridge
-from headwater.serve.server.websocket_protocol import Gone
+from headwater.serve.thread_bridge import Bridge
 from headwater.sources.write import Result, Written
 
 OPENING = Opening("gateway", messages.line, format=GATEWAY)

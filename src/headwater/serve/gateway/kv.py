@@ -24,7 +24,7 @@ from headwater.model.principal import EDITOR, VIEWER, Principal
 from headwater.model.table import Row, Table
 from headwater.queries.statements.pending_answer import T
 from headwater.serve.api import Api
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 from headwater.sources.read import Chunk
 from headwater.sources.write import Session
 

@@ -12,9 +12,9 @@ import msgspec
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, RequestTooLarge
 from headwater.model.suggestion import nearest
 from headwater.queries.statements.sql import Outcome
-from headwater.serve.http.body_pieces import PIECE, Pieces, encode_with, plain_rows
-from headwater.serve.http.request_body import LARGE, MAX_ELEMENTS, check_elements
 from headwater.serve.http.transport_frames import OPS, text_fragments, text_frame
+from headwater.serve.limits.request_body import LARGE, MAX_ELEMENTS, check_elements, check_exponents
+from headwater.serve.rpc.body_pieces import PIECE, Pieces, encode_with, plain_rows
 from headwater.serve.rpc.envelope import clean
 from headwater.serve.rpc.params import Params, explain
 
@@ -113,6 +113,7 @@ def read(text: str | None) -> Asked:
     if text is None:
         return Asked(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
+        check_exponents(text.encode())
         if len(text) > LARGE:
             check_elements(text.encode(), MAX_ELEMENTS)
         message = _messages.decode(text)

@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
 from headwater.feeds.deliver.end_reason import Ending
 from headwater.feeds.deliver.stream import Stream
+from headwater.serve.call import Call
 from headwater.serve.gateway.messages import error_payload, fragments, frame, told
-from headwater.serve.http.body_pieces import Pieces
-from headwater.serve.http.call import Call
+from headwater.serve.http import websocket_protocol
 from headwater.serve.http.handlers.streams import closing
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.rpc.body_pieces import Pieces
 from headwater.serve.rpc.envelope import unexpected
-from headwater.serve.server import websocket_protocol
 
 MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that were read and wait for their turn; then reading stops
 MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read

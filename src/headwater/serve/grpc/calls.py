@@ -30,13 +30,13 @@ from headwater.serve.grpc import errors
 from headwater.serve.grpc.messages import LARGE, decode
 from headwater.serve.grpc.request_slots import RequestSlots
 from headwater.serve.grpc.stalled_calls import Stalls
-from headwater.serve.http.request_body import BodyReservation
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.rates import place_of
+from headwater.serve.limits.request_body import BodyReservation
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.envelope import unexpected
 from headwater.serve.rpc.hidden_names import told
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 HEALTH = "/grpc.health.v1.Health/"  # open to everybody
 HEALTH_SECONDS = 10.0  # in which a request for health arrives

@@ -33,7 +33,7 @@ from headwater.serve.grpc.changefeed_request import (
 )
 from headwater.serve.limits.limits import identity
 from headwater.serve.metrics.changefeed_metrics import Numbers
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 CATCH_UP_SECONDS = 0.25  # longest a feed waits at first for what was committed before it
 

@@ -9,12 +9,12 @@ from headwater.errors import HeadwaterError, LimitExceeded, NotFound, OffsetExpi
 from headwater.feeds.formats.images import Image, Unknown, shown
 from headwater.feeds.formats.sochdb import varint
 from headwater.feeds.formats.values import PLAIN
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.clock import MAX_COUNTER, Timestamp, parse_ts, ts_ms
 from headwater.model.per_table import PerTable
 from headwater.ranges.changefeed.changefeed import Checkpoint, Event, Steady
 from headwater.ranges.changefeed.watched_spans import Emptied, Put, Reshaped, Watched
-from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED
+from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, SCHEMA_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.serve.grpc.messages import message
 
 EXPIRED = {

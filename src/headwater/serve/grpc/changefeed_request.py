@@ -9,7 +9,7 @@ import msgspec
 from headwater.database import Database
 from headwater.errors import InvalidRequest, StaleEpoch
 from headwater.feeds.filters.row_filter import Rule
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
 from headwater.feeds.subscriptions.subscribe_table import MOST_SPANS, checked_spans
 from headwater.model.clock import MAX_COUNTER, MAX_MS, Timestamp, ts_of_ms
 from headwater.model.keys.key import Span
@@ -19,6 +19,7 @@ from headwater.ranges.changefeed.changefeed import Base
 from headwater.ranges.changefeed.watched_spans import Watched
 from headwater.ranges.ranges.ranges import Ranges
 from headwater.serve.http.query_string import plain_spans
+from headwater.serve.limits.request_body import check_exponents
 
 LEAST_MS, MOST_MS = 100, 3_600_000  # between two checkpoints
 SPAN_MS = 5  # of the interval for each span: every checkpoint is sent once per span
@@ -137,6 +138,7 @@ def _span(who: Principal, name: str, database: Database, each: Any) -> Span:
         return _between(each)
     if each.start_key or each.end_key:
         raise InvalidRequest("`keys` and start_key or end_key exclude each other", hint="Send one of them.")
+    check_exponents(each.keys.encode() if isinstance(each.keys, str) else each.keys)
     try:
         body = msgspec.json.decode(each.keys, type=dict[str, Any])
     except msgspec.MsgspecError:

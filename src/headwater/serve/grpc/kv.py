@@ -9,7 +9,7 @@ from typing import Any
 from headwater.serve.gateway.kv import Kv
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import LARGE, message
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 
 class KvService:

@@ -19,21 +19,21 @@ from headwater.errors import (
 )
 from headwater.feeds.formats.images import Image, Unknown, shown
 from headwater.feeds.formats.values import PLAIN
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Op
 from headwater.model.clock import ts_text
 from headwater.model.keys.key import Span
 from headwater.model.per_table import PerTable
 from headwater.model.principal import VIEWER, Principal
+from headwater.ranges.pull.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.ranges.pull.pages import Limits, Rows, Seen, check_log, log_page, rows_page
 from headwater.ranges.ranges.lease import check_subscriber, durable_now
 from headwater.ranges.ranges.range import Range
 from headwater.ranges.ranges.ranges import Entered, Ranges
-from headwater.ranges.worker.jobs import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.serve.api import Api
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import message
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 PAGE_ROWS = 2_000
 PAGE_BYTES = 2 << 20  # a client takes messages of 4 MiB unless it is told otherwise

@@ -18,8 +18,8 @@ from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour, address_of
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
 from headwater.serve.limits.limits import Limits
-from headwater.serve.server.listen_address import joined
-from headwater.serve.server.tls import Pems, Tls
+from headwater.serve.listen_address import joined
+from headwater.serve.tls import Pems, Tls
 
 SPARE = 1 << 20  # bytes by which a message may be too large and still be refused in our own words
 OPTIONS = (

@@ -15,7 +15,7 @@ from headwater.serve.grpc.sochdb import SubscriptionService
 from headwater.serve.grpc.stalled_calls import Stalls
 from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.metrics import Metrics
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 
 def open_faces(

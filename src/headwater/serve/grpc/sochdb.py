@@ -24,7 +24,7 @@ from headwater.serve.api import Api
 from headwater.serve.gateway.sochdb_refusals import in_sequences
 from headwater.serve.grpc.calls import Answer, Caller, Pour
 from headwater.serve.grpc.messages import LARGE, message
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
 ROW_OPS = [word for number in (1, 2, 3) for word in OPS[number]]

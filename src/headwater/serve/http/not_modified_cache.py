@@ -15,7 +15,8 @@ from headwater.model.principal import Principal
 from headwater.queries.prepared import Prepared
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate
-from headwater.serve.http.call import Headers, Scope, Send
+from headwater.serve.call import Headers, Scope, Send
+from headwater.serve.http.query_string import ticket_in
 from headwater.serve.limits.limits import Limits
 
 MAX_REQUESTS = 10_000
@@ -45,7 +46,7 @@ class Again:
 
     def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
         """It was answered by 304 with these headers."""
-        if moment is None or b"ticket=" in scope["query_string"]:  # a ticket is good for a while only
+        if moment is None or ticket_in(scope["query_string"]) is not None:  # a ticket is good for a while only
             return
         size = _size(scope)
         if size > MAX_HEAD:

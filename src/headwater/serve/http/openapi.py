@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from headwater import __version__
-from headwater.feeds.subscriptions.options import ATOMIC, ATOMIC_STRICT, FORMATS
-from headwater.ranges.worker.jobs import LZ4
+from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS
+from headwater.ranges.pull.jobs import LZ4
 from headwater.serve.auth.gate import Access
 from headwater.serve.http.query_string import MAX_OFFSET
 from headwater.serve.http.routes import ROUTES, ROW, Route

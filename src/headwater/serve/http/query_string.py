@@ -10,6 +10,7 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
 from headwater.model.literal import from_json, to_lit
+from headwater.serve.limits.request_body import check_exponents
 
 MAX_OFFSET = 2**63 - 1
 
@@ -36,7 +37,7 @@ def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, st
 
 def ticket_in(query: bytes) -> str | None:
     """The ticket in a query string of which nothing else is known yet, and nothing is refused."""
-    if b"ticket" not in query:
+    if b"ticket" not in query and b"%" not in query:
         return None
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
     return next((value for name, value in pairs if name == "ticket"), None)
@@ -99,6 +100,7 @@ def _json(query: dict[str, str], name: str, wanted: type) -> Any:
     text = query.get(name)
     if text is None:
         return None
+    check_exponents(text.encode(errors="surrogateescape"))
     try:
         found = msgspec.json.decode(text)
     except (msgspec.MsgspecError, ValueError, RecursionError):

@@ -5,7 +5,7 @@ A 304 goes without: a cache keeps those of the answer that it confirms (RFC 9111
 
 from __future__ import annotations
 
-from headwater.serve.http.call import Headers
+from headwater.serve.call import Headers
 
 POLICY = b"content-security-policy"
 CLOSED = (POLICY, b"default-src 'none'; frame-ancestors 'none'")  # for data, which loads and runs nothing

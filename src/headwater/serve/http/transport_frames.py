@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headwater.feeds.deliver.frame import Enclosing
+from headwater.feeds.formats.frame import Enclosing
 from headwater.model.change import Op
 
 RETRY_MS = 2000  # an EventSource waits this long before it connects again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from headwater.config import QuotasConfig, ServeConfig
 from headwater.errors import HeadwaterError
@@ -11,12 +12,11 @@ from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 from headwater.model.work_context import CALLER, UNNAMED, WHOSE
 from headwater.serve.api import Api
-from headwater.serve.http.call import Scope
+from headwater.serve.call import Scope
 from headwater.serve.limits.connection_limits import Crowd
 from headwater.serve.limits.rates import Buckets, place_of, too_often
 from headwater.serve.limits.stream_limits import Places, client_of
 from headwater.serve.limits.tenant_quotas import Limited, Tenants
-from headwater.serve.rpc.params import Params, TableName
 
 MOST_RANGES = 10_000
 _HINT = "Ask less often, or raise serve.rate."
@@ -95,21 +95,21 @@ class Limits:
             return self._of_subscription(values["sub_id"])
         return self._of_query(who, values["query_id"]) if "query_id" in values else None
 
-    def of_params(self, who: Principal, found: Params) -> str | None:
-        """The database that a method is asked about, if it is about one."""
+    def of_params(self, who: Principal, found: Any) -> str | None:
+        """Return the database that the parameters of a method name, if they name one."""
         names = found.__struct_fields__
-        if ("tx" in names or "tx_id" in names) and (tx := found.tx or getattr(found, "tx_id", None)):  # type: ignore[attr-defined]
+        if ("tx" in names or "tx_id" in names) and (tx := found.tx or getattr(found, "tx_id", None)):
             return self._api.transactions.database_of(tx)
-        if "sub_id" in names and found.sub_id is not None:  # type: ignore[attr-defined]
-            return self._of_subscription(found.sub_id)  # type: ignore[attr-defined]
-        if "query_id" in names and found.query_id is not None:  # type: ignore[attr-defined]
-            return self._of_query(who, found.query_id)  # type: ignore[attr-defined]
+        if "sub_id" in names and found.sub_id is not None:
+            return self._of_subscription(found.sub_id)
+        if "query_id" in names and found.query_id is not None:
+            return self._of_query(who, found.query_id)
         named = getattr(found, "into", None) or getattr(found, "table", None)
-        if isinstance(named, TableName):
+        if named is not None and hasattr(named, "db"):  # a table of the JSON form
             return real_name(named.db)
-        if "db" not in names or (found.db is None and all(name in names for name in _ALL)):  # type: ignore[attr-defined]
+        if "db" not in names or (found.db is None and all(name in names for name in _ALL)):
             return None
-        return real_name(found.db or getattr(found, "default_db", None))  # type: ignore[attr-defined]
+        return real_name(found.db or getattr(found, "default_db", None))
 
     def of_message(self, asked: object) -> str | None:
         """The database that a call of gRPC names, if it does."""

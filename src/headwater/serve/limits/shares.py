@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from headwater.errors import LimitExceeded
 from headwater.model.principal import OWNER
-from headwater.serve.http.call import Call
+from headwater.serve.call import Call
 from headwater.serve.limits.limits import identity
 from headwater.serve.limits.stream_limits import client_of
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from headwater.serve.http.call import Scope
+from headwater.serve.call import Scope
 
 CONNECTION = "headwater.connection"  # where a scope keeps it
 STALL_SECONDS = 300.0

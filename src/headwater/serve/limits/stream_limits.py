@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headwater.errors import LimitExceeded
-from headwater.serve.http.call import Scope
+from headwater.serve.call import Scope
 from headwater.serve.limits.rates import place_of
 
 

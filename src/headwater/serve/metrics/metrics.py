@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,7 +19,6 @@ from headwater.serve.limits.limits import Limits
 from headwater.serve.metrics.changefeed_metrics import CHANGEFED, CHANGEFEED_METRICS
 from headwater.serve.metrics.changefeed_metrics import Numbers as Changefeeds
 from headwater.serve.metrics.query_metrics import QUERY_METRICS, asked
-from headwater.serve.rpc.methods import METHODS
 
 Status = Callable[[], dict[str, DatabaseStatus]]
 
@@ -136,9 +135,10 @@ class Metrics:
         queries: Queries | None = None,
         limits: Limits | None = None,
         *,
+        methods: Container[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._registry = CollectorRegistry()
+        self._registry, self._methods = CollectorRegistry(), methods
         self.changefeeds = Changefeeds()  # their service counts here
         self._registry.register(_Pulled(status, feeds, pulls, queries, limits, self.changefeeds, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
@@ -183,7 +183,7 @@ class Metrics:
         return Counter(name, text, labels, registry=self._registry)
 
     def _children(self, method: str, code: str) -> tuple[Counter, Histogram]:
-        name = method if method in METHODS else "unknown"
+        name = method if method in self._methods else "unknown"
         pair = self._answered.get((name, code))
         if pair is None:
             pair = self._requests.labels(name, code), self._seconds.labels(name)

@@ -16,15 +16,15 @@ from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.model.work_context import CALLER
 from headwater.queries.statements.pending_answer import Pending
 from headwater.serve.api import Api
-from headwater.serve.http.body_pieces import Pieces, encode_with, is_small
-from headwater.serve.http.request_body import LARGE as LARGE_BODY
-from headwater.serve.http.request_body import MAX_ELEMENTS, MAX_WRITTEN, check_elements, no_json
 from headwater.serve.limits.limits import Limits, identity
+from headwater.serve.limits.request_body import LARGE as LARGE_BODY
+from headwater.serve.limits.request_body import MAX_ELEMENTS, MAX_WRITTEN, check_elements, check_exponents, no_json
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import params
+from headwater.serve.rpc.body_pieces import Pieces, encode_with, is_small
 from headwater.serve.rpc.hidden_names import told
 from headwater.serve.rpc.methods import METHODS, Method, refusal
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 from headwater.sources.write import Result, Written
 
 log = logging.getLogger(__name__)
@@ -173,7 +173,9 @@ class Rpc:
         self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
             with self._limits.stay(who, db, client):
-                return await self._run(who, method, found)
+                result = await self._run(who, method, found)
+                self._check_credential(who)  # the wait may have outlasted it
+                return result
         return await self._run(who, method, found, is_large=size > LARGE)
 
     async def _run(self, who: Principal, method: Method, found: params.Params, *, is_large: bool = False) -> Any:
@@ -190,8 +192,13 @@ class Rpc:
             return result.finish(value)
         return await result if isinstance(result, Coroutine) else result
 
+    def _check_credential(self, who: Principal) -> None:
+        if self._api.gate is not None:
+            self._api.gate.still(who)
+
     def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
         """In a thread, the encoding too: a large answer would hold up the loop."""
+        self._check_credential(who)  # the call may have waited for the thread
         result = method.call(self._api, who, found)
         if isinstance(result, Pending):
             return result
@@ -221,6 +228,7 @@ def _params(method: Method, raw: msgspec.Raw) -> params.Params:
 
 def _envelope(body: bytes) -> Envelope | Reply:
     """Return the request in `body`, or the answer that there is none."""
+    check_exponents(body)
     try:
         return _envelopes.decode(body)
     except _BAD_JSON as error:
@@ -241,6 +249,7 @@ def _no_envelope(body: bytes, error: Exception) -> Reply:
 
 def _no_object(body: bytes, hint: str) -> InvalidRequest | None:
     """Return why `body` is not a JSON object, if it is not. No values are made of a large one."""
+    check_exponents(body)
     try:
         if len(body) <= LARGE_BODY:
             msgspec.json.decode(body)

@@ -25,8 +25,7 @@ from headwater.queries.statements.sql import check_format
 from headwater.queries.statements.transactions import one_tx
 from headwater.ranges.pull.table_status import Step
 from headwater.serve.api import Api
-from headwater.serve.http.handlers import query_patch
-from headwater.serve.rpc import params, query_methods, query_params, results, security_methods
+from headwater.serve.rpc import params, query_methods, query_params, query_patch, results, security_methods
 from headwater.serve.rpc.table_types import table_of
 
 READ, WRITE, OWN = VIEWER, EDITOR, OWNER

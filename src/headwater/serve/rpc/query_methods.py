@@ -17,8 +17,8 @@ from headwater.queries.prepared import Prepared
 from headwater.queries.queries import Explained, unkept
 from headwater.queries.statements.pending_answer import Pending
 from headwater.serve.api import Api
-from headwater.serve.http.body_pieces import is_small
-from headwater.serve.http.handlers import query_body
+from headwater.serve.rpc import query_body
+from headwater.serve.rpc.body_pieces import is_small
 from headwater.serve.rpc.query_params import Execute, Explain, Prepare, Select, Text, check_cache, values_of
 from headwater.sources.query import Read
 

@@ -17,7 +17,7 @@ from headwater.queries.statements.sql import Outcome
 from headwater.queries.statements.transactions import Begun, Finished
 from headwater.ranges.pull.table_status import Described
 from headwater.ranges.ranges.ranges import Listed, Registered
-from headwater.serve.http.handlers.query_body import written_data
+from headwater.serve.rpc.query_body import written_data
 from headwater.sources.query import Read
 
 OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s

@@ -14,12 +14,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, RequestTooLarge
 from headwater.model.log_throttle import Repeats, counted
-from headwater.serve.http.application import PROBLEM, problem
-from headwater.serve.http.call import Receive, Scope, Send
-from headwater.serve.http.request_body import Refusal
+from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.http.security_headers import shielded
 from headwater.serve.limits.connection_limits import HEALTH, Crowd
+from headwater.serve.limits.request_body import Refusal
 from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
+from headwater.serve.server.application import PROBLEM, problem
 
 CROWDED_SECONDS = 2  # that a connection too many has to ask for its health
 MAX_PIPELINED = 16  # parsed requests that wait for the answer to the one before

@@ -26,21 +26,22 @@ from headwater.ranges.worker.process import Bulk
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate, grpc_address, is_loopback, split_address
 from headwater.serve.gateway.gateway import Gateway
-from headwater.serve.http.application import Application
 from headwater.serve.http.cors import Cors
 from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.http.handlers.streams import Streams
 from headwater.serve.http.handlers.table_snapshots import Snapshots
+from headwater.serve.http.websocket_protocol import FramedWebSocket
 from headwater.serve.limits.connection_limits import Crowd, connections_for, raise_open_files, spare_files
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.stream_limits import Places
+from headwater.serve.listen_address import bind, joined
 from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.methods import METHODS
+from headwater.serve.server.application import Application
 from headwater.serve.server.http_protocol import BoundedHttp
-from headwater.serve.server.listen_address import bind, joined
-from headwater.serve.server.thread_bridge import Bridge
-from headwater.serve.server.tls import Tls
 from headwater.serve.server.tls_handshakes import Done, TlsServer
-from headwater.serve.server.websocket_protocol import FramedWebSocket
+from headwater.serve.thread_bridge import Bridge
+from headwater.serve.tls import Tls
 
 READ_THREADS = 8  # SQLite releases the GIL while it reads; more would only queue on it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
@@ -133,6 +134,7 @@ class Server:
         sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
         self._api.gate, self._api.run = self._gate, self._bridge.call
+        self._api.transactions.check_credential = self._gate.still
         self._api.feeds = None if self._open_feeds is None else self._open_feeds()
         databases = self._api.databases
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
@@ -183,7 +185,7 @@ class Server:
 
     def _metrics(self, feeds: Feeds | None, limits: Limits) -> Metrics:
         self._pulls = None if feeds is None else self._open_pulls(feeds)
-        return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries, limits)
+        return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries, limits, methods=METHODS)
 
     def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, limits: Limits) -> Application:
         config, streams = self._config, None

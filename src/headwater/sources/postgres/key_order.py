@@ -22,7 +22,7 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.keys.key import encode_key
 from headwater.model.literal import U64, Date, DateTime, Json, Value
 from headwater.model.table import Column, Key, Table
-from headwater.sources.postgres.capture.decode.relations import BY_BYTES
+from headwater.sources.postgres.schema.relations import BY_BYTES
 from headwater.sources.postgres.schema.table_shapes import ident
 
 _TEXTS = re.compile(r"(text|character varying|character|bpchar|name|json)(\(\d+\))?\Z")

@@ -97,7 +97,7 @@ class PostgresKind(SourceKind):
         if ddl_statements:
             who = "for everybody who reads a table that they alter"
             lines.append(f"-- DDL statements as they were run, {who}. As a superuser:")
-            lines.append(_module("setup.ddl_trigger").INSTALL)
+            lines.append(_module("schema.ddl_trigger").INSTALL)
         return lines
 
     def detach(

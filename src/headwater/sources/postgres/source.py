@@ -24,13 +24,11 @@ from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.capture_stream import Notes
 from headwater.sources.postgres.capture.barriers import Barriers, Passed, Side
-from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.capture.log_attachment import Attachment
 from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.capture.replication_buffer import Held, Point
-from headwater.sources.postgres.capture.slot.log_attachment import Attachment
 from headwater.sources.postgres.capture.slot.slot import Identity
-from headwater.sources.postgres.capture.slot.slot_monitor import Watch
-from headwater.sources.postgres.capture.snapshot_visibility import Visibility
+from headwater.sources.postgres.capture.slot_monitor import Watch
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
 from headwater.sources.postgres.capture.visible_commits import Sight
 from headwater.sources.postgres.connection import Connection, Server
@@ -44,10 +42,12 @@ from headwater.sources.postgres.read.row_reads import Reading
 from headwater.sources.postgres.read.sample import sample
 from headwater.sources.postgres.schema.catalog import describe
 from headwater.sources.postgres.schema.column_probe import Columns
+from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import Shapes
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, whole_rows_remedy
 from headwater.sources.postgres.setup.logins import Logins
+from headwater.sources.postgres.snapshot_visibility import Visibility
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.session import is_read_only
 from headwater.sources.postgres.write.writer import Writers

@@ -27,7 +27,6 @@ from headwater.sources.read import BulkAddress, Chunk, Look, Sample
 from headwater.sources.sqlite.capture.capture_table import PAGE, Follower
 from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.capture.commit_watch import Waker
-from headwater.sources.sqlite.capture.file_head import Glance
 from headwater.sources.sqlite.capture.file_history import Facts, compare, judge
 from headwater.sources.sqlite.capture.power_loss import Witness
 from headwater.sources.sqlite.capture.trigger_installation import (
@@ -43,6 +42,7 @@ from headwater.sources.sqlite.capture.trigger_installation import (
 )
 from headwater.sources.sqlite.connection import OURS, immediate, sqlite_errors
 from headwater.sources.sqlite.connection_pool import Pool, limit_temporary
+from headwater.sources.sqlite.file_head import Glance
 from headwater.sources.sqlite.file_lock import FileLock, InodeLock
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.analysis.analysis import Analyses

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Mapping, Sequence
 
-from headwater.sources.postgres.capture.decode.relations import Relations
+from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.table_facts import TableFact
 from headwater.sources.postgres.types import TypeFact
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.suite.examples import examples
 
 from headwater.errors import Unavailable
-from headwater.sources.postgres.capture.snapshot_visibility import Snapshot, Visibility
+from headwater.sources.postgres.snapshot_visibility import Snapshot, Visibility
 
 
 def test_a_snapshot_is_read_from_its_text() -> None:

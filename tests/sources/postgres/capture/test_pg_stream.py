@@ -9,9 +9,9 @@ from tests.sources.postgres.pg_server import Facts, Stream, feed, tokens
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.literal import UNAVAILABLE
 from headwater.sources.postgres.capture.decode.pgoutput import Relation, StreamStart, decode
-from headwater.sources.postgres.capture.decode.relations import Relations, split_name
-from headwater.sources.postgres.capture.stream.replication_frames import lsn_of
+from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.stream.transaction_assembly import Item, Resume
+from headwater.sources.postgres.schema.relations import Relations, split_name
 
 Start = Callable[..., Stream]
 U = UNAVAILABLE

@@ -14,8 +14,8 @@ from tests.sources.postgres.pg_source import PgRig
 from headwater.feeds.snapshot import _ALTER
 from headwater.model.change import Op
 from headwater.ranges.pull.table_changes import _WENT
+from headwater.sources.postgres.schema.ddl_trigger import INSTALL, IS_INSTALLED, MOST_CHARACTERS, PREFIX, Statement
 from headwater.sources.postgres.schema.shape_changes import is_end
-from headwater.sources.postgres.setup.ddl_trigger import INSTALL, IS_INSTALLED, MOST_CHARACTERS, PREFIX, Statement
 from headwater.sources.postgres.setup.detach import detach
 
 TABLE = "CREATE TABLE t (k int PRIMARY KEY, v text)"

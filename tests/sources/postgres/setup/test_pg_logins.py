@@ -22,7 +22,7 @@ from headwater.cli.main import main
 from headwater.errors import ConfigError, SourceUnfit
 from headwater.model.principal import EDITOR, Principal
 from headwater.serve.gateway.kv import Entry, Kv
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 from headwater.sources.postgres.capture.slot.slot import drop
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.settings import PostgresConfig

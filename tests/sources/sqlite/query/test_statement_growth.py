@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.sources.sqlite.query import authorizer as guards
 from headwater.sources.sqlite.query.analysis import authorizer_reads
 from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.query.statement_cost import _TOKEN
 from headwater.sources.sqlite.query.statement_growth import TOO_LARGE, check_growth
+from headwater.sources.sqlite.schema.table_shapes import mask
 from headwater.sources.sqlite.source import SqliteSource
 
 LEVELS = 20
@@ -193,3 +196,12 @@ def test_larger_statements_need_at_least_the_memory_that_is_counted(monkeypatch:
         watched.examine(nested(levels=levels))
         used.append(apsw.memory_high_water() - before)
     assert used[1] > 1.5 * used[0]
+
+
+@pytest.mark.parametrize("mark", ["@", "[", "$", ":", "#", "$[", "/*", "'[", '"@', "[ "])
+def test_text_of_marks_is_checked_in_linear_time(mark: str) -> None:
+    text = f"select a from t where b = {mark * 300_000} between case"
+    with contextlib.suppress(InvalidRequest):
+        check_growth(text, {})
+    list(_TOKEN.finditer(text))
+    mask(text)

@@ -34,9 +34,9 @@ from headwater.pipeline.sinks.delta.part import DONE, FENCED, REPORT, UNFIT, Par
 from headwater.pipeline.sinks.delta.rows import read_rows, refuse_values
 from headwater.pipeline.sinks.registry import Needs
 from headwater.pipeline.sinks.sink import HISTORY, UPSERT, Part, Plan, State, Step, check
-from headwater.pipeline.spark.schema import changes_schema, identity_of
 from headwater.pipeline.transform.compaction import last_per_key, no_key, quoted
 from headwater.pipeline.transform.scd2 import versions
+from headwater.pipeline.transform.schema import changes_schema, identity_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

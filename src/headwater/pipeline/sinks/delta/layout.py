@@ -19,9 +19,9 @@ from headwater.errors import SinkUnfit
 from headwater.model.keys.key import Span
 from headwater.model.table import Table
 from headwater.pipeline.sinks.sink import HISTORY, Plan, State
-from headwater.pipeline.spark.schema import changes_schema, identity_of, rows_schema
 from headwater.pipeline.transform.compaction import DELETED, About, free, quoted
 from headwater.pipeline.transform.scd2 import CLOSE, OPEN, Versioned, versioned
+from headwater.pipeline.transform.schema import changes_schema, identity_of, rows_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa

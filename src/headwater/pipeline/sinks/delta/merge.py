@@ -10,12 +10,12 @@ import msgspec
 
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.model.table import Table
+from headwater.pipeline.failure import cause_of
 from headwater.pipeline.sinks.delta.layout import SOURCE, TARGET, Merge
 from headwater.pipeline.sinks.delta.part import committing
-from headwater.pipeline.sinks.unchanged_columns import UNKNOWN, kept
-from headwater.pipeline.spark.failure import cause_of
-from headwater.pipeline.spark.schema import changes_schema, struct_of
 from headwater.pipeline.transform.compaction import free, quoted
+from headwater.pipeline.transform.schema import changes_schema, struct_of
+from headwater.pipeline.transform.unchanged_columns import UNKNOWN, kept
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,10 +12,10 @@ import msgspec
 
 from headwater.pipeline.sinks.delta.layout import BEGUN, names_of, part_app, plan_of
 from headwater.pipeline.sinks.sink import HISTORY, Part, Plan
-from headwater.pipeline.spark.schema import fit, identity_of
+from headwater.pipeline.spark.part_ends import checked
 from headwater.pipeline.transform.compaction import no_key
-from headwater.pipeline.transform.part_ends import checked
 from headwater.pipeline.transform.scd2 import SNAPSHOT
+from headwater.pipeline.transform.schema import fit, identity_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headwater.pipeline.sinks.columns import came_again
 from headwater.pipeline.sinks.delta.part import Place
-from headwater.pipeline.spark.schema import fit, struct_of
+from headwater.pipeline.transform.schema import fit, struct_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

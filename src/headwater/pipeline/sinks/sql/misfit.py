@@ -14,7 +14,7 @@ import msgspec
 from headwater.errors import InvalidRequest
 from headwater.model.literal import from_lit, to_lit
 from headwater.pipeline.sinks.sql.dialects import MISFIT, MYSQL, SQLITE, Field
-from headwater.pipeline.sinks.unchanged_columns import kept
+from headwater.pipeline.transform.unchanged_columns import kept
 
 if TYPE_CHECKING:
     import pyarrow as pa

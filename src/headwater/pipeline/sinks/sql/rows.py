@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from headwater.model.table import Table
+from headwater.pipeline.failure import noted_each
 from headwater.pipeline.sinks.sql.dialects import Dialect, fields_of
 from headwater.pipeline.sinks.sql.engine import open_engine, reading
 from headwater.pipeline.sinks.sql.misfit import restore
 from headwater.pipeline.sinks.sql.target import Target
-from headwater.pipeline.spark.failure import noted_each
-from headwater.pipeline.spark.schema import rows_schema, struct_of
+from headwater.pipeline.transform.schema import rows_schema, struct_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

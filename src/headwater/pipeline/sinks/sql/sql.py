@@ -34,8 +34,8 @@ from headwater.pipeline.sinks.sql.engine import (
 )
 from headwater.pipeline.sinks.sql.stage_tables import ATTEMPT, KEPT, REPORT, Report, Stager, stage_table, staged
 from headwater.pipeline.sinks.sql.target import StateTable, Target, create_table
-from headwater.pipeline.spark.schema import identity_of
 from headwater.pipeline.transform.compaction import about, last_per_key, quoted
+from headwater.pipeline.transform.schema import identity_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

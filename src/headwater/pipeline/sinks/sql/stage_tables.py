@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import sqlalchemy as sa
 
+from headwater.pipeline.failure import noted_each
 from headwater.pipeline.sinks.sql.dialects import POSTGRES, SQLITE, Dialect, Field
 from headwater.pipeline.sinks.sql.engine import open_engine, ours, writing
 from headwater.pipeline.sinks.sql.misfit import keep_aside, set_aside
-from headwater.pipeline.spark.failure import noted_each
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -6,7 +6,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.keys.key import Span, prefix_end
-from headwater.ranges.worker.jobs import LZ4, Pick
+from headwater.ranges.pull.jobs import LZ4, Pick
 from headwater.serve.http.query_string import digits, number
 
 MAX_KEY = 16 << 10  # bytes

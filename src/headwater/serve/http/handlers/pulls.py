@@ -17,11 +17,11 @@ from headwater.feeds.subscriptions.subscribe_table import check_calls
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
 from headwater.model.work_context import CALLER
+from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
+from headwater.ranges.pull.jobs import gone as lost
 from headwater.ranges.pull.snapshot import shape_of
-from headwater.ranges.worker.jobs import Job, LogJob, SnapshotJob, TablesJob
-from headwater.ranges.worker.jobs import gone as lost
 from headwater.ranges.worker.process import Answer, Bulk, Numbers
-from headwater.serve.http.call import ARROW_KIND, Call, Headers, gone
+from headwater.serve.call import ARROW_KIND, Call, Headers, gone
 from headwater.serve.http.handlers.pull_query_string import (
     compression_in,
     names_in,
@@ -215,6 +215,8 @@ def _check_kept(database: Database, generation: str, after: int) -> None:
         raise lost(after, log.horizon, log.latest, LOG_GENERATION_CHANGED, "the log began a new generation since")
     if after + 1 < log.horizon:
         raise lost(after, log.horizon, log.latest, WAL_HORIZON_EXCEEDED)
+    if after > log.latest:
+        raise InvalidRequest(f"offset {after} does not exist yet; the newest is {log.latest}")
 
 
 def _of_stretch(upto: int) -> Headers:

@@ -15,14 +15,14 @@ from headwater.queries.etag.causality import Token, from_header, to_header, toke
 from headwater.queries.etag.preconditions import ENCODED, Conditions
 from headwater.queries.prepared import Prepared
 from headwater.serve.api import Api
-from headwater.serve.http.body_pieces import Pieces, is_small, send_body, size_of
-from headwater.serve.http.call import ARROW_KIND, Call, Headers, wanted_kind
-from headwater.serve.http.handlers.query_body import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
-from headwater.serve.http.handlers.query_patch import MANIPULATION, PATCHED, has_patches, patched, wants_patch
+from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
 from headwater.serve.http.not_modified_cache import Again
 from headwater.serve.limits.limits import identity
 from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.rpc.body_pieces import Pieces, is_small, send_body, size_of
+from headwater.serve.rpc.query_body import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
 from headwater.serve.rpc.query_params import values_of
+from headwater.serve.rpc.query_patch import MANIPULATION, PATCHED, has_patches, patched, wants_patch
 
 CAUSALITY = b"x-headwater-causality"
 TRUNCATED = (b"x-headwater-truncated", b"true")

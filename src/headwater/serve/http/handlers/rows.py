@@ -19,23 +19,24 @@ from headwater.queries.etag.preconditions import Conditions, Verdict
 from headwater.queries.rows.row_resource import Address, Body, Resources, Shown, lits_etag
 from headwater.queries.statements.pending_answer import Pending
 from headwater.serve.api import Api
-from headwater.serve.http.body_pieces import Pieces, send_body
-from headwater.serve.http.call import Receive, Scope, Send, wanted_kind
-from headwater.serve.http.request_body import (
+from headwater.serve.call import Receive, Scope, Send, wanted_kind
+from headwater.serve.http.routes import key_parts
+from headwater.serve.limits.limits import identity
+from headwater.serve.limits.request_body import (
     JSON,
     LARGE,
     MAX_ELEMENTS,
     BodyReservation,
     check_elements,
+    check_exponents,
     check_type,
     no_json,
     read_body,
 )
-from headwater.serve.http.routes import key_parts
-from headwater.serve.limits.limits import identity
 from headwater.serve.limits.stream_limits import client_of
+from headwater.serve.rpc.body_pieces import Pieces, send_body
 from headwater.serve.rpc.results import OBJECTS, row_body
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 CAUSALITY = "x-headwater-causality"
 CACHED = {"cache-control": "private, no-cache", "vary": "Accept"}
@@ -213,6 +214,7 @@ def _admit(who: Principal, role: str, request: Request) -> None:
 
 def _columns(body: bytes) -> dict[str, Any]:
     check_elements(body, MAX_ELEMENTS)
+    check_exponents(body)
     try:
         found = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:

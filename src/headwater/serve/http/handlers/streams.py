@@ -21,8 +21,8 @@ from headwater.feeds.snapshot import Position
 from headwater.model.literal import to_lit
 from headwater.model.principal import VIEWER
 from headwater.serve.auth.open_sessions import Sessions
-from headwater.serve.http import transport_frames
-from headwater.serve.http.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
+from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
+from headwater.serve.http import transport_frames, websocket_protocol
 from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.http.handlers.queries import args_in
 from headwater.serve.http.handlers.table_snapshots import Snapshots
@@ -30,7 +30,6 @@ from headwater.serve.http.query_string import changes_asked, number
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
 from headwater.serve.limits.stream_limits import client_of
-from headwater.serve.server import websocket_protocol
 
 SSE = Opening("sse", transport_frames.sse, ping=transport_frames.SSE_PING, farewell=transport_frames.SSE_FAREWELL)
 WS = Opening("websocket", transport_frames.websocket)

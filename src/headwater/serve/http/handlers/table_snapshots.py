@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 from urllib.parse import quote
 
@@ -15,18 +17,20 @@ from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
 from headwater.feeds.deliver.reader_state import snapshot_url
-from headwater.feeds.fair_threads import Threads
+from headwater.feeds.fair_threads import submitted
 from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
-from headwater.feeds.subscriptions.options import Shape
+from headwater.feeds.options import Shape
 from headwater.model.database_name import real_name
+from headwater.model.fair_shares import FairPlaces
 from headwater.model.table import Table
+from headwater.model.work_context import Holder, holder
 from headwater.ranges.pull.snapshot import Gone, Piece, read_as_of, shape_of
-from headwater.serve.http.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
+from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
 from headwater.serve.http.query_string import digits
 from headwater.serve.limits.shares import Shares
 
-THREADS = 2  # that read; who waits for its reader holds none of them
+WORKING = 4  # threads that read at the same time; a snapshot that waits for its reader holds none of them
 AT_ONCE = 64  # each holds a temporary file
 SHARE = 32  # of them for one caller who is not an owner
 FOREVER = b"private, max-age=31536000, immutable"
@@ -40,12 +44,13 @@ class Snapshots:
 
     def __init__(self, databases: Databases, run: Run) -> None:
         self._databases, self._run = databases, run
-        self._threads = Threads(THREADS, "headwater-snapshot")
+        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="headwater-snapshot")
+        self._places = FairPlaces(WORKING)
         self._shares = Shares("snapshots")
 
     def close(self) -> None:
         """After the last request."""
-        self._threads.close()
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def answer(self, call: Call) -> int:
         """One table, or where its present version is."""
@@ -66,7 +71,8 @@ class Snapshots:
             await call.send({"type": "http.response.body", "body": b""})
             return 304
         with self._shares.take(call, AT_ONCE, SHARE):
-            await self._read(call, _Body(database, db, table, offset, kind, format), kind, tag, offset)
+            body = _Body(database, db, table, offset, kind, format, partial(self._places.yield_turn, holder()))
+            await self._read(call, body, kind, tag, offset)
         return 200
 
     async def _read(self, call: Call, body: _Body, kind: bytes, tag: bytes, offset: int) -> None:
@@ -91,7 +97,11 @@ class Snapshots:
             body.close()
 
     async def _long(self, call: Run) -> Any:
-        return await self._threads.run(call)
+        return await asyncio.wrap_future(submitted(self._threads, self._placed, call, holder()))
+
+    def _placed(self, call: Run, whose: Holder) -> Any:
+        with self._places.held(whose):
+            return call()
 
     async def _redirect(self, call: Call, database: Database, db: str, table: str) -> int:
         await self._run(shape_of, database.source, table)
@@ -132,8 +142,17 @@ class Snapshots:
 class _Body:
     """The pieces of one answer. A step that runs is over before `close` is: the loop may give up on it any time."""
 
-    def __init__(self, database: Database, db: str, table: str, offset: int, kind: bytes, format: str) -> None:
-        self._asked = (database, db, table, offset, kind, format)
+    def __init__(
+        self,
+        database: Database,
+        db: str,
+        table: str,
+        offset: int,
+        kind: bytes,
+        format: str,
+        yield_turn: Callable[[], None],
+    ) -> None:
+        self._asked, self._yield_turn = (database, db, table, offset, kind, format), yield_turn
         self._pieces: Pieces | None = None
         self._lock = threading.Lock()
         self.left = threading.Event()  # the reader did
@@ -141,7 +160,12 @@ class _Body:
     def open(self) -> None:
         """Everything that can be refused is refused here."""
         with self._lock:
-            self._pieces = _opened(*self._asked, self.left.is_set)
+            self._pieces = _opened(*self._asked, self._has_left)
+
+    def _has_left(self) -> bool:
+        """Return whether the reader left. Every long loop asks it, so it is where other snapshots get their turn."""
+        self._yield_turn()
+        return self.left.is_set()
 
     def next(self) -> bytes | None:
         """The next piece; None at the end."""
@@ -171,6 +195,8 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
             WAL_HORIZON_EXCEEDED if generation == log.generation else LOG_GENERATION_CHANGED
         )
         raise gone
+    if offset > log.latest:
+        raise InvalidRequest(f"offset {offset} does not exist yet; the newest is {log.latest}")
     return offset
 
 

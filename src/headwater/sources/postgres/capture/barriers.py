@@ -16,11 +16,11 @@ import msgspec
 import psycopg
 
 from headwater.errors import HeadwaterError, SourceError, SourceUnfit
-from headwater.sources.postgres.capture.snapshot_visibility import Snapshot, snapshot_now
 from headwater.sources.postgres.capture.stream.transaction_assembly import PREFIX
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.errors import away
 from headwater.sources.postgres.schema.catalog import schema_number
+from headwater.sources.postgres.snapshot_visibility import Snapshot, snapshot_now
 
 SECONDS = 1.0  # longest one waits for its mark
 DOWN_SECONDS = 0.1  # the same, where there is no stream just now

@@ -14,8 +14,8 @@ import msgspec
 from headwater.errors import Unavailable
 from headwater.model.change import Transaction
 from headwater.sources.postgres.capture.barriers import Barriers, Passed
-from headwater.sources.postgres.capture.snapshot_visibility import Snapshot, Visibility
 from headwater.sources.postgres.read.row_reads import Place
+from headwater.sources.postgres.snapshot_visibility import Snapshot, Visibility
 
 MOST = 100_000  # announced transactions; those whose commit failed are never asked for
 _ROUND = 1 << 32  # the stream has the lower half of a transaction's number

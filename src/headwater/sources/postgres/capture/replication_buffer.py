@@ -18,8 +18,8 @@ import msgspec
 from headwater.errors import SourceError
 from headwater.model.change import Transaction
 from headwater.model.table import Table
+from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.decode.truncations import Truncated
-from headwater.sources.postgres.capture.stream.replication_frames import lsn_of
 
 MOST_CHANGES = 32_768
 MOST_BYTES = 64 << 20

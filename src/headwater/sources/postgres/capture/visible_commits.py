@@ -11,8 +11,8 @@ import msgspec
 from headwater.errors import HeadwaterError
 from headwater.sources.postgres.capture.barriers import Side
 from headwater.sources.postgres.capture.replication_buffer import Held
-from headwater.sources.postgres.capture.snapshot_visibility import Visibility, snapshot_now
 from headwater.sources.postgres.connection import Server
+from headwater.sources.postgres.snapshot_visibility import Visibility, snapshot_now
 
 BLIND_SECONDS = 1.0
 AT_ONCE = 3  # times one asks in a row: most commits are visible a moment after they were written

@@ -17,7 +17,6 @@ import msgspec
 
 from headwater.errors import Busy, Forbidden, HeadwaterError, InvalidRequest, NotSupported, SourceError
 from headwater.model.table import Row, Table
-from headwater.sources.postgres.capture.decode.relations import split_name
 from headwater.sources.postgres.errors import CANCELED, fault, state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link, Pool
 from headwater.sources.postgres.query.analysis.immutable_functions import CATALOG_READERS, TRUSTED
@@ -25,6 +24,7 @@ from headwater.sources.postgres.query.analysis.parse_tree import Unreadable, par
 from headwater.sources.postgres.query.analysis.parse_tree_source import MAX_TREE
 from headwater.sources.postgres.query.analysis.statement_growth import check_text
 from headwater.sources.postgres.query.analysis.volatile_calls import has_mutable_calls
+from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import ident
 from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
 from headwater.sources.postgres.values import Bound, array_text, to_text

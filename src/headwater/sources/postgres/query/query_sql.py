@@ -10,7 +10,7 @@ from headwater.errors import InvalidRequest
 from headwater.model.literal import U64, Date, DateTime, Embedding, Json, Time, Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
 from headwater.model.query.query import Aggregate, Query, SetOp, Star
-from headwater.sources.postgres.capture.decode.relations import split_name
+from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import ident
 from headwater.sources.postgres.sql import called, composed
 from headwater.sources.postgres.values import to_bound

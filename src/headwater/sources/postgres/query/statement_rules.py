@@ -63,6 +63,7 @@ _NAMED = re.compile(
     r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(?<![\w$])\$(?P<tag>[A-Za-z_]*)\$.*?(?:\$(?P=tag)\$|\Z)|::|:(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL,
 )
+_COMMENT_MARK = re.compile(r"/\*|\*/")
 
 
 class Statement(msgspec.Struct, frozen=True):
@@ -92,10 +93,10 @@ def first_word(sql: str) -> str:
 def _comment_end(sql: str, at: int) -> int:
     """Behind a comment that begins at `at`; they nest."""
     depth = 0
-    for mark in re.finditer(r"/\*|\*/", sql[at:]):
+    for mark in _COMMENT_MARK.finditer(sql, at):
         depth += 1 if mark[0] == "/*" else -1
         if not depth:
-            return at + mark.end()
+            return mark.end()
     return len(sql)
 
 

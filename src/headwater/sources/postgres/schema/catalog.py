@@ -11,12 +11,12 @@ import msgspec
 
 from headwater.model.table import Table
 from headwater.sources.postgres.capture.decode.pgoutput import Relation, RelationColumn
-from headwater.sources.postgres.capture.decode.relations import table_of
-from headwater.sources.postgres.capture.snapshot_visibility import Snapshot
 from headwater.sources.postgres.connection import Connection
 from headwater.sources.postgres.schema.lock_free_catalog import COUNTS, published_sql
+from headwater.sources.postgres.schema.relations import table_of
 from headwater.sources.postgres.schema.shape_changes import is_same_shape
 from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
+from headwater.sources.postgres.snapshot_visibility import Snapshot
 from headwater.sources.postgres.types import TypeFact, Types
 
 SETTLE_SECONDS = 2.0  # longest wait for a commit that the stream has to be seen

@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from headwater.sources.postgres.capture.decode.relations import table_name
 from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.schema.relations import table_name
 
 NOTE = "postgres_meanings"
 MOST_GONE = 1_000  # names that ended and are remembered, should they come back

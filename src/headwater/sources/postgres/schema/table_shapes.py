@@ -8,11 +8,11 @@ import msgspec
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, NotFound, NotSupported
 from headwater.model.table import Column, Row, Table
-from headwater.sources.postgres.capture.decode.relations import column_of, split_name, table_name
 from headwater.sources.postgres.errors import LOCK_TIMEOUT, state_of
 from headwater.sources.postgres.protocol_session import Answer, Link
 from headwater.sources.postgres.schema.catalog import COLLATION
 from headwater.sources.postgres.schema.lock_free_catalog import COUNTS
+from headwater.sources.postgres.schema.relations import column_of, split_name, table_name
 from headwater.sources.postgres.schema.table_facts import ColumnFact
 from headwater.sources.postgres.types import TypeFact, base_of
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound

@@ -7,8 +7,8 @@ import psycopg
 
 from headwater.sources.postgres.capture.slot.slot import Dropped, drop, slot_name
 from headwater.sources.postgres.connection import Connection, Server
+from headwater.sources.postgres.schema import ddl_trigger
 from headwater.sources.postgres.settings import PostgresConfig
-from headwater.sources.postgres.setup import ddl_trigger
 
 
 def detach(name: str, url: str, *, config: PostgresConfig) -> Dropped:

@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 
 from headwater.errors import SourceUnfit
-from headwater.sources.postgres.capture.decode.relations import split_name, table_name
 from headwater.sources.postgres.capture.slot.publication import is_of_all_tables
 from headwater.sources.postgres.capture.slot.slot import Slot, find_slot, table_oid
 from headwater.sources.postgres.connection import Connection, Server, quoted, text_literal
 from headwater.sources.postgres.schema.lock_free_catalog import published_sql
+from headwater.sources.postgres.schema.relations import split_name, table_name
 
 OLDEST = 140000  # the first server that sends unfinished transactions
 MOST_WARNINGS = 10

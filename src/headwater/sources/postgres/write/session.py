@@ -10,9 +10,9 @@ from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
-from headwater.sources.postgres.capture.decode.relations import split_name
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.query.statement_rules import Args, Statement, check_ours, examine
+from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import OURS, Shape, Shapes, ident
 from headwater.sources.postgres.sql import Renderer, create_table, order_by
 from headwater.sources.postgres.values import Bound

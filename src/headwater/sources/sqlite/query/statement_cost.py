@@ -33,7 +33,7 @@ BUDGET = 3_000_000_000  # nanoseconds without a check
 MOST_WEIGHT = 10_000_000  # opcodes are not counted beyond
 PLAIN = 500  # characters
 _TOKEN = re.compile(
-    r"""(?P<skip>'(?:[^']|'')*'|`[^`]*`|\[[^\]]*\]|--[^\n]*|/\*.*?(?:\*/|\Z))"""
+    r"""(?P<skip>'(?:[^']|'')*'|`[^`]*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z))"""
     r"""|(?P<name>[A-Za-z_]\w*|"(?:[^"]|"")*")|(?P<mark>[(),])""",
     re.DOTALL,
 )

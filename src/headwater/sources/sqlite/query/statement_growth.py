@@ -21,9 +21,10 @@ SHORT = 2_000  # characters of a statement with one SELECT, whose outputs are no
 PLAIN_DEPTH = 20  # of brackets, BETWEEN and CASE: operands are not counted up to it
 _SELECT = re.compile("select", re.IGNORECASE)
 _COPYING = re.compile(r"between|case", re.IGNORECASE)
-_TCL_PARAMETER = re.compile(r"[$@#:][^\s(]*+\(")  # whatever is between its brackets is no text literal to SQLite
+_TCL_PARAMETER = re.compile(r"[$@#:][^\s($@#:]*+\(")  # whatever is between its brackets is no text literal to SQLite
+# What is not closed reaches to the end of the text, so that no text takes more than linear time.
 _LITERALS = re.compile(
-    r"""'[^']*+(?:''[^']*+)*+'|("[^"]*+(?:""[^"]*+)*+"|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+\])|--[^\n]*+|/\*.*?(?:\*/|\Z)""",
+    r"""'[^']*+(?:''[^']*+)*+'|("[^"]*+(?:""[^"]*+)*+"|`[^`]*+(?:``[^`]*+)*+`|\[[^\]]*+(?:\]|\Z))|--[^\n]*+|/\*.*?(?:\*/|\Z)""",
     re.DOTALL,
 )
 _OPERATORS = frozenset({"CASE", "WHEN", "THEN", "ELSE", "AND", "OR", "NOT", "IN", "IS", "FROM", "BETWEEN"})

@@ -12,13 +12,13 @@ from headwater.model.keys.key import Span
 from headwater.model.table import Key, Table
 from headwater.sources.read import Chunk
 from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
+from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.connection_pool import Pool
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
 from headwater.sources.sqlite.read.key_order_page import read_chunk
-from headwater.sources.sqlite.schema.catalog import Catalog
 from headwater.sources.sqlite.setup.database_file import Connected
 
 READERS = 8

@@ -116,7 +116,9 @@ def key_compares_as_columns_do(db: apsw.Connection, table: Table) -> bool:
     return all(collation.upper() == own[column] for column, collation in terms if column is not None)
 
 
-_SKIP = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/""", re.DOTALL)
+_SKIP = re.compile(
+    r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*+(?:\]|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)""", re.DOTALL
+)
 _ORDER = re.compile(r"\s+(ASC|DESC)\s*$", re.IGNORECASE)
 
 

@@ -15,9 +15,9 @@ import msgspec
 
 from headwater.errors import SourceUnfit, Unavailable
 from headwater.sources.sqlite.capture.triggers import CAPTURE
+from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.query.authorizer import Guard
-from headwater.sources.sqlite.schema.catalog import Catalog
 from headwater.sources.sqlite.settings import SqliteConfig
 
 logger = logging.getLogger("headwater.sqlite")

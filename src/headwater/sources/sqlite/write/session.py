@@ -15,10 +15,10 @@ from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
 from headwater.sources.sqlite.capture.trigger_installation import read_kinds, reconcile, remove_triggers, set_meta
+from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
 from headwater.sources.sqlite.query.authorizer import MAX_LENGTH, Guard, Statement
 from headwater.sources.sqlite.row_fetch import as_blobs, collect, fetch, join
-from headwater.sources.sqlite.schema.catalog import Catalog, intruders
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.types import FROM_STORED, to_stored
 from headwater.sources.table_creation import check_numbered, exists

@@ -22,9 +22,9 @@ import apsw
 from headwater.errors import Busy, InvalidRequest, Unavailable
 from headwater.sources.fair_queue import FairQueue
 from headwater.sources.sqlite.capture.triggers import CAPTURE, TXN
+from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import OURS, to_error
 from headwater.sources.sqlite.query.authorizer import Guard
-from headwater.sources.sqlite.schema.catalog import Catalog
 from headwater.sources.write import Session, Written
 
 T = TypeVar("T")

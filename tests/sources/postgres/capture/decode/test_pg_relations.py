@@ -8,8 +8,8 @@ from tests.sources.postgres.capture import pg_messages as pg
 from headwater.model.keys.key import encode_key
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture.decode.pgoutput import Relation, decode
-from headwater.sources.postgres.capture.decode.relations import Relations, column_of, split_name, table_name, table_of
 from headwater.sources.postgres.schema.ddl_text import ddl_text
+from headwater.sources.postgres.schema.relations import Relations, column_of, split_name, table_name, table_of
 from headwater.sources.postgres.schema.shape_changes import schema_change
 from headwater.sources.postgres.schema.table_facts import ColumnFact, TableFact
 from headwater.sources.postgres.types import TypeFact

@@ -39,9 +39,7 @@ from headwater.sources.postgres.capture.decode.pgoutput import (
     decode_begin,
     decode_commit,
 )
-from headwater.sources.postgres.capture.decode.row_decoder import RowDecoders
-from headwater.sources.postgres.capture.decode.row_plan import HEAD, Careful
-from headwater.sources.postgres.capture.stream.replication_frames import (
+from headwater.sources.postgres.capture.decode.replication_frames import (
     BadMessage,
     Data,
     Keepalive,
@@ -51,6 +49,8 @@ from headwater.sources.postgres.capture.stream.replication_frames import (
     status_update,
     unix_us,
 )
+from headwater.sources.postgres.capture.decode.row_decoder import RowDecoders
+from headwater.sources.postgres.capture.decode.row_plan import HEAD, Careful
 from headwater.sources.postgres.types import converter
 
 OLD, NEW = pg.tupled(b"O", [b"1", None]), pg.tupled(b"N", [b"1", "u"])

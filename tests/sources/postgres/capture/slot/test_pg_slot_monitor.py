@@ -21,7 +21,7 @@ from headwater.config import Config, DatabaseConfig
 from headwater.errors import SourceError
 from headwater.serve.metrics.metrics import Metrics
 from headwater.sources.postgres.capture.slot.slot import Slot, find_slot
-from headwater.sources.postgres.capture.slot.slot_monitor import Watch, concern
+from headwater.sources.postgres.capture.slot_monitor import Watch, concern
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.detach import detach

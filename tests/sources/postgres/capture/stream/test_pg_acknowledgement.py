@@ -19,7 +19,7 @@ from headwater.errors import SourceMismatch
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
-from headwater.sources.postgres.capture.stream.replication_frames import lsn_of, status_update
+from headwater.sources.postgres.capture.decode.replication_frames import lsn_of, status_update
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.source import PostgresSource

@@ -14,7 +14,7 @@ from tests.sources.postgres.pg_server import PATIENCE, Stream
 
 from headwater.errors import SourceError
 from headwater.sources.postgres.capture.decode import row_decoder
-from headwater.sources.postgres.capture.stream.replication_frames import DATA, DATA_HEAD, status_update
+from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD, status_update
 from headwater.sources.postgres.capture.stream.replication_receiver import Plain, Received, Wire, _made
 
 Start = Callable[..., Stream]

@@ -9,10 +9,10 @@ from tests.sources.postgres.pg_server import feed, tokens
 
 from headwater.errors import SourceMismatch, SourceUnfit
 from headwater.model.change import Op, Transaction
-from headwater.sources.postgres.capture.decode.relations import Relations
-from headwater.sources.postgres.capture.stream.replication_frames import BadMessage, lsn_text
+from headwater.sources.postgres.capture.decode.replication_frames import BadMessage, lsn_text
 from headwater.sources.postgres.capture.stream.transaction_assembly import PART_BYTES, Assembly, Item, Resume
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
+from headwater.sources.postgres.schema.relations import Relations
 
 NARROW, WIDE = {"id": 23}, {"id": 23, "v": 25}
 

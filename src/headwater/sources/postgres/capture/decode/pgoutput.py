@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from headwater.sources.postgres.capture.stream.replication_frames import BadMessage
+from headwater.sources.postgres.capture.decode.replication_frames import BadMessage
 
 
 class Begin(msgspec.Struct, frozen=True, gc=False):

@@ -20,8 +20,8 @@ from libc.string cimport memcmp, memcpy
 from headwater.model.change import Change as _Change
 from headwater.model.change import Op
 from headwater.model.literal import UNAVAILABLE
-from headwater.sources.postgres.capture.stream.replication_frames import DATA as _DATA
-from headwater.sources.postgres.capture.stream.replication_frames import DATA_HEAD as _DATA_HEAD
+from headwater.sources.postgres.capture.decode.replication_frames import DATA as _DATA
+from headwater.sources.postgres.capture.decode.replication_frames import DATA_HEAD as _DATA_HEAD
 from headwater.sources.postgres.capture.decode.row_plan import ERRORS as _ERRORS
 from headwater.sources.postgres.capture.decode.row_plan import HEAD as _HEAD
 

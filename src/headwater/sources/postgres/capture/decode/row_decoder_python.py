@@ -13,8 +13,8 @@ from typing import Any
 
 from headwater.model.change import Change, Op
 from headwater.model.literal import UNAVAILABLE
+from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD
 from headwater.sources.postgres.capture.decode.row_plan import ERRORS, HEAD, Decode, Get, Plan
-from headwater.sources.postgres.capture.stream.replication_frames import DATA, DATA_HEAD
 from headwater.sources.postgres.types import TRUTH
 
 _END = DATA_HEAD + HEAD

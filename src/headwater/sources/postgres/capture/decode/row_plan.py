@@ -25,7 +25,7 @@ from headwater.sources.postgres.capture.decode.pgoutput import (
     Update,
     decode,
 )
-from headwater.sources.postgres.capture.stream.replication_frames import BadMessage
+from headwater.sources.postgres.capture.decode.replication_frames import BadMessage
 from headwater.sources.postgres.types import Convert
 
 Decode = Callable[[bytes], Change]  # a whole message, without the xid of a stream block

@@ -13,10 +13,10 @@ import msgspec
 import psycopg
 
 from headwater.errors import SourceUnfit
-from headwater.sources.postgres.capture.decode.relations import split_name, table_name
 from headwater.sources.postgres.capture.slot.slot import run_as_owner, table_oid
 from headwater.sources.postgres.connection import Connection, quoted, text_literal
 from headwater.sources.postgres.protocol_session import Link
+from headwater.sources.postgres.schema.relations import split_name, table_name
 
 _SCHEMAS = 150000  # the first server that publishes whole schemas
 LOCK_MS = 200  # for who alters the table that is to be published: then another time

@@ -8,11 +8,11 @@ import msgspec
 
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Table
+from headwater.sources.postgres.capture.decode.replication_frames import lsn_of
 from headwater.sources.postgres.capture.decode.truncations import recalled
 from headwater.sources.postgres.capture.replication_buffer import Point, Shapes
 from headwater.sources.postgres.capture.slot.publication import Publication
 from headwater.sources.postgres.capture.slot.slot import Known
-from headwater.sources.postgres.capture.stream.replication_frames import lsn_of
 from headwater.sources.postgres.schema.shape_changes import displaced, is_end
 
 NOTE = "postgres"

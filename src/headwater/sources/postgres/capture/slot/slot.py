@@ -14,10 +14,10 @@ from psycopg import pq
 from psycopg.pq.abc import PGconn, PGresult
 
 from headwater.errors import ConfigError, HeadwaterError, SourceError, SourceUnfit
-from headwater.sources.postgres.capture.decode.relations import split_name
-from headwater.sources.postgres.capture.snapshot_visibility import snapshot_now
-from headwater.sources.postgres.capture.stream.replication_frames import lsn_of, lsn_text
+from headwater.sources.postgres.capture.decode.replication_frames import lsn_of, lsn_text
 from headwater.sources.postgres.connection import Connection, error_of, quoted
+from headwater.sources.postgres.schema.relations import split_name
+from headwater.sources.postgres.snapshot_visibility import snapshot_now
 
 CREATE_SECONDS = 60  # a slot begins when all transactions that are open have ended
 LEAVE_SECONDS = 5.0

@@ -33,21 +33,21 @@ from headwater.model.change import Transaction
 from headwater.model.clock import wall_ms
 from headwater.model.log_throttle import Repeats, counted
 from headwater.sources.postgres.capture.decode import row_decoder
-from headwater.sources.postgres.capture.decode.relations import Relations
-from headwater.sources.postgres.capture.replication_buffer import Held, Point, Shapes
-from headwater.sources.postgres.capture.slot.slot import Identity, find_slot, identify, wire_error
-from headwater.sources.postgres.capture.stream.replication_frames import (
+from headwater.sources.postgres.capture.decode.replication_frames import (
     DATA,
     DATA_HEAD,
     Keepalive,
     decode_frame,
     status_update,
 )
+from headwater.sources.postgres.capture.replication_buffer import Held, Point, Shapes
+from headwater.sources.postgres.capture.slot.slot import Identity, find_slot, identify, wire_error
 from headwater.sources.postgres.capture.stream.replication_receiver import wire as wire_of
 from headwater.sources.postgres.capture.stream.transaction_assembly import Assembly, Barrier, Item, Resume
 from headwater.sources.postgres.capture.stream.transaction_spill import FileSpill
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.schema.catalog import Facts
+from headwater.sources.postgres.schema.relations import Relations
 
 logger = logging.getLogger("headwater.postgres")
 

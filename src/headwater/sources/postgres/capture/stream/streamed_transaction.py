@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from headwater.sources.postgres.capture.decode.replication_frames import DATA, DATA_HEAD
 from headwater.sources.postgres.capture.decode.row_plan import Get
-from headwater.sources.postgres.capture.stream.replication_frames import DATA, DATA_HEAD
 
 NO_FRAME = (0, memoryview(b""))
 _FRAME = bytes([DATA]).ljust(DATA_HEAD, b"\0")

@@ -33,12 +33,12 @@ from headwater.sources.postgres.capture.decode.pgoutput import (
     decode_begin,
     decode_commit,
 )
-from headwater.sources.postgres.capture.decode.relations import Relations
+from headwater.sources.postgres.capture.decode.replication_frames import DATA_HEAD, BadMessage, lsn_text, unix_us
 from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode, Get
-from headwater.sources.postgres.capture.stream.replication_frames import DATA_HEAD, BadMessage, lsn_text, unix_us
 from headwater.sources.postgres.capture.stream.streamed_transaction import NO_FRAME, Ahead, Spill
+from headwater.sources.postgres.schema import ddl_trigger
+from headwater.sources.postgres.schema.relations import Relations
 from headwater.sources.postgres.schema.shape_changes import Announcement
-from headwater.sources.postgres.setup import ddl_trigger
 
 PART = 512
 PART_BYTES = 4 << 20  # of messages, after which a part is cut though it has few changes

@@ -13,7 +13,6 @@ from headwater.model.bounded_cache import BoundedCache
 from headwater.model.dependencies.dependency import Analysis
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER
-from headwater.sources.postgres.capture.decode.relations import table_name
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis.dependencies import dependencies, in_order, is_same_question
@@ -36,6 +35,7 @@ from headwater.sources.postgres.query.analysis.volatile_calls import calls_of_fa
 from headwater.sources.postgres.query.analysis.volatile_calls import refuse as refuse_calls
 from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, check_ours, places_named
 from headwater.sources.postgres.read.row_reads import Place, Places
+from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.schema.table_shapes import OURS
 from headwater.sources.query import Read
 

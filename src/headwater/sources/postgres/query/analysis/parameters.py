@@ -21,6 +21,7 @@ _WORD = re.compile(
 )
 _FLOATS = {1021: "real[]", 1022: "double precision[]"}
 MAX_PARAMETERS = 999
+_COMMENT_MARK = re.compile(r"/\*|\*/")
 
 
 class Marked(msgspec.Struct, frozen=True):
@@ -63,10 +64,10 @@ def _words(sql: str) -> list[re.Match[str]]:
 
 def _behind_comment(sql: str, at: int) -> int:
     depth = 0
-    for mark in re.finditer(r"/\*|\*/", sql[at:]):
+    for mark in _COMMENT_MARK.finditer(sql, at):
         depth += 1 if mark[0] == "/*" else -1
         if not depth:
-            return at + mark.end()
+            return mark.end()
     return len(sql)
 
 

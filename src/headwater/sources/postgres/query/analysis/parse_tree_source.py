@@ -10,12 +10,12 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported
-from headwater.sources.postgres.capture.decode.relations import table_name
 from headwater.sources.postgres.errors import CANCELED, state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link
 from headwater.sources.postgres.query.analysis.parse_tree import Item, Node, Unreadable, parse
 from headwater.sources.postgres.query.analysis.statement_growth import check_tree
 from headwater.sources.postgres.query.analysis.tree_reads import Reader, Used, Writes
+from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.values import Bound, array_text
 
 LOOK = "headwater_look"

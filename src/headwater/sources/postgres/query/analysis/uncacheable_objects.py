@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from headwater.sources.postgres.capture.decode.relations import table_name
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.query.analysis.immutable_functions import (
     FIRST_OWN,
@@ -20,6 +19,7 @@ from headwater.sources.postgres.query.analysis.result_order import Known
 from headwater.sources.postgres.query.analysis.row_conditions import Operator
 from headwater.sources.postgres.query.analysis.tree_reads import WHOLE_ROW
 from headwater.sources.postgres.schema.lock_free_catalog import published_sql
+from headwater.sources.postgres.schema.relations import table_name
 
 _EXTENSION = """coalesce((SELECT x.extname FROM pg_depend d JOIN pg_extension x ON x.oid = d.refobjid
   WHERE d.classid = '{catalogue}'::regclass AND d.objid = {oid} AND d.deptype = 'e'

@@ -5,8 +5,8 @@ from __future__ import annotations
 from headwater.sources.sqlite.query.facts.conditions import Conditions
 from headwater.sources.sqlite.query.facts.equality_closure import closure
 from headwater.sources.sqlite.query.facts.facts import Fact, Instance
+from headwater.sources.sqlite.query.facts.name_frame import Frame
 from headwater.sources.sqlite.query.syntax import tree
-from headwater.sources.sqlite.query.syntax.name_frame import Frame
 
 
 def restrict(

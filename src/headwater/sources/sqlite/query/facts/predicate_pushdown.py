@@ -25,10 +25,10 @@ from headwater.sources.sqlite.query.facts.facts import (
 )
 from headwater.sources.sqlite.query.facts.facts import rejected as rejected_by
 from headwater.sources.sqlite.query.facts.join_conditions import restrict
+from headwater.sources.sqlite.query.facts.name_frame import Frame
 from headwater.sources.sqlite.query.facts.select_kind import Nature, by_number
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
-from headwater.sources.sqlite.query.syntax.name_frame import Frame
 
 MAX_PLACES = 200
 MAX_BLOCKS = 1_000

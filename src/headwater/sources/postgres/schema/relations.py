@@ -25,14 +25,14 @@ import msgspec
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
 from headwater.sources.postgres.capture.decode.pgoutput import Relation, Type
+from headwater.sources.postgres.capture.decode.replication_frames import BadMessage
 from headwater.sources.postgres.capture.decode.row_decoder import RowDecoders
 from headwater.sources.postgres.capture.decode.row_plan import HEAD, Decode
 from headwater.sources.postgres.capture.decode.truncations import Truncated, recalled
-from headwater.sources.postgres.capture.stream.replication_frames import BadMessage
 from headwater.sources.postgres.schema.ddl_text import ddl_text
+from headwater.sources.postgres.schema.ddl_trigger import Statement
 from headwater.sources.postgres.schema.shape_changes import Announcement, displaced, is_told_alike, schema_change
 from headwater.sources.postgres.schema.table_facts import Catalogue, ColumnFact, TableFact
-from headwater.sources.postgres.setup.ddl_trigger import Statement
 from headwater.sources.postgres.types import (
     BPCHAR,
     TypeFact,

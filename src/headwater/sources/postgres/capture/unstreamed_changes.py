@@ -16,7 +16,6 @@ import msgspec
 import psycopg
 
 from headwater.model.table import Table
-from headwater.sources.postgres.capture.decode.relations import split_name
 from headwater.sources.postgres.capture.replication_buffer import Shapes
 from headwater.sources.postgres.capture.slot.slot import table_oid
 from headwater.sources.postgres.capture.stream.transaction_assembly import SHAPES
@@ -32,6 +31,7 @@ from headwater.sources.postgres.schema.definition_changes import (
     remembered,
     rewritten,
 )
+from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.shape_changes import Announcement, is_same_shape, is_told_alike
 
 LOCK_MS = 200  # an ALTER TABLE that waits makes all readers wait behind it: then another time

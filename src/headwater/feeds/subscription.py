@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headwater.errors import InvalidRequest
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.options import Options
 from headwater.model.row_msgpack import decode_row, encode_row
 from headwater.model.table import Key
 

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
+from headwater.feeds.backtest import backtest
 from headwater.feeds.deliver.backpressure import Forecast, Limits, Pressure, counters, forecasted, why_lost
 from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.deliver.start_position import at_time, check_cursor, check_reached, cursor_of
+from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_instances import Args, Question
 from headwater.feeds.snapshot import Position, highest, lowest
-from headwater.feeds.subscriptions.backtest import backtest
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.subscribe_query import SubscribeQuery, check_query
 from headwater.feeds.subscriptions.subscribe_table import (
@@ -30,7 +31,6 @@ from headwater.feeds.subscriptions.subscribe_table import (
     check,
     named_tables,
 )
-from headwater.feeds.subscriptions.subscription import SnapshotState, Subscription
 from headwater.model.clock import parse_ts, ts_of_ms, wall_ms
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headwater.errors import HeadwaterError, NotOwner, Unavailable
+from headwater.pipeline.failure import cause_of, is_gone
 from headwater.pipeline.run.carry import Carried, Carry
 from headwater.pipeline.run.events import Silent, Watcher
+from headwater.pipeline.run.job_cancellation import Brake
 from headwater.pipeline.run.ownership import Heart, owner_name
 from headwater.pipeline.run.progress import MetaStore
 from headwater.pipeline.run.resources import check_promises, session_of, sink_of
 from headwater.pipeline.run.server_check import Seen, greet, refusal
 from headwater.pipeline.run.spec import PipelineSpec, TableSpec
 from headwater.pipeline.run.task import Task
-from headwater.pipeline.spark.failure import cause_of, is_gone
-from headwater.pipeline.spark.job_cancellation import Brake
 from headwater.pipeline.verify.verify import TableReport, verify
 
 if TYPE_CHECKING:

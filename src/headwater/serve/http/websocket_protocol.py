@@ -11,8 +11,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.protocol import State
 
 from headwater.errors import Busy
-from headwater.serve.http import request_body
-from headwater.serve.http.call import Scope
+from headwater.serve.call import Scope
+from headwater.serve.limits import request_body
 from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
 
 FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written

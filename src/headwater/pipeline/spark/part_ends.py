@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from headwater.errors import Unavailable
-from headwater.pipeline.spark.failure import note
+from headwater.pipeline.failure import note
 from headwater.pipeline.transform.compaction import free
 
 if TYPE_CHECKING:

@@ -40,11 +40,11 @@ from headwater.sources.postgres.capture.slot.slot import (
     slot_name,
 )
 from headwater.sources.postgres.capture.stream.replication_stream import Stream
+from headwater.sources.postgres.capture.unstreamed_changes import announce
 from headwater.sources.postgres.connection import Connection, Server
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.postgres.schema import definition_changes
 from headwater.sources.postgres.schema.catalog import describe, schema_number
-from headwater.sources.postgres.schema.unstreamed_changes import announce
 from headwater.sources.postgres.settings import PostgresConfig
 from headwater.sources.postgres.setup.doctor import Finding, all_tables, check, examine, warnings, why_uncaptured
 from headwater.sources.postgres.setup.logins import Logins

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, RequestTooLarge
-from headwater.serve.http.call import Headers, Receive, Scope
+from headwater.serve.call import Headers, Receive, Scope
 from headwater.serve.limits.rates import place_of
 
 JSON = b"application/json"
@@ -19,6 +19,8 @@ BODY_SECONDS = 300.0  # in which a body arrives, however steadily it comes
 LARGE = 256 << 10  # bytes: a body that is not decoded in the loop
 MAX_ELEMENTS = 500_000  # of JSON: marks between values and names, and beginnings of lists and objects
 MAX_WRITTEN = 1_000_000  # the same of a request that writes
+MAX_EXPONENTS = 1_000  # numbers with an exponent of three digits
+_EXPONENT = re.compile(rb"[0-9.][eE][+-]?0*[1-9][0-9]{2}")
 _HALF = re.compile(rb"\\u[dD](?:[c-fC-F]|[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F]))")
 _PAIR = 'Send both halves of the pair, or the character itself; what is no text goes as {"t":"bytes","b64":…}.'
 
@@ -76,12 +78,35 @@ def check_elements(body: bytes, most: int) -> None:
     """
     if len(body) <= LARGE or _marks(body) <= most:
         return
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
-    if 0 < plain.count(b'"') <= 2 * most and _marks(b"".join(plain.split(b'"')[::2])) <= most:
+    outside = _outside_texts(body, most)
+    if outside is not None and _marks(outside) <= most:
         return
     raise RequestTooLarge(
         f"the request has more than {most} values, names and lists", hint="Send less, in several requests."
     )
+
+
+def check_exponents(body: bytes) -> None:
+    """Raise RequestTooLarge if JSON has many numbers such as 1e308: the parser takes 0.1 ms for each of them."""
+    if len(body) <= MAX_EXPONENTS * len("1e308,") or _exponents(body) <= MAX_EXPONENTS:
+        return
+    outside = _outside_texts(body, MAX_WRITTEN)
+    if outside is not None and _exponents(outside) <= MAX_EXPONENTS:
+        return
+    raise RequestTooLarge(
+        f"the request has more than {MAX_EXPONENTS} numbers with an exponent of three digits",
+        hint="Send fewer of them in one request, or write them without an exponent.",
+    )
+
+
+def _outside_texts(body: bytes, most: int) -> bytes | None:
+    """Return what is outside the texts of JSON, if there are at most `most` of them, and any."""
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
+    return b"".join(plain.split(b'"')[::2]) if 0 < plain.count(b'"') <= 2 * most else None
+
+
+def _exponents(body: bytes) -> int:
+    return len(_EXPONENT.findall(body))
 
 
 def _marks(body: bytes) -> int:

@@ -24,17 +24,19 @@ from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 from headwater.serve.api import STARTING, Api
 from headwater.serve.auth.gate import Access, Gate
+from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.gateway.gateway import Gateway
 from headwater.serve.http import docs_page, openapi
-from headwater.serve.http.body_pieces import Pieces, send_body, size_of
-from headwater.serve.http.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
 from headwater.serve.http.cors import Cors
 from headwater.serve.http.handlers.queries import QueryPages
 from headwater.serve.http.handlers.rows import RowPages
 from headwater.serve.http.handlers.streams import Streams
 from headwater.serve.http.not_modified_cache import Again
 from headwater.serve.http.query_string import parse_query, ticket_in
-from headwater.serve.http.request_body import (
+from headwater.serve.http.routes import GATEWAY, QUERY, ROUTES, Route, find
+from headwater.serve.http.security_headers import UNSHARED, shielded
+from headwater.serve.limits.limits import Limits
+from headwater.serve.limits.request_body import (
     JSON,
     BodyReservation,
     Gone,
@@ -44,15 +46,13 @@ from headwater.serve.http.request_body import (
     read_body,
     retry_after,
 )
-from headwater.serve.http.routes import GATEWAY, QUERY, ROUTES, Route, find
-from headwater.serve.http.security_headers import UNSHARED, shielded
-from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.slow_reader_limits import drop
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.metrics.metrics import Metrics
+from headwater.serve.rpc.body_pieces import Pieces, send_body, size_of
 from headwater.serve.rpc.envelope import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
 from headwater.serve.rpc.hidden_names import told
-from headwater.serve.server.thread_bridge import Bridge
+from headwater.serve.thread_bridge import Bridge
 
 Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
 Page = Callable[[Principal, Request], Awaitable[Response]]
@@ -249,9 +249,8 @@ class Application:
                 asked = await read_body(scope, receive, self._max_body, memory)
                 self._gate.still(principal)  # a body may take its time
                 answering = answer(principal, asked, client)
-                if b'"wait_ms"' in asked:  # it may wait for a minute: nobody else would notice that the client left
+                if b"wait" in asked or b"\\u" in asked:  # it may wait: nobody else would notice that the client left
                     status, body = await _unless_gone(receive, answering)
-                    self._gate.still(principal)  # and so may a wait
                 else:
                     status, body = await answering
         except TooOften as refused:

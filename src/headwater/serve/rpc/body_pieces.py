@@ -14,7 +14,7 @@ from headwater.errors import HeadwaterError
 from headwater.model.answer_limits import MEMORY, Reservation, bytes_of, too_large, weight
 from headwater.model.literal import Json, to_plain
 from headwater.model.table import Row
-from headwater.serve.http.call import Send
+from headwater.serve.call import Send
 from headwater.sources.query import Read
 from headwater.sources.write import Result
 

@@ -15,7 +15,7 @@ from headwater.model.table import Column, Table
 from headwater.queries.answers import Answer
 from headwater.queries.etag.causality import token
 from headwater.queries.queries import Explained
-from headwater.serve.http.body_pieces import Pieces, batches, csv_pieces, data_pieces, encode_with, is_small
+from headwater.serve.rpc.body_pieces import Pieces, batches, csv_pieces, data_pieces, encode_with, is_small
 from headwater.sources.query import Read
 
 ROWS, OBJECTS, PLAIN, CSV, ARROW = "rows_json", "objects_json", "plain_json", "csv", "arrow"

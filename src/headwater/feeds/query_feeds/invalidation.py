@@ -8,9 +8,9 @@ from typing import Protocol
 
 from headwater.feeds.formats.images import Image, Key, Unknown, delivered, identity, identity_of, shown, unavailable
 from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
+from headwater.feeds.options import Shape
 from headwater.feeds.query_feeds.query_instances import Question
 from headwater.feeds.query_feeds.relevant_changes import Gathering
-from headwater.feeds.subscriptions.options import Shape
 from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.per_table import PerTable

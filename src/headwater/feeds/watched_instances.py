@@ -9,12 +9,12 @@ import msgspec
 
 from headwater.errors import HeadwaterError, Unavailable
 from headwater.feeds.deliver.hub import Run
+from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_groups import QuestionGroups
 from headwater.feeds.query_feeds.query_instances import Args, Question, Questions
-from headwater.feeds.subscriptions.options import Options
+from headwater.feeds.subscription import Subscription
 from headwater.feeds.subscriptions.registry import Registry
 from headwater.feeds.subscriptions.store import Stand
-from headwater.feeds.subscriptions.subscription import Subscription
 from headwater.model.principal import Principal
 
 Held = tuple[str, Hashable]  # a database, and the key of an instance

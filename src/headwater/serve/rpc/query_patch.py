@@ -17,7 +17,7 @@ from headwater.queries.patch.client_state import ClientState, diff_state
 from headwater.queries.patch.recent_results import Results
 from headwater.queries.queries import unkept
 from headwater.serve.api import Api
-from headwater.serve.http.handlers.query_body import ARROW, CSV, about, columns_of, rpc_format
+from headwater.serve.rpc.query_body import ARROW, CSV, about, columns_of, rpc_format
 from headwater.serve.rpc.query_methods import text_of
 from headwater.serve.rpc.query_params import Patch, values_of
 from headwater.sources.query import Read
