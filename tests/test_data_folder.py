@@ -10,8 +10,8 @@ import pytest
 from tests.suite.deadlines import PATIENCE
 
 from headwater.app import App
-from headwater.config import load
 from headwater.errors import SourceMismatch, SourceUnfit
+from headwater.settings import load
 
 
 @contextlib.contextmanager

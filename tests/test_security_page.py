@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tests.doc_pages import blocks, page
 
-from headwater.config import load
 from headwater.model.principal import VIEWER, Scope
 from headwater.serve.auth.gate import is_loopback, split_address
 from headwater.serve.auth.json_web_tokens import Jwts
+from headwater.settings import load
 
 PAGE = page("docs/security.md")
 SECRET = "s" * 32

@@ -205,3 +205,25 @@ def test_text_of_marks_is_checked_in_linear_time(mark: str) -> None:
         check_growth(text, {})
     list(_TOKEN.finditer(text))
     mask(text)
+
+
+@pytest.mark.parametrize(("clause", "is_flattened"), [("", True), (" ORDER BY 1", True), (" LIMIT 3", False)])
+def test_compound_with_a_limit_is_not_flattened_and_counts_once(clause: str, is_flattened: bool) -> None:
+    arms = " UNION ALL ".join(f"SELECT a + {n} AS c FROM t" for n in range(12))
+    views = {"v": f"CREATE VIEW v AS {arms}{clause}"}
+    joined = "SELECT x0.c FROM " + " JOIN ".join(f"v AS x{n}" for n in range(3))
+    db = apsw.Connection(":memory:")
+    db.execute(f"CREATE TABLE t(a); {views['v']}")
+    assert (len(db.execute(f"EXPLAIN {joined}").fetchall()) > 5_000) == is_flattened, "SQLite does otherwise"
+    longer = joined + " JOIN v AS x3 JOIN v AS x4"
+    if is_flattened:
+        with pytest.raises(InvalidRequest, match="parts"):
+            check_growth(longer, views)
+    else:
+        check_growth(longer, views)
+
+
+def test_compound_with_a_limit_is_flattened_into_a_query_without_a_join() -> None:
+    arms, terms = " UNION ALL ".join(["SELECT a AS c FROM t"] * 400), "||".join(["c"] * 600)
+    with pytest.raises(InvalidRequest, match="parts"):
+        check_growth(f"SELECT {terms} FROM ({arms} LIMIT 3) ORDER BY 1", {})

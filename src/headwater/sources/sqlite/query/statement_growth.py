@@ -112,6 +112,7 @@ class Found(msgspec.Struct):
     total: int
     arms: int = 1
     is_exact: bool = True  # the columns are all there, in their order
+    is_limited: bool = False  # a compound with LIMIT
 
 
 class Cte(msgspec.Struct):
@@ -229,7 +230,8 @@ class _Growth:
                 found = core if found is None else _united(found, core)
         if found is None:
             return Found([], total)
-        return msgspec.structs.replace(found, total=total, arms=found.arms if _is_all(group.items) else 1)
+        arms, is_limited = found.arms if _is_all(group.items) else 1, _is_limited(group.items)
+        return msgspec.structs.replace(found, total=total, arms=arms, is_limited=is_limited)
 
     def _core(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
         is_select = bool(items) and _word(items[0]) == "SELECT"
@@ -272,7 +274,7 @@ class _Growth:
             size += uses * self._size(_windows(items[end:]), sizes, scope)  # SQLite copies a window to each use
         arms = 1
         for source in sources if not any(_word(item) in ("GROUP", "DISTINCT") for item in items) else ():
-            arms *= source.arms
+            arms *= 1 if source.is_limited and len(sources) > 1 else source.arms
         return Found(columns, size * arms + sum(source.total for source in sources), arms, is_exact)
 
     def _values(self, items: list[Item], outer: Sizes, scope: Scope | None) -> Found:
@@ -383,6 +385,12 @@ class _Growth:
 
 
 _FROM = Token("word", "FROM", 0, 0, "FROM")
+
+
+def _is_limited(items: Sequence[Item]) -> bool:
+    """Return whether a query is a compound with LIMIT: SQLite flattens none into a join."""
+    words = [_word(item) for item in items]
+    return "UNION" in words and "LIMIT" in words
 
 
 def _is_all(items: Sequence[Item]) -> bool:
