@@ -276,8 +276,8 @@ def verify(spec, **given):
     print("working", flush=True)
     threading.Event().wait()
 
-for name, act in (("run", run), ("verify", verify)):
-    module = sys.modules[f"headwater.pipeline.{name}.{name}"] = ModuleType(name)
+for home, name, act in (("runner", "run", run), ("verify.verify", "verify", verify)):
+    module = sys.modules[f"headwater.pipeline.{home}"] = ModuleType(name)
     setattr(module, name, act)
 raise SystemExit(main(["pipeline", "verify" if sys.argv[1] == "verify" else "run", "lake.toml"]))
 """
