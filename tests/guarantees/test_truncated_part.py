@@ -42,7 +42,7 @@ sink.load(story.loading(open_session(name="cut off", short_lived=True), [part], 
 DAEMON = "-m headwater.pipeline.spark.worker_daemon"  # and the workers, which it forks
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=40, every_time=True)
 def test_a_part_is_not_in_when_spark_dies_while_a_task_takes_it_in(tmp_path: Path) -> None:
     place, gate = str(tmp_path / "lake"), Gate(tmp_path)
     env = os.environ | {"PYTHONPATH": os.pathsep.join(["src", "."])}

@@ -197,7 +197,7 @@ def test_guards_over_http_in_every_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.soak(seconds=25, every_time=True))])
 def test_no_wrong_304_by_guards(tmp_path: Path, seed: int) -> None:
     _guarded_well(tmp_path, seed, 1_000)
 

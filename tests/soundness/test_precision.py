@@ -21,7 +21,7 @@ def told(counts: Counter[str]) -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=35, every_time=True)
 def test_random_queries_are_invalidated_less_than_at_table_level() -> None:
     invalidated_less(range(2_000_000, 2_000_025))
 

@@ -542,7 +542,8 @@ def test_a_longer_step_merged_after_a_shorter_one_repeats_nothing(spark: SparkSe
 # Two engines
 
 
-@pytest.mark.parametrize("mode", [UPSERT, pytest.param(HISTORY, marks=EVERY_CI_RUN)])
+@EVERY_CI_RUN
+@pytest.mark.parametrize("mode", [UPSERT, HISTORY])
 def test_delta_rs_and_delta_spark_take_turns_on_one_table(spark: SparkSession, tmp_path: Path, mode: str) -> None:
     next(each for each in FACTORIES if each.name == f"delta-spark-{mode}").require()
     rust, jvm = (DeltaTarget(spark, tmp_path, mode, kind) for kind in ("delta", "delta-spark"))
