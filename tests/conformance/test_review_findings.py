@@ -10,8 +10,8 @@ from tests.conformance.live_server import Live
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver import hub_batch
-from headwater.feeds.deliver.group import Group
+from headwater.feeds.groups import hub_batch
+from headwater.feeds.groups.group import Group
 
 
 def fill(server: Live, table: str, count: int) -> None:

@@ -12,9 +12,9 @@ import msgspec
 from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.deliver.log_reader import Delivery, View
 from headwater.feeds.filters.filter import Cut
 from headwater.feeds.formats.frame import Enclosing
+from headwater.feeds.groups.log_reader import Delivery, View
 from headwater.feeds.options import Options
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention

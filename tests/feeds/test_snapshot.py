@@ -17,10 +17,10 @@ from headwater.database import Database
 from headwater.errors import InvalidRequest
 from headwater.feeds import snapshot as snapshot_module
 from headwater.feeds.deliver import stream as stream_module
-from headwater.feeds.deliver.log_reader import View, read_page
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
+from headwater.feeds.groups.log_reader import View, read_page
 from headwater.feeds.options import Options
 from headwater.feeds.snapshot import Lease, Position, SnapshotPage, SnapshotReader, cut_of, highest, lowest
 from headwater.feeds.subscription import SnapshotState

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.feeds.deliver.log_reader import View, read_page
+from headwater.feeds.groups.log_reader import View, read_page
 from headwater.log.live.live_log import LiveLog
 
 SAMPLES = 5

@@ -13,7 +13,6 @@ from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotF
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.hub_wait import silent
-from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.deliver.poll import Asked, Poll
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.source_head import Heads
@@ -22,6 +21,7 @@ from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.delivery_counts import Tally
 from headwater.feeds.fair_threads import Threads
+from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.invalidation import BRIEF
 from headwater.feeds.query_feeds.query_instances import Args, Questions

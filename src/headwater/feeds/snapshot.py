@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from headwater.database import Database
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED
-from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.filters.filter import Cut
+from headwater.feeds.groups.log_reader import View
 from headwater.feeds.subscription import END, SnapshotState
 from headwater.model.change import Change, Op
 from headwater.model.per_table import PerTable

@@ -14,8 +14,8 @@ from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, LimitExceeded
 from headwater.feeds.backtest import backtest
 from headwater.feeds.deliver.backpressure import Forecast, Limits, Pressure, counters, forecasted, why_lost
-from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.deliver.start_position import at_time, check_cursor, check_reached, cursor_of
+from headwater.feeds.groups.log_reader import View
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.query_instances import Args, Question
 from headwater.feeds.snapshot import Position, highest, lowest

@@ -11,9 +11,9 @@ from tests.feeds.feed_database import FILTERS, WITHOUT_SIZE, Fed, Writer, change
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.deliver.catch_up_page import SLACK, Piece, read_piece
-from headwater.feeds.deliver.log_reader import SCAN, View
 from headwater.feeds.formats.debezium import Debezium
 from headwater.feeds.formats.debezium_encoder import IS_BUILT
+from headwater.feeds.groups.log_reader import SCAN, View
 from headwater.feeds.options import Shape
 from headwater.log.disk.disk_log import DiskLog
 from headwater.log.live.live_log import LiveLog

@@ -29,11 +29,11 @@ from tests.feeds.feed_database import (
     told,
 )
 
-from headwater.feeds.deliver import group as group_module
 from headwater.feeds.deliver import hub as hub_module
-from headwater.feeds.deliver import hub_batch as batch_module
-from headwater.feeds.deliver.group import Group
 from headwater.feeds.deliver.hub import Hub
+from headwater.feeds.groups import group as group_module
+from headwater.feeds.groups import hub_batch as batch_module
+from headwater.feeds.groups.group import Group
 from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 

@@ -11,7 +11,7 @@ import pytest
 from tests.feeds.feed_database import FILTERS, ITEMS, WITHOUT_SIZE, Fed, Writer, insert
 
 from headwater.errors import InvalidRequest, OffsetExpired, TransactionTooLarge
-from headwater.feeds.deliver.log_reader import Delivery, Page, View, pull_url, read_page, read_whole
+from headwater.feeds.groups.log_reader import Delivery, Page, View, pull_url, read_page, read_whole
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable, check
 from headwater.model.change import Change, Op
 from headwater.serve.http.query_string import changes_asked, parse_query

@@ -14,11 +14,11 @@ from tests.feeds.feed_database import WITHOUT_SIZE, Fed, Writer, in_loop, insert
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import InvalidRequest, NotFound, TransactionTooLarge, Unavailable
-from headwater.feeds.deliver import log_reader
 from headwater.feeds.deliver import poll as polling
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.poll import Asked, Poll
 from headwater.feeds.deliver.reader_state import Seat
+from headwater.feeds.groups import log_reader
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import Subscription
 from headwater.feeds.subscriptions.registry import Registry

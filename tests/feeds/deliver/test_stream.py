@@ -31,12 +31,12 @@ from tests.feeds.feed_database import (
 )
 from tests.suite.deadlines import PATIENCE
 
-from headwater.feeds.deliver import group as group_module
 from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver import stream as stream_module
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.stream import Stream
+from headwater.feeds.groups import group as group_module
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import END, SnapshotState, Stretch, Subscription
 from headwater.feeds.subscriptions.registry import Registry

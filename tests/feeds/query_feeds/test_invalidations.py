@@ -26,7 +26,7 @@ from tests.feeds.query_feeds.fake_queries import Fake, groups, options, view
 from headwater.errors import OffsetExpired
 from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.deliver.log_reader import Page, read_page
+from headwater.feeds.groups.log_reader import Page, read_page
 from headwater.feeds.query_feeds import relevant_changes
 from headwater.feeds.query_feeds.answer_confirmation import Confirming
 from headwater.feeds.query_feeds.query_instances import Answered

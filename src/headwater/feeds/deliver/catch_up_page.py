@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.log_reader import SCAN, View, blocks_of
 from headwater.feeds.filters.filter import Cut
 from headwater.feeds.formats.encoder import Frames, WritesFrames
 from headwater.feeds.formats.frame import Enclosed, Frame
+from headwater.feeds.groups.log_reader import SCAN, View, blocks_of
 from headwater.log.live.live_log import LiveLog
 
 SLACK = 2  # times the bytes asked for may be written where a block ends with them: it need not be read again

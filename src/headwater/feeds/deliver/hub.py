@@ -17,14 +17,14 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from headwater.errors import HeadwaterError, OffsetExpired
-from headwater.feeds.deliver.group import Group, Sleeper
-from headwater.feeds.deliver.hub_batch import LONGEST_SECONDS, Batch, Costly, Decided, Found, bounded
-from headwater.feeds.deliver.log_reader import View, signature_of
 from headwater.feeds.filters.filter import Filter
 from headwater.feeds.filters.filter_router import Router
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.frame import Frame
 from headwater.feeds.formats.registry import encoder
+from headwater.feeds.groups.group import Group, Sleeper
+from headwater.feeds.groups.hub_batch import LONGEST_SECONDS, Batch, Costly, Decided, Found, bounded
+from headwater.feeds.groups.log_reader import View, signature_of
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_feeds.invalidation import Invalidations, invalidations
 from headwater.feeds.query_feeds.query_groups import Frames, QuestionGroups, Steady, steady_at

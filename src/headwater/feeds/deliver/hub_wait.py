@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from headwater.feeds.deliver.group import Group
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.deliver.log_reader import View
+from headwater.feeds.groups.group import Group
+from headwater.feeds.groups.log_reader import View
 
 
 def silent(id: int | str, word: str, data: bytes) -> bytes:

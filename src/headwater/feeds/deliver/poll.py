@@ -9,9 +9,9 @@ import msgspec
 
 from headwater.errors import OffsetExpired
 from headwater.feeds.deliver.hub_wait import Waiting
-from headwater.feeds.deliver.log_reader import Page, read_page, read_whole
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.start_position import check_reached
+from headwater.feeds.groups.log_reader import Page, read_page, read_whole
 from headwater.feeds.snapshot import SnapshotPage, SnapshotReader
 from headwater.feeds.subscriptions.registry import unknown
 

@@ -20,8 +20,8 @@ from headwater.feeds.deliver.backpressure import (
     why_lost,
 )
 from headwater.feeds.deliver.hub import Hub, Run
-from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.filters.filter import Cut
+from headwater.feeds.groups.log_reader import View
 from headwater.feeds.query_feeds.query_view import QueryView
 from headwater.feeds.snapshot import SNAPSHOT_EXPIRED, cut_of, highest
 from headwater.feeds.subscription import SnapshotState, Subscription

@@ -16,9 +16,9 @@ from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.deliver.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, Pressure
 from headwater.feeds.deliver.catch_up_page import Piece, read_piece
 from headwater.feeds.deliver.end_reason import Ending, known
-from headwater.feeds.deliver.group import PIECE, Group
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.formats.frame import Frame
+from headwater.feeds.groups.group import PIECE, Group
 from headwater.feeds.snapshot import SnapshotReader
 from headwater.model.clock import ts_text
 

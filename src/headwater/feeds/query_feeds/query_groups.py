@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable
 
 from headwater.errors import Forbidden, HeadwaterError
-from headwater.feeds.deliver.group import Group
-from headwater.feeds.deliver.hub_batch import Batch, Found
 from headwater.feeds.formats.frame import Frame
+from headwater.feeds.groups.group import Group
+from headwater.feeds.groups.hub_batch import Batch, Found
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.answer_confirmation import Confirming
 from headwater.feeds.query_feeds.invalidation import Invalidations

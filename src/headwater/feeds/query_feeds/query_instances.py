@@ -163,12 +163,3 @@ class Questions(Protocol):
     def position(self, db: str, key: Hashable) -> tuple[str, int, int] | None:
         """Of one that is held: its prefix, the last change that mattered to it, and how far was looked. May block."""
         ...
-
-
-class Invalidate:
-    """What an invalidation is delivered as, where a change has its op."""
-
-    word = "invalidate"
-
-
-INVALIDATE = Invalidate()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from headwater.errors import Forbidden, HeadwaterError
-from headwater.feeds.deliver.log_reader import SCAN, Delivery, Page, View, parts_of, signature_of
 from headwater.feeds.filters.filter import Cut
 from headwater.feeds.formats.native import plain
+from headwater.feeds.groups.log_reader import INVALIDATE, SCAN, Delivery, Page, View, parts_of, signature_of
 from headwater.feeds.options import Options, Shape
 from headwater.feeds.query_feeds.answer_confirmation import Confirming
 from headwater.feeds.query_feeds.invalidation import Invalidations, invalidations
-from headwater.feeds.query_feeds.query_instances import INVALIDATE, Question
+from headwater.feeds.query_feeds.query_instances import Question
 from headwater.feeds.query_feeds.relevant_changes import Gathering, relevant, schema_changes, transaction_of
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction

@@ -7,8 +7,8 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.log_reader import View
 from headwater.feeds.formats.frame import Frame
+from headwater.feeds.groups.log_reader import View
 
 PIECE = 256 << 10  # bytes that one stream is handed at a time
 JOINED = 4  # places of slow streams for which joined frames are kept besides

@@ -14,13 +14,21 @@ from headwater.feeds.filters.filter import Cut, Filter
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.registry import encoder
 from headwater.feeds.options import ATOMIC_STRICT, Options
-from headwater.feeds.query_feeds.query_instances import Invalidate
 from headwater.log.live.live_log import LiveLog
 from headwater.model.change import Op, Transaction
 from headwater.sources.read import Readable
 
 SCAN = 16_384  # changes looked at for one page; a quiet filter comes back for more
 MAX_TRANSACTION = 16 << 20  # bytes of one transaction that are kept together
+
+
+class Invalidate:
+    """What an invalidation is delivered as, where a change has its op."""
+
+    word = "invalidate"
+
+
+INVALIDATE = Invalidate()
 
 
 def signature_of(options: Options, held: frozenset[str] | None = None) -> bytes:

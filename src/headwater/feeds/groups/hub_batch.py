@@ -8,9 +8,9 @@ import time
 from functools import cached_property
 
 from headwater.errors import HeadwaterError
-from headwater.feeds.deliver.group import Group
 from headwater.feeds.formats.encoder import Encoder
 from headwater.feeds.formats.frame import Frame
+from headwater.feeds.groups.group import Group
 from headwater.log.transaction_parts import estimated_bytes
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Row
