@@ -10,7 +10,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import Busy, Unavailable
 from headwater.feeds.fair_threads import Threads, Turns
-from headwater.model.work_context import CALLER, WHOSE, shared_context
+from headwater.model.work.work_context import CALLER, WHOSE, shared_context
 
 
 def asking(turns: Turns, database: str, order: list[str]) -> "asyncio.Task[None]":
@@ -234,9 +234,9 @@ def test_call_that_waits_for_a_thread_when_threads_close_is_unavailable() -> Non
         await asyncio.to_thread(begun.wait, PATIENCE)
         waiting = asyncio.ensure_future(threads.run(int))
         await asyncio.sleep(0)  # it is in the queue
-        closing = asyncio.ensure_future(asyncio.to_thread(threads.close))
+        threads._pool.shutdown(wait=False)  # `close`, without its wait for the call that runs
         release.set()
-        await asyncio.gather(running, closing)
+        await running
         with pytest.raises(Unavailable, match="stopping"):
             await asyncio.wait_for(waiting, PATIENCE)
 
@@ -249,3 +249,29 @@ def test_caller_has_one_share_in_all_databases() -> None:
     assert turns.take(("a", "y")) and turns.take(("b", "")) and turns.take(("c", ""))
     turns.give_back(("0", "x"))
     assert turns.take(("9", "x"))
+
+
+def test_call_that_has_its_turn_and_not_begun_when_threads_close_is_unavailable() -> None:
+    async def main() -> None:
+        threads, begun, release = Threads(2, "test"), threading.Event(), threading.Event()
+        threads._pool._max_workers = 1  # a call that has its turn stays in the queue of the pool
+
+        def hold() -> None:
+            begun.set()
+            release.wait(PATIENCE)
+
+        async def run(caller: str, call: Any) -> Any:
+            CALLER.set(caller)
+            return await threads.run(call)
+
+        running = asyncio.ensure_future(run("x", hold))
+        await asyncio.to_thread(begun.wait, PATIENCE)
+        queued = asyncio.ensure_future(run("y", int))
+        await asyncio.sleep(0)  # it is submitted
+        threads._pool.shutdown(wait=False, cancel_futures=True)
+        release.set()
+        await running
+        with pytest.raises(Unavailable, match="stopping"):
+            await asyncio.wait_for(queued, PATIENCE)
+
+    asyncio.run(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headwater.model.principal import ADMIN, ANONYMOUS, JWT, VIEWER, Principal
-from headwater.model.work_context import UNNAMED
+from headwater.model.work.work_context import UNNAMED
 
 
 def token(name: str, *, issuer: str = "", id: str = "") -> Principal:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from headwater.errors import Busy
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.queries import answers
 from headwater.queries.answers import Answering
 

@@ -10,8 +10,8 @@ from contextvars import copy_context
 from typing import Any, TypeVar
 
 from headwater.errors import Unavailable
-from headwater.model.fair_shares import FairShares
-from headwater.model.work_context import Holder, holder
+from headwater.model.work.fair_shares import FairShares
+from headwater.model.work.work_context import Holder, holder
 
 T = TypeVar("T")
 
@@ -36,7 +36,12 @@ def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *args: Any) -> F
     try:
         return pool.submit(copy_context().run, call, *args)
     except RuntimeError:
-        raise Unavailable("the server is stopping", hint="Connect again in a moment.") from None
+        raise stopping() from None
+
+
+def stopping() -> Unavailable:
+    """Return the error of a call that got no thread because the server stops."""
+    return Unavailable("the server is stopping", hint="Connect again in a moment.")
 
 
 class Threads:
@@ -73,8 +78,8 @@ class Threads:
         self._turns.give_back(whose)
         if waiter.done():
             return  # its caller left
-        if done.cancelled():
-            waiter.cancel()
+        if done.cancelled():  # it had its turn, and the pool was closed before it began
+            waiter.set_exception(stopping())
         elif (error := done.exception()) is not None:
             waiter.set_exception(error)
         else:

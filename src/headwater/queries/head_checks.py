@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from headwater.database import Database
-from headwater.model.work_context import shared_context
+from headwater.model.work.work_context import shared_context
 from headwater.sources.read import Look
 
 CATCH_UP_SECONDS = 0.25  # longest a reader waits for what was committed before it asked

@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from headwater.errors import Busy
-from headwater.feeds.fair_threads import Turns, submitted
-from headwater.model.work_context import UNNAMED, Holder, holder
+from headwater.feeds.fair_threads import Turns, stopping, submitted
+from headwater.model.work.work_context import UNNAMED, Holder, holder
 
 T = TypeVar("T")
 
@@ -95,7 +95,9 @@ class Bridge:
                 self._turns.give_back(whose)
             if waiter.done():
                 continue  # its request was cancelled
-            if future.cancelled():
+            if future.cancelled() and whose is not None:  # its thread was never started: the server stops
+                waiter.set_exception(stopping())
+            elif future.cancelled():
                 waiter.cancel()
             elif (error := future.exception()) is not None:
                 waiter.set_exception(error)

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import LimitExceeded
 from headwater.log.live.live_log import LiveLog
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.ranges.pull import durable_wait
 from headwater.ranges.pull.durable_wait import Waiting
 

@@ -26,9 +26,9 @@ from headwater.errors import (
     Unavailable,
 )
 from headwater.log.log import Retention
-from headwater.model.fair_shares import FairPlaces
 from headwater.model.keys.key import Span
 from headwater.model.table import Key, Row
+from headwater.model.work.fair_shares import FairPlaces
 from headwater.ranges.pull import log_slices, snapshot, table_changes
 from headwater.ranges.pull.arrow_pieces import snapshot_pieces
 from headwater.ranges.pull.jobs import LogJob, Pick, SnapshotJob

@@ -57,3 +57,22 @@ def test_caller_with_its_share_is_refused_and_others_are_not(
             assert refused.status_code == 429  # all are open
         wait_for_open(2)
         assert status(bob) == 200
+
+
+def test_snapshot_that_reads_the_log_lets_other_snapshots_go_first(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = client.ok("pull.describe", table="t")["version"]
+    client.rows("UPDATE t SET v = 'y'")  # 300 changes to undo
+    server: Any = client.server
+    places, holders = server._snapshots._places, list[Any]()
+    yield_turn = places.yield_turn
+
+    def noted(whose: Any) -> None:
+        holders.append(whose)
+        yield_turn(whose)
+
+    monkeypatch.setattr(places, "yield_turn", noted)
+    answer = client.http.get(f"/api/v1/snapshot/main/t?version={version}")
+    assert answer.status_code == 200 and len(answer.text.splitlines()) == 300 and '"y"' not in answer.text
+    assert len(holders) >= 2 and set(holders) == {("main", holders[0][1])} and holders[0][1]

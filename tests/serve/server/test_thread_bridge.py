@@ -10,7 +10,7 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import Busy, NotFound
 from headwater.model.principal import ANONYMOUS
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.serve.thread_bridge import Bridge
 
 

@@ -17,7 +17,7 @@ from tests.sources.postgres.setup.test_pg_logins import Site
 from tests.suite.deadlines import PATIENCE, wait_until
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, TxExpired
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres import protocol_session as links
 from headwater.sources.postgres.abandoned_statements import MOST, Abandoned
 from headwater.sources.postgres.connection import Server as Address

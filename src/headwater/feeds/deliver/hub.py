@@ -35,7 +35,7 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.bounded_cache import BoundedCache
 from headwater.model.change import Transaction
 from headwater.model.table import Table
-from headwater.model.work_context import shared_context
+from headwater.model.work.work_context import shared_context
 from headwater.sources.read import Look, Readable
 
 logger = logging.getLogger("headwater.feeds")

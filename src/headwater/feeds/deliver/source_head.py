@@ -6,7 +6,7 @@ import asyncio
 
 from headwater.database import CATCH_UP_SECONDS, Database
 from headwater.feeds.deliver.hub import Run
-from headwater.model.work_context import shared_context
+from headwater.model.work.work_context import shared_context
 
 
 class Heads:

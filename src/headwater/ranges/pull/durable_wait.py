@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from headwater.errors import LimitExceeded
 from headwater.log.live.live_log import LiveLog
-from headwater.model.work_context import CALLER, UNNAMED
+from headwater.model.work.work_context import CALLER, UNNAMED
 
 MOST = 1_024  # who wait at the same time
 SHARES = 4  # one caller has at most a fourth of the places

@@ -16,8 +16,8 @@ from collections.abc import Generator
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
-from headwater.model.fair_shares import FairPlaces
-from headwater.model.work_context import CALLER, Holder
+from headwater.model.work.fair_shares import FairPlaces
+from headwater.model.work.work_context import CALLER, Holder
 from headwater.ranges.pull.arrow_pieces import Piece, snapshot_pieces, tables_pieces
 from headwater.ranges.pull.jobs import (
     HEAD,

@@ -24,7 +24,7 @@ from headwater.errors import (
 )
 from headwater.model.answer_limits import UNCOUNTED, AnswerMemory
 from headwater.model.principal import ANONYMOUS, OWNER, Principal
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.serve.auth.gate import Gate
 from headwater.serve.grpc import errors
 from headwater.serve.grpc.messages import LARGE, decode

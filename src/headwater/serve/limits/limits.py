@@ -10,7 +10,7 @@ from headwater.config import QuotasConfig, ServeConfig
 from headwater.errors import HeadwaterError
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
-from headwater.model.work_context import CALLER, UNNAMED, WHOSE
+from headwater.model.work.work_context import CALLER, UNNAMED, WHOSE
 from headwater.serve.api import Api
 from headwater.serve.call import Scope
 from headwater.serve.limits.connection_limits import Crowd

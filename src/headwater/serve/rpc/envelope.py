@@ -13,7 +13,7 @@ import msgspec
 from headwater.errors import Forbidden, HeadwaterError, InvalidRequest, UnsupportedVersion
 from headwater.model.answer_limits import UNCOUNTED
 from headwater.model.principal import OWNER, VIEWER, Principal
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.queries.statements.pending_answer import Pending
 from headwater.serve.api import Api
 from headwater.serve.limits.limits import Limits, identity

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 import msgspec
 
 from headwater.errors import Busy
-from headwater.model.work_context import UNNAMED
+from headwater.model.work.work_context import UNNAMED
 
 MOST = 16  # that may still run while new statements of other callers are accepted
 RUNNING = "SELECT pid, backend_start::text FROM pg_stat_activity WHERE pid = ANY ($1::int[])"

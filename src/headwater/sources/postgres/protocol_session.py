@@ -25,7 +25,7 @@ from psycopg import pq
 
 from headwater.errors import Busy, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_large, weight
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres.abandoned_statements import RUNNING, Abandoned
 from headwater.sources.postgres.errors import CANCELED, away, from_result, gone, state_of, timed_out
 from headwater.sources.postgres.types import SETTINGS

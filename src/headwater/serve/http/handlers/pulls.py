@@ -16,7 +16,7 @@ from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HOR
 from headwater.feeds.subscriptions.subscribe_table import check_calls
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.pull.jobs import gone as lost
 from headwater.ranges.pull.snapshot import shape_of

@@ -22,9 +22,9 @@ from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
 from headwater.model.database_name import real_name
-from headwater.model.fair_shares import FairPlaces
 from headwater.model.table import Table
-from headwater.model.work_context import Holder, holder
+from headwater.model.work.fair_shares import FairPlaces
+from headwater.model.work.work_context import Holder, holder
 from headwater.ranges.pull.snapshot import Gone, Piece, read_as_of, shape_of
 from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kind
 from headwater.serve.http.query_string import digits

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from headwater.errors import Busy, DuplicateKey, HeadwaterError, InvalidRequest, SourceError, Unavailable
 from headwater.model.principal import OWNER
-from headwater.model.work_context import CALLER
+from headwater.model.work.work_context import CALLER
 from headwater.sources.fair_queue import FairQueue
 from headwater.sources.postgres.abandoned_statements import Abandoned
 from headwater.sources.postgres.connection import Connection

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
 from headwater.errors import Busy
-from headwater.model.work_context import UNNAMED, Holder
+from headwater.model.work.work_context import UNNAMED, Holder
 
 SPARE = 4  # one place in so many is left to other databases, and to other callers of a database
 
