@@ -128,11 +128,39 @@ for _ in range(2):
     close_session(session)
 """
 KILLED = """
+import signal, threading
+from pathlib import Path
 from pyspark import SparkContext
 from headwater.pipeline.spark.session import close_session, open_session
+
+def ask():
+    clock = session.sparkContext._jvm.java.lang.System
+    clock.nanoTime()
+    connected.set()
+    stopped.wait()
+    try:
+        clock.nanoTime()
+    except Exception:
+        return
+    raise AssertionError("Java is still there")
+
+def unread(port):
+    sockets = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()]
+    return any(f[1].endswith(f":{port:04X}") and not f[4].endswith(":00000000") for f in sockets[1:])
+
 session = open_session(short_lived=True)
-SparkContext._gateway.proc.kill()
-SparkContext._gateway.proc.wait()
+gateway = SparkContext._gateway
+connected, stopped = threading.Event(), threading.Event()
+asked = threading.Thread(target=ask)  # a call that Java leaves unread ends with a reset: py4j logs its traceback
+asked.start()
+connected.wait()
+gateway.proc.send_signal(signal.SIGSTOP)
+stopped.set()
+while not unread(gateway.gateway_parameters.port):
+    pass
+gateway.proc.kill()
+gateway.proc.wait()
+asked.join()
 close_session(session)
 session = open_session(short_lived=True)
 assert session.range(3).count() == 3
@@ -193,7 +221,7 @@ def test_sessions_come_and_go_in_one_process_without_a_word(tmp_path: Path) -> N
 @pytest.mark.spark
 def test_a_session_whose_java_is_gone_is_closed_and_another_opened(tmp_path: Path) -> None:
     done = run(KILLED, tmp_path)
-    assert (done.returncode, done.stdout) == (0, "") and "Traceback" not in done.stderr, done.stderr
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.soak(seconds=15, every_time=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shlex
@@ -157,6 +158,11 @@ def _result_size(memory: str) -> str:
 _MEBIBYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    """Whether the root logger keeps a record: py4j logs a traceback there when Java is gone, and raises as well."""
+    return "py4j" not in Path(record.pathname).parts
+
+
 def _start_java(settings: Any, master: str) -> None:
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -164,6 +170,7 @@ def _start_java(settings: Any, master: str) -> None:
 
     for name in _LOUD:
         PySparkLogger.getLogger(name).disabled = True
+    logging.getLogger().addFilter(_is_not_of_py4j)
     if master.startswith("local") or not os.environ.get("PYSPARK_PYTHON"):
         os.environ["PYSPARK_PYTHON"] = sys.executable  # else workers are whatever python3 the PATH holds
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
