@@ -11,7 +11,7 @@ SERVICES := mariadb-server nginx varnish postgresql
 # Bytecode is kept: without it every server, command and Spark worker that a test starts compiles all its modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup browser services jars protos sochdb demo check lint types test soak slices bench fmt clean
+.PHONY: help setup browser services jars protos stream-events sochdb demo check lint types test soak slices bench fmt clean
 
 help:
 	@echo "make demo    set up, then show Headwater working on an embedded database"
@@ -49,6 +49,10 @@ jars: setup
 PROTOS := src/headwater/serve/grpc/protos
 protos: setup
 	$(BIN)/python -m grpc_tools.protoc -I $(PROTOS) --descriptor_set_out=$(PROTOS)/protos.bin $(PROTOS)/*.proto
+
+# The JavaScript client's copy of model/control_events.py.
+stream-events: setup
+	$(BIN)/python -m tests.suite.stream_events_js
 
 # SochDB's own client, apart from ours: both bring messages of the same names. Where it cannot be had, its tests skip.
 SOCHDB := .venv-sochdb

@@ -2,6 +2,7 @@
 
 import {Answer, PatchMismatch, opaque} from "./answer.js";
 import {Stream, backoff, surroundings} from "./stream.js";
+import {LAST_EVENTS} from "./stream_events.js";
 
 const PATCHES = "headwater-rows";
 const FINAL = new Set([400, 403, 404, 405, 501]); // asking again would not help
@@ -52,7 +53,7 @@ export class LiveQuery {
     this.#world = {...surroundings, ...options.surroundings};
     this.#stream = new Stream({
       address: lastId => this.#events(lastId),
-      words: ["invalidate", "resnapshot", "failed"],
+      words: ["invalidate", ...LAST_EVENTS],
       onFrame: (word, data) => this.#told(word, data),
       // What happened while nobody listened is found out by asking; with an unchanged tag that costs little.
       onOpen: () => { this.#state("live"); this.#heard = null; this.#refresh(0); },

@@ -2,10 +2,8 @@
 
 import {parse} from "./json_text.js";
 import {Stream, surroundings} from "./stream.js";
+import {CONTROL_EVENTS, LAST_EVENTS, OPS} from "./stream_events.js";
 
-const OPS = ["insert", "update", "delete", "truncate", "schema_change"];
-const CONTROLS = ["caught_up", "checkpoint", "snapshot_end", "snapshot_restart", "resnapshot", "failed"];
-const LAST = new Set(["resnapshot", "failed"]); // after these the stream is over, and would only say so again
 
 /**
  * Follow a table, over cuts of the connection without gap or repeat; until `close()`, or until its place is lost.
@@ -27,7 +25,7 @@ export function tail(url, db, table, options) {
   const hear = (word, data, id) => {
     const said = parse(data);
     if (!OPS.includes(word)) {
-      if (LAST.has(word)) stream.close();
+      if (LAST_EVENTS.includes(word)) stream.close();
       return onControl?.(word, said);
     }
     if (!said.snapshot) {
@@ -44,7 +42,7 @@ export function tail(url, db, table, options) {
     if (ticket) found.searchParams.set("ticket", await ticket());
     return found.href;
   };
-  const words = [...OPS, ...CONTROLS];
+  const words = [...OPS, ...CONTROL_EVENTS];
   const stream = new Stream({address, words, onFrame: hear, onOpen, mustResume: true}, {...surroundings, ...own});
   return stream;
 }

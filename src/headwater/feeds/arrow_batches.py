@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import NotFound, OffsetExpired
-from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
 from headwater.feeds.deliver.hub_wait import Waiting
 from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.filters.filter import ROW_OPS
@@ -114,16 +114,16 @@ class Batches:
 
     def stop(self) -> None:
         """The server goes away: end whole."""
-        self._end("stopping", "the server is stopping")
+        self._end(STOPPING, "the server is stopping")
 
     def leave(self) -> None:
         """The reader went away."""
-        self._end("closed", "the reader left")
+        self._end(CLOSED, "the reader left")
 
     def changed(self) -> None:
         """The database was dropped."""
         if self.seat.closed:
-            self._end("closed", "the database is gone")
+            self._end(CLOSED, "the database is gone")
 
     def wake(self) -> None:
         """Look again."""

@@ -1,4 +1,4 @@
-"""Ending: why a stream ended, for transports that say so."""
+"""Why a stream ended, for the transports that report it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from headwater.errors import HeadwaterError
 logger = logging.getLogger("headwater.feeds")
 
 
-class Ending(msgspec.Struct, frozen=True):
-    """Why a stream ended, for transports that say so."""
+CLOSED, COMPLETE, STOPPING, RESNAPSHOT_REQUIRED = "closed", "complete", "stopping", "resnapshot_required"
 
-    code: str  # closed, resnapshot_required, stopping, complete, or the code of an error
+
+class Ending(msgspec.Struct, frozen=True):
+    """Why a stream ended."""
+
+    code: str  # one of the above, or the code of an error
     message: str
-    error: HeadwaterError | None = None  # where it was one
+    error: HeadwaterError | None = None  # the error, where one ended the stream
 
 
 def known(error: Exception) -> HeadwaterError:
-    """`error` as its reader is told of it: of a defect of ours nothing but where to look for it."""
+    """Return `error` as the reader may see it: an unexpected exception is logged and becomes an internal error."""
     if isinstance(error, HeadwaterError):
         return error
     request = uuid.uuid4().hex

@@ -165,7 +165,7 @@ class Seat:
         return next((step for step in (at + limits.warn_lag, at + limits.throttle_lag, lost) if step > latest), latest)
 
     @property
-    def must_look(self) -> bool:
+    def changes_with_time(self) -> bool:
         """Whether time alone may change the state: it is paused, or its unread changes grow old."""
         held = self.subscription
         return self.paused or (held is not None and self.log.forgets_by_time and held.cursor < self.log.latest)

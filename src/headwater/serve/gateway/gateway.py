@@ -23,7 +23,7 @@ from headwater.serve.gateway import messages as messages
 from headwater.serve.gateway.kv import Entry, Kv
 from headwater.serve.gateway.messages import bytes_of
 from headwater.serve.gateway.sochdb_refusals import in_sequences
-from headwater.serve.gateway.socket import STOPPING, GatewaySocket
+from headwater.serve.gateway.socket import SERVER_STOPS, GatewaySocket
 from headwater.serve.http.websocket_protocol import Gone
 from headwater.serve.limits.limits import Limits, identity
 from headwater.serve.limits.stream_limits import client_of
@@ -92,7 +92,7 @@ class Gateway:
     def cut(self) -> None:
         """Wait for no answer any more."""
         for socket in list(self._open):
-            socket.end(STOPPING)
+            socket.end(SERVER_STOPS)
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
         """One frame of a client: exactly one answer."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, RequestTooLarge
+from headwater.model.control_events import ControlEvent
 from headwater.model.suggestion import nearest
 from headwater.queries.statements.sql import Outcome
 from headwater.serve.http.transport_frames import OPS, text_fragments, text_frame
@@ -212,9 +213,9 @@ def line(id: int | str, word: str, data: bytes) -> bytes:
     """How a stream hands out what the gateway tells: the same for every reader, whose id comes to it later."""
     if word in OPS:
         return data + b"\n"
-    if word == "failed":
+    if word == ControlEvent.FAILED:
         return _ERROR + data + b"\n"
-    if word == "resnapshot":
+    if word == ControlEvent.RESNAPSHOT:
         told = {"message": "changes that belong here are gone from the log", "code": OffsetExpired.code}
         details = {**msgspec.json.decode(data), "hint": OffsetExpired.default_hint}
         return _ERROR + encode({**told, "details": details}) + b"\n"

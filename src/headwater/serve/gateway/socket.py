@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unauthorized
-from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
 from headwater.feeds.deliver.stream import Stream
 from headwater.serve.call import Call
 from headwater.serve.gateway.messages import error_payload, fragments, frame, told
@@ -29,7 +29,7 @@ from headwater.serve.rpc.envelope import unexpected
 
 MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that were read and wait for their turn; then reading stops
 MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read
-STOPPING = Ending("stopping", "the server is stopping")
+SERVER_STOPS = Ending(STOPPING, "the server is stopping")
 CLOSE_SECONDS = 5.0  # for the last words to a client that does not read
 
 Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
@@ -113,7 +113,7 @@ class GatewaySocket:
         """The server stops: no more after the request that is being answered."""
         self._is_stopping = True
         if not self._is_answering:
-            self.end(STOPPING)
+            self.end(SERVER_STOPS)
 
     # --- saying --------------------------------------------------------------------------------------------------
 
@@ -176,7 +176,7 @@ class GatewaySocket:
     async def _pour(self, id: str | int, stream: Stream) -> None:
         while (piece := await stream.next()) is not None:
             await self._send(told, id, piece)
-        if stream.ending is not None and stream.ending.code == "closed":
+        if stream.ending is not None and stream.ending.code == CLOSED:
             gone = NotFound("the database is no more", hint="schema.list_databases tells which there are.")
             await self.say(id, "error", error_payload(gone))
 
@@ -198,7 +198,7 @@ class GatewaySocket:
     async def _work(self) -> None:
         while not self._is_stopping:
             websocket_protocol.answered(self._call.scope, await self._answer_next())
-        self.end(STOPPING)
+        self.end(SERVER_STOPS)
 
     async def _answer_next(self) -> int:
         """Answer the oldest request; return its size."""

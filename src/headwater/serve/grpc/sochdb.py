@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotFound, NotSupported, OffsetExpired, Unavailable
+from headwater.feeds.deliver.end_reason import STOPPING
 from headwater.feeds.deliver.stream import PAGE, Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.formats.sochdb import EVENT, WATCH
@@ -271,6 +272,6 @@ def _why(stream: Stream, db: str) -> HeadwaterError:
         error = OffsetExpired(stream.cursor, log.horizon, log.latest)
         error.message = f"CDC overrun: requested seq {stream.cursor + 1} but oldest available is {log.horizon}"
         return error
-    if ending.code == "stopping":
+    if ending.code == STOPPING:
         return Unavailable(ending.message, hint="Connect again in a moment.")
     return NotFound(f"there is no database {db!r} any more")

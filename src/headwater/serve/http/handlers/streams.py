@@ -12,7 +12,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
 from headwater.feeds.arrow_batches import Batches
-from headwater.feeds.deliver.end_reason import Ending
+from headwater.feeds.deliver.end_reason import CLOSED, COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, Ending
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
 from headwater.feeds.feeds import Feeds
@@ -37,7 +37,8 @@ NDJSON = Opening("ndjson", transport_frames.ndjson, ping=b"\n")
 UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
 
 _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
-CLOSE = {"closed": 1000, "complete": 1000, "stopping": 1012, "resnapshot_required": 4410, "bad_frame": 1008}
+BAD_FRAME = "bad_frame"  # the end of a stream whose client sent what it may not send
+CLOSE = {CLOSED: 1000, COMPLETE: 1000, STOPPING: 1012, RESNAPSHOT_REQUIRED: 4410, BAD_FRAME: 1008}
 CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
 ENDED = "the credential was revoked, or has expired"
 OTHER_CLOSE = 4400  # ended by an error, which was told before
@@ -178,7 +179,7 @@ class Streams:
             try:
                 await self._obey(call, message)
             except (InvalidRequest, msgspec.MsgspecError, ValueError) as error:
-                stream.refuse("bad_frame", f"{getattr(error, 'message', error)}")
+                stream.refuse(BAD_FRAME, f"{getattr(error, 'message', error)}")
                 return
             except HeadwaterError as error:
                 stream.refuse(error.code, error.message)

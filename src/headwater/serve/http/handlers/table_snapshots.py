@@ -21,6 +21,7 @@ from headwater.feeds.fair_threads import submitted
 from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
+from headwater.model.control_events import ControlEvent
 from headwater.model.database_name import real_name
 from headwater.model.table import Table
 from headwater.model.work.fair_shares import FairPlaces
@@ -131,7 +132,7 @@ class Snapshots:
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
         except HeadwaterError as error:
             # Too late for a status: the body stays without its end, so that nobody takes it for whole.
-            said = {"event": "failed", "data": {"code": error.code, "message": error.message}}
+            said = {"event": ControlEvent.FAILED, "data": {"code": error.code, "message": error.message}}
             if kind == NDJSON_KIND:
                 last = msgspec.json.encode(said) + b"\n"
                 await call.send({"type": "http.response.body", "body": last, "more_body": True})
