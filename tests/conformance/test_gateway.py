@@ -283,7 +283,7 @@ def test_a_start_that_is_gone_is_an_overrun(start: Callable[..., Live]) -> None:
     assert told["message"] == f"CDC overrun: requested seq 1 but oldest available is {oldest}"
     client.ok("subscribe", {"tables": ["t"], "start_sequence": oldest}, id="s")
     assert payloads(client.events(1))[0]["sequence"] == oldest
-    assert live.feeds.open_streams()["gateway"] == 1, "of the one that was refused nothing is left"
+    assert live.feeds.readers.count_streams()["gateway"] == 1, "of the one that was refused nothing is left"
     client.close()
 
 
@@ -315,10 +315,10 @@ def test_subscriptions_count_among_the_streams_of_a_client(start: Callable[..., 
     client.ok("subscribe", {}, id="b")
     assert client.error("subscribe", {})["code"] == "limit_exceeded"
     client.ok("unsubscribe", {"id": "a"})
-    live.until(lambda: live.feeds.open_streams()["gateway"] == 1)
+    live.until(lambda: live.feeds.readers.count_streams()["gateway"] == 1)
     client.ok("subscribe", {}, id="c")
     client.close()
-    live.until(lambda: live.feeds.open_streams()["gateway"] == 0)
+    live.until(lambda: live.feeds.readers.count_streams()["gateway"] == 0)
 
 
 def test_dropping_its_database_ends_a_subscription_and_not_the_socket(server: Live, gateway: GatewayClient) -> None:
@@ -354,7 +354,9 @@ def test_what_one_client_does_not_read_is_not_kept_for_it(start: Callable[..., L
         values = ", ".join(f"({place * rows + number}, '{'x' * 5000}')" for number in range(rows))
         live.sql(f"INSERT INTO t VALUES{values}")
         assert len(quick.events(4 * rows)) == 4 * rows
-    assert live.feeds.deliveries()["gateway"] < 4 * rounds * rows * 2, "the slow one has not been sent everything"
+    assert live.feeds.readers.deliveries_by_transport()["gateway"] < 4 * rounds * rows * 2, (
+        "the slow one has not been sent everything"
+    )
     seen: dict[int, list[int]] = {}
     for event in slow.events(4 * rounds * rows):
         seen.setdefault(event["id"], []).append(event["payload"]["key"][0])
@@ -367,7 +369,7 @@ def test_what_one_client_does_not_read_is_not_kept_for_it(start: Callable[..., L
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(server: Live, table: str) -> None:
-    before = server.feeds.open_streams()["gateway"]
+    before = server.feeds.readers.count_streams()["gateway"]
     for properly in (True, False):
         client = GatewayClient(server.url)
         client.ok("subscribe", {"tables": [table]})
@@ -375,7 +377,7 @@ def test_a_client_that_leaves_leaves_nothing_behind(server: Live, table: str) ->
             client.close()
         else:
             client.socket.socket.close()
-        server.until(lambda: server.feeds.open_streams()["gateway"] == before)
+        server.until(lambda: server.feeds.readers.count_streams()["gateway"] == before)
 
 
 def test_a_server_that_stops_says_so(start: Callable[..., Live]) -> None:

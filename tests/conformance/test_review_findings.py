@@ -71,7 +71,7 @@ def test_a_seek_back_under_an_open_stream_brings_back_what_was_acked_by_another_
     assert stream.next("insert").data["pk"] == [9], "what was acked is skipped"
     server.ok("cdc.seek", sub_id=id, offset=sub["offset"])
     stream.close()
-    server.until(lambda: sum(server.feeds.open_streams().values()) == 0)
+    server.until(lambda: sum(server.feeds.readers.count_streams().values()) == 0)
     assert [change["pk"] for change in server.changes(sub)] == [[1], [2], [3], [9]]
 
 
@@ -87,7 +87,7 @@ def test_a_close_that_wins_the_race_with_an_open_ends_the_stream(server: Live, t
         closing.join()
         if stream is not None and getattr(stream, "status", 200) == 200:
             stream.rest()
-    server.until(lambda: sum(server.feeds.open_streams().values()) == 0)
+    server.until(lambda: sum(server.feeds.readers.count_streams().values()) == 0)
 
 
 @pytest.mark.parametrize("patience", [-1.0, 60.0], ids=["ejected", "live"])

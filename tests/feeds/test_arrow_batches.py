@@ -15,8 +15,8 @@ from tests.suite.deadlines import PATIENCE
 from headwater.errors import OffsetExpired
 from headwater.feeds import arrow_batches as batches_module
 from headwater.feeds.arrow_batches import Batches
+from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.options import Options
 from headwater.model.change import Change, Op
 
@@ -27,8 +27,8 @@ class Place:
 
     def batches(self, *, cursor: int = 0, upto: int | None = None, **given: Any) -> Batches:
         asked = Options(db="main", tables=("items",), before=True, after=True, **given)
-        seat = Seat(self.fed, self.hub, self.hub.view(asked), run, None)  # type: ignore[arg-type]
-        return Batches(seat, cursor=cursor, upto=upto)
+        consumer = Consumer(self.fed, self.hub, self.hub.view(asked), run, None)  # type: ignore[arg-type]
+        return Batches(consumer, cursor=cursor, upto=upto)
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ def test_a_stretch_holds_what_passes_and_is_whole(given: dict[str, Any], monkeyp
             for upto in (1, 33, fed.log.latest):
                 batches = here.batches(upto=upto, **given)
                 data = await everything(batches)
-                expected = [found.offset for found in fed.expected(batches.seat.view, upto=upto)]
+                expected = [found.offset for found in fed.expected(batches.consumer.view, upto=upto)]
                 assert offsets(data) == expected and batches.deliveries == len(expected)
 
     in_loop(work)
@@ -141,7 +141,7 @@ def test_it_ends_whole_whenever_it_is_told_to(how: str, count: int) -> None:
             task = asyncio.create_task(everything(batches))
             await moments(count)
             if how == "dropped":
-                batches.seat.closed = True
+                batches.consumer.closed = True
                 batches.changed()
             else:
                 getattr(batches, how)()

@@ -670,11 +670,11 @@ def test_a_connection_that_hangs_cannot_take_back_what_another_one_has_read(tmp_
             first += await rows_until(second, "", 4)
             fed.commit(Change(Op.DELETE, ITEMS, (5, 0, ""), None))
             await hanging.next()
-            feeds.left(hanging)
-            feeds.left(second)
+            feeds.close_stream(hanging)
+            feeds.close_stream(second)
             third = await feeds.open(WHO, id, opening, From(last_id=first[-1].id))
             found = first + await rows_until(third, "caught_up")
-            feeds.left(third)
+            feeds.close_stream(third)
             held: set[int] = set()
             for frame in found:
                 if frame.word == "snapshot_restart":
@@ -697,10 +697,10 @@ def test_what_was_confirmed_stays_confirmed_while_the_rows_go_on(tmp_path: Path)
             first = await rows_until(stream, "", 4)
             feeds.subscriptions.ack(WHO, id, None, first[1].id[2:])
             await rows_until(stream, "", 4)
-            feeds.left(stream)
+            feeds.close_stream(stream)
             again = await feeds.open(WHO, id, Opening("sse", line), From())
             found = await rows_until(again, "snapshot_end")
-            feeds.left(again)
+            feeds.close_stream(again)
             assert [frame.said["pk"][0]["v"] for frame in found[:-1]] == list(range(2, 12))
 
     in_loop(work)
@@ -718,7 +718,7 @@ def test_a_seek_is_not_undone_by_a_snapshot_that_was_being_read(tmp_path: Path) 
             feeds.subscriptions.seek(WHO, id, 13, None)
             while await stream.next() is not None and stream.cursor < 13:
                 pass
-            feeds.left(stream)
+            feeds.close_stream(stream)
             (found,) = feeds.subscriptions.list(WHO, "main")["subscriptions"]
             assert found["acked_offset"] == 13 and "snapshot" not in found
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from headwater.errors import NotFound, OffsetExpired
+from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
 from headwater.feeds.deliver.hub_wait import Waiting
-from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.filters.filter import ROW_OPS
 from headwater.model import arrow
 from headwater.model.change import Op, text_bytes
@@ -25,19 +25,19 @@ PATIENCE_SECONDS = 15.0  # a sleep without news: then an empty batch shows that 
 class Batches:
     """Hands out the pieces of one IPC stream. It ends, whole, where the shape of the table changes."""
 
-    def __init__(self, seat: Seat, *, cursor: int, upto: int | None) -> None:
-        self.seat, self.cursor, self._upto = seat, cursor, upto
+    def __init__(self, consumer: Consumer, *, cursor: int, upto: int | None) -> None:
+        self.consumer, self.cursor, self._upto = consumer, cursor, upto
         self.ending: Ending | None = None
         self.deliveries = 0
         self._table: Table | None = None
         self._stream: arrow.ArrowStream | None = None
-        self._waiting = Waiting(seat.hub, seat.view)
+        self._waiting = Waiting(consumer.hub, consumer.view)
 
     async def next(self) -> bytes | None:
         """The next piece; None at the end. OffsetExpired past the horizon: Arrow has no words for that."""
         while self.ending is None:
-            if reason := self.seat.why_lost(self.cursor):
-                log = self.seat.log
+            if reason := self.consumer.why_lost(self.cursor):
+                log = self.consumer.log
                 raise OffsetExpired(self.cursor, log.horizon, log.latest) from RuntimeError(reason)
             if self._upto is not None and self.cursor >= self._upto:
                 self._end("complete", "everything asked for was sent")
@@ -53,20 +53,20 @@ class Batches:
         return await self._piece(self._last)
 
     async def _piece(self, call: Callable[..., bytes | None], *args: Any) -> bytes | None:
-        made: bytes | None = await self.seat.run(call, *args)
+        made: bytes | None = await self.consumer.run(call, *args)
         return made
 
     def _read(self) -> bytes:
         """In a thread: one batch of what passes after the cursor."""
-        upto = min(self.seat.log.latest, self.cursor + SCAN, self._upto or 2**63)
+        upto = min(self.consumer.log.latest, self.cursor + SCAN, self._upto or 2**63)
         found: list[arrow.Delivered] = []
         size = 0
         while self.cursor < upto and len(found) < ROWS:
-            parts = self.seat.log.read(after=self.cursor, upto=upto)
+            parts = self.consumer.log.read(after=self.cursor, upto=upto)
             if not parts:
                 break
             for part in parts:
-                for place, op in enumerate(self.seat.view.filter.decide(part.changes)):
+                for place, op in enumerate(self.consumer.view.filter.decide(part.changes)):
                     change = part.changes[place]
                     if op is not None and not self._fits(change.table, op, begun=bool(found or self._stream)):
                         self.cursor = part.first + place - 1
@@ -90,8 +90,8 @@ class Batches:
 
     def _batch(self, found: list[arrow.Delivered]) -> bytes:
         if self._table is None:
-            (name,) = self.seat.view.options.tables
-            self._table = self.seat.database.source.describe().get(name)
+            (name,) = self.consumer.view.options.tables
+            self._table = self.consumer.database.source.describe().get(name)
             if self._table is None:
                 raise NotFound(f"there is no table {name!r} any more")
         start = b""
@@ -122,7 +122,7 @@ class Batches:
 
     def changed(self) -> None:
         """The database was dropped."""
-        if self.seat.closed:
+        if self.consumer.closed:
             self._end(CLOSED, "the database is gone")
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""Feeds: every open reader of this server, streams and polls, in the loop that serves them."""
+"""Feeds: open streams and answer polls, in the loop that serves them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from headwater.config import FeedsConfig
 from headwater.database import Database, Databases
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotFound, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, NotFound, Unavailable
 from headwater.feeds.arrow_batches import Batches
+from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.hub_wait import silent
 from headwater.feeds.deliver.poll import Asked, Poll
-from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.source_head import Heads
 from headwater.feeds.deliver.start_position import check_cursor, check_reached, cursor_of
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.deliver.stream_request import From, Opening
-from headwater.feeds.delivery_counts import Tally
 from headwater.feeds.fair_threads import Threads
 from headwater.feeds.groups.log_reader import View
+from headwater.feeds.open_readers import OpenReaders
 from headwater.feeds.options import Options
 from headwater.feeds.query_feeds.invalidation import BRIEF
 from headwater.feeds.query_feeds.query_instances import Args, Questions
@@ -36,54 +36,39 @@ from headwater.feeds.watched_instances import Watching, allowed
 from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 
-THREADS = 4  # reading back, snapshots and backtests; more would only share the interpreter
+THREADS = 4  # for log pages, snapshots and backtests; more would only share the interpreter
 TICK_SECONDS = 0.25
-FLUSH_SECONDS = 5.0  # between two writes of how far quiet subscriptions have come
+FLUSH_SECONDS = 5.0  # between two writes of the positions of quiet subscriptions
 
 
 class Feeds:
-    """Make, start and stop it in one loop. Blocking calls go to threads of its own."""
+    """Create, use and close it in one loop. Blocking calls run in threads of its own."""
 
     def __init__(self, databases: Databases, registry: Registry, config: FeedsConfig, *, max_streams: int) -> None:
         self.databases, self._registry, self.config = databases, registry, config
-        self._max_streams = max_streams
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(THREADS, "headwater-feeds")
         self._hubs: dict[str, Hub] = {}
-        self._readers: dict[str, set[Stream | Poll]] = {}  # by subscription
-        self._streams: dict[Stream | Batches, Opening] = {}
-        self.beside = 0  # streams of others, under the same limit
-        self._stopping = False
-        self._numbered = 0  # streams without a subscription, for the names of their leases
-        self._tally = Tally()
+        self.readers = OpenReaders(max_streams)
+        self._unsubscribed = 0  # streams without a subscription, for the names of their leases
         self._heads = Heads(self.run)
         self._watching: Watching | None = None
-        self.subscriptions = Subscriptions(databases, registry, self._tell)
+        self.subscriptions = Subscriptions(databases, registry, self._report_change)
         self._ticking = self._loop.create_task(self._tick())
 
     # --- life --------------------------------------------------------------------------------------------------------
 
-    def ask(self, questions: Questions) -> None:
-        """Serve feeds of queries too, which come from `questions`. Before the first reader."""
+    def serve_queries(self, questions: Questions) -> None:
+        """Serve feeds of queries too. Call it before the first reader."""
         self._watching = Watching(questions, self._registry, self.run)
 
-    def _asking(self) -> Watching:
+    def _queries(self) -> Watching:
         if self._watching is None:
             raise Unavailable("no queries are served here")
         return self._watching
 
-    def drain(self) -> None:
-        """Let every reader say good-bye; new ones are refused."""
-        self._stopping = True
-        for stream in list(self._streams):
-            stream.stop()
-        for readers in list(self._readers.values()):
-            for reader in list(readers):
-                if isinstance(reader, Poll):
-                    reader.stop()
-
     async def close(self) -> None:
-        """After the last reader."""
+        """Release the hubs and threads. Call it after the last reader was closed."""
         self._ticking.cancel()
         await asyncio.gather(self._ticking, return_exceptions=True)
         await self._flush()
@@ -97,8 +82,7 @@ class Feeds:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             now = time.monotonic()
-            for stream in [stream for stream in self._streams if stream.is_due(now)]:
-                stream.tick(now)
+            self.readers.tick(now)
             if now - flushed >= FLUSH_SECONDS:
                 flushed = now
                 await self._flush()
@@ -110,56 +94,36 @@ class Feeds:
                 await self._watching.flush()
 
     async def run(self, call: Any, *args: Any) -> Any:
-        """The value of `call(*args)`, which may block."""
+        """Return `call(*args)`, which may block, from a thread."""
         return await self._threads.run(call, *args)
 
-    def _tell(self, id: str, closed: bool) -> None:
-        """From any thread: a subscription is not what it was."""
+    def _report_change(self, id: str, closed: bool) -> None:
+        """Report a change of a subscription to its readers, from any thread."""
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._changed, id, closed)
+            self._loop.call_soon_threadsafe(self._subscription_changed, id, closed)
 
-    def _changed(self, id: str, closed: bool) -> None:
+    def _subscription_changed(self, id: str, closed: bool) -> None:
         if closed and self._watching is not None:
             self._watching.remove(id)
-        for reader in list(self._readers.get(id, ())):
-            reader.seat.closed = reader.seat.closed or closed
-            reader.changed()
+        self.readers.subscription_changed(id, closed)
 
-    def dropped(self, db: str) -> None:
-        """From any thread: a database is no more, and neither are its subscriptions."""
+    def forget_database(self, db: str) -> None:
+        """End the streams and subscriptions of a database that was dropped, from any thread."""
         self.subscriptions.forget(db)
-        asyncio.run_coroutine_threadsafe(self._forget(db), self._loop)
+        asyncio.run_coroutine_threadsafe(self._forget_database(db), self._loop)
 
-    async def _forget(self, db: str) -> None:
-        for stream in [stream for stream in self._streams if stream.seat.view.options.db == db]:
-            stream.seat.closed = True
-            stream.changed()
+    async def _forget_database(self, db: str) -> None:
+        self.readers.database_dropped(db)
         if (hub := self._hubs.pop(db, None)) is not None:
             await hub.close()
         if self._watching is not None:
             self._watching.forget(db)
 
-    def open_streams(self) -> dict[str, int]:
-        """How many, by transport."""
-        return self._tally.streams(list(self._streams.values()))
-
-    def open_polls(self) -> int:
-        """How many polls are being answered, or wait."""
-        return sum(isinstance(reader, Poll) for readers in list(self._readers.values()) for reader in list(readers))
-
-    def deliveries(self) -> dict[str, int]:
-        """How many changes and rows went out on streams, by transport."""
-        return self._tally.by_transport(list(self._streams.items()))
-
-    def deliveries_of(self) -> dict[str, int]:
-        """The same by database."""
-        return self._tally.by_database(list(self._streams.items()), self.databases.names())
-
     # --- queries -----------------------------------------------------------------------------------------------------
 
     async def subscribe_query(self, who: Principal, params: SubscribeQuery) -> dict[str, Any]:
         """cdc.subscribe_query."""
-        watching, args = self._asking(), lits_of(params.args)
+        watching, args = self._queries(), lits_of(params.args)
         question = await watching.ask(who, params.query_id, args)
         held, answer = await self.run(self.subscriptions.subscribe_query, who, params, args, question)
         await watching.add(held.id, held.options, question)
@@ -170,23 +134,23 @@ class Feeds:
         return {**answer}
 
     async def open_query(self, who: Principal, query_id: str, args: Args, opening: Opening, begin: From) -> Stream:
-        """The invalidations of a query, without a stored subscription."""
-        self.check_room()
-        question = await self._asking().ask(who, query_id, args)
+        """Open a stream of the invalidations of a query, without a stored subscription."""
+        self.readers.check_room()
+        question = await self._queries().ask(who, query_id, args)
         options = Options(db=question.db, query_id=query_id, args=args or None, format=BRIEF)
         database = self.databases.database(question.db)
         caught_up = await self._heads.caught_up(question.db, database)
         hub = self._hub(question.db, database)
         view = hub.view(options, question, who.tables(question.db))
-        seat = Seat(database, hub, view, self.run, self._registry, refresh=self._refresh)
+        consumer = Consumer(database, hub, view, self.run, self._registry, refresh=self._refresh)
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "from_offset", caught_up)
-        stream = self._opened(seat, opening, database.log.latest if asked is None else asked, None)
+        stream = self._opened(consumer, opening, database.log.latest if asked is None else asked, None)
         try:
-            await self._asking().add(stream, options, question)
+            await self._queries().add(stream, options, question)
         except BaseException:
-            self.left(stream)
+            self.close_stream(stream)
             raise
         return stream
 
@@ -194,13 +158,13 @@ class Feeds:
         hub = self._hub(name, database)
         if not options.query_id:
             return hub.view(options)
-        return hub.view(options, await self._asking().find(options), who.tables(name))
+        return hub.view(options, await self._queries().find(options), who.tables(name))
 
     async def _refresh(self, view: View) -> None:
-        """The schema moved: what `view` shows is understood anew."""
+        """Analyse the query of `view` again after a schema change."""
         name = view.options.db
         if isinstance(view, QueryView):
-            question = await self._asking().find(view.options)
+            question = await self._queries().find(view.options)
             self._hub(name, self.databases.database(name)).view(view.options, question, view.held)
             view.understood(question)
             view.check_scope()
@@ -209,14 +173,14 @@ class Feeds:
 
     async def poll(self, who: Principal, id: str, asked: Asked) -> dict[str, Any]:
         """cdc.poll."""
-        held = await allowed(self._registry.get(who, id), who, self._asking)
+        held = await allowed(self._registry.get(who, id), who, self._queries)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
-        poll = Poll(await self._seat(who, database, held, caught_up), asked, caught_up=caught_up)
-        self._enrol(who, id, poll)
+        poll = Poll(await self._consumer(who, database, held, caught_up), asked, caught_up=caught_up)
+        self._add_reader(who, id, poll)
         try:
             if asked.wait_ms:
-                await self.run(poll.seat.view.warm, database.source)
+                await self.run(poll.consumer.view.warm, database.source)
             state = held.snapshot
             if asked.cursor is not None:
                 Position.parse(asked.cursor)
@@ -224,53 +188,53 @@ class Feeds:
                     raise InvalidRequest("this subscription reads no snapshot", hint="Leave out `cursor`.")
             if state is not None and asked.cursor is None and asked.from_offset is not None:
                 check_has_rows(state, asked.from_offset)
-            await self._note_told(held, asked.from_offset)
+            await self._note_rows_received(held, asked.from_offset)
             if state is not None and owes_rows(state, asked.cursor, asked.from_offset):
                 place = asked.cursor or state.confirmed
-                page = await poll.rows(self._rows(poll.seat, held, state, place, rows=asked.limit))
+                page = await poll.rows(self._rows(poll.consumer, held, state, place, rows=asked.limit))
                 if "snapshot" in page:
                     await self.run(lambda: self.subscriptions.note_page(held, done=page["snapshot"]["done"]))
                 return page
             return await poll.answer()
         finally:
-            self._left(id, poll)
+            self.readers.remove(id, poll)
 
     async def open(self, who: Principal, id: str, opening: Opening, begin: From) -> Stream:
-        """The stream of a subscription."""
-        self.check_room()
-        held = await allowed(self._registry.get(who, id), who, self._asking)
+        """Open the stream of a subscription."""
+        self.readers.check_room()
+        held = await allowed(self._registry.get(who, id), who, self._queries)
         database = self.databases.database(held.db)
         caught_up = await self._heads.caught_up(held.db, database)
         asked = begin.cursor
         if asked is not None:
             check_reached(database.log, asked, "offset", caught_up)
-        seat = await self._seat(who, database, held, caught_up)
-        await self.run(seat.view.warm, database.source)
+        consumer = await self._consumer(who, database, held, caught_up)
+        await self.run(consumer.view.warm, database.source)
         cursor = held.cursor if asked is None else held.resume(asked)
         state, reader = held.snapshot, None
-        await self._note_told(held, asked)
+        await self._note_rows_received(held, asked)
         if state is not None and owes_rows(state, begin.place, asked):
-            reader = self._rows(seat, held, state, begin.place or state.confirmed)
-        stream = self._opened(seat, opening, cursor, reader)
-        self._enrol(who, id, stream)
+            reader = self._rows(consumer, held, state, begin.place or state.confirmed)
+        stream = self._opened(consumer, opening, cursor, reader)
+        self._add_reader(who, id, stream)
         return stream
 
-    def _enrol(self, who: Principal, id: str, reader: Stream | Poll) -> None:
-        """From here on it is told of changes of its subscription, also of those that came while it was opened."""
-        self._readers.setdefault(id, set()).add(reader)
+    def _add_reader(self, who: Principal, id: str, reader: Stream | Poll) -> None:
+        """Report changes of the subscription to `reader`, also a close that happened while it was opened."""
+        self.readers.add(id, reader)
         try:
             self.databases.database(self._registry.get(who, id).db)
         except NotFound:
-            reader.seat.closed = True
+            reader.consumer.closed = True
             reader.changed()
 
-    async def _note_told(self, held: Subscription, offset: int | None) -> None:
-        """A reader that names an offset behind the rows of its snapshot has them: nobody needs them again."""
+    async def _note_rows_received(self, held: Subscription, offset: int | None) -> None:
+        """A reader that names an offset after the rows of its snapshot has received them: do not send them again."""
         if held.snapshot is not None and offset is not None:
             await self.run(self.subscriptions.note_told, held, offset)
 
     async def _asked(self, who: Principal, params: SubscribeTable) -> tuple[str, Database, Request]:
-        self.check_room()
+        self.readers.check_room()
         name = real_name(params.db)
         who.check(name, named_tables(params))
         database = self.databases.database(name)
@@ -279,28 +243,28 @@ class Feeds:
     async def open_changes(
         self, who: Principal, params: SubscribeTable, opening: Opening, begin: From, *, upto: int | None = None
     ) -> Stream:
-        """A stream without a stored subscription."""
+        """Open a stream without a stored subscription."""
         name, database, request = await self._asked(who, params)
         caught_up = await self._heads.caught_up(name, database)
         hub = self._hub(name, database)
-        seat = Seat(database, hub, hub.view(opening.shaped(request.options)), self.run, self._registry)
-        await self.run(seat.view.warm, database.source)
+        consumer = Consumer(database, hub, hub.view(opening.shaped(request.options)), self.run, self._registry)
+        await self.run(consumer.view.warm, database.source)
         asked, reader = begin.cursor, None
         if request.start.kind == SNAPSHOT and asked is None:
             tables = await self.run(tables_of, request.options, database)
-            reader = self._loose_rows(seat, SnapshotState(tables=tables), restarted=bool(begin.place))
+            reader = self._loose_rows(consumer, SnapshotState(tables=tables), restarted=bool(begin.place))
         if asked is not None:
             check_reached(database.log, asked, "from_offset", caught_up)
         cursor = await self.run(self._start, database, request) if asked is None else asked
-        stream = self._opened(seat, opening, cursor, reader, upto=upto)
-        if name not in self.databases.names():  # dropped meanwhile
-            seat.closed = True
+        stream = self._opened(consumer, opening, cursor, reader, upto=upto)
+        if name not in self.databases.names():  # dropped while the stream was opened
+            consumer.closed = True
         return stream
 
     async def open_batches(
         self, who: Principal, params: SubscribeTable, begin: From, *, upto: int | None = None
     ) -> Batches:
-        """Changes of one table as Arrow, without a stored subscription."""
+        """Open a stream of one table's changes as Arrow, without a stored subscription."""
         if params.table is None or params.start == SNAPSHOT:
             raise InvalidRequest(
                 "Arrow carries the changes of one table",
@@ -312,43 +276,23 @@ class Feeds:
         cursor = await self.run(self._start, database, request) if asked is None else asked
         check_cursor(database.log, cursor, "from_offset")
         hub = self._hub(name, database)
-        seat = Seat(database, hub, hub.view(request.options), self.run, self._registry)
-        await self.run(seat.view.warm, database.source)
-        batches = Batches(seat, cursor=cursor, upto=upto)
-        self._streams[batches] = Opening("arrow", silent)
+        consumer = Consumer(database, hub, hub.view(request.options), self.run, self._registry)
+        await self.run(consumer.view.warm, database.source)
+        batches = Batches(consumer, cursor=cursor, upto=upto)
+        self.readers.streams[batches] = Opening("arrow", silent)
         return batches
 
     def _start(self, database: Database, request: Request) -> int:
         return cursor_of(database.log, request.start, whole=bool(request.options.txn))
 
-    def left(self, stream: Stream | Batches) -> None:
-        """The reader of `stream` is gone."""
+    def close_stream(self, stream: Stream | Batches) -> None:
+        """Release a stream whose reader is gone."""
         stream.close()
         if self._watching is not None:
             self._watching.remove(stream)
-        opening = self._streams.pop(stream)
-        self._tally.ended(stream, opening)
-        if isinstance(stream, Stream) and stream.seat.subscription is not None:
-            self._left(stream.seat.subscription.id, stream)
-
-    def _left(self, id: str, reader: Stream | Poll) -> None:
-        readers = self._readers.get(id)
-        if readers is not None:
-            readers.discard(reader)
-            if not readers:
-                del self._readers[id]
+        self.readers.remove_stream(stream)
 
     # --- making ------------------------------------------------------------------------------------------------------
-
-    def check_room(self) -> None:
-        """LimitExceeded when there is no place for one more stream."""
-        if self._stopping:
-            raise Unavailable("the server is stopping", hint="Connect again in a moment.")
-        if len(self._streams) + self.beside >= self._max_streams:
-            raise LimitExceeded(
-                f"{self._max_streams} streams are open, and no more are granted",
-                hint="Close streams that nobody reads, poll instead, or raise serve.max_streams.",
-            )
 
     def _hub(self, name: str, database: Database) -> Hub:
         hub = self._hubs.get(name)
@@ -357,15 +301,15 @@ class Feeds:
             hub = self._hubs[name] = Hub(database.log, database.source, self.run, asked)
         return hub
 
-    async def _seat(self, who: Principal, database: Database, held: Subscription, caught_up: bool) -> Seat:
+    async def _consumer(self, who: Principal, database: Database, held: Subscription, caught_up: bool) -> Consumer:
         view = await self._view(who, held.db, database, held.options)
         hub, forecast = self._hub(held.db, database), self.subscriptions.forecast(held.id)
-        seat = Seat(database, hub, view, self.run, self._registry, held, forecast, self._refresh)
-        seat.is_current = caught_up
-        return seat
+        consumer = Consumer(database, hub, view, self.run, self._registry, held, forecast, self._refresh)
+        consumer.is_current = caught_up
+        return consumer
 
     def _rows(
-        self, seat: Seat, held: Subscription, state: SnapshotState, place: str, *, rows: int | None = None
+        self, consumer: Consumer, held: Subscription, state: SnapshotState, place: str, *, rows: int | None = None
     ) -> SnapshotReader:
         known = state
 
@@ -373,28 +317,34 @@ class Feeds:
             nonlocal known
             known = self.subscriptions.read_on(held, known, new)
             if new.done:
-                seat.finished(new)
+                consumer.finished(new)
 
         lease = Lease(held.id, self.config.lease_seconds, self.config.lease_bytes)
-        return SnapshotReader(seat.database, seat.view, state, lease, save=save, place=place, rows=rows)
+        return SnapshotReader(consumer.database, consumer.view, state, lease, save=save, place=place, rows=rows)
 
-    def _loose_rows(self, seat: Seat, state: SnapshotState, *, restarted: bool) -> SnapshotReader:
-        """Rows for a stream without a subscription: nothing of it outlives the stream."""
+    def _loose_rows(self, consumer: Consumer, state: SnapshotState, *, restarted: bool) -> SnapshotReader:
+        """Read rows for a stream without a subscription: no state outlives the stream."""
 
         def save(new: SnapshotState) -> None:
             if new.done:
-                seat.finished(new)
+                consumer.finished(new)
 
-        self._numbered += 1
-        lease = Lease(f"stream-{self._numbered}", self.config.lease_seconds, self.config.lease_bytes)
+        self._unsubscribed += 1
+        lease = Lease(f"stream-{self._unsubscribed}", self.config.lease_seconds, self.config.lease_bytes)
         reason = SNAPSHOT_EXPIRED if restarted else ""
-        return SnapshotReader(seat.database, seat.view, state, lease, save=save, reason=reason)
+        return SnapshotReader(consumer.database, consumer.view, state, lease, save=save, reason=reason)
 
     def _opened(
-        self, seat: Seat, opening: Opening, cursor: int, reader: SnapshotReader | None, *, upto: int | None = None
+        self,
+        consumer: Consumer,
+        opening: Opening,
+        cursor: int,
+        reader: SnapshotReader | None,
+        *,
+        upto: int | None = None,
     ) -> Stream:
         stream = Stream(
-            seat,
+            consumer,
             opening.frame,
             cursor=cursor,
             snapshot=reader,
@@ -403,5 +353,5 @@ class Feeds:
             farewell=opening.farewell,
             checkpoint_seconds=self.config.checkpoint_seconds,
         )
-        self._streams[stream] = opening
+        self.readers.streams[stream] = opening
         return stream

@@ -15,9 +15,9 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import InvalidRequest, NotFound, TransactionTooLarge, Unavailable
 from headwater.feeds.deliver import poll as polling
+from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
 from headwater.feeds.deliver.poll import Asked, Poll
-from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.groups import log_reader
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import Subscription
@@ -45,8 +45,8 @@ class Here:
         return held
 
     def poll(self, held: Subscription, *, caught_up: bool = True, **asked: Any) -> Poll:
-        seat = Seat(self.fed, self.hub, self.hub.view(held.options), run, self.registry, held)
-        return Poll(seat, Asked(**asked), caught_up=caught_up)
+        consumer = Consumer(self.fed, self.hub, self.hub.view(held.options), run, self.registry, held)
+        return Poll(consumer, Asked(**asked), caught_up=caught_up)
 
     async def answer(self, held: Subscription, **asked: Any) -> dict[str, Any]:
         return await self.poll(held, **asked).answer()
@@ -207,7 +207,7 @@ def test_a_poll_that_waits_ends_when_it_is_paused_closed_or_the_server_stops(reg
             poll.stop()
             assert (await task)["events"] == []
             poll, task = await place.waiting(held)
-            poll.seat.closed = True
+            poll.consumer.closed = True
             poll.changed()
             with pytest.raises(NotFound):
                 await task

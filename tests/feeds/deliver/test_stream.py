@@ -33,8 +33,8 @@ from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver import hub as hub_module
 from headwater.feeds.deliver import stream as stream_module
+from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.hub import Hub
-from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.groups import group as group_module
 from headwater.feeds.options import Options
@@ -97,7 +97,7 @@ class Reading:
             if self.task.done():
                 break
             sleeps = self.stream._sleeping is not None and not self.stream._sleeping.done()
-            if sleeps and self.stream.seat.hub.upto >= self.stream.seat.log.latest:
+            if sleeps and self.stream.consumer.hub.upto >= self.stream.consumer.log.latest:
                 return
             await asyncio.sleep(0)
         assert self.task.done(), "the stream neither sleeps nor ends"
@@ -125,21 +125,21 @@ class Place:
         self.fed, self.hub, self.run, self.registry = fed, hub, run, registry
         self.open: list[Reading] = []
 
-    def seat(self, held: Subscription | None = None, **given: Any) -> Seat:
+    def consumer(self, held: Subscription | None = None, **given: Any) -> Consumer:
         asked = Options(db="main", **{"after": True, **given}) if held is None else held.options
-        return Seat(self.fed, self.hub, self.hub.view(asked), self.run, self.registry, held)
+        return Consumer(self.fed, self.hub, self.hub.view(asked), self.run, self.registry, held)
 
     def read(
         self,
         *,
         cursor: int | None = None,
-        seat: Seat | None = None,
+        consumer: Consumer | None = None,
         checkpoints: float = NEVER,
         pace: Callable[[], int] = lambda: 1,
         upto: int | None = None,
         **given: Any,
     ) -> Reading:
-        found = self.seat(**given) if seat is None else seat
+        found = self.consumer(**given) if consumer is None else consumer
         at = self.fed.log.latest if cursor is None else cursor
         stream = Stream(
             found,
@@ -176,7 +176,7 @@ def check_checkpoints(fed: Fed, reading: Reading) -> int:
     """Each tells the truth about what came before it and what comes after; how many there were."""
     ends = {part.upto: part.ts for part in fed.log.scan(after=0) if part.last}
     times = {offset: part.ts for part in fed.log.scan(after=0) for offset in range(part.first, part.upto + 1)}
-    expected = [found.offset for found in fed.expected(reading.stream.seat.view, after=reading.began)]
+    expected = [found.offset for found in fed.expected(reading.stream.consumer.view, after=reading.began)]
     seen: list[int] = []
     count, last = 0, 0
     for frame in reading.frames:
@@ -240,7 +240,7 @@ def test_no_gap_and_no_repeat_at_any_speed(seed: int, monkeypatch: pytest.Monkey
             for reading in here.open:
                 reading.stream._checkpoint_at = NEVER
                 await reading.idle()
-                view = reading.stream.seat.view
+                view = reading.stream.consumer.view
                 assert changes(reading.frames) == fed.expected(view, after=reading.began)
                 reading.stream.tick(clock.now)
                 assert reading.stream.cursor == fed.log.latest
@@ -300,9 +300,9 @@ def test_who_has_rows_newer_than_the_log_is_not_told_before_the_log_has_come_so_
         fed.commit(insert(1))
         fed.commit(insert(2))
         async with place(fed) as here:
-            seat = here.seat()
-            seat.finished(SnapshotState(tables=("items",), done=True, chunks=(Stretch("items", END, 1),), again=4))
-            reading = here.read(seat=seat, cursor=1)
+            consumer = here.consumer()
+            consumer.finished(SnapshotState(tables=("items",), done=True, chunks=(Stretch("items", END, 1),), again=4))
+            reading = here.read(consumer=consumer, cursor=1)
             await reading.idle()
             assert words(reading.frames) == ["insert"], "rows were read again at 4"
             fed.commit(insert(3))
@@ -351,7 +351,7 @@ def test_who_was_too_slow_reads_the_log_and_is_told_when_it_caught_up(monkeypatc
                 await settled(here.hub, fed)
             slow.stalled.set()
             await slow.idle()
-            assert changes(slow.frames) == fed.expected(slow.stream.seat.view)
+            assert changes(slow.frames) == fed.expected(slow.stream.consumer.view)
             assert words(slow.frames).count("caught_up") == 1 and words(slow.frames)[-1] == "caught_up"
             assert "caught_up" not in words(quick.frames)
 
@@ -379,7 +379,7 @@ def test_for_who_is_far_behind_nothing_is_published_until_it_is_near(monkeypatch
             assert len(here.hub._groups) == 1
             fed.commit(insert(80))
             await reading.idle()
-            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
             assert words(reading.frames).count("caught_up") == 1
 
     in_loop(work)
@@ -409,7 +409,7 @@ def test_where_few_read_what_comes_in_masses_is_read_and_not_published(monkeypat
                     await reading.idle()
                 assert len(published) == (0 if few and size > hub_module.APART else size)
             for reading in here.open:
-                assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+                assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
                 assert set(words(reading.frames)) == {"insert"}, "it was not slow, and is not told that it caught up"
 
     for few in (True, False):
@@ -429,7 +429,7 @@ def test_who_waits_beside_a_stream_is_not_counted_as_few() -> None:
             await reading.idle()
             assert here.hub.upto == fed.log.latest and group.is_live
             here.hub.leave(group)
-            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
 
     in_loop(work)
 
@@ -446,7 +446,7 @@ def test_a_stalled_reader_holds_one_piece_however_much_is_written(monkeypatch: p
             for id in range(500):
                 fed.commit(insert(id, note="x" * 50))
             await reading.idle()
-            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
             assert max(map(len, reading.pieces)) < 4000 + 500
 
     in_loop(work)
@@ -460,7 +460,7 @@ def test_a_paused_stream_is_silent_and_goes_on_where_it_was(registry: Registry) 
         fed = Fed(retention=1000)
         async with place(fed, registry=registry) as here:
             held = here.subscribe()
-            reading = here.read(seat=here.seat(held))
+            reading = here.read(consumer=here.consumer(held))
             await reading.idle()
             registry.pause(held.id)
             reading.stream.changed()
@@ -475,7 +475,7 @@ def test_a_paused_stream_is_silent_and_goes_on_where_it_was(registry: Registry) 
             registry.resume(held.id)
             reading.stream.changed()
             await reading.idle()
-            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
 
     in_loop(work)
 
@@ -484,9 +484,9 @@ def test_a_closed_subscription_ends_its_stream_without_a_word(registry: Registry
     async def work() -> None:
         fed = Fed()
         async with place(fed, registry=registry) as here:
-            reading = here.read(seat=here.seat(here.subscribe()))
+            reading = here.read(consumer=here.consumer(here.subscribe()))
             await reading.idle()
-            reading.stream.seat.closed = True
+            reading.stream.consumer.closed = True
             reading.stream.changed()
             await reading.end()
             assert reading.frames == []
@@ -564,7 +564,7 @@ def test_a_stream_of_a_stretch_ends_with_it() -> None:
             for upto in (0, 5, fed.log.latest):
                 reading = here.read(cursor=0, upto=upto, tables=("items",))
                 await reading.end()
-                view = reading.stream.seat.view
+                view = reading.stream.consumer.view
                 assert changes(reading.frames) == (fed.expected(view, upto=upto) if upto else [])
                 assert reading.stream.ending is not None and reading.stream.ending.code == "complete"
             beyond = here.read(cursor=0, upto=fed.log.latest + 2)
@@ -687,7 +687,7 @@ def test_a_quiet_filter_does_not_fall_off_a_busy_log(registry: Registry) -> None
         fed = Fed(retention=20)
         async with place(fed, registry=registry) as here:
             held = here.subscribe(tables=("items",))
-            readings = [here.read(seat=here.seat(held)), here.read(tables=("items",))]
+            readings = [here.read(consumer=here.consumer(held)), here.read(tables=("items",))]
             for reading in readings:
                 await reading.idle()
             for number in range(100):
@@ -745,7 +745,7 @@ def test_a_defect_of_ours_ends_the_stream_with_a_word_and_no_other(
             fed.commit(insert(1))
             if not slow:
                 await reading.idle()
-            monkeypatch.setattr(reading.stream.seat.view.encoder, "change", broken)
+            monkeypatch.setattr(reading.stream.consumer.view.encoder, "change", broken)
             fed.commit(insert(2))
             await reading.end()
             assert words(reading.frames)[-1] == "failed"
@@ -808,7 +808,7 @@ def test_checkpoints_come_while_catching_up(clock: Clock, monkeypatch: pytest.Mo
             reading = here.read(cursor=0, checkpoints=5.0, pace=lambda: clock.__setattr__("now", clock.now + 1.0) or 1)
             await reading.idle()
             assert check_checkpoints(fed, reading) >= 6
-            assert changes(reading.frames) == fed.expected(reading.stream.seat.view)
+            assert changes(reading.frames) == fed.expected(reading.stream.consumer.view)
 
     in_loop(work)
 
@@ -845,7 +845,7 @@ def test_pressure_is_told_once_for_each_change_of_state(registry: Registry, cloc
         fed = Fed(retention=100)
         async with place(fed, registry=registry) as here:
             held = here.subscribe()
-            reading = here.read(seat=here.seat(held))
+            reading = here.read(consumer=here.consumer(held))
             await reading.idle()
             states = []
 
@@ -892,7 +892,7 @@ def test_what_was_acked_by_another_way_is_not_delivered_any_more(registry: Regis
         fed = Fed()
         async with place(fed, registry=registry) as here:
             held = here.subscribe()
-            reading = here.read(seat=here.seat(held))
+            reading = here.read(consumer=here.consumer(held))
             await reading.idle()
             reading.stalled.clear()
             fed.commit(insert(1))
@@ -924,7 +924,7 @@ def test_the_cursor_of_a_quiet_subscription_moves_only_over_what_was_acked_or_do
         fed = Fed()
         async with place(fed, registry=registry) as here:
             held = here.subscribe(tables=("items",))
-            reading = here.read(seat=here.seat(held))
+            reading = here.read(consumer=here.consumer(held))
             fed.commit(name("a"))
             await reading.idle()
             await settled(here.hub, fed)

@@ -306,8 +306,8 @@ def test_streams_of_one_shape_share_their_encoding(client: Client, files: Whole,
         tuple(event.SerializeToString() for event in caller.subscribe(start_sequence=3).take(2))
     }
     feeds = client.server._api.feeding()
-    assert feeds.open_streams()["grpc"] >= 20
-    (group,) = {stream._group for stream in feeds._streams if stream.seat.view.options.tables}  # type: ignore[union-attr]
+    assert feeds.readers.count_streams()["grpc"] >= 20
+    (group,) = {stream._group for stream in feeds.readers.streams if stream.consumer.view.options.tables}  # type: ignore[union-attr]
     assert group.members == 20
 
 

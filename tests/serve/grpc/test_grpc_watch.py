@@ -182,10 +182,10 @@ def test_a_client_that_leaves_is_not_served_any_more(client: Client, files: Whol
     """SochDB polls for ever for who watches a key."""
     readers = [caller.watch(table="t"), caller.subscribe()]
     feeds = client.server._api.feeding()
-    assert feeds.open_streams()["grpc"] == 2
+    assert feeds.readers.count_streams()["grpc"] == 2
     for reader in readers:
         reader.call.cancel()
-    until(lambda: feeds.open_streams()["grpc"] == 0)
+    until(lambda: feeds.readers.count_streams()["grpc"] == 0)
 
 
 # --- ends ----------------------------------------------------------------------------------------------------------

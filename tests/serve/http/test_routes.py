@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.feeds.deliver.reader_state import snapshot_url
+from headwater.feeds.deliver.consumer import snapshot_url
 from headwater.serve.http.routes import find
 
 names = st.binary(min_size=1).map(lambda raw: raw.decode("utf-8", "surrogateescape"))

@@ -11,8 +11,8 @@ import msgspec
 from headwater.errors import HeadwaterError, OffsetExpired
 from headwater.feeds.deliver.backpressure import HEALTHY, RESNAPSHOT_REQUIRED, Pressure
 from headwater.feeds.deliver.catch_up_page import Piece, read_piece
+from headwater.feeds.deliver.consumer import Consumer
 from headwater.feeds.deliver.end_reason import CLOSED, Ending, known
-from headwater.feeds.deliver.reader_state import Seat
 from headwater.feeds.deliver.stream_state import (
     Action,
     Advanced,
@@ -53,7 +53,7 @@ class Stream:
 
     def __init__(
         self,
-        seat: Seat,
+        consumer: Consumer,
         frame: Frame,
         *,
         cursor: int,
@@ -63,17 +63,17 @@ class Stream:
         farewell: bytes = b"",
         checkpoint_seconds: float,
     ) -> None:
-        self.seat, self._frame, self.cursor = seat, frame, cursor
+        self.consumer, self._frame, self.cursor = consumer, frame, cursor
         self._snapshot, self._upto = snapshot, upto  # the snapshot until its last row was sent
-        self._own_snapshot = snapshot if seat.subscription is None else None  # to be closed with the stream
+        self._own_snapshot = snapshot if consumer.subscription is None else None  # to be closed with the stream
         self._ping, self._farewell, self._checkpoint_seconds = ping, farewell, checkpoint_seconds
-        catching_up = CatchingUp(seat.reach if cursor < seat.reach else None)
+        catching_up = CatchingUp(consumer.reach if cursor < consumer.reach else None)
         self.state: State = catching_up if snapshot is None else Snapshotting()
         self._group: Group | None = None
         self._began = cursor
         self.delivered = -1  # the newest offset delivered
         self._reported: str | None = None  # the last backpressure state sent; None before the first check
-        self._acked = seat.acked(cursor)  # as of the last check
+        self._acked = consumer.acked(cursor)  # as of the last check
         self._peaks: list[Pressure] = []  # backpressure states that an ack ended before they were reported
         self._alarm = 0  # when the log reaches this offset, the backpressure state changes
         self._dirty = True  # the subscription or its backpressure must be checked
@@ -86,7 +86,7 @@ class Stream:
         self._checkpoint_at, self._checked_at, self._sent_at = now + checkpoint_seconds, now, now
         self._due_at = 0.0
         self.deliveries, self.page = 0, PAGE  # changes and rows delivered; changes to read at a time
-        seat.hub.streams.add(self)
+        consumer.hub.streams.add(self)
 
     @property
     def ending(self) -> Ending | None:
@@ -122,7 +122,7 @@ class Stream:
     def _act(self, action: Action, state: State) -> bytes:
         match action:
             case Action.SEND_CAUGHT_UP:
-                body = {"offset": self.cursor, "latest_offset": self.seat.log.latest}
+                body = {"offset": self.cursor, "latest_offset": self.consumer.log.latest}
                 return self._control(ControlEvent.CAUGHT_UP, body)
             case Action.SEND_LAST_CHECKPOINT:
                 return self._due_checkpoint(last=True)
@@ -130,8 +130,8 @@ class Stream:
                 return self._farewell
         assert isinstance(state, Ended)
         if action is Action.SEND_RESNAPSHOT:
-            body = self.seat.resnapshot(state.ending.message)
-            return self._frame(self.seat.log.horizon - 1, ControlEvent.RESNAPSHOT, _encode(body))
+            body = self.consumer.resnapshot(state.ending.message)
+            return self._frame(self.consumer.log.horizon - 1, ControlEvent.RESNAPSHOT, _encode(body))
         error = state.ending.error
         assert error is not None
         return self._control(
@@ -139,7 +139,7 @@ class Stream:
         )
 
     def _control(self, event: ControlEvent, body: dict[str, Any], id: int | str | None = None) -> bytes:
-        return self._frame(self._here if id is None else id, event, _encode(self.seat.named(body)))
+        return self._frame(self._here if id is None else id, event, _encode(self.consumer.named(body)))
 
     # --- from outside, in the loop -------------------------------------------------------------------------------
 
@@ -171,14 +171,14 @@ class Stream:
 
     def is_due(self, now: float) -> bool:
         """Return whether `tick` has work. Of thousands of streams most have none most of the time."""
-        return now >= self._due_at or self.seat.log.latest >= self._alarm
+        return now >= self._due_at or self.consumer.log.latest >= self._alarm
 
     def tick(self, now: float) -> None:
         """Wake the stream if a checkpoint, a ping or a check of its backpressure is due."""
         if self._sent:
             self._sent, self._sent_at = False, now
-        lagging = self.seat.log.latest >= self._alarm
-        changes_with_time = self.seat.changes_with_time
+        lagging = self.consumer.log.latest >= self._alarm
+        changes_with_time = self.consumer.changes_with_time
         checking = lagging or (changes_with_time and now - self._checked_at >= CHECK_SECONDS)
         if checking:
             self._dirty, self._checked_at = True, now
@@ -187,7 +187,7 @@ class Stream:
             self.wake()
         self._advance()
         self._note_quiet()
-        self._acked = self.seat.acked(self.cursor)
+        self._acked = self.consumer.acked(self.cursor)
         patience = CHECK_SECONDS if changes_with_time else PING_SECONDS
         self._due_at = min(max(self._checkpoint_at, now), self._sent_at + PING_SECONDS, now + patience)
 
@@ -195,7 +195,7 @@ class Stream:
         """Release everything the stream holds."""
         self._advance()
         self._leave_group()
-        self.seat.hub.streams.discard(self)
+        self.consumer.hub.streams.discard(self)
         if self._own_snapshot is not None:
             self._own_snapshot.close()
         self._note_quiet()
@@ -204,7 +204,7 @@ class Stream:
 
     def ready(self) -> bytes | None:
         """Return frames that were published and not yet taken, without waiting; None when `next` must be called."""
-        group, hub, live = self._group, self.seat.hub, self.state
+        group, hub, live = self._group, self.consumer.hub, self.state
         if not self._calm or group is None or type(live) is not Live or live.epoch != hub.epoch or not group.is_live:
             return None
         taken = group.take(live.seen)
@@ -246,8 +246,8 @@ class Stream:
             return self._apply(self._stop)
         if self._dirty and (frames := self._check()):
             return frames
-        if self.seat.paused != isinstance(self.state, Paused):
-            self._apply(PauseChanged(self.seat.paused))
+        if self.consumer.paused != isinstance(self.state, Paused):
+            self._apply(PauseChanged(self.consumer.paused))
         match self.state:
             case Snapshotting():
                 return await self._send_rows()
@@ -263,7 +263,7 @@ class Stream:
     # --- live ----------------------------------------------------------------------------------------------------
 
     async def _send_published(self, live: Live) -> bytes:
-        group, hub = self._group, self.seat.hub
+        group, hub = self._group, self.consumer.hub
         assert group is not None
         taken = group.take(live.seen) if group.is_live and live.epoch == hub.epoch else None
         if taken is None:  # too slow for what is kept in memory, or the group ended: read the log
@@ -292,7 +292,7 @@ class Stream:
 
     def _advance(self) -> None:
         """Move over what was published during a sleep: a frame for this stream would have woken it."""
-        group, hub, live = self._group, self.seat.hub, self._live
+        group, hub, live = self._group, self.consumer.hub, self._live
         if (
             group is not None
             and live is not None
@@ -306,40 +306,40 @@ class Stream:
 
     def _leave_group(self) -> None:
         if self._group is not None:
-            self.seat.hub.leave(self._group)
+            self.consumer.hub.leave(self._group)
             self._group.waiting.discard(self)
             self._group = None
 
     async def _catch_up(self) -> bytes:
-        seat, latest = self.seat, self.seat.log.latest
+        consumer, latest = self.consumer, self.consumer.log.latest
         if self._upto is not None and self.cursor >= self._upto:
             return self._apply(Completed())
-        if seat.hub.is_far(seat.view, self.cursor) and (self._group is None or self._group.failed is None):
+        if consumer.hub.is_far(consumer.view, self.cursor) and (self._group is None or self._group.failed is None):
             self._leave_group()  # frames would be dropped before this stream comes to them
             return await self._read(latest if self._upto is None else min(latest, self._upto))
         if self._group is None or self._group.is_dismissed:
             self._leave_group()
-            self._group = seat.hub.join(seat.view, self._frame)
+            self._group = consumer.hub.join(consumer.view, self._frame)
         failed = self._group.failed
-        if failed is not None and self.cursor >= seat.published:  # the changes before the failure were delivered
+        if failed is not None and self.cursor >= consumer.published:  # the changes before the failure were delivered
             return self._apply(Failed(failed))
-        if self._group.is_live and not seat.must_cut(self.cursor) and self._upto is None:
-            if self.cursor > seat.published:
-                seat.hub.sleep(self)  # the hub has not published that far
+        if self._group.is_live and not consumer.must_cut(self.cursor) and self._upto is None:
+            if self.cursor > consumer.published:
+                consumer.hub.sleep(self)  # the hub has not published that far
                 return await self._sleep()
             seen = self._group.seek(self.cursor)
             if seen is not None:
-                return self._apply(Joined(seen, seat.hub.epoch))
-        readable = seat.readable
+                return self._apply(Joined(seen, consumer.hub.epoch))
+        readable = consumer.readable
         return await self._read(readable if self._upto is None else min(readable, self._upto))
 
     async def _read(self, upto: int) -> bytes:
-        seat = self.seat
+        consumer = self.consumer
         if upto <= self.cursor:
-            seat.hub.sleep(self)
+            consumer.hub.sleep(self)
             return self._apply(Advanced(self.cursor)) or self._due_checkpoint() or await self._sleep()
         try:
-            page: Piece = await seat.read(self._piece, upto)
+            page: Piece = await consumer.read(self._piece, upto)
         except OffsetExpired:
             self._dirty = True
             return b""
@@ -355,15 +355,15 @@ class Stream:
         return page.data
 
     def _piece(self, upto: int) -> Piece:
-        seat, at = self.seat, self.cursor
-        cut = seat.cut(at)
-        return read_piece(seat.log, seat.view, self._frame, after=at, upto=upto, limit=self.page, most=PIECE, cut=cut)
+        consumer, at = self.consumer, self.cursor
+        limits = {"limit": self.page, "most": PIECE}
+        return read_piece(consumer.log, consumer.view, self._frame, after=at, upto=upto, cut=consumer.cut(at), **limits)
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 
     async def _send_rows(self) -> bytes:
         assert self._snapshot is not None
-        page = await self.seat.run(self._snapshot.page, PAGE, PIECE)
+        page = await self.consumer.run(self._snapshot.page, PAGE, PIECE)
         frames = []
         if page.restarted:
             frames.append(self._control(ControlEvent.SNAPSHOT_RESTART, {"reason": page.reason}, f"s:{page.began}"))
@@ -374,7 +374,7 @@ class Stream:
             self.cursor = self._began = page.offset
             body = {"offset": page.offset, "rows": page.sent}
             frames.append(self._control(ControlEvent.SNAPSHOT_END, body))
-            self._apply(SnapshotSent(self.seat.reach))
+            self._apply(SnapshotSent(self.consumer.reach))
         return b"".join(frames)
 
     # --- the subscription and its backpressure -------------------------------------------------------------------
@@ -383,38 +383,40 @@ class Stream:
         """Check what happened to the subscription and to the log; return the control frames to send."""
         self._dirty = False
         self._advance()
-        seat = self.seat
-        if seat.closed:
+        consumer = self.consumer
+        if consumer.closed:
             return self._apply(Closed(CLOSED, "the subscription was closed"))
         peaks, self._peaks = self._peaks, []
-        if self._snapshot is None and (reason := seat.why_lost(self.cursor)):
-            lost = Pressure(RESNAPSHOT_REQUIRED, max(seat.log.latest - seat.acked(self.cursor), 0), 0, seat.paused)
+        if self._snapshot is None and (reason := consumer.why_lost(self.cursor)):
+            lost = Pressure(
+                RESNAPSHOT_REQUIRED, max(consumer.log.latest - consumer.acked(self.cursor), 0), 0, consumer.paused
+            )
             return self._backpressure([*peaks, lost]) + self._apply(Lost(reason))
         self._skip_acked()
-        found = seat.pressure_of_acks(self.cursor)
-        self._alarm, self._acked = seat.alarm(), seat.acked(self.cursor)
+        found = consumer.pressure_of_acks(self.cursor)
+        self._alarm, self._acked = consumer.alarm(), consumer.acked(self.cursor)
         return self._backpressure([*peaks, found])
 
     def _backpressure(self, states: list[Pressure]) -> bytes:
         """Return a frame for each change to a state that is not healthy, states in between included."""
         frames = []
         for found in states:
-            for each in [*self.seat.states_between(self._reported, found), found]:
+            for each in [*self.consumer.states_between(self._reported, found), found]:
                 if each.state not in (self._reported, HEALTHY):
-                    body = self.seat.backpressure(each)
+                    body = self.consumer.backpressure(each)
                     frames.append(self._frame(self._here, ControlEvent.BACKPRESSURE, _encode(body)))
                 self._reported = each.state
         return b"".join(frames)
 
     def _note_peak(self) -> None:
         """Keep the state before an ack: the ack may end a state that was not reported yet."""
-        if self._reported is not None and self._snapshot is None and self.seat.acked(self.cursor) != self._acked:
-            self._peaks.append(self.seat.pressure_at(self._acked))
-        self._acked = self.seat.acked(self.cursor)
+        if self._reported is not None and self._snapshot is None and self.consumer.acked(self.cursor) != self._acked:
+            self._peaks.append(self.consumer.pressure_at(self._acked))
+        self._acked = self.consumer.acked(self.cursor)
 
     def _skip_acked(self) -> None:
         """Skip the changes that the subscriber acknowledged by another connection or call."""
-        held = self.seat.subscription
+        held = self.consumer.subscription
         if held is not None and self._snapshot is None and held.acked > self.cursor:
             self.cursor = held.acked
             self._began = held.acked  # the stream did not see what it skipped
@@ -423,7 +425,7 @@ class Stream:
     def _note_quiet(self) -> None:
         """Record how far nothing concerned the subscriber, so that the log need not be read there again."""
         if self._snapshot is None:
-            self.seat.note_quiet(self._began, self.delivered, self.cursor)
+            self.consumer.note_quiet(self._began, self.delivered, self.cursor)
 
     # --- checkpoints, pings and sleep ----------------------------------------------------------------------------
 
@@ -431,7 +433,7 @@ class Stream:
         """Return the hub's checkpoint, if one is due and everything before it was sent."""
         if not last and time.monotonic() < self._checkpoint_at:
             return b""
-        group, live, hub = self._group, self._live, self.seat.hub
+        group, live, hub = self._group, self._live, self.consumer.hub
         if group is None:
             return b""
         if live is None and self.cursor != hub.upto:

@@ -177,8 +177,8 @@ class Gateway:
                 stream = await feeds.open_changes(socket.who, wanted, OPENING, begin)
             except InvalidRequest as error:
                 raise in_sequences(error, asked.start_sequence, messages.FIELDS) from None
-            held.callback(feeds.left, stream)
-            log = stream.seat.log
+            held.callback(feeds.close_stream, stream)
+            log = stream.consumer.log
             if stream.cursor + 1 < log.horizon:
                 raise messages.overrun(OffsetExpired(stream.cursor, log.horizon, log.latest))
             await socket.say(id, "result", b'{"subscribed":true}')

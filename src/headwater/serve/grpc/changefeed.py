@@ -65,8 +65,8 @@ class ChangeFeedService:
         caller.who.need(VIEWER, "a change feed")
         feed: ChangeFeed | None = None
         feeds = self._feeds()
-        feeds.check_room()
-        feeds.beside += 1
+        feeds.readers.check_room()
+        feeds.readers.other_streams += 1
         self._numbers.open += 1
         try:
             feed, spans = await self._open(caller.who, asked)
@@ -88,7 +88,7 @@ class ChangeFeedService:
                 yield self._sent([*last, encoded(failure(error))])
             raise
         finally:
-            feeds.beside -= 1
+            feeds.readers.other_streams -= 1
             self._numbers.open -= 1
 
     @contextmanager

@@ -125,7 +125,7 @@ class SubscriptionService:
                 raise _why(stream, db)
         finally:
             self._held.pop(id, None)
-            self._api.feeding().left(stream)
+            self._api.feeding().close_stream(stream)
 
     async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         db, table, key = real_name(asked.namespace), asked.table, asked.key
@@ -140,7 +140,7 @@ class SubscriptionService:
                     yield each
             raise _why(stream, db)
         finally:
-            self._api.feeding().left(stream)
+            self._api.feeding().close_stream(stream)
 
     async def _of_key(self, events: list[bytes], key: bytes) -> list[bytes]:
         """Return what those of `events` that are of `key` are to its watcher; of many bytes, made in a thread."""
@@ -268,7 +268,7 @@ def _why(stream: Stream, db: str) -> HeadwaterError:
     if ending.error is not None:
         return ending.error
     if ending.code == OffsetExpired.code:
-        log = stream.seat.log
+        log = stream.consumer.log
         error = OffsetExpired(stream.cursor, log.horizon, log.latest)
         error.message = f"CDC overrun: requested seq {stream.cursor + 1} but oldest available is {log.horizon}"
         return error

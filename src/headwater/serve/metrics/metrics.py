@@ -252,11 +252,11 @@ def _limited(limits: Limits) -> Iterator[Metric]:
 
 
 def _fed(feeds: Feeds) -> Iterator[Metric]:
-    streams, delivered = feeds.open_streams(), feeds.deliveries()
+    streams, delivered = feeds.readers.count_streams(), feeds.readers.deliveries_by_transport()
     yield _family("headwater_streams", [((name,), float(count)) for name, count in streams.items()])
-    each = feeds.deliveries_of()
+    each = feeds.readers.deliveries_by_database(feeds.databases.names())
     yield _family("headwater_database_delivered_changes_total", [((db,), float(n)) for db, n in each.items()])
-    yield _family("headwater_polls", [((), float(feeds.open_polls()))])
+    yield _family("headwater_polls", [((), float(feeds.readers.count_polls()))])
     yield _family("headwater_delivered_changes_total", [((name,), float(n)) for name, n in delivered.items()])
     found = {db: feeds.subscriptions.counters(db) for db in feeds.databases.names()}
     for name, field in _COUNTED.items():

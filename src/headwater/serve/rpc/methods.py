@@ -166,7 +166,7 @@ def _create_database(api: Api, who: Principal, p: params.Database) -> Any:
 def _drop_database(api: Api, who: Principal, p: params.Database) -> Any:
     done = api.schema.drop_database(who, p.db)
     if api.feeds is not None:
-        api.feeds.dropped(real_name(p.db))
+        api.feeds.forget_database(real_name(p.db))
     if api.queries is not None:
         api.queries.dropped(real_name(p.db))
     return results.done(done)

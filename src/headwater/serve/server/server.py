@@ -139,7 +139,7 @@ class Server:
         databases = self._api.databases
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
         if self._api.feeds is not None and self._api.queries is not None:
-            self._api.feeds.ask(Subscribed(self._api.queries))
+            self._api.feeds.serve_queries(Subscribed(self._api.queries))
         limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
         limits.crowd.is_lowered = self._is_lowered
         metrics = self._metrics(self._api.feeds, limits)
@@ -216,7 +216,7 @@ class Server:
         if self._uvicorn is None or self._task is None or self._bridge is None:
             return
         if self._api.feeds is not None:
-            self._api.feeds.drain()  # streams have no end of their own to wait for
+            self._api.feeds.readers.stop()  # streams have no end of their own to wait for
         if self._api.ranges is not None:
             self._api.ranges.drain()
         left = await self._drain_gateway(self._config.drain_seconds)

@@ -140,7 +140,7 @@ class Streams:
             await send({"type": "http.response.body", "body": b""})
         finally:
             leaving.cancel()
-            self._feeds.left(stream)
+            self._feeds.close_stream(stream)
         return 200
 
     # --- WebSocket ---------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ class Streams:
             except websocket_protocol.Gone:
                 pass
             finally:
-                self._feeds.left(stream)
+                self._feeds.close_stream(stream)
         return 101
 
     async def _listen(self, call: Call, stream: Stream) -> None:

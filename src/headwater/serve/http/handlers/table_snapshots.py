@@ -16,7 +16,7 @@ import msgspec
 from headwater.database import CATCH_UP_SECONDS, Database, Databases
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
 from headwater.feeds.deliver.backpressure import LOG_GENERATION_CHANGED, WAL_HORIZON_EXCEEDED
-from headwater.feeds.deliver.reader_state import snapshot_url
+from headwater.feeds.deliver.consumer import snapshot_url
 from headwater.feeds.fair_threads import submitted
 from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.values import LIT, PLAIN

@@ -1,4 +1,4 @@
-"""Seat: where one reader sits; its view of one database, its subscription if it has one, and how it stands."""
+"""The consumer behind a stream or a poll: its view of one database, its subscription, its lag and backpressure."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from headwater.log.live.live_log import LiveLog
 from headwater.model.clock import wall_ms
 
 NEVER = 2**63 - 1
-Refresh = Callable[[View], Awaitable[None]]  # understands a view anew, after the schema moved
+Refresh = Callable[[View], Awaitable[None]]  # analyses the query of a view again, after a schema change
 
 
-class Seat:
-    """What a stream or a poll needs to know. Decides nothing about when to look."""
+class Consumer:
+    """What a stream or a poll knows about its feed. The caller decides when to check it."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Seat:
         self.database, self.hub, self.view, self.run = database, hub, view, run
         self.log: LiveLog = database.log
         self.subscription = subscription
-        self.closed = False  # the subscription is gone
-        self.is_current = False  # the log was seen to hold everything that was committed
+        self.closed = False  # the subscription or its database was closed
+        self.is_current = False  # the log has caught up with the source once
         self._registry, self._forecast = registry, forecast or Forecast()
         self._refresh = refresh
         self._limits = Limits.of(database.retention.changes)
@@ -62,27 +62,27 @@ class Seat:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is to be delivered."""
+        """Whether the subscription is paused."""
         return self.subscription is not None and self.subscription.paused
 
     @property
     def _is_reading(self) -> bool:
-        """Whether its rows are not all read: changes that are gone are in those to come."""
+        """Whether rows of its snapshot are still to be read: they include changes that the log evicted."""
         state = None if self.subscription is None else self.subscription.snapshot
         return state is not None and not state.done
 
     @property
     def published(self) -> int:
-        """How far the hub has come, for who sees what this reader sees."""
+        """Highest offset that the hub has published for this view."""
         return self.hub.reached(self.view)
 
     @property
     def readable(self) -> int:
-        """How far a reader may read the log by itself: whole transactions end at its head, and not where the hub is."""
+        """Highest offset to read from the log: its head for whole transactions, otherwise the hub's offset."""
         return self.log.latest if self.view.is_whole else self.hub.upto
 
     async def read(self, call: Callable[..., Any], *args: Any) -> Any:
-        """A page by `call`, which blocks. Where it ends at a change of the schema, what follows is understood first."""
+        """Return a page of `call`, which blocks. After a page that ends at a schema change, refresh the view."""
         found = await self.run(call, *args)
         if self.view.is_outdated and self._refresh is not None:
             await self._refresh(self.view)
@@ -91,7 +91,7 @@ class Seat:
     # --- after a snapshot --------------------------------------------------------------------------------------------
 
     def finished(self, state: SnapshotState) -> None:
-        """Its rows are out: from here on only changes that are news to them are delivered."""
+        """Note that all rows of the snapshot were sent: changes older than its rows are not delivered any more."""
         self._finished, self._cut = state, cut_of(state, self.database.source)
 
     def must_cut(self, cursor: int) -> bool:
@@ -100,24 +100,24 @@ class Seat:
 
     @property
     def reach(self) -> int:
-        """How far one must be to be up to date: the rows of a snapshot may be newer than the log was when it ended."""
+        """The offset at which the consumer is up to date. Rows of a snapshot may be newer than the log's head."""
         return max(self.log.latest, 0 if self._finished is None else highest(self._finished))
 
     def cut(self, cursor: int) -> Cut | None:
-        """For reading after `cursor`."""
+        """Return the filter that drops changes older than the snapshot's rows; None where none can follow `cursor`."""
         return self._cut if self.must_cut(cursor) else None
 
-    # --- how it stands -----------------------------------------------------------------------------------------------
+    # --- lag and backpressure ----------------------------------------------------------------------------------------
 
     def why_lost(self, cursor: int) -> str:
-        """Why the changes after `cursor` are gone; "" if they are not."""
+        """Return why the changes after `cursor` are no longer in the log; "" if they are."""
         if self.is_current and cursor > self.log.latest:
-            return LOG_GENERATION_CHANGED  # it stood in a log that was taken away with its database
+            return LOG_GENERATION_CHANGED  # the cursor is from a log that was deleted
         reason = why_lost(cursor, horizon=self.log.horizon, generation_first=self.log.generation_first)
         return SNAPSHOT_EXPIRED if reason == WAL_HORIZON_EXCEEDED and self.must_cut(cursor) else reason
 
     def pressure(self, cursor: int) -> Pressure:
-        """How far behind the subscriber is: by what it acked, not by what was sent."""
+        """Return the backpressure by what the subscriber acknowledged, not by what was sent."""
         at = self.acked(cursor)
         return forecasted(
             self._forecast,
@@ -131,11 +131,11 @@ class Seat:
         )
 
     def pressure_of_acks(self, cursor: int) -> Pressure:
-        """The same of a stream: what was not acked may be lost though the stream had it."""
+        """Return the backpressure of a stream: sent changes that were not acknowledged may be evicted."""
         return self._with_loss(self.pressure(cursor), self.acked(cursor))
 
     def pressure_at(self, acked: int) -> Pressure:
-        """The same as long as the subscriber had acked no more than that."""
+        """Return the backpressure as if the subscriber had acknowledged no more than `acked`."""
         log, limits = self.log, self._limits
         spent = log.spent(acked)
         now = pressure(cursor=acked, latest=log.latest, limits=limits, paused=self.paused, lost=False, spent=spent)
@@ -147,50 +147,50 @@ class Seat:
         return Pressure(RESNAPSHOT_REQUIRED, found.lag, 0, found.paused)
 
     def acked(self, cursor: int) -> int:
-        """What the subscriber acked; of a reader without a subscription, what it was sent."""
+        """Return what the subscriber acknowledged; without a subscription, what was sent."""
         return cursor if self.subscription is None else self.subscription.cursor
 
     def states_between(self, known: str | None, found: Pressure) -> list[Pressure]:
-        """The states between two looks, see `states_between`."""
+        """Return the states between two checks, see `backpressure.states_between`."""
         return states_between(known, found, self._limits)
 
     def alarm(self) -> int:
-        """The offset at which the log makes a subscriber's state another one."""
+        """Return the log offset at which the backpressure state changes next."""
         if self.subscription is None:
             return NEVER
         at, latest, limits = self.subscription.cursor, self.log.latest, self._limits
         if self.why_lost(at):
             return NEVER
-        lost = at + limits.retention + 1  # from there on by the next look of retention
+        lost = at + limits.retention + 1  # evicted by the next run of retention
         return next((step for step in (at + limits.warn_lag, at + limits.throttle_lag, lost) if step > latest), latest)
 
     @property
     def changes_with_time(self) -> bool:
-        """Whether time alone may change the state: it is paused, or its unread changes grow old."""
+        """Whether time alone may change the state: a pause, or unread changes that grow old."""
         held = self.subscription
         return self.paused or (held is not None and self.log.forgets_by_time and held.cursor < self.log.latest)
 
     def note_quiet(self, began: int, delivered: int, cursor: int) -> None:
-        """A reader saw everything after `began` up to `cursor`, and the newest of it that passed was `delivered`."""
+        """Note that of the changes after `began` up to `cursor`, the last one delivered was at `delivered`."""
         held = self.subscription
         if held is None or cursor <= held.cursor:
             return
         self._registry.quiet(held.id, cursor, after=max(began, delivered))
 
-    # --- what goes out -----------------------------------------------------------------------------------------------
+    # --- control events ----------------------------------------------------------------------------------------------
 
     @property
     def earliest(self) -> int:
-        """The first offset that is retained; 0 when none is."""
+        """The first retained offset; 0 if the log is empty."""
         horizon = self.log.horizon
         return horizon if horizon <= self.log.latest else 0
 
     def named(self, body: dict[str, Any]) -> dict[str, Any]:
-        """`body` with the id of the subscription first."""
+        """Return `body` with the id of the subscription first."""
         return body if self.subscription is None else {"sub_id": self.subscription.id, **body}
 
     def backpressure(self, found: Pressure) -> dict[str, Any]:
-        """The control event."""
+        """Return the data of the control event `backpressure`."""
         body = {
             "state": found.state,
             "lag": found.lag,
@@ -204,7 +204,7 @@ class Seat:
         return self.named(body)
 
     def resnapshot(self, reason: str) -> dict[str, Any]:
-        """The control event that ends a stream."""
+        """Return the data of the control event `resnapshot`, which ends a stream."""
         body = {
             "earliest_offset": self.earliest,
             "latest_offset": self.log.latest,
@@ -214,7 +214,7 @@ class Seat:
         return self.named({**body, **self.snapshot_urls()})
 
     def snapshot_urls(self) -> dict[str, Any]:
-        """Where the rows are to be had as of now: one address, or one for each table."""
+        """Return the URL of a snapshot as of now, or one for each table."""
         options = self.view.options
         if isinstance(self.view, QueryView):
             return {"snapshot_url": self.view.question.url}
@@ -227,5 +227,5 @@ class Seat:
 
 
 def snapshot_url(db: str, table: str, version: str) -> str:
-    """Where a table is to be had as of one version of it."""
+    """Return the URL of a table's rows as of `version`."""
     return f"/api/v1/snapshot/{quote(db, safe='')}/{quote(table, safe='', errors='surrogateescape')}?version={version}"
