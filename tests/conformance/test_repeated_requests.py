@@ -17,7 +17,7 @@ from tests.suite.deadlines import PATIENCE, wait_until
 from headwater.queries.answers import Answering
 from headwater.queries.dependencies.instances import Instance
 from headwater.queries.etag.causality import from_header, to_header, token
-from headwater.serve.http.not_modified_cache import Again
+from headwater.serve.http.not_modified_cache import NotModifiedCache
 from headwater.sources.query import Read
 
 Start = Callable[..., Live]
@@ -27,13 +27,13 @@ Start = Callable[..., Live]
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each request, whether it was answered without being read."""
     found: list[bool] = []
-    answered = Again.answered
+    answered = NotModifiedCache.answer
 
-    async def counting(again: Again, scope: object, send: object) -> bool:
+    async def counting(again: NotModifiedCache, scope: object, send: object) -> bool:
         found.append(await answered(again, scope, send))  # type: ignore[arg-type]
         return found[-1]
 
-    monkeypatch.setattr(Again, "answered", counting)
+    monkeypatch.setattr(NotModifiedCache, "answer", counting)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Call: one request for a stream or a body that comes in pieces, as its handler sees it."""
+"""Call: one HTTP request or WebSocket, as its handler sees it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ ARROW_KIND = b"application/vnd.apache.arrow.stream"
 
 _WEIGHT = re.compile(rb"q=(0(?:\.\d{0,3})?|1(?:\.0{0,3})?)\Z")
 
-RAW = "headwater.send"  # where a scope keeps it
+RAW = "headwater.send"  # the key of the unwrapped `send` in a scope
 
 
 class Aborted(Exception):
-    """The answer cannot be finished: the connection is cut, so that the reader notices."""
+    """The response cannot be finished: the connection is cut, so that the client notices."""
 
 
 class Call:
-    """The ASGI parts of a request, who asks, and what its path and query hold."""
+    """The ASGI parts of a request, its caller, and the values in its path and query string."""
 
     def __init__(
         self,
@@ -38,30 +38,34 @@ class Call:
         query: dict[str, str],
     ) -> None:
         self.scope, self.receive, self.send = scope, receive, send
-        self.raw: Send = scope.get(RAW, send)  # past everything that only the head of an answer needs
+        self.raw: Send = scope.get(RAW, send)  # without the wrappers that add response headers
         self.who, self.values, self.query = who, values, query
-        self.started = False  # whether the answer has begun: then it is too late for a status
+        self.started = False  # whether the response has begun: then no other status can be sent
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Begin the answer."""
+        """Send the status and the headers."""
         self.started = True
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     def header(self, wanted: bytes) -> bytes:
-        """The first header of that name."""
+        """Return the first header of that name; b"" without one."""
         return next((value for name, value in self.scope["headers"] if name == wanted), b"")
 
     def joined(self, wanted: bytes) -> bytes:
-        """All headers of that name as the one list that they are."""
+        """Return all headers of that name, joined by commas."""
         return b",".join(value for name, value in self.scope["headers"] if name == wanted)
 
     def abort(self) -> None:
-        """End without an end."""
+        """Cut the connection."""
         raise Aborted
 
 
+Handler = Callable[[Call], Awaitable[int]]  # answers a request; returns the status it sent
+Handlers = dict[str, Handler]  # by the names in `Route.handler`
+
+
 async def gone(receive: Receive) -> None:
-    """Returns when the client is gone. Without it nobody would notice: `send` says nothing."""
+    """Return when the client has disconnected. `send` does not report that."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -6,7 +6,7 @@ import pytest
 
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.http import not_modified_cache
-from headwater.serve.http.not_modified_cache import MAX_HEAD, Again
+from headwater.serve.http.not_modified_cache import MAX_HEAD, NotModifiedCache
 
 
 def scope(number: int, size: int = 0) -> dict[str, Any]:
@@ -15,16 +15,16 @@ def scope(number: int, size: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def known() -> Again:
+def known() -> NotModifiedCache:
     nothing: Any = None
-    return Again(nothing, nothing, nothing)
+    return NotModifiedCache(nothing, nothing, nothing)
 
 
-def remember(known: Again, asked: dict[str, Any]) -> None:
+def remember(known: NotModifiedCache, asked: dict[str, Any]) -> None:
     known.remember(asked, ANONYMOUS, cast("Any", None), 1, [])
 
 
-def test_request_with_a_large_head_is_not_remembered(known: Again) -> None:
+def test_request_with_a_large_head_is_not_remembered(known: NotModifiedCache) -> None:
     remember(known, scope(1, MAX_HEAD))
     many = scope(2) | {"headers": [(b"a", b"")] * 200}  # small headers take memory too
     remember(known, many)
@@ -33,7 +33,7 @@ def test_request_with_a_large_head_is_not_remembered(known: Again) -> None:
     assert len(known._known) == 1
 
 
-def test_remembered_requests_have_a_limit_of_bytes(known: Again, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_requests_have_a_limit_of_bytes(known: NotModifiedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(not_modified_cache, "MAX_BYTES", 10 * MAX_HEAD)
     most = 0
     for number in range(100):

@@ -65,7 +65,6 @@ class Gateway:
 
     async def serve(self, call: Call) -> int:
         """One socket, to its end; an error before it is accepted leaves as it came."""
-        await call.receive()
         call.who.need(VIEWER, "the gateway")
         if self._is_stopping:
             raise Unavailable("the server is stopping", hint="Connect again in a moment.")

@@ -1,7 +1,7 @@
-"""Again: a request that was answered by 304 is answered so again, without reading it, while nothing was committed.
+"""Cache of requests that were answered by 304: an identical request is answered by 304 while nothing was committed.
 
-The database is looked at each time, and whether the credential still holds; all the rest is as it was, since the
-request is: so is whose credential it was.
+Each time the database's head and the caller's credential are checked; everything else follows from the bytes of the
+request, which are the same.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ PREFIX = "/api/v1/q/"
 
 
 class Remembered(msgspec.Struct, frozen=True):
-    """A request, byte by byte, and why its answer was 304."""
+    """A request that was answered by 304, and what the answer depends on."""
 
     who: Principal
     prepared: Prepared
-    moment: Hashable  # of the database: where it stood
+    moment: Hashable  # the head of the database then
     headers: Headers
     size: int  # of the request, in bytes
 
 
-class Again:
-    """The requests that were answered by 304 last. In the loop."""
+class NotModifiedCache:
+    """The last requests that were answered by 304. Belongs to the loop."""
 
     def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
         self._api, self._gate, self._limits = api, gate, limits
@@ -45,8 +45,8 @@ class Again:
         self._bytes = 0  # of the known requests
 
     def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
-        """It was answered by 304 with these headers."""
-        if moment is None or ticket_in(scope["query_string"]) is not None:  # a ticket is good for a while only
+        """Remember a request that was answered by 304 with `headers`."""
+        if moment is None or ticket_in(scope["query_string"]) is not None:  # a ticket expires
             return
         size = _size(scope)
         if size > MAX_HEAD:
@@ -59,8 +59,8 @@ class Again:
         self._known[key] = Remembered(who, prepared, moment, headers, size)
         self._bytes += size
 
-    async def answered(self, scope: Scope, send: Send) -> bool:
-        """Answer, if it is known and still so."""
+    async def answer(self, scope: Scope, send: Send) -> bool:
+        """Answer by 304 and return True, if the request is known and its answer still holds."""
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             return False
         key = _key(scope)
@@ -90,7 +90,7 @@ class Again:
             if is_same:
                 self._limits.again(found.who, found.prepared.db, scope)
         except HeadwaterError:
-            return False  # who reads the request will say it
+            return False  # the handler reports the error
         if is_same:
             asking.numbers.again()
         return is_same

@@ -1,4 +1,4 @@
-"""The HTTP application: finds the route, asks the gate, reads the body, hands on, answers."""
+"""The HTTP application: find the route, authenticate the caller, check the request, call the handler."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from headwater.model.database_name import real_name
 from headwater.model.principal import Principal
 from headwater.serve.api import STARTING, Api
 from headwater.serve.auth.gate import Access, Gate
-from headwater.serve.call import RAW, Aborted, Call, Headers, Receive, Scope, Send
+from headwater.serve.call import RAW, Aborted, Call, Handler, Handlers, Headers, Receive, Scope, Send
 from headwater.serve.gateway.gateway import Gateway
 from headwater.serve.http import docs_page, openapi
 from headwater.serve.http.cors import Cors
-from headwater.serve.http.handlers.queries import QueryPages
+from headwater.serve.http.handlers.queries import QueryHandler
 from headwater.serve.http.handlers.rows import RowPages
-from headwater.serve.http.handlers.streams import Streams
-from headwater.serve.http.not_modified_cache import Again
+from headwater.serve.http.not_modified_cache import NotModifiedCache
 from headwater.serve.http.query_string import parse_query, ticket_in
-from headwater.serve.http.routes import GATEWAY, QUERY, ROUTES, Route, find
+from headwater.serve.http.routes import QUERY, ROUTES, Route, find
 from headwater.serve.http.security_headers import UNSHARED, shielded
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.request_body import (
@@ -62,7 +61,7 @@ NOT_KEPT = {"cache-control": "no-store"}
 
 
 class Application:
-    """The ASGI application. RPC routes are bare ASGI, the others use Starlette's requests and responses."""
+    """The ASGI application."""
 
     def __init__(
         self,
@@ -74,7 +73,8 @@ class Application:
         max_body: int,
         limits: Limits,
         cors: Cors | None = None,
-        streams: Streams | None = None,
+        handlers: Handlers | None = None,
+        websockets: Handlers | None = None,
         public: bool = False,
         ready: str = "any",
     ) -> None:
@@ -84,14 +84,11 @@ class Application:
         self._metrics = metrics
         self._max_body = max_body
         self._cors = cors or Cors((), locked=gate.locked)
-        self._streams = streams
         self._limits = limits
         self.gateway = Gateway(api, bridge, metrics, limits, gate.sessions, most=max_body)
         rpc = Rpc(api, bridge, metrics, limits)
-        self._answers: dict[str, Answer] = {"rpc": rpc.envelope, "sql": rpc.sql}
-        self._again = Again(api, gate, limits)
-        self._calls = {"query": QueryPages(api, self._again, public=public).query}
-        self._pages: dict[str, Page] = {
+        self._not_modified = NotModifiedCache(api, gate, limits)
+        pages: dict[str, Page] = {
             "index": self._index,
             "healthz": self._healthz,
             "readyz": self._readyz,
@@ -99,12 +96,20 @@ class Application:
             "openapi": self._openapi,
             "docs": self._docs,
         } | RowPages(api, bridge, gate.still, max_body=max_body).pages()
+        self._handlers: Handlers = {
+            "rpc": self._rpc(rpc.envelope),
+            "sql": self._rpc(rpc.sql),
+            "query": QueryHandler(api, self._not_modified, public=public).query,
+            **{name: _page(page) for name, page in pages.items()},
+            **(handlers or {}),
+        }
+        self._websockets: Handlers = {"gateway": self.gateway.serve, **(websockets or {})}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[RAW] = send
         extra = self._to_page(scope)
         guarded = _guarded(scope, send, extra)
-        if await self._again.answered(scope, guarded if extra else send):
+        if await self._not_modified.answer(scope, guarded if extra else send):
             self._metrics.responded(QUERY, 304)
             return
         send = guarded
@@ -128,7 +133,7 @@ class Application:
         self._metrics.responded("unknown" if route is None else route.path, status)
 
     def _to_page(self, scope: Scope) -> Headers:
-        """The headers that tell a browser that the page may read the answer."""
+        """Return the CORS headers of the response."""
         origin = header(scope["headers"], b"origin")
         return self._cors.headers(origin) if origin else []
 
@@ -159,9 +164,10 @@ class Application:
         known = route.query
         is_strict = known and route.access is not Access.OPEN  # health checks may add anything
         query = parse_query(scope["query_string"], known, route.path) if is_strict else {}
+        call = Call(scope, receive, send, principal, values, query)
         if scope["type"] == "websocket" or (route.websocket and not route.stream):
             self._limits.enter(principal, self._limits.of_path(principal, values))
-            return await self._websocket(route, Call(scope, receive, send, principal, values, query))
+            return await self._websocket(route, call)
         if not route.takes(scope["method"]):
             allow = [(b"allow", route.allow.encode())]
             hint = f"Send {route.allow.replace(', ', ' or ')}."
@@ -171,37 +177,14 @@ class Application:
             raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
         if values:
             self._limits.enter(principal, self._limits.of_path(principal, values))
-        if route.rpc:
-            return await self._rpc(scope, receive, send, principal, self._answers[route.handler])
-        if route.handler in self._calls:
-            return await self._calls[route.handler](Call(scope, receive, send, principal, values, query))
-        if route.stream:
-            return await self._stream(route, Call(scope, receive, send, principal, values, query))
-        scope["path_params"] = values  # where Starlette keeps them
-        response = await self._pages[route.handler](principal, Request(scope, receive))
-        await response(scope, receive, send)
-        return response.status_code
+        handler = _found(self._handlers, route)
+        return await (_stream(handler, call, route) if route.stream else handler(call))
 
     async def _preflight(self, scope: Scope, send: Send) -> int:
         headers = self._cors.preflight(header(scope["headers"], b"origin"))
         await send({"type": "http.response.start", "status": 204, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
         return 204
-
-    # --- streams -----------------------------------------------------------------------------------------------------
-
-    async def _stream(self, route: Route, call: Call) -> int:
-        if self._streams is None:
-            raise Unavailable("no feeds are served here")
-        try:
-            return await self._streams.serve(route.handler, call)
-        except (asyncio.CancelledError, Exception) as error:
-            if not call.started:
-                raise
-            # The answer has begun: a reader notices that it does not end.
-            if not isinstance(error, (asyncio.CancelledError, Aborted, HeadwaterError)):
-                unexpected(error, route.path)
-            raise Aborted from None
 
     async def _websocket(self, route: Route, call: Call) -> int:
         scope = call.scope
@@ -214,14 +197,11 @@ class Application:
         origin = header(scope["headers"], b"origin")
         if origin and not self._cors.admits(origin):
             raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
-        if route.path == GATEWAY:
-            return await self.gateway.serve(call)
-        if self._streams is None:
-            raise Unavailable("no feeds are served here")
-        return await self._streams.websocket(route.handler, call)
+        await call.receive()  # websocket.connect
+        return await _found(self._websockets, route)(call)
 
     def _admit(self, scope: Scope, access: Access, known: tuple[str, ...]) -> Principal:
-        """Who asks. Who is nobody hears the same of every path, whether there is such a route and what it takes."""
+        """Return the caller. Unauthenticated callers get the same answer for every path, known or not."""
         ticket = ticket_in(scope["query_string"])
         try:
             if ticket is None or "ticket" in known:
@@ -232,34 +212,37 @@ class Application:
             raise
 
     def _admit_without(self, scope: Scope, access: Access, ticket: str) -> Principal:
-        """Who asks where tickets open nothing: one that does not hold is called so here too."""
+        """Return the caller on a route that takes no tickets; an invalid ticket is reported there too."""
         try:
             return self._gate.admit(scope["headers"], access)
         except Unauthorized:
             self._gate.tickets.check(ticket)
             raise
 
-    # --- the busy routes, without Starlette --------------------------------------------------------------
+    # --- RPC, without Starlette --------------------------------------------------------------------------------------
 
-    async def _rpc(self, scope: Scope, receive: Receive, send: Send, principal: Principal, answer: Answer) -> int:
-        check_type(scope["headers"], JSON)
-        client = client_of(scope)
-        try:
-            with BodyReservation(client) as memory:
-                asked = await read_body(scope, receive, self._max_body, memory)
-                self._gate.still(principal)  # a body may take its time
-                answering = answer(principal, asked, client)
-                if b"wait" in asked or b"\\u" in asked:  # it may wait: nobody else would notice that the client left
-                    status, body = await _unless_gone(receive, answering)
-                else:
-                    status, body = await answering
-        except TooOften as refused:
-            await _send(send, 429, JSON, refused.body, [retry_after(refused.error)])
-            return 429
-        await _send(send, status, JSON, body)
-        return status
+    def _rpc(self, answer: Answer) -> Handler:
+        async def handle(call: Call) -> int:
+            check_type(call.scope["headers"], JSON)
+            client = client_of(call.scope)
+            try:
+                with BodyReservation(client) as memory:
+                    asked = await read_body(call.scope, call.receive, self._max_body, memory)
+                    self._gate.still(call.who)  # the key may have been revoked while the body was received
+                    answering = answer(call.who, asked, client)
+                    if b"wait" in asked or b"\\u" in asked:  # a call that may wait ends when its client disconnects
+                        status, body = await _unless_gone(call.receive, answering)
+                    else:
+                        status, body = await answering
+            except TooOften as refused:
+                await _send(call.send, 429, JSON, refused.body, [retry_after(refused.error)])
+                return 429
+            await _send(call.send, status, JSON, body)
+            return status
 
-    # --- the ordinary routes -----------------------------------------------------------------------------
+        return handle
+
+    # --- pages -------------------------------------------------------------------------------------------------------
 
     async def _index(self, principal: Principal, request: Request) -> Response:
         doors = [{"method": route.method, "path": route.path, "summary": route.summary} for route in ROUTES]
@@ -296,8 +279,39 @@ class Application:
         return JSONResponse(openapi.document(), headers=NOT_KEPT)
 
 
+def _found(handlers: Handlers, route: Route) -> Handler:
+    handler = handlers.get(route.handler)
+    if handler is None:
+        raise Unavailable(f"{route.path} is not served here", hint="This server has no feeds or no bulk reads.")
+    return handler
+
+
+def _page(page: Page) -> Handler:
+    """Return a handler for a page that uses Starlette's request and response."""
+
+    async def handle(call: Call) -> int:
+        call.scope["path_params"] = call.values  # where Starlette keeps them
+        response = await page(call.who, Request(call.scope, call.receive))
+        await response(call.scope, call.receive, call.send)
+        return response.status_code
+
+    return handle
+
+
+async def _stream(handler: Handler, call: Call, route: Route) -> int:
+    """Call the handler of a stream; an error after its start cuts the connection, so that the client notices."""
+    try:
+        return await handler(call)
+    except (asyncio.CancelledError, Exception) as error:
+        if not call.started:
+            raise
+        if not isinstance(error, (asyncio.CancelledError, Aborted, HeadwaterError)):
+            unexpected(error, route.path)
+        raise Aborted from None
+
+
 def _cut_off() -> HeadwaterError:
-    """For a request that outlasted the drain. Its write may be in the queue of the source already."""
+    """Return the error of a request that was not done when the server stopped. Its write may be queued already."""
     return Unavailable(
         "the server stopped before the request was done",
         hint="It may or may not have been carried out: look before you repeat it.",

@@ -25,6 +25,7 @@ from headwater.queries.queries import Prepares
 from headwater.ranges.worker.process import Bulk
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate, grpc_address, is_loopback, split_address
+from headwater.serve.call import Handlers
 from headwater.serve.gateway.gateway import Gateway
 from headwater.serve.http.cors import Cors
 from headwater.serve.http.handlers.pulls import Pulls
@@ -188,10 +189,15 @@ class Server:
         return Metrics(self._api.databases.status, feeds, self._pulls, self._api.queries, limits, methods=METHODS)
 
     def _application(self, bridge: Bridge, feeds: Feeds | None, metrics: Metrics, limits: Limits) -> Application:
-        config, streams = self._config, None
+        config = self._config
+        handlers: Handlers = {}
+        websockets: Handlers = {}
         if feeds is not None:
             self._snapshots = Snapshots(feeds.databases, feeds.run)
-            streams = Streams(feeds, self._snapshots, limits, self._pulls, self._gate.sessions)
+            streams = Streams(feeds, limits, self._gate.sessions)
+            pulls = {} if self._pulls is None else self._pulls.handlers()
+            handlers = streams.handlers() | streams.downloads({"snapshot": self._snapshots.answer, **pulls})
+            websockets = streams.websockets()
         return Application(
             self._api,
             self._gate,
@@ -200,7 +206,8 @@ class Server:
             max_body=config.max_body_bytes,
             limits=limits,
             cors=Cors(config.cors_origins, locked=self._gate.locked),
-            streams=streams,
+            handlers=handlers,
+            websockets=websockets,
             public=self._api.queries is not None and self._api.queries.public,
             ready=config.ready,
         )

@@ -21,7 +21,7 @@ from headwater.ranges.pull.jobs import Job, LogJob, SnapshotJob, TablesJob
 from headwater.ranges.pull.jobs import gone as lost
 from headwater.ranges.pull.snapshot import shape_of
 from headwater.ranges.worker.process import Answer, Bulk, Numbers
-from headwater.serve.call import ARROW_KIND, Call, Headers, gone
+from headwater.serve.call import ARROW_KIND, Call, Handlers, Headers, gone
 from headwater.serve.http.handlers.pull_query_string import (
     compression_in,
     names_in,
@@ -44,7 +44,7 @@ Find = Callable[[str, str, int, int], Span]
 
 
 class Pulls:
-    """Answers /api/v1/pull. `run` runs a short blocking call in a thread; `find` tells the keys of a range."""
+    """The handlers of /api/v1/pull. `run` runs a blocking call in a thread; `find` returns the keys of a range."""
 
     def __init__(self, databases: Databases, bulk: Bulk, find: Find, run: Run) -> None:
         self._databases, self._bulk, self._find, self._run = databases, bulk, find, run
@@ -66,6 +66,10 @@ class Pulls:
         await self._worker.stop()
 
     # --- the routes ------------------------------------------------------------------------------------------
+
+    def handlers(self) -> Handlers:
+        """Return the handlers of the routes."""
+        return {"pull_snapshot": self.snapshot, "pull_log": self.log, "pull_tables": self.tables}
 
     async def snapshot(self, call: Call) -> int:
         """Rows as of one version, or where the present version is."""

@@ -1,4 +1,4 @@
-"""GET of a prepared query: an answer with a tag that any HTTP cache can hold, or 304. Bare ASGI: it is asked often."""
+"""GET of a prepared query: its answer with an ETag that any HTTP cache can store, or 304."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 
 from headwater.errors import InvalidRequest, PreconditionFailed
 from headwater.model.literal import Value
-from headwater.model.principal import OWNER, VIEWER
+from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.queries.answers import Answer
 from headwater.queries.etag.causality import Token, from_header, to_header, token
 from headwater.queries.etag.preconditions import ENCODED, Conditions
 from headwater.queries.prepared import Prepared
 from headwater.serve.api import Api
 from headwater.serve.call import ARROW_KIND, Call, Headers, wanted_kind
-from headwater.serve.http.not_modified_cache import Again
+from headwater.serve.http.not_modified_cache import NotModifiedCache
 from headwater.serve.limits.limits import identity
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.rpc.body_pieces import Pieces, is_small, send_body, size_of
@@ -39,104 +39,128 @@ NO_STORE = (b"cache-control", b"no-store")
 VARY = (b"vary", b"Accept, A-IM")
 
 
+class _Request(NamedTuple):
+    """A parsed request."""
+
+    who: Principal
+    prepared: Prepared
+    args: list[Value] | dict[str, Value]
+    kind: bytes  # the content type of the answer
+    conditions: Conditions
+    floor: Token | None  # the answer must be as new as this
+    patch: bool  # the client accepts a patch
+
+    @property
+    def format(self) -> str:
+        return KINDS[self.kind]
+
+
 class _Reply(NamedTuple):
-    """A whole answer."""
+    """A whole response."""
 
     status: int
     headers: Headers
     body: bytes | Pieces = b""
 
 
-def _reply(status: int, headers: Headers, kind: bytes, etag: str | None, body: bytes | Pieces) -> _Reply:
-    tag = [] if etag is None else [(b"etag", etag.encode())]
-    content = [(b"content-type", kind), (b"content-length", b"%d" % size_of(body))]
-    return _Reply(status, [*headers, *tag, *content], body)
+class QueryHandler:
+    """The handler of GET and HEAD of /api/v1/q/{query_id}: parse, answer, render, send."""
 
-
-class QueryPages:
-    """Answers GET and HEAD of /api/v1/q/{query_id}."""
-
-    def __init__(self, api: Api, again: Again, *, public: bool = False) -> None:
-        self._api, self._again = api, again
-        self._kept = (b"cache-control", b"public, no-cache" if public else b"private, no-cache")
+    def __init__(self, api: Api, not_modified: NotModifiedCache, *, public: bool = False) -> None:
+        self._api, self._not_modified = api, not_modified
+        self._cached = (b"cache-control", b"public, no-cache" if public else b"private, no-cache")
 
     async def query(self, call: Call) -> int:
-        """One request."""
-        reply = await self._replied(call)  # which holds no rows any more: a slow reader may take its time
+        """Answer one request."""
+        reply = await self._reply(call)  # holds no rows: a slow reader may take its time
         if isinstance(reply.body, Pieces) and call.who.role != OWNER:
             reply.body.charge(identity(call.who, client_of(call.scope)))
         await call.start(reply.status, reply.headers)
         await send_body(call.send, b"" if call.scope["method"] == "HEAD" else reply.body)
         return reply.status
 
-    async def _replied(self, call: Call) -> _Reply:
+    async def _reply(self, call: Call) -> _Reply:
+        request = self._parse(call)
+        answering = self._api.asking().answering(request.prepared.db)
+        before = answering.moment()
+        answer = await self._answer(request)
+        reply = await self._render(request, answer)
+        if answer.read is None and answering.moment() == before:  # nothing was committed while it was answered
+            self._not_modified.remember(call.scope, call.who, request.prepared, before, reply.headers)
+        return reply
+
+    # --- parse -------------------------------------------------------------------------------------------------------
+
+    def _parse(self, call: Call) -> _Request:
         call.who.need(VIEWER, "a query")
-        kept = self._api.asking().get(call.who, call.values["query_id"])
+        prepared = self._api.asking().get(call.who, call.values["query_id"])
         kind = wanted_kind(call.joined(b"accept"), tuple(KINDS))
         conditions = Conditions.of(call.scope["method"], call.scope["headers"])
-        args, floor = args_in(call.query.get("args")), _floor(call)
-        before = self._api.asking().answering(kept.db).moment()
-        answer = await self._asked(call, kept, args, KINDS[kind], conditions, floor)
-        headers = self._headers(kept, answer, is_kept=floor is None)
-        headers.append((b"cache-status", cache_status(answer, conditions)))
-        if answer.read is None:
-            headers.append((b"etag", _echoed(conditions, answer)))
-            if self._api.asking().answering(kept.db).moment() == before:  # as it was when the answer was found
-                self._again.remember(call.scope, call.who, kept, before, headers)
-            return _Reply(304, headers)
-        if conditions.if_none_match is not None and conditions.if_none_match.any and answer.etag is not None:
-            return _Reply(304, [*headers, (b"etag", answer.etag.encode())])
-        if wants_patch(call.joined(b"a-im"), KINDS[kind]) and answer.etag is not None and has_patches(answer.read):
-            return await self._patched(headers, kind, answer, conditions)
-        return await self._full(headers, kind, answer)
+        patch = wants_patch(call.joined(b"a-im"), KINDS[kind])
+        return _Request(call.who, prepared, args_in(call.query.get("args")), kind, conditions, _floor(call), patch)
 
-    async def _patched(self, headers: Headers, kind: bytes, answer: Answer, conditions: Conditions) -> _Reply:
-        asking, known = self._api.asking(), conditions.if_none_match
-        tags = [] if known is None else known.opaque
-        status, body = await asking.run(patched, asking.results, answer, KINDS[kind], tags)
-        if status == PATCHED:  # a cache that does not know what it is must not keep it
-            headers = [NO_STORE, *headers[1:], (b"im", MANIPULATION)]
-        return _reply(status, headers, kind, answer.etag, body)
+    # --- answer ------------------------------------------------------------------------------------------------------
 
-    async def _asked(
-        self,
-        call: Call,
-        kept: Prepared,
-        args: list[Value] | dict[str, Value],
-        format: str,
-        conditions: Conditions,
-        floor: Token | None,
-    ) -> Answer:
-        asking = self._api.asking()
-        wanted, known = conditions.if_match, conditions.if_none_match
+    async def _answer(self, request: _Request) -> Answer:
+        """Return the answer; without rows if one of the client's tags still holds."""
+        wanted, known = request.conditions.if_match, request.conditions.if_none_match
         if wanted is not None and not wanted.any:
             strong = [tag.opaque for tag in wanted.tags if not (tag.weak or tag.opaque.endswith(ENCODED))]
-            now = await asking.ask(call.who, kept, args, format=format, tags=strong, floor=floor)
+            now = await self._ask(request, strong)
             if not now.not_modified or (now.etag or "W/").startswith("W/"):
                 raise PreconditionFailed("the answer is not the one If-Match demands", hint="Ask without it.")
-        tags = () if known is None else known.opaque
-        return await asking.ask(call.who, kept, args, format=format, tags=tags, floor=floor)
+        return await self._ask(request, () if known is None else known.opaque)
 
-    async def _full(self, headers: Headers, kind: bytes, answer: Answer) -> _Reply:
+    async def _ask(self, request: _Request, tags: Sequence[str]) -> Answer:
+        who, prepared, args = request.who, request.prepared, request.args
+        return await self._api.asking().ask(who, prepared, args, format=request.format, tags=tags, floor=request.floor)
+
+    # --- render ------------------------------------------------------------------------------------------------------
+
+    async def _render(self, request: _Request, answer: Answer) -> _Reply:
+        headers, conditions = self._headers(request, answer), request.conditions
+        if answer.read is None:
+            return _Reply(304, [*headers, (b"etag", _echoed(conditions, answer))])
+        etag = [] if answer.etag is None else [(b"etag", answer.etag.encode())]
+        if conditions.if_none_match is not None and conditions.if_none_match.any and etag:
+            return _Reply(304, [*headers, *etag])
+        if request.patch and etag and has_patches(answer.read):
+            status, body = await self._patch(request, answer)
+            if status == PATCHED:  # a cache that does not know patches must not store it
+                headers = [NO_STORE, *headers[1:], (b"im", MANIPULATION)]
+        else:
+            status, body = 200, await self._body(request, answer)
+            if answer.read.truncated:
+                headers.append(TRUNCATED)
+        content = [(b"content-type", request.kind), (b"content-length", b"%d" % size_of(body))]
+        return _Reply(status, [*headers, *etag, *content], body)
+
+    async def _patch(self, request: _Request, answer: Answer) -> tuple[int, bytes | Pieces]:
+        asking, known = self._api.asking(), request.conditions.if_none_match
+        tags = [] if known is None else known.opaque
+        made: tuple[int, bytes | Pieces] = await asking.run(patched, asking.results, answer, request.format, tags)
+        return made
+
+    async def _body(self, request: _Request, answer: Answer) -> bytes | Pieces:
         assert answer.read is not None
         if is_small(answer.read):
-            body = body_of(answer, KINDS[kind])
-        else:
-            body = await self._api.asking().run(body_of, answer, KINDS[kind])
-        if answer.read.truncated:
-            headers = [*headers, TRUNCATED]
-        return _reply(200, headers, kind, answer.etag, body)
+            return body_of(answer, request.format)
+        body: bytes | Pieces = await self._api.asking().run(body_of, answer, request.format)
+        return body
 
-    def _headers(self, kept: Prepared, answer: Answer, *, is_kept: bool) -> Headers:
-        seen = token(kept.db, answer.seen)
-        headers = [VARY, (CAUSALITY, to_header(seen).encode())]
-        if not is_kept or (answer.etag is None and answer.read is not None):
-            return [NO_STORE, *headers]
-        return [self._kept, *headers, (b"cache-groups", groups(kept.db, answer.instance.analysis.tables))]
+    def _headers(self, request: _Request, answer: Answer) -> Headers:
+        prepared = request.prepared
+        headers = [VARY, (CAUSALITY, to_header(token(prepared.db, answer.seen)).encode())]
+        if request.floor is not None or (answer.etag is None and answer.read is not None):
+            headers.insert(0, NO_STORE)
+        else:
+            tables = answer.instance.analysis.tables
+            headers = [self._cached, *headers, (b"cache-groups", groups(prepared.db, tables))]
+        return [*headers, (b"cache-status", cache_status(answer, request.conditions))]
 
 
 def args_in(text: str | None) -> list[Value] | dict[str, Value]:
-    """The arguments behind the question mark; plain JSON values or Lits."""
+    """Return the arguments in the query string: plain JSON values or Lits."""
     if text is None:
         return []
     if len(text) > MAX_ARGS:
@@ -165,7 +189,7 @@ def _group(name: str) -> str:
 
 
 def cache_status(answer: Answer, conditions: Conditions) -> bytes:
-    """Cache-Status (RFC 9211): whether the database was asked, why, and whether for this request alone."""
+    """Return Cache-Status (RFC 9211): whether the database was queried, why, and whether requests shared the answer."""
     if answer.read is None:
         return b"headwater; hit"
     if not answer.instance.analysis.is_cacheable:
@@ -182,7 +206,7 @@ def _floor(call: Call) -> Token | None:
 
 
 def _echoed(conditions: Conditions, answer: Answer) -> bytes:
-    """The asker's own tag: a cache may freshen only what carries the same one."""
+    """Return the client's own tag: a cache may freshen only a stored response with the same tag."""
     assert conditions.if_none_match is not None
     tag = next(tag for tag in conditions.if_none_match.tags if tag.opaque == answer.matched)
     return str(tag).encode("latin-1")

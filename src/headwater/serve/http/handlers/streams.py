@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator, MutableMapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized, Unavailable
+from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Unauthorized
 from headwater.feeds.arrow_batches import Batches
 from headwater.feeds.deliver.end_reason import CLOSED, COMPLETE, RESNAPSHOT_REQUIRED, STOPPING, Ending
 from headwater.feeds.deliver.stream import Stream
@@ -21,11 +21,20 @@ from headwater.feeds.snapshot import Position
 from headwater.model.literal import to_lit
 from headwater.model.principal import VIEWER
 from headwater.serve.auth.open_sessions import Sessions
-from headwater.serve.call import ARROW_KIND, EVENT_STREAM, NDJSON_KIND, Call, Headers, Send, gone, wanted_kind
+from headwater.serve.call import (
+    ARROW_KIND,
+    EVENT_STREAM,
+    NDJSON_KIND,
+    Call,
+    Handler,
+    Handlers,
+    Headers,
+    Send,
+    gone,
+    wanted_kind,
+)
 from headwater.serve.http import transport_frames, websocket_protocol
-from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.http.handlers.queries import args_in
-from headwater.serve.http.handlers.table_snapshots import Snapshots
 from headwater.serve.http.query_string import changes_asked, number
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
@@ -55,46 +64,40 @@ _frames = msgspec.json.Decoder(Frame)
 
 
 class Streams:
-    """Answers the stream routes."""
+    """The handlers of streams over HTTP and WebSocket."""
 
-    def __init__(
-        self,
-        feeds: Feeds,
-        snapshots: Snapshots,
-        limits: Limits,
-        pulls: Pulls | None = None,
-        sessions: Sessions | None = None,
-    ) -> None:
-        self._feeds, self._snapshots, self._limits, self._pulls = feeds, snapshots, limits, pulls
-        self._sessions = sessions or Sessions()
+    def __init__(self, feeds: Feeds, limits: Limits, sessions: Sessions | None = None) -> None:
+        self._feeds, self._limits, self._sessions = feeds, limits, sessions or Sessions()
 
-    async def serve(self, handler: str, call: Call) -> int:
-        """Answer one request; the status that was sent."""
-        call.who.need(VIEWER, "a stream")
-        with self._stay(call):
-            if handler == "sse":
-                return await self._sse(call)
-            if handler == "query_events":
-                return await self._query_events(call)
-            if handler == "changes":
-                return await self._changes(call)
-            with _while_credential_holds(self._sessions, call):
-                if handler == "snapshot":
-                    return await self._snapshots.answer(call)
-                return await self._pull(handler, call)
+    def handlers(self) -> Handlers:
+        """Return the handlers of the HTTP routes."""
+        found: Handlers = {"sse": self._sse, "query_events": self._query_events, "changes": self._changes}
+        return {name: self._limited(handler) for name, handler in found.items()}
 
-    def _stay(self, call: Call) -> AbstractContextManager[None]:
-        return self._limits.stay(call.who, self._limits.of_path(call.who, call.values), client_of(call.scope))
+    def websockets(self) -> Handlers:
+        """Return the handlers of the WebSocket routes."""
+        found: Handlers = {"ws": self._subscription_socket, "query_events": self._query_socket}
+        return {name: self._limited(handler) for name, handler in found.items()}
 
-    async def _pull(self, handler: str, call: Call) -> int:
-        if self._pulls is None:
-            raise Unavailable("no bulk reads are served here")
-        answers = {
-            "pull_snapshot": self._pulls.snapshot,
-            "pull_log": self._pulls.log,
-            "pull_tables": self._pulls.tables,
-        }
-        return await answers[handler](call)
+    def downloads(self, handlers: Handlers) -> Handlers:
+        """Return `handlers` of long answers: they count as streams and end with the caller's credential."""
+
+        def guarded(handler: Handler) -> Handler:
+            async def answer(call: Call) -> int:
+                with _while_credential_holds(self._sessions, call):
+                    return await handler(call)
+
+            return answer
+
+        return {name: self._limited(guarded(handler)) for name, handler in handlers.items()}
+
+    def _limited(self, handler: Handler) -> Handler:
+        async def answer(call: Call) -> int:
+            call.who.need(VIEWER, "a stream")
+            with self._limits.stay(call.who, self._limits.of_path(call.who, call.values), client_of(call.scope)):
+                return await handler(call)
+
+        return answer
 
     # --- HTTP --------------------------------------------------------------------------------------------------------
 
@@ -145,28 +148,27 @@ class Streams:
 
     # --- WebSocket ---------------------------------------------------------------------------------------------------
 
-    async def websocket(self, handler: str, call: Call) -> int:
-        """Answer one WebSocket; an error before it is accepted leaves as it came."""
-        await call.receive()
-        call.who.need(VIEWER, "a stream")
-        with self._stay(call):
-            if handler == "query_events":
-                stream = await self._open_query(call, WS)
-            else:
-                stream = await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call))
+    async def _subscription_socket(self, call: Call) -> int:
+        return await self._websocket(call, await self._feeds.open(call.who, call.values["sub_id"], WS, begin(call)))
+
+    async def _query_socket(self, call: Call) -> int:
+        return await self._websocket(call, await self._open_query(call, WS))
+
+    async def _websocket(self, call: Call, stream: Stream) -> int:
+        """Accept the WebSocket and send the stream's frames until it ends."""
+        try:
+            await call.send({"type": "websocket.accept"})
+            listening = asyncio.ensure_future(self._listen(call, stream))
             try:
-                await call.send({"type": "websocket.accept"})
-                listening = asyncio.ensure_future(self._listen(call, stream))
-                try:
-                    with self._sessions.during(call.who, lambda: _expire(call, stream)):
-                        await _carry(call, stream, {"type": websocket_protocol.FRAMES}, "frames")
-                    await call.send({"type": "websocket.close", **closing(stream.ending)})
-                finally:
-                    listening.cancel()
-            except websocket_protocol.Gone:
-                pass
+                with self._sessions.during(call.who, lambda: _expire(call, stream)):
+                    await _carry(call, stream, {"type": websocket_protocol.FRAMES}, "frames")
+                await call.send({"type": "websocket.close", **closing(stream.ending)})
             finally:
-                self._feeds.close_stream(stream)
+                listening.cancel()
+        except websocket_protocol.Gone:
+            pass
+        finally:
+            self._feeds.close_stream(stream)
         return 101
 
     async def _listen(self, call: Call, stream: Stream) -> None:
