@@ -24,13 +24,20 @@ def test_x(n):
 """
 
 
+XDIST = ("-p", "xdist.plugin", "-n", "2")
+HYPOTHESIS = ("-p", "_hypothesis_pytestplugin")
+
+
 def run(folder: Path, tests: str, *options: str, **variables: str) -> str:
-    """Run the tests of a text and return what pytest printed."""
+    """Run the tests of a text and return what pytest printed.
+
+    Of the installed plugins, load only those that `options` name: loading all of them takes a second.
+    """
     (folder / "conftest.py").write_text(PLUGINS)
     (folder / "test_it.py").write_text(tests)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = soak\n")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(folder), *options]
-    environment = {"PATH": "/usr/bin", "PYTHONPATH": str(ROOT), **variables}
+    environment = {"PATH": "/usr/bin", "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **variables}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True).stdout
 
 
@@ -51,7 +58,7 @@ def test_exact_seed_is_given_as_it_is(tmp_path: Path) -> None:
 
 
 def test_workers_of_one_run_have_one_base_seed(tmp_path: Path) -> None:
-    output = run(tmp_path, MANY + "    assert 0, os.environ['SOAK_SEED']\n", "-n", "2")
+    output = run(tmp_path, MANY + "    assert 0, os.environ['SOAK_SEED']\n", *XDIST)
     bases = {line.rpartition(" ")[2] for line in output.splitlines() if line.startswith("E       AssertionError: ")}
     assert len(bases) == 1, output
 
@@ -89,7 +96,7 @@ from hypothesis import given, strategies as st
 def test_it(n):
     assert n < 100
 """
-    output = run(tmp_path, tests, "--hypothesis-seed", "77", HYPOTHESIS_PROFILE="soak", SOAK_SEED="ab")
+    output = run(tmp_path, tests, *HYPOTHESIS, "--hypothesis-seed", "77", HYPOTHESIS_PROFILE="soak", SOAK_SEED="ab")
     command = (
         "SOAK_SEED=ab HYPOTHESIS_PROFILE=soak .venv/bin/python -m pytest --hypothesis-seed 77 'test_it.py::test_it'"
     )
@@ -113,7 +120,7 @@ def test_slices_skip_what_has_not_started_in_time(tmp_path: Path) -> None:
     assert "1 passed, 8 skipped" in run(tmp_path, slow, "--slices", "2")
 
 
-@pytest.mark.parametrize("options", [(), ("-n", "2")])
+@pytest.mark.parametrize("options", [(), XDIST])
 def test_timings_name_tests_fixtures_and_outcomes(tmp_path: Path, options: tuple[str, ...]) -> None:
     tests = """
 import pytest, time
