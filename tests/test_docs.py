@@ -1,6 +1,7 @@
 """What is documented exists, and what exists is documented."""
 
 import ast
+import functools
 import json
 import re
 import shlex
@@ -295,6 +296,7 @@ def test_every_test_named_in_the_docs_exists(name: str) -> None:
         assert inside in collected(ROOT / file), f"{test} is not there"
 
 
+@functools.cache
 def collected(path: Path) -> set[str]:
     found = set()
     for node in ast.parse(path.read_text()).body:
