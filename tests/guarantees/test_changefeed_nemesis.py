@@ -29,7 +29,9 @@ def postgres() -> Iterator[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", ["headwater", "feed"])
+@pytest.mark.parametrize(
+    "seed", ["feed", pytest.param("headwater", marks=pytest.mark.soak(seconds=15, every_time=True))]
+)
 def test_feeds_of_sqlite_keep_their_promises(seed: str, tmp_path: Path) -> None:
     ChangefeedNemesis(seed, tmp_path, emptying=DROPPING).run(2)
 

@@ -31,12 +31,16 @@ ROOT = Path(__file__).parent.parent.parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever uses Spark is slow and runs in one process, so that there is one JVM on the machine.
 
-    The contract of sinks that are not embedded is for `make soak`, but for the tests that run on every sink.
+    The contract of sinks that are not embedded is for `make soak`, but for the tests that run on every sink. Those of
+    delta-spark-history take six seconds each and run in every slice of CI: `make test` has them on delta-spark-upsert,
+    which merges by the same sink, and on delta-history.
     """
     for item in items:
         factory = getattr(item, "callspec", None) and item.callspec.params.get("factory")
         if factory and not factory.is_embedded and not item.get_closest_marker("every_sink"):
             item.add_marker(pytest.mark.soak(seconds=5))
+        elif factory and factory.name == "delta-spark-history":
+            item.add_marker(pytest.mark.soak(seconds=6, every_time=True))
         if item.path.name in SERVED:
             item.add_marker(pytest.mark.slow)
         if "spark" in getattr(item, "fixturenames", ()):

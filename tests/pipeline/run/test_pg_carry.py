@@ -73,7 +73,12 @@ EVERY_CI_RUN = pytest.mark.soak(seconds=20, every_time=True)
 
 
 @pytest.mark.parametrize(
-    "engine", [pytest.param("sqlite", marks=EVERY_CI_RUN), "postgres_database", "mariadb_database"]
+    "engine",
+    [
+        "postgres_database",
+        pytest.param("sqlite", marks=EVERY_CI_RUN),
+        pytest.param("mariadb_database", marks=EVERY_CI_RUN),
+    ],
 )
 def test_a_sql_table_follows_postgresql(
     lake: Lake, source: PgLive, engine: str, request: pytest.FixtureRequest

@@ -59,7 +59,8 @@ SQL = 'kind = "sql"\ntable = "docs"\nurl = "sqlite:///{path}"'
 HOSTILE = 'CREATE TABLE docs(id int PRIMARY KEY, body text, n int, "x""body" text, "a,{" jsonb)'
 
 
-@pytest.mark.parametrize("kind", ["delta", pytest.param("sql", marks=pytest.mark.soak(seconds=30, every_time=True))])
+@pytest.mark.soak(seconds=30, every_time=True)
+@pytest.mark.parametrize("kind", ["delta", "sql"])
 def test_a_large_value_that_an_update_left_alone_stays_in_the_sink(
     kind: str, spark: SparkSession, serve: Callable[..., PgLive], tmp_path: Path
 ) -> None:
