@@ -13,7 +13,7 @@ from tests.contract.test_source import Driver, Postgres, Sqlite
 from tests.suite.deadlines import PATIENCE
 
 from headwater.errors import AnswerTooLarge, Busy
-from headwater.model.answer_limits import MAX_BYTES, MEMORY
+from headwater.model.answer_limits import MAX_BYTES, MAX_MEMORY, MEMORY
 from headwater.sources.postgres.protocol_session import Link
 from headwater.sources.sqlite.connection import HEAP
 
@@ -33,7 +33,7 @@ STATEMENTS: dict[type[Driver], dict[str, str]] = {
         "a large group": f"{ROWS.format(1000)} SELECT group_concat(hex(zeroblob(1000000))) FROM c",
     },
     Postgres: {
-        "one value": "SELECT repeat('x', 300000000)",
+        "one value": "SELECT repeat('x', 100000000)",
         "a wide row": "SELECT " + ", ".join(["repeat('x', 30000000)"] * 4),
         "large rows": "SELECT repeat('x', 1000000) FROM generate_series(1, 1000)",
         "small rows": f"SELECT {', '.join(['x'] * 60)} FROM generate_series(1, 100000) x",
@@ -106,9 +106,26 @@ def test_write_whose_answer_is_too_large_changes_nothing(driver: Driver) -> None
     assert driver.source.read("SELECT count(*) FROM t").rows == ((0,),)
 
 
-@pytest.mark.parametrize("driver", SOURCES, indirect=True)
+@pytest.fixture
+def small_memory() -> Iterator[None]:
+    """An eighth of the default limits: PostgreSQL takes seconds to make half a gigabyte."""
+    MEMORY.configure(max_bytes=MAX_BYTES // 8, max_memory=MAX_MEMORY // 8)
+    yield
+    MEMORY.configure()
+
+
+@pytest.mark.parametrize("driver", [Postgres], indirect=True)
+@pytest.mark.usefixtures("small_memory")
+def test_answer_without_free_memory_is_busy_on_postgresql(driver: Driver) -> None:
+    assert_busy_without_free_memory(driver, "SELECT repeat('x', 2500000)")
+
+
+@pytest.mark.parametrize("driver", [Sqlite], indirect=True)
 def test_answer_without_free_memory_is_busy_until_another_answer_ends(driver: Driver) -> None:
-    sql = "SELECT zeroblob(20000000)" if isinstance(driver, Sqlite) else "SELECT repeat('x', 20000000)"
+    assert_busy_without_free_memory(driver, "SELECT zeroblob(20000000)")
+
+
+def assert_busy_without_free_memory(driver: Driver, sql: str) -> None:
     held = [driver.source.read(sql) for _ in range(20)]
     assert MEMORY.used <= MEMORY.max_memory
     more: list[Any] = []
