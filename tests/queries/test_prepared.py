@@ -126,11 +126,13 @@ def test_a_full_disk_refuses_a_query_and_loses_none(tmp_path: Path) -> None:
     path = tmp_path / "queries.db"
     kept = PreparedQueries.open(path, most=1000)
     one = kept.add("main", "SELECT 1")
-    kept._file.pragma("max_page_count", kept._file.pragma("page_count"))  # as SQLite sees a full disk
+    with kept._file.connection() as file:
+        file.pragma("max_page_count", file.pragma("page_count"))  # as SQLite sees a full disk
     with pytest.raises(HeadwaterError) as refused:
         kept.add("main", f"SELECT '{'x' * 90_000}'")
     assert refused.value.hint and kept.count == 1 and kept.get(one.id) == one
-    kept._file.pragma("max_page_count", 1_000_000)
+    with kept._file.connection() as file:
+        file.pragma("max_page_count", 1_000_000)
     assert kept.add("main", "SELECT 2").sql == "SELECT 2"
     kept.close()
     assert PreparedQueries.open(path, most=1000).count == 2

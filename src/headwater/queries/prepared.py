@@ -8,11 +8,10 @@ import threading
 from collections import Counter
 from pathlib import Path
 
-import apsw
 import msgspec
 
 from headwater.errors import InvalidRequest, LimitExceeded, NotFound
-from headwater.log.sqlite_file import OwnFile
+from headwater.log.sqlite_store import FileFormat, SqliteStore
 from headwater.model.principal import OWNER, RANK, is_label
 
 MAX_TEXT = 100_000  # characters
@@ -21,23 +20,21 @@ MAX_FORM = 1 << 20  # bytes of the JSON form
 MOST_BYTES = 256 << 20  # of all queries together: they are in memory
 SHARE = 0.75  # of all places and bytes, that viewers and editors may fill together
 SHARE_OF_DATABASE = 0.25  # the same of one database: its callers leave room to those of others
-_SCHEMA = """
+_TABLES = """
 CREATE TABLE prepared (
   id TEXT PRIMARY KEY,
   db TEXT NOT NULL,
   sql TEXT NOT NULL,
-  form BLOB,  -- the JSON it was sent as, where it was
-  name TEXT,
-  role TEXT NOT NULL DEFAULT ''  -- highest role that prepared the query
+  form BLOB,  -- the JSON that was sent, unless it was SQL
+  name TEXT
 ) STRICT, WITHOUT ROWID;
 """
-FILE = OwnFile(
+_ROLE = "ALTER TABLE prepared ADD COLUMN role TEXT NOT NULL DEFAULT ''"  # highest role that prepared the query
+FORMAT = FileFormat(
     "prepared queries",
     application_id=0x48575150,  # "HWQP"
-    format=2,
-    schema=_SCHEMA,
-    aside="Move the file aside and start again: clients prepare their queries anew, and get the same ids.",
-    upgrades={1: "ALTER TABLE prepared ADD COLUMN role TEXT NOT NULL DEFAULT ''"},
+    migrations=(_TABLES, _ROLE),
+    aside="Move the file aside and start again: clients prepare their queries again, and get the same ids.",
 )
 
 
@@ -76,12 +73,12 @@ def unknown_query() -> NotFound:
 class PreparedQueries:
     """The file and what is in it. From any thread."""
 
-    def __init__(self, path: Path, most: int, connection: apsw.Connection) -> None:
-        self._path, self._most = path, most
-        self._lock = threading.Lock()  # guards what follows
-        self._file = connection
-        found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
-        self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
+    def __init__(self, file: SqliteStore, most: int) -> None:
+        self._file, self._most = file, most
+        self._lock = threading.Lock()  # guards the fields below
+        with file.connection() as connection:
+            found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
+            self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
         self._held = Counter[str]()  # what callers below owners take: places and bytes, in all and by database
         self._bytes = 0
         for each in self._known.values():
@@ -90,8 +87,7 @@ class PreparedQueries:
     @classmethod
     def open(cls, path: Path, *, most: int, vfs: str | None = None) -> PreparedQueries:
         """The queries in the file at `path`."""
-        with FILE.errors(path):
-            return cls(path, most, FILE.connect(path, vfs=vfs))
+        return cls(SqliteStore(FORMAT, path, vfs=vfs), most)
 
     def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = "") -> Prepared:
         """Store a query that a caller in `role` prepared; update the name and role of one that is stored already."""
@@ -106,9 +102,9 @@ class PreparedQueries:
             if (known := self._known.get(made.id)) is not None:
                 return self._renew(known, known.name if name is None else name, role)
             self._check_room(made)
-            with FILE.errors(self._path):
-                row = (made.id, made.db, made.sql, made.form, made.name, made.role)
-                self._file.execute("INSERT INTO prepared VALUES (?, ?, ?, ?, ?, ?)", row)
+            with self._file.connection() as connection:
+                row = msgspec.structs.astuple(made)
+                connection.execute("INSERT INTO prepared VALUES (?, ?, ?, ?, ?, ?)", row)
             self._known[made.id] = made
             self._count(made)
             return made
@@ -143,8 +139,8 @@ class PreparedQueries:
             return known
         if (name, role) == (known.name, known.role):
             return known
-        with FILE.errors(self._path):
-            self._file.execute("UPDATE prepared SET name = ?, role = ? WHERE id = ?", (name, role, known.id))
+        with self._file.connection() as connection:
+            connection.execute("UPDATE prepared SET name = ?, role = ? WHERE id = ?", (name, role, known.id))
         renewed = self._known[known.id] = msgspec.structs.replace(known, name=name, role=role)
         self._count(known, -1)
         self._count(renewed)
@@ -159,8 +155,8 @@ class PreparedQueries:
 
     def drop_database(self, db: str) -> None:
         """Forget the queries of a database that is no more."""
-        with self._lock, FILE.errors(self._path):
-            self._file.execute("DELETE FROM prepared WHERE db = ?", (db,))
+        with self._lock, self._file.connection() as connection:
+            connection.execute("DELETE FROM prepared WHERE db = ?", (db,))
             for each in [each for each in self._known.values() if each.db == db]:
                 del self._known[each.id]
                 self._count(each, -1)
@@ -171,6 +167,5 @@ class PreparedQueries:
         return len(self._known)
 
     def close(self) -> None:
-        """Let go of the file."""
-        with self._lock:
-            self._file.close()
+        """Release the file."""
+        self._file.close()

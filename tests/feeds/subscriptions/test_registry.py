@@ -553,7 +553,7 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(place: Path) -> No
     with pytest.raises(LogDamaged) as found:
         Registry.open(place)
     assert f"({place.name})" in found.value.message and str(place.parent) not in found.value.message
-    assert "subscribe anew" in found.value.hint
+    assert "subscribe again" in found.value.hint
     assert place.read_bytes() == b"not a database at all" * 100
 
 

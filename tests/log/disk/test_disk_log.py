@@ -118,7 +118,7 @@ def test_a_foreign_sqlite_file_is_refused_and_left_as_it_is(path: Path) -> None:
     sql(path, "CREATE TABLE users (id)")
     before = path.read_bytes()
     for read_only in (False, True):
-        with pytest.raises(LogDamaged, match="not a Headwater log") as caught:
+        with pytest.raises(LogDamaged, match="does not hold a Headwater log") as caught:
             DiskLog.open(path, read_only=read_only)
         assert str(path) in caught.value.message and "move this one aside" in caught.value.hint
     assert path.read_bytes() == before
@@ -134,7 +134,7 @@ def test_a_text_file_is_refused(path: Path) -> None:
 
 def test_a_file_of_a_newer_headwater_is_refused(path: Path) -> None:
     DiskLog.open(path).close()
-    sql(path, f"PRAGMA user_version = {store.FORMAT + 1}")
+    sql(path, f"PRAGMA user_version = {len(store.FORMAT.migrations) + 1}")
     with pytest.raises(LogDamaged, match="format 2") as caught:
         DiskLog.open(path)
     assert "newer" in caught.value.hint

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import apsw
 
-from headwater.errors import Unavailable
-from headwater.feeds.subscriptions.store import FILE
+from headwater.log.sqlite_store import SqliteStore
 
 T = TypeVar("T")
 Apply = Callable[[], T]  # brings memory up to what was committed, and says what the caller gets
@@ -32,10 +29,9 @@ class _Job(Generic[T]):
 class Commits:
     """The one writer of a file. `lock` is held while memory is brought up to what was committed."""
 
-    def __init__(self, path: Path, connection: apsw.Connection, lock: threading.Lock) -> None:
-        self._path, self._lock = path, lock
+    def __init__(self, file: SqliteStore, lock: threading.Lock) -> None:
+        self._file, self._lock = file, lock
         self._leading = threading.Lock()  # held by whoever commits, for all who wait; taken before the others
-        self._connection: apsw.Connection | None = connection
         self._queue = threading.Lock()  # guards what follows
         self._waiting: list[_Job[Any]] = []
         self.commits = 0
@@ -56,43 +52,25 @@ class Commits:
 
     def close(self) -> None:
         """Release the file."""
-        with self._leading, FILE.errors(self._path):
-            connection, self._connection = self._connection, None
-            if connection is not None:
-                connection.close()
+        with self._leading:
+            self._file.close()
 
     def _lead(self, batch: list[_Job[Any]]) -> None:
         try:
-            self._commit(batch)
-        except apsw.Error as error:
-            for job in batch:
-                job.error = FILE.error(self._path, error)
+            with self._file.transaction() as connection:
+                for job in batch:
+                    _try(job, connection)
         except BaseException as error:
             for job in batch:
                 job.error = error
         else:
+            self.commits += 1
             with self._lock:
                 for job in batch:
                     if job.apply is not None:
                         job.value = job.apply()
         for job in batch:
             job.is_over = True
-
-    def _commit(self, batch: list[_Job[Any]]) -> None:
-        connection = self._connection
-        if connection is None:
-            raise Unavailable(f"{self._path} is closed", hint="The server is stopping. Try again when it is back.")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            for job in batch:
-                _try(job, connection)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                with suppress(apsw.Error):  # the first error tells
-                    connection.execute("ROLLBACK")
-            raise
-        self.commits += 1
 
 
 def _try(job: _Job[Any], connection: apsw.Connection) -> None:

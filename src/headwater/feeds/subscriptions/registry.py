@@ -16,6 +16,7 @@ from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotState, Subscription
 from headwater.feeds.subscriptions import store
 from headwater.feeds.subscriptions.group_commit import Apply, Commits
+from headwater.log.sqlite_store import SqliteStore
 from headwater.model.clock import wall_ms
 from headwater.model.principal import OWNER, Principal
 
@@ -30,20 +31,19 @@ class Registry:
     Inside a commit the file decides, because memory follows only after it: two callers may share a commit.
     """
 
-    def __init__(
-        self, path: Path, connection: apsw.Connection, most: int, clock_ms: Callable[[], int], quota: Quota
-    ) -> None:
-        self.path = path
+    def __init__(self, file: SqliteStore, most: int, clock_ms: Callable[[], int], quota: Quota) -> None:
+        self.path = file.path
         self._most, self._clock_ms, self._quota = most, clock_ms, quota
         self._lock = threading.Lock()  # guards what follows, and the fields of every subscription
-        self._all = {found.id: found for found in store.load(path, connection)}
+        self._all = {found.id: found for found in store.load(file)}
         self._names: dict[tuple[str, str], str] = {}
         self._by_name: dict[str, set[str]] = {}  # ids in all databases
         for found in self._all.values():
             self._index(found)
-        self._stands = {(one.db, one.instance): one for one in store.load_stands(connection)}
+        with file.connection() as connection:
+            self._stands = {(one.db, one.instance): one for one in store.load_stands(connection)}
         self._unwritten: set[str] = set()  # whose `quiet` is further than the file says
-        self._commits = Commits(path, connection, self._lock)
+        self._commits = Commits(file, self._lock)
 
     @classmethod
     def open(
@@ -56,14 +56,12 @@ class Registry:
         vfs: str | None = None,
     ) -> Registry:
         """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
-        place = Path(path)
-        with store.FILE.errors(place):
-            connection = store.FILE.connect(place, vfs=vfs)
-            try:
-                return cls(place, connection, most, clock_ms, quota)
-            except BaseException:
-                connection.close()
-                raise
+        file = SqliteStore(store.FORMAT, Path(path), vfs=vfs)
+        try:
+            return cls(file, most, clock_ms, quota)
+        except BaseException:
+            file.close()
+            raise
 
     def close(self) -> None:
         """Write what is still to be written, and release the file."""

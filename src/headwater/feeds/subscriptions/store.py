@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import apsw
 import msgspec
@@ -12,9 +11,9 @@ from msgspec.structs import replace
 from headwater.errors import LogDamaged
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotState, Stretch, Subscription
-from headwater.log.sqlite_file import OwnFile
+from headwater.log.sqlite_store import FileFormat, SqliteStore
 
-_SCHEMA = """
+_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES ('next_id', 0);
 CREATE TABLE subscription (
@@ -41,15 +40,8 @@ CREATE TABLE chunk (
   PRIMARY KEY (id, run, number)
 ) STRICT, WITHOUT ROWID;
 """
-FILE = OwnFile(
-    "subscriptions",
-    application_id=0x48575342,  # "HWSB"
-    format=1,
-    schema=_SCHEMA,
-    aside="Move the file aside and start again: there are no subscriptions then, and clients subscribe anew.",
-)
-# Files of an earlier Headwater do not have it: it is made when it is missing.
-_STANDS = """
+# The first files of format 1 lack these; an older Headwater uses a file that has them.
+_ADDITIONS = """
 CREATE TABLE IF NOT EXISTS stand (
   db TEXT NOT NULL,
   instance TEXT NOT NULL,
@@ -58,9 +50,15 @@ CREATE TABLE IF NOT EXISTS stand (
   through INTEGER NOT NULL,
   PRIMARY KEY (db, instance)
 ) STRICT, WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS subscription_owner ON subscription (owner);
 """
-# Files of an earlier Headwater do not have it either.
-_BY_OWNER = "CREATE INDEX IF NOT EXISTS subscription_owner ON subscription (owner)"
+FORMAT = FileFormat(
+    "subscriptions",
+    application_id=0x48575342,  # "HWSB"
+    migrations=(_TABLES,),
+    additions=_ADDITIONS,
+    aside="Move the file aside and start again: there are no subscriptions then, and clients subscribe again.",
+)
 _ROWS = "SELECT id, name, owner, options, created_ms, acked, quiet, paused, snapshot FROM subscription ORDER BY id"
 _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY number"
 
@@ -76,8 +74,7 @@ class Stand(msgspec.Struct, frozen=True):
 
 
 def load_stands(connection: apsw.Connection) -> list[Stand]:
-    """Every stand in the file."""
-    connection.execute(_STANDS)
+    """Return every stand in the file."""
     return [Stand(*row) for row in connection.execute("SELECT instance, db, prefix, last, through FROM stand")]
 
 
@@ -88,10 +85,9 @@ def keep_stands(connection: apsw.Connection, kept: Sequence[Stand], gone: Sequen
     connection.executemany("DELETE FROM stand WHERE db = ? AND instance = ?", [(one.db, one.instance) for one in gone])
 
 
-def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
-    """Every subscription in the file, oldest first."""
-    with connection:
-        connection.execute(_BY_OWNER)
+def load(file: SqliteStore) -> Iterator[Subscription]:
+    """Yield every subscription in the file, oldest first."""
+    with file.connection() as connection:
         for id, name, owner, options, created_ms, acked, quiet, paused, snapshot in connection.execute(_ROWS):
             try:
                 yield Subscription(
@@ -106,9 +102,8 @@ def load(path: Path, connection: apsw.Connection) -> Iterator[Subscription]:
                     snapshot=None if snapshot is None else _snapshot(connection, id, snapshot),
                 )
             except msgspec.MsgspecError as error:
-                raise LogDamaged(
-                    f"the file of subscriptions {path} is damaged: {id}: {error}", hint=FILE.aside
-                ) from error
+                damage = f"the file of subscriptions {file.path} is damaged: {id}: {error}"
+                raise LogDamaged(damage, hint=FORMAT.aside) from error
 
 
 def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:

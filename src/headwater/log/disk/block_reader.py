@@ -13,7 +13,7 @@ import msgspec
 from headwater.errors import LogDamaged, Unavailable
 from headwater.log.disk.block_codec import decode
 from headwater.log.disk.shape_store import Shapes
-from headwater.log.disk.store import State, connect, load_state, storage_errors
+from headwater.log.disk.store import FORMAT, State, load_state
 from headwater.log.log import Held
 from headwater.model.change import Transaction
 from headwater.model.table import Table
@@ -47,7 +47,7 @@ class Reader:
     """A small pool: one connection for each thread that reads at the moment, never the writer's."""
 
     def __init__(self, path: Path, vfs: str | None) -> None:
-        self._path, self._vfs = path, vfs
+        self._path, self._name, self._vfs = path, Path(path.name), vfs
         self._shapes = Shapes()
         self._idle: list[apsw.Connection] = []
         self._closed = False
@@ -56,7 +56,7 @@ class Reader:
     def _connection(self) -> Iterator[apsw.Connection]:
         if self._closed:
             raise Unavailable(f"the log {self._path.name} is closed")
-        with storage_errors(self._path.name):
+        with FORMAT.errors(self._name):
             connection = self._take()
             try:
                 yield connection
@@ -67,7 +67,7 @@ class Reader:
         try:
             return self._idle.pop()
         except IndexError:
-            return connect(self._path, write=False, vfs=self._vfs)
+            return FORMAT.connect(self._path, read_only=True, vfs=self._vfs)
 
     def _give_back(self, connection: apsw.Connection) -> None:
         self._idle.append(connection)

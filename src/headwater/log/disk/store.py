@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
@@ -12,13 +10,9 @@ import msgspec
 
 from headwater.errors import LogDamaged, NotFound
 from headwater.log.disk import shape_store
-from headwater.log.sqlite_file import file_error
+from headwater.log.sqlite_store import FileFormat
 
-APPLICATION_ID = 0x48574C47  # "HWLG"
-FORMAT = 1  # user_version
-_WAL_KEPT = 64 << 20  # after a huge transaction the -wal file shrinks back to this
-
-SCHEMA = """
+_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE note (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE block (
@@ -42,6 +36,12 @@ CREATE TABLE block (
 -- By time; first orders the blocks of one huge transaction; bytes lets their sum be read from here alone.
 CREATE INDEX block_time ON block (ts_first, first, bytes);
 """
+FORMAT = FileFormat(
+    "a Headwater log",
+    application_id=0x48574C47,  # "HWLG"
+    migrations=(_TABLES + shape_store.SCHEMA,),
+    title="the log {path}",
+)
 
 
 class State(msgspec.Struct, frozen=True):
@@ -57,62 +57,6 @@ class State(msgspec.Struct, frozen=True):
     position: str
     ts: int  # of the newest transaction ever appended
     bytes: int = 0  # of all stored blocks; only the writer keeps count
-
-
-@contextmanager
-def storage_errors(log: Path | str) -> Iterator[None]:
-    """Turns SQLite's errors into ours, naming the log: by its path where it is opened, else by the name of its file,
-    for callers of the server hear of these."""
-    try:
-        yield
-    except apsw.Error as error:
-        raise file_error(f"the log {log}", error) from error
-
-
-def connect(path: Path, *, write: bool, vfs: str | None) -> apsw.Connection:
-    """A connection set up for its role. Raises apsw errors."""
-    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE if write else apsw.SQLITE_OPEN_READONLY
-    connection = apsw.Connection(str(path), flags=flags, vfs=vfs)
-    try:
-        connection.set_busy_timeout(5000)
-        _check_header(path, connection)  # before anything is written to a file that may not be ours
-        if write:
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute(f"PRAGMA journal_size_limit = {_WAL_KEPT}")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def _is_new(connection: apsw.Connection) -> bool:
-    return not connection.execute("SELECT count(*) FROM sqlite_schema").get
-
-
-def _check_header(path: Path, connection: apsw.Connection) -> None:
-    application = connection.execute("PRAGMA application_id").get
-    version = connection.execute("PRAGMA user_version").get
-    if _is_new(connection) and application == version == 0:
-        return
-    if application != APPLICATION_ID:
-        hint = "Name another file for the log, or move this one aside; it was left untouched."
-        raise LogDamaged(f"{path} is an SQLite file, but not a Headwater log", hint=hint)
-    if version > FORMAT:
-        hint = "Start the newer Headwater again, or move the log aside: a new generation begins."
-        raise LogDamaged(f"the log {path} has format {version}; this Headwater reads up to {FORMAT}", hint=hint)
-
-
-def prepare(path: Path, connection: apsw.Connection, *, floor: int) -> bool:
-    """Create the tables if the file is new, in one step; returns whether it was."""
-    if not _is_new(connection):
-        return False
-    with connection:
-        connection.execute(SCHEMA + shape_store.SCHEMA)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {FORMAT}")
-        set_meta(connection, ceiling=0, **new_generation(floor, "created"))
-    return True
 
 
 def new_generation(first: int, reason: str, name: str = "") -> dict[str, int | str]:
@@ -155,16 +99,6 @@ def _state(meta: dict[str, str | int], newest: tuple[int, int, int, str, int] | 
         position=position if first >= begun else "",
         ts=ts,
     )
-
-
-def open_writer(path: Path, *, floor: int, vfs: str | None) -> tuple[apsw.Connection, bool]:
-    """The one writing connection, and whether the file was made just now."""
-    connection = connect(path, write=True, vfs=vfs)
-    try:
-        return connection, prepare(path, connection, floor=floor)
-    except BaseException:
-        connection.close()
-        raise
 
 
 def require_file(path: Path) -> None:

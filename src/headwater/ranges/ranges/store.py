@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,11 +10,11 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from headwater.log.sqlite_file import OwnFile
+from headwater.log.sqlite_store import FileFormat, SqliteStore
 from headwater.model.keys.key import Span
 from headwater.ranges.ranges.range import Range
 
-_SCHEMA = """
+_TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
 INSERT INTO meta VALUES ('next_id', 1);
 CREATE TABLE cut (
@@ -50,17 +48,15 @@ CREATE TABLE lease (
   generation TEXT NOT NULL,
   kept INTEGER NOT NULL,
   until_ms INTEGER NOT NULL,
-  owner TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (db, subscriber, tab, range)
 ) STRICT, WITHOUT ROWID;
 """
-FILE = OwnFile(
+_OWNER = "ALTER TABLE lease ADD COLUMN owner TEXT NOT NULL DEFAULT ''"
+FORMAT = FileFormat(
     "ranges",
     application_id=0x48575247,  # "HWRG"
-    format=2,
-    schema=_SCHEMA,
-    aside="Move the file aside and start again: tables are cut anew, and pipelines register anew.",
-    upgrades={1: "ALTER TABLE lease ADD COLUMN owner TEXT NOT NULL DEFAULT ''"},
+    migrations=(_TABLES, _OWNER),
+    aside="Move the file aside and start again: tables are split again, and pipelines register again.",
 )
 _RANGE = "id, epoch, start, end, rows, bytes"
 _LIVE = f"SELECT {_RANGE} FROM range WHERE db = ? AND tab = ? AND live ORDER BY start"
@@ -108,45 +104,35 @@ class Others(NamedTuple):
 class Store:
     """Open it with `Store.open`. From any thread; what a method returned from survives kill -9."""
 
-    def __init__(self, path: Path, connection: apsw.Connection) -> None:
-        self._path = path
-        self._lock = threading.Lock()  # held by whoever uses the connection
-        self._db = connection
+    def __init__(self, file: SqliteStore) -> None:
+        self._file = file
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, vfs: str | None = None) -> Store:
         """Open the file at `path`, or create it. LogDamaged when it is not ours, newer than us, or broken."""
-        place = Path(path)
-        with FILE.errors(place):
-            return cls(place, FILE.connect(place, vfs=vfs))
+        return cls(SqliteStore(FORMAT, Path(path), vfs=vfs))
 
     def close(self) -> None:
         """Release the file."""
-        with self._lock, FILE.errors(self._path):
-            self._db.close()
-
-    @contextmanager
-    def _step(self) -> Iterator[apsw.Connection]:
-        with self._lock, FILE.errors(self._path), self._db:
-            yield self._db
+        self._file.close()
 
     # --- ranges ----------------------------------------------------------------------------------------------
 
     def cut(self, db: str, table: str) -> Cut | None:
         """What the ranges of `table` were cut for; None before the first time."""
-        with self._step() as file:
+        with self._file.connection() as file:
             sql = "SELECT generation, version, target, at FROM cut WHERE db = ? AND tab = ?"
             row: Any = file.execute(sql, (db, table)).fetchone()
             return None if row is None else Cut(*row)
 
     def ranges(self, db: str, table: str) -> list[Range]:
         """The ranges of `table`, in order."""
-        with self._step() as file:
+        with self._file.connection() as file:
             return _live(file, db, table)
 
     def begin(self, db: str, table: str, cut: Cut, ranges: Callable[[Callable[[], int]], list[Range]]) -> None:
         """Cut anew, unless somebody else just did; `ranges` makes the new ones, given where ids come from."""
-        with self._step() as file:
+        with self._file.transaction() as file:
             held = file.execute("SELECT generation, version FROM cut WHERE db = ? AND tab = ?", (db, table)).fetchone()
             if held == (cut.generation, cut.version):
                 return
@@ -163,7 +149,7 @@ class Store:
         new: Callable[[Callable[[], int]], list[Range]],
     ) -> bool:
         """Put `new` in place of `old`; False, and nothing is done, if these are not the ranges any more."""
-        with self._step() as file:
+        with self._file.transaction() as file:
             if [(one.id, one.epoch) for one in _live(file, db, table)] != [(one.id, one.epoch) for one in old]:
                 return False
             file.execute("UPDATE range SET live = 0 WHERE db = ? AND tab = ? AND live", (db, table))
@@ -173,7 +159,7 @@ class Store:
 
     def heirs(self, db: str, table: str, id: int, epoch: int) -> list[Range] | None:
         """The ranges that hold the keys which range `id` had; None if `table` never had one of that id."""
-        with self._step() as file:
+        with self._file.connection() as file:
             known: list[Any] = file.execute(
                 "SELECT db, tab, epoch, start, end FROM range WHERE id = ?", (id,)
             ).fetchall()
@@ -188,7 +174,7 @@ class Store:
 
     def owner(self, id: int) -> tuple[str, str] | None:
         """The database and the table of a range, of whatever epoch; None if it is not known, or no longer."""
-        with self._step() as file:
+        with self._file.connection() as file:
             row: Any = file.execute("SELECT db, tab FROM range WHERE id = ? LIMIT 1", (id,)).fetchone()
             return None if row is None else (row[0], row[1])
 
@@ -196,7 +182,7 @@ class Store:
 
     def put_lease(self, pull: Pull, *, now_ms: int) -> None:
         """Keep a lease, in place of the one of the same name; forget those that ended."""
-        with self._step() as file:
+        with self._file.transaction() as file:
             file.execute("DELETE FROM lease WHERE until_ms <= ?", (now_ms,))
             file.execute("INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
 
@@ -208,20 +194,20 @@ class Store:
         )
         holders = "SELECT DISTINCT owner FROM lease WHERE until_ms > ? AND (db, subscriber, tab) = (?, ?, ?)"
         name = (pull.db, pull.subscriber, pull.table)
-        with self._step() as file:
+        with self._file.connection() as file:
             row: Any = file.execute(count, (pull.owner, now_ms, *name, pull.range)).fetchone()
             found: list[Any] = file.execute(holders, (now_ms, *name)).fetchall()
         return Others(row[0], row[1], frozenset(owner for (owner,) in found))
 
     def leases(self, db: str) -> list[Pull]:
         """Those of one database."""
-        with self._step() as file:
+        with self._file.connection() as file:
             rows: list[Any] = file.execute("SELECT * FROM lease WHERE db = ?", (db,)).fetchall()
             return [Pull(*row) for row in rows]
 
     def drop_leases(self, db: str, table: str, subscriber: str, owner: str | None = None) -> list[Pull]:
         """Forget those of one subscriber on one table, and return them; with `owner`, not those of other principals."""
-        with self._step() as file:
+        with self._file.transaction() as file:
             sql = (
                 "DELETE FROM lease WHERE db = ? AND tab = ? AND subscriber = ?"
                 " AND (?4 IS NULL OR owner IN ('', ?4)) RETURNING *"
@@ -231,7 +217,7 @@ class Store:
 
     def drop_database(self, db: str) -> None:
         """Forget everything of one database but that its ids were given out."""
-        with self._step() as file:
+        with self._file.transaction() as file:
             for name in ("cut", "range", "lease"):
                 file.execute(f"DELETE FROM {name} WHERE db = ?", (db,))
 

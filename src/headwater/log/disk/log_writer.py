@@ -1,0 +1,109 @@
+"""The one writer of a log file: transactions, and the proof that no other process writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import apsw
+from msgspec.structs import replace
+
+from headwater.errors import LogDamaged, Unavailable
+from headwater.log.disk.block_codec import Block
+from headwater.log.disk.shape_store import Shapes
+from headwater.log.disk.store import FORMAT, State, load_state, new_generation, set_meta
+from headwater.log.sqlite_store import SqliteStore
+
+_INSERT = "INSERT INTO block VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_MAGIC = b"SQLite format 3\0"
+_AGAIN = "Start again: a new generation begins, with offsets beyond all that were given out."
+
+
+class Writer:
+    """Writes to the log at `path`, which is created with `floor` as its first offset if it is missing."""
+
+    def __init__(self, path: Path, *, floor: int, vfs: str | None) -> None:
+        self._path, self._shapes = path, Shapes()
+        first = new_generation(max(floor, 1), "created")
+        self.file = SqliteStore(FORMAT, path, fill=lambda new: set_meta(new, ceiling=0, **first), vfs=vfs)
+        try:
+            with self.file.connection() as connection:
+                self._data_version = connection.pragma("data_version")
+                self._inode = path.stat().st_ino
+                total = connection.execute("SELECT ifnull(sum(bytes), 0) FROM block").get
+                # Replaced whole after each commit: a reader in another thread sees the old or the new one.
+                self.state = replace(load_state(path, connection), bytes=total)
+        except BaseException:
+            self.file.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Draft]:
+        """Write in one transaction; the state of the draft becomes that of the log once it is durable."""
+        with self.file.lock:
+            try:
+                with self.file.transaction() as connection:
+                    self._check_alone(connection)
+                    draft = Draft(connection, self.state, self._shapes)
+                    yield draft
+            except BaseException:
+                self._shapes.forget_numbers()
+                raise
+            self.state = draft.state
+
+    def _check_alone(self, connection: apsw.Connection) -> None:
+        if not self._path.exists() or self._path.stat().st_ino != self._inode:
+            raise LogDamaged(f"the log {self._path.name} was removed or replaced under the server", hint=_AGAIN)
+        with self._path.open("rb") as file:  # SQLite keeps the header in its cache, and would go on for long
+            if file.read(len(_MAGIC)) not in (_MAGIC, b""):  # empty: a new log is still in its journal
+                raise LogDamaged(f"the log {self._path.name} was overwritten under the server", hint=_AGAIN)
+        version = connection.pragma("data_version")
+        if version == self._data_version:
+            return
+        mine = self.state
+        if replace(load_state(self._path, connection), bytes=mine.bytes, merged=mine.merged) != mine:
+            hint = "One process owns a log. Stop the other server, then start this one again."
+            raise Unavailable(f"another process writes to the log {self._path.name}", hint=hint)
+        self._data_version = version
+
+
+class Draft:
+    """One open transaction of a log file, and the state of the log after it."""
+
+    def __init__(self, connection: apsw.Connection, state: State, shapes: Shapes) -> None:
+        self.connection, self.state, self._shapes = connection, state, shapes
+
+    def insert(self, block: Block) -> None:
+        """Store a block."""
+        numbers = self._shapes.numbers(self.connection, block.tables)
+        self.connection.execute(
+            _INSERT,
+            (
+                block.first,
+                block.count,
+                block.ts_first,
+                block.ts_last,
+                block.commit_ms_last,
+                block.position,
+                block.id_first,
+                block.id_last,
+                block.whole,
+                block.ends,
+                numbers,
+                len(block.data),
+                block.raw,
+                block.codec,
+                block.crc,
+                block.data,
+            ),
+        )
+
+    def set_meta(self, **entries: int | str) -> None:
+        """Store entries of the state."""
+        set_meta(self.connection, **entries)
+        self.state = replace(self.state, **entries)
+
+    def set_notes(self, notes: Mapping[str, str]) -> None:
+        """Store notes."""
+        self.connection.executemany("INSERT OR REPLACE INTO note VALUES (?, ?)", notes.items())
