@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.client.faulty_server import arrow_body
 
-from headwater.client.arrow_stream import Fed, Kept, Told, read_batches
+from headwater.client.arrow_stream import BatchParser, ReceivedBatch, read_batches
 from headwater.errors import Unavailable
 
 SCHEMA = pa.schema(
@@ -27,12 +27,12 @@ def batch(size: int) -> pa.RecordBatch:
 BODY = arrow_body(SCHEMA, [(batch(size), {"upto": str(size)}) for size in SIZES])
 
 
-def read_sync(body: bytes) -> list[Told]:
+def read_sync(body: bytes) -> list[ReceivedBatch]:
     return list(read_batches(io.BytesIO(body).read))
 
 
-def read_fed(body: bytes, cuts: tuple[int, ...] = ()) -> list[Told]:
-    fed, found = Fed(), []
+def read_fed(body: bytes, cuts: tuple[int, ...] = ()) -> list[ReceivedBatch]:
+    fed, found = BatchParser(), []
     for low, high in pairwise([0, *sorted(cuts), len(body)]):
         found += fed.take(body[low:high])
     if not fed.ended:
@@ -40,7 +40,7 @@ def read_fed(body: bytes, cuts: tuple[int, ...] = ()) -> list[Told]:
     return found
 
 
-Read = Callable[[bytes], list[Told]]
+Read = Callable[[bytes], list[ReceivedBatch]]
 
 
 @pytest.mark.parametrize("read", [read_sync, read_fed])
@@ -74,17 +74,8 @@ def test_pieces_may_end_anywhere(cuts: list[int]) -> None:
 
 
 def test_batches_come_as_soon_as_they_are_there() -> None:
-    fed, seen = Fed(), []
+    fed, seen = BatchParser(), []
     for place in range(len(BODY)):
         seen.append(sum(told.batch.num_rows for told in fed.take(BODY[place : place + 1])))
         assert not fed.ended or place == len(BODY) - 1
     assert [rows for rows in seen if rows] == [3, 1, 50]
-
-
-def test_rows_pass_and_an_empty_batch_stands_for_none() -> None:
-    kept = Kept()
-    assert [list(kept.rows(Told(batch(size), {}, {}))) for size in (0, 2, 0)] == [[], [batch(2)], []]
-    assert list(kept.rest()) == []
-    kept = Kept()
-    assert list(kept.rows(Told(batch(0), {}, {}))) == []
-    assert list(kept.rest()) == [batch(0)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.arrow_stream import Told
+from headwater.client.arrow_stream import ReceivedBatch
 from headwater.client.protocol import broken
 from headwater.client.pull_state import LogPull, SnapshotPull, Walk
 from headwater.client.responses import Range
@@ -21,9 +21,9 @@ keys = st.binary(min_size=1, max_size=2)
 SCHEMA = pa.schema([("key", pa.binary())], metadata={"version": "4"})
 
 
-def told(values: list[bytes], **metadata: str) -> Told:
+def told(values: list[bytes], **metadata: str) -> ReceivedBatch:
     batch = pa.record_batch([pa.array(values, pa.binary())], schema=SCHEMA)
-    return Told(batch, {name.encode(): text.encode() for name, text in metadata.items()}, SCHEMA.metadata)
+    return ReceivedBatch(batch, {name.encode(): text.encode() for name, text in metadata.items()}, SCHEMA.metadata)
 
 
 class Cut:
@@ -209,3 +209,15 @@ def test_rows_that_do_not_say_where_they_end_are_an_error(name: str) -> None:
     pull.took(told([]))
     with pytest.raises(HeadwaterError, match=name):
         pull.took(told([b"x"]))
+
+
+def test_empty_batches_are_left_out_unless_all_are_empty() -> None:
+    empty, rows = told([], upto="2"), told([b"x"], upto="3")
+    pull = LogPull(["pull"], {"after": 1, "upto": 3}, patience())
+    assert [list(pull.take(each)) for each in (empty, rows)] == [[], [rows.batch]]
+    pull.finished()
+    assert list(pull.rest()) == []
+    pull = LogPull(["pull"], {"after": 1, "upto": 3}, patience())
+    assert list(pull.take(empty)) == [] and list(pull.rest()) == []
+    pull.finished()
+    assert list(pull.rest()) == [empty.batch]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.client.retry import Patience
-from headwater.client.sse import Feed, Following, Frame, Splitter
+from headwater.client.sse import EventParser, Feed, Follow, Frame
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
 from headwater.serve.http import transport_frames
 
@@ -33,18 +33,18 @@ FRAMES = [
 
 @given(st.lists(st.integers(0, len(BODY)), max_size=12))
 def test_pieces_may_end_anywhere(cuts: list[int]) -> None:
-    splitter, edges = Splitter(), [0, *sorted(cuts), len(BODY)]
-    found = [frame for low, high in zip(edges, edges[1:], strict=False) for frame in splitter.take(BODY[low:high])]
+    parser, edges = EventParser(), [0, *sorted(cuts), len(BODY)]
+    found = [frame for low, high in zip(edges, edges[1:], strict=False) for frame in parser.take(BODY[low:high])]
     assert found == FRAMES
-    assert splitter.farewell
+    assert parser.farewell
 
 
 def test_a_farewell_is_told_from_an_opening() -> None:
-    splitter = Splitter()
-    splitter.take(transport_frames.sse_opening(None) + transport_frames.sse(1, "insert", b"{}"))
-    assert not splitter.farewell
-    splitter.take(transport_frames.SSE_FAREWELL)
-    assert splitter.farewell
+    parser = EventParser()
+    parser.take(transport_frames.sse_opening(None) + transport_frames.sse(1, "insert", b"{}"))
+    assert not parser.farewell
+    parser.take(transport_frames.SSE_FAREWELL)
+    assert parser.farewell
 
 
 # --- a feed ----------------------------------------------------------------------------------------------
@@ -167,22 +167,50 @@ def test_an_opening_alone_is_no_progress_and_a_sign_of_life_is() -> None:
 # --- rows, then changes ----------------------------------------------------------------------------------
 
 
+def following(**filters: Any) -> Follow:
+    return Follow(feed, filters, Patience(60, random.Random(0), lambda: 0.0))
+
+
 def test_rows_and_changes_are_told_apart() -> None:
-    following = Following()
-    given: list[dict[str, Any]] = [
-        {"op": "insert", "snapshot": True, "after": {"id": 1}},
-        {"event": "snapshot_restart", "id": "s:x", "data": {"reason": "snapshot_expired"}},
-        {"op": "insert", "snapshot": True, "after": {"id": 2}},
-        {"event": "snapshot_end", "id": "3", "data": {"rows": 1}},
-        {"op": "schema_change", "resnapshot": False},
-    ]
-    found = [one for told in given for one in following.sort(told)]
-    assert found == [("row", {"id": 1}), ("resnapshot", "snapshot_expired"), ("row", {"id": 2}), ("change", given[-1])]
-    assert following.restart == ""
+    follow = following()
+    follow.next()
+    body = b"".join(
+        [
+            transport_frames.sse("s:a", "insert", b'{"op":"insert","snapshot":true,"after":{"id":1}}'),
+            transport_frames.sse("s:x", "snapshot_restart", b'{"reason":"snapshot_expired"}'),
+            transport_frames.sse("s:b", "insert", b'{"op":"insert","snapshot":true,"after":{"id":2}}'),
+            transport_frames.sse(3, "snapshot_end", b'{"rows":1}'),
+            transport_frames.sse(4, "schema_change", b'{"op":"schema_change","resnapshot":false}'),
+        ]
+    )
+    change = {"op": "schema_change", "resnapshot": False}
+    rows = [("row", {"id": 1}), ("resnapshot", "snapshot_expired"), ("row", {"id": 2})]
+    assert list(follow.take(body)) == [*rows, ("change", change)]
+    assert list(follow.rest()) == []
 
 
-def test_a_change_of_the_shape_that_may_hide_changes_asks_for_rows_anew() -> None:
-    following = Following()
-    change = {"op": "schema_change", "resnapshot": True}
-    assert list(following.sort(change)) == [("change", change)]
-    assert following.restart
+def test_a_change_of_the_shape_that_may_hide_changes_asks_for_rows_again() -> None:
+    follow = following()
+    follow.next()
+    got = follow.take(transport_frames.sse(4, "schema_change", b'{"op":"schema_change","resnapshot":true}'))
+    assert next(got) == ("change", {"op": "schema_change", "resnapshot": True})
+    with pytest.raises(OffsetExpired) as raised:
+        next(got)
+    assert follow.failed(raised.value) == 0.0
+    assert list(follow.rest()) == [("resnapshot", "schema_changed")]
+    assert list(follow.rest()) == []
+    request = follow.next()
+    assert request is not None and "last-event-id" not in request.headers
+
+
+def test_an_expired_offset_asks_for_rows_again_after_a_wait() -> None:
+    follow = following()
+    follow.next()
+    assert follow.failed(OffsetExpired(1, 2, 3)) > 0
+    assert list(follow.rest()) == [("resnapshot", OffsetExpired.code)]
+
+
+@pytest.mark.parametrize("filters", [{"upto": 4}, {"upto": None}, {"format": "debezium_json"}])
+def test_a_filter_that_follow_sets_itself_is_refused(filters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        following(**filters).next()

@@ -1,8 +1,8 @@
-"""The Python client of a Headwater server: what the pipeline uses, and anybody else may.
+"""The Python client of a Headwater server; the pipeline and the command line use it, too.
 
-Client, AsyncClient ── asking ──┬── protocol   requests, answers, errors
-      │                         ├── walking    pulls, range by range, until they are whole
- connections, httpx             └── frames     feeds, connection by connection
+Client, AsyncClient ── methods ── transfer ──┬── pull_state   pulls, range by range, until they are complete
+      │                                      └── sse          feeds, connection by connection
+http_connections, httpx        protocol: requests, answers, errors
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ __all__ = ["AsyncClient", "Client", "Described", "Page", "Range", "Registered", 
 
 
 def __getattr__(name: str) -> Any:
-    # httpx is loaded by those only who want to wait for it.
+    # Only AsyncClient needs httpx.
     if name == "AsyncClient":
         from headwater.client.async_client import AsyncClient
 

@@ -1,7 +1,7 @@
-"""Arrow streams that must be whole: record batches, and what stands beside them, out of the body of an answer.
+"""Record batches with their metadata, read from the Arrow stream of a response.
 
-The reader of pyarrow takes the end of a file between two batches for the end of the stream, end mark or not.
-Here every byte that it asks for must come.
+The reader of pyarrow accepts the end of a file between two batches as the end of the stream, even without an end mark.
+Here a stream without its end mark is an error.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 _PREFIX = struct.Struct("<II")  # the mark of a message, and the length of its metadata
 _MARK = 0xFFFFFFFF
-_BATCH, _END = 3, -1  # kinds of messages: a record batch, and ours for the end mark
+_BATCH, _END = 3, -1  # kinds of messages: a record batch; -1 is ours, for the end mark
 
 
-class Told(NamedTuple):
-    """A batch with its own metadata and that of its schema."""
+class ReceivedBatch(NamedTuple):
+    """A record batch with its own metadata and that of its schema."""
 
     batch: pa.RecordBatch
     metadata: Mapping[bytes, bytes]
     schema: Mapping[bytes, bytes]
 
 
-class Whole:
-    """A file for pyarrow, over a function that reads exactly n bytes and fewer only at the end."""
+class ExactFile:
+    """A file for pyarrow, over a function that reads exactly n bytes: a shorter read is an error."""
 
     closed = False
 
@@ -47,29 +47,29 @@ class Whole:
         return piece
 
     def close(self) -> None:
-        """The body belongs to its connection."""
+        """Do nothing: the connection owns the body."""
 
 
-def read_batches(read: Callable[[int], bytes]) -> Iterator[Told]:
-    """The batches of a stream, first an empty one for its schema, up to its end mark; raises when it has none."""
+def read_batches(read: Callable[[int], bytes]) -> Iterator[ReceivedBatch]:
+    """Yield the batches of a stream, first an empty one for its schema; raise if the end mark is missing."""
     import pyarrow as pa
 
     try:
-        with pa.ipc.open_stream(Whole(read)) as reader:
+        with pa.ipc.open_stream(ExactFile(read)) as reader:
             yield from _batches(reader)
     except (pa.ArrowException, OSError) as error:
         raise broken(error) from None
 
 
-def _batches(reader: pa.RecordBatchStreamReader) -> Iterator[Told]:
+def _batches(reader: pa.RecordBatchStreamReader) -> Iterator[ReceivedBatch]:
     schema = reader.schema.metadata or {}
-    yield Told(_empty(reader.schema), {}, schema)
+    yield ReceivedBatch(_empty(reader.schema), {}, schema)
     while True:
         try:
             batch, metadata = reader.read_next_batch_with_custom_metadata()
         except StopIteration:
             return
-        yield Told(batch, metadata or {}, schema)
+        yield ReceivedBatch(batch, metadata or {}, schema)
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
@@ -78,17 +78,17 @@ def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
 
 
-class Fed:
-    """The same for who cannot wait inside a read: fed with pieces, it gives what they complete."""
+class BatchParser:
+    """An incremental `read_batches`, for asyncio: pieces of bytes in, completed batches out."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._message = io.BytesIO()
         self._reader: pa.RecordBatchStreamReader | None = None
-        self.ended = False  # the end mark came
+        self.ended = False  # the end mark was received
 
-    def take(self, piece: bytes) -> Iterator[Told]:
-        """The batches that `piece` completes."""
+    def take(self, piece: bytes) -> Iterator[ReceivedBatch]:
+        """Yield the batches that `piece` completes."""
         import pyarrow as pa
 
         self._rest += piece
@@ -97,51 +97,30 @@ class Fed:
                 self._message = io.BytesIO(self._rest[: header.size])
                 del self._rest[: header.size]
                 self.ended = header.kind == _END
-                yield from self._told(header.kind)
+                yield from self._read(header.kind)
         except (pa.ArrowException, OSError, struct.error, IndexError) as error:
             raise broken(error) from None
 
-    def _told(self, kind: int) -> Iterator[Told]:
+    def _read(self, kind: int) -> Iterator[ReceivedBatch]:
         import pyarrow as pa
 
-        if self._reader is None:  # which takes the schema at once
-            self._reader = pa.ipc.open_stream(Whole(lambda size: self._message.read(size)))
-            yield Told(_empty(self._reader.schema), {}, self._reader.schema.metadata or {})
+        if self._reader is None:  # it reads the schema at once
+            self._reader = pa.ipc.open_stream(ExactFile(lambda size: self._message.read(size)))
+            yield ReceivedBatch(_empty(self._reader.schema), {}, self._reader.schema.metadata or {})
         elif kind == _BATCH:
             batch, metadata = self._reader.read_next_batch_with_custom_metadata()
-            yield Told(batch, metadata or {}, self._reader.schema.metadata or {})
-
-
-class Kept:
-    """Lets rows through, and holds back an empty batch to show the schema by if there are none."""
-
-    def __init__(self) -> None:
-        self._empty: pa.RecordBatch | None = None
-        self._some = False
-
-    def rows(self, told: Told) -> Iterator[pa.RecordBatch]:
-        """The batch, if there are rows in it."""
-        if told.batch.num_rows:
-            self._some = True
-            yield told.batch
-        else:
-            self._empty = told.batch
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        """At the end: an empty batch when there was no other."""
-        if not self._some and self._empty is not None:
-            yield self._empty
+            yield ReceivedBatch(batch, metadata or {}, self._reader.schema.metadata or {})
 
 
 class Header(NamedTuple):
-    """The head of a message of the IPC format: its kind, and its size from the mark to the end of its body."""
+    """The header of an IPC message: its kind, and its size from the mark to the end of its body."""
 
     kind: int
     size: int
 
 
 def _header(data: bytearray) -> Header | None:
-    """What begins at the start of `data`; None while too little of it is there."""
+    """Return the header at the start of `data`; None while it is incomplete."""
     if len(data) < _PREFIX.size:
         return None
     mark, length = _PREFIX.unpack_from(data)
@@ -156,9 +135,9 @@ def _header(data: bytearray) -> Header | None:
 
 
 def _fields(data: bytearray, base: int) -> tuple[int, int]:
-    """Kind and body length of the flatbuffer at `base`: fields 1 and 3 of its root table."""
+    """Return kind and body length of the flatbuffer at `base`: fields 1 and 3 of its root table."""
     root = base + int(struct.unpack_from("<I", data, base)[0])
-    places = root - int(struct.unpack_from("<i", data, root)[0])
-    (size,) = struct.unpack_from("<H", data, places)
-    kind, body = (struct.unpack_from("<H", data, places + at)[0] if at < size else 0 for at in (6, 10))
+    offsets = root - int(struct.unpack_from("<i", data, root)[0])
+    (size,) = struct.unpack_from("<H", data, offsets)
+    kind, body = (struct.unpack_from("<H", data, offsets + at)[0] if at < size else 0 for at in (6, 10))
     return data[root + kind], int(struct.unpack_from("<q", data, root + body)[0]) if body else 0

@@ -1,4 +1,4 @@
-"""HTTP for the sync client: kept connections on http.client, and every failure as one of our errors."""
+"""HTTP of the sync client: keep-alive connections on http.client; every failure is a HeadwaterError."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from headwater.client.arrow_stream import ReceivedBatch, read_batches
 from headwater.client.protocol import Request, Server, broken, distrusted, refusal, unreachable
 from headwater.client.tls_trust import trusting
 
@@ -18,34 +19,35 @@ Answer = tuple[int, Mapping[str, str], bytes]
 
 
 class Body:
-    """The body of a good answer, as it arrives."""
+    """The body of a response with status 200, as it arrives."""
 
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self._response = response
 
     def read(self, size: int) -> bytes:
-        """Exactly `size` bytes, fewer only at the end."""
+        """Return exactly `size` bytes, fewer only at the end."""
         try:
             return self._response.read(size)
         except TROUBLE as error:
             raise broken(error) from None
 
     def pieces(self) -> Iterator[bytes]:
-        """What is there, whenever something is, until the end of a whole body."""
+        """Yield bytes as they arrive, until the end of a complete body."""
         try:
             while piece := self._response.read1(PIECE):
                 yield piece
         except TROUBLE as error:
             raise broken(error) from None
 
-    def drain(self) -> None:
-        """Nothing more is wanted: read the end, so that the connection can be used again."""
+    def batches(self) -> Iterator[ReceivedBatch]:
+        """Yield the batches of an Arrow body."""
+        yield from read_batches(self.read)
         with suppress(*TROUBLE):
-            self._response.read(1)
+            self._response.read(1)  # only a body that was read to its end leaves a connection to keep
 
 
 class Connections:
-    """To one server. A request takes an idle one or opens one; not for two threads."""
+    """Connections to one server; a request takes an idle one or opens one. Not thread-safe."""
 
     def __init__(self, server: Server, token: str | None, timeout: float, tls: ssl.SSLContext | None) -> None:
         self._server, self._timeout = server, timeout
@@ -54,31 +56,31 @@ class Connections:
         self._idle: list[http.client.HTTPConnection] = []
 
     def close(self) -> None:
-        """Let the idle ones go."""
+        """Close the idle connections."""
         while self._idle:
             self._idle.pop().close()
 
     def exchange(self, request: Request) -> Answer:
-        """Status, headers and the whole body of an answer."""
-        with self._asked(request) as response:
+        """Return status, headers and body of a response."""
+        with self._respond(request) as response:
             return _answer(response)
 
     @contextmanager
     def opened(self, request: Request) -> Iterator[Body]:
-        """The body of an answer with status 200; any other is raised as the error it tells."""
-        with self._asked(request) as response:
+        """Open the body of a response with status 200; raise the error of any other."""
+        with self._respond(request) as response:
             if response.status != 200:
                 raise refusal(*_answer(response))
             yield Body(response)
 
     @contextmanager
-    def _asked(self, request: Request) -> Iterator[http.client.HTTPResponse]:
+    def _respond(self, request: Request) -> Iterator[http.client.HTTPResponse]:
         connection = self._take()
         kept = False
         try:
             response = self._send(connection, request)
             yield response
-            kept = response.isclosed() and connection.sock is not None  # read to its end, and not to be closed
+            kept = response.isclosed() and connection.sock is not None  # read to its end, and the server keeps it open
         finally:
             if kept:
                 self._idle.append(connection)
@@ -104,7 +106,7 @@ class Connections:
                 connection.connect()
             connection.sock.settimeout(self._timeout + request.patience)
             connection.request(request.method, request.path, request.body, {**request.headers, **self._credential})
-            sent = True  # not before: nobody carries out half a request
+            sent = True  # not earlier: a server does not carry out half a request
             return connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             raise distrusted(self._server, error) from None
@@ -113,7 +115,7 @@ class Connections:
 
 
 def _has_ended(connection: http.client.HTTPConnection) -> bool:
-    """Whether the server closed it meanwhile. Seen before a write is sent, that costs nothing."""
+    """Return whether the server closed an idle connection: checked before a write is sent, a retry costs nothing."""
     with selectors.DefaultSelector() as selector:
         selector.register(connection.sock, selectors.EVENT_READ)
         return bool(selector.select(0))

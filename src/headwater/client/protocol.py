@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -192,17 +192,22 @@ def lost(told: Mapping[str, Any]) -> HeadwaterError:
     )
 
 
-def read(found: Any, kind: type[T]) -> T:
-    """The result of a call as a value of ours."""
-    try:
-        return msgspec.convert(found, kind)
-    except msgspec.ValidationError as error:
-        raise HeadwaterError(f"the answer cannot be read: {error}", hint="Is the server of another version?") from None
+def reader(kind: type[T]) -> Callable[[Any], T]:
+    """Return a function that converts the result of a call to `kind`."""
+
+    def read(found: Any) -> T:
+        try:
+            return msgspec.convert(found, kind)
+        except msgspec.ValidationError as error:
+            hint = "Is the server of another version?"
+            raise HeadwaterError(f"the answer cannot be read: {error}", hint=hint) from None
+
+    return read
 
 
 def ranges_of(found: Any) -> list[Range]:
     """Ranges of an answer, in key order."""
-    return sorted((one.read() for one in read(found, list[WireRange])), key=lambda range: range.span.start)
+    return sorted((one.read() for one in reader(list[WireRange])(found)), key=lambda range: range.span.start)
 
 
 def unreachable(server: Server, error: Exception, *, sent: bool) -> HeadwaterError:

@@ -1,35 +1,39 @@
-"""Pulls of rows and changes: what to ask next, where it went on, and what a failure does to it. No I/O."""
+"""Pulls of rows and changes: the next request after each batch and each failure. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from headwater.client.arrow_stream import Told
-from headwater.client.protocol import ARROW_KIND, Repeat, Request, get_request, may_repeat, ranges_of
-from headwater.client.responses import Range
+from headwater.client.arrow_stream import ReceivedBatch
+from headwater.client.protocol import ARROW_KIND, Request, get_request, ranges_of
+from headwater.client.responses import Described, Range
 from headwater.client.retry import Patience
+from headwater.client.transfer import Transfer
 from headwater.errors import HeadwaterError, InvalidRequest, StaleEpoch
 from headwater.model.keys.key import Span
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 
 class Walk:
-    """The way through the keys of a span, range by range.
+    """The position of a scan of a span, range by range.
 
-    `place` is the first key that is not read yet. Among ranges that hold it the one of the highest epoch is
-    right: a child or heir has a higher one than those it came from.
+    `place` is the first key that is not read yet. Of the ranges that hold it the one with the highest epoch is
+    current: a range made by a split or a merge has a higher epoch than its origins.
     """
 
     def __init__(self, span: Span, ranges: Sequence[Range] = ()) -> None:
         self._rest, self.place = span, span.start
-        self._after: bytes | None = None  # the last key that was read in the rest
+        self._after: bytes | None = None  # the last key that was read of the rest
         self._ranges = list(ranges)
         self._guided = bool(ranges)
         self._present: Range | None = None
         self.done = False
 
     def next(self) -> dict[str, Any]:
-        """The parameters of the next pull."""
+        """Return the parameters of the next pull."""
         query: dict[str, Any] = {} if self._after is None else {"after": self._after}
         wanted = self._rest
         self._present = self._holding() if self._guided else None
@@ -42,11 +46,11 @@ class Walk:
         return query | start | ({} if wanted.end is None else {"end": wanted.end})
 
     def took(self, last_key: bytes) -> None:
-        """Rows up to and with `last_key` are read."""
+        """Note that the rows through `last_key` are read."""
         self._after, self.place = last_key, last_key + b"\0"
 
     def finished(self) -> None:
-        """The pull was answered whole."""
+        """Note that the answer was complete."""
         end = None if self._present is None else self._present.span.end
         if end is None or (self._rest.end is not None and end >= self._rest.end):
             self.done = True
@@ -54,7 +58,7 @@ class Walk:
             self._rest, self._after, self.place = Span(end, self._rest.end), None, end
 
     def replace(self, ranges: Sequence[Range]) -> None:
-        """The range just asked is no more; `ranges` hold its keys now."""
+        """Replace the current range, which was split or merged, by `ranges`, which hold its keys now."""
         new = {range.id for range in ranges}
         kept = [range for range in self._ranges if range.id not in new and range != self._present]
         self._ranges = [*kept, *ranges]
@@ -68,88 +72,92 @@ class Walk:
         return max(holding, key=lambda range: range.epoch)
 
 
-class Pull(Protocol):
-    """A pull that is repeated until it is whole. Drivers send `next`, tell what came, and wait when told."""
+class Pull(Transfer["pa.RecordBatch"]):
+    """Record batches. Empty ones are left out, unless all are: then one shows the schema."""
 
-    def next(self) -> Request | None:
-        """What to ask; None when everything was read."""
-        ...
+    is_arrow = True
+    done = False
+    _empty: pa.RecordBatch | None = None
+    _has_rows = False
 
-    def took(self, told: Told) -> None:
-        """A batch came."""
-        ...
+    def take(self, part: ReceivedBatch) -> Iterator[pa.RecordBatch]:
+        self.took(part)
+        if part.batch.num_rows:
+            self._has_rows = True
+            yield part.batch
+        else:
+            self._empty = part.batch
 
-    def finished(self) -> None:
-        """The answer was whole."""
-        ...
+    def rest(self) -> Iterator[pa.RecordBatch]:
+        if self.done and not self._has_rows and self._empty is not None:
+            yield self._empty
 
-    def failed(self, error: HeadwaterError) -> float:
-        """Seconds to wait before asking on; raises when that is of no use."""
-        ...
+    def took(self, received: ReceivedBatch) -> None:
+        """Note the position after a batch."""
+        raise NotImplementedError
 
 
-class SnapshotPull:
+class SnapshotPull(Pull):
     """Rows of a span as of one version."""
 
     def __init__(self, parts: Sequence[str], query: Mapping[str, Any], walk: Walk, patience: Patience) -> None:
-        self._parts, self._query, self._walk, self._patience = parts, query, walk, patience
+        super().__init__(parts, query, patience)
+        self._walk = walk
+
+    def answered(self, found: Described) -> None:
+        self._query["version"] = found.version
 
     def next(self) -> Request | None:
-        if self._walk.done:
-            return None
-        return get_request(self._parts, {**self._query, **self._walk.next()}, ARROW_KIND)
+        return None if self.done else get_request(self._parts, {**self._query, **self._walk.next()}, ARROW_KIND)
 
-    def took(self, told: Told) -> None:
-        if place := _place(told, b"last_key"):
-            self._walk.took(bytes.fromhex(place))
+    def took(self, received: ReceivedBatch) -> None:
+        if key := _position(received, b"last_key"):
+            self._walk.took(bytes.fromhex(key))
         self._patience.progress()
 
-    def finished(self) -> None:
+    def finished(self) -> float:
         self._walk.finished()
+        self.done = self._walk.done
         self._patience.progress()
+        return 0.0
 
     def failed(self, error: HeadwaterError) -> float:
-        if isinstance(error, StaleEpoch):
-            self._walk.replace(ranges_of(error.extra.get("ranges", [])))
-        elif not may_repeat(Repeat.ANY, error):
-            raise error
+        if not isinstance(error, StaleEpoch):
+            return super().failed(error)
+        self._walk.replace(ranges_of(error.extra.get("ranges", [])))
         return self._patience.wait(error)
 
 
-class LogPull:
-    """Changes of a slice of the log. Once an answer told its shape, all that follow are asked for in it."""
+class LogPull(Pull):
+    """Changes of a slice of the log. After the first answer, all requests ask for the shape of that answer."""
 
     def __init__(self, parts: Sequence[str], query: Mapping[str, Any], patience: Patience) -> None:
-        self._parts, self._patience = parts, patience
-        self._query = {name: value for name, value in query.items() if value is not None}
-        self._pins = "tables" not in query  # several tables come in a shape of their own
-        self._done = query["after"] >= query["upto"]
+        super().__init__(parts, query, patience)
+        self._pins = "tables" not in query  # changes of several tables have a shape of their own
+        self.done = query["after"] >= query["upto"]
 
     def next(self) -> Request | None:
-        return None if self._done else get_request(self._parts, self._query, ARROW_KIND)
+        return None if self.done else get_request(self._parts, self._query, ARROW_KIND)
 
-    def took(self, told: Told) -> None:
-        if place := _place(told, b"upto"):
-            self._query["after"] = int(place)
-        if self._pins and b"version" in told.schema:
-            self._query.setdefault("shape", int(told.schema[b"version"]))
-        self._done = self._query["after"] >= self._query["upto"]
+    def took(self, received: ReceivedBatch) -> None:
+        if offset := _position(received, b"upto"):
+            self._query["after"] = int(offset)
+        if self._pins and b"version" in received.schema:
+            self._query.setdefault("shape", int(received.schema[b"version"]))
+        self.done = self._query["after"] >= self._query["upto"]
         self._patience.progress()
 
-    def finished(self) -> None:
-        self._done = True
+    def finished(self) -> float:
+        self.done = True
+        return 0.0
 
     def failed(self, error: HeadwaterError) -> float:
-        if self._done:
-            return 0.0  # only the end mark is missing
-        if not may_repeat(Repeat.ANY, error):
-            raise error
-        return self._patience.wait(error)
+        return 0.0 if self.done else super().failed(error)  # when done, only the end mark is missing
 
 
-def _place(told: Told, name: bytes) -> str:
-    """Where to go on after this batch; "" for an empty one that does not say."""
-    place = told.metadata.get(name, b"").decode("ascii")
-    if not place and told.batch.num_rows:
+def _position(received: ReceivedBatch, name: bytes) -> str:
+    """Return the position to continue after; "" for an empty batch that has none."""
+    position = received.metadata.get(name, b"").decode("ascii")
+    if not position and received.batch.num_rows:
         raise HeadwaterError(f"a batch came without its {name.decode()!r}", hint="Is the server of another version?")
-    return place
+    return position

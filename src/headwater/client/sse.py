@@ -1,39 +1,41 @@
-"""Server-sent events: pieces of bytes to frames, and a feed that knows where to go on. No I/O."""
+"""Server-sent events: the parser, and feeds that resume after the last event id. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.client.protocol import EVENT_STREAM, Repeat, Request, broken, error_of, get_request, lost, may_repeat
+from headwater.client.protocol import EVENT_STREAM, Request, broken, error_of, get_request, lost
 from headwater.client.retry import Patience
-from headwater.errors import HeadwaterError
+from headwater.client.transfer import Transfer
+from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
 from headwater.model.change import Op
 
 OPS = frozenset(op.word for op in Op)
-# These change what the rows before them mean, so they are told unasked.
+JSON_FORMATS = ("plain_json", "objects_json")
+# These change the meaning of the rows before them, so every reader gets them.
 ALWAYS = frozenset({"snapshot_end", "snapshot_restart"})
 
 
 class Frame(NamedTuple):
-    """One event: an op, or a word of control, with its JSON. `word` is empty where only an id was told."""
+    """One event: the name of an op or of a control event, with its JSON. `word` is empty where only an id was sent."""
 
     id: str
     word: str
     data: bytes
 
 
-class Splitter:
-    """From pieces of a text/event-stream to frames."""
+class EventParser:
+    """An incremental parser of a text/event-stream: pieces of bytes in, completed frames out."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self.farewell = False  # the last word was `retry`: the server stops, and expects us back
+        self.farewell = False  # `retry` came last: the server stops, and expects a new connection
 
     def take(self, piece: bytes) -> list[Frame]:
-        """The frames that `piece` completes."""
+        """Return the frames that `piece` completes."""
         *blocks, self._rest = (self._rest + piece).split(b"\n\n")
         return [frame for frame in map(self._frame, blocks) if frame is not None]
 
@@ -48,56 +50,48 @@ class Splitter:
         return Frame(fields[b"id"].decode(), fields.get(b"event", b"").decode(), fields.get(b"data", b""))
 
 
-class Feed:
+class Feed(Transfer[dict[str, Any]]):
     """One stream of changes over as many connections as it takes."""
 
     def __init__(
         self, parts: Sequence[str], query: Mapping[str, Any], patience: Patience, control: Collection[str] = ()
     ) -> None:
-        self._parts, self._query, self._patience = parts, dict(query), patience
+        super().__init__(parts, query, patience)
         self._control = ALWAYS.union(control)
         self._upto: int | None = query.get("upto")
         self.last_id = ""
         self._done = False
 
     def next(self) -> Request | None:
-        """What to ask; None when everything up to `upto` came."""
         if self._done:
             return None
-        self._splitter, self._pieces, self._frames = Splitter(), 0, 0
+        self._parser, self._pieces, self._events = EventParser(), 0, 0
         if self.last_id:
             self._query.pop("from_offset", None)  # it would win over the id
         return get_request(self._parts, self._query, EVENT_STREAM, self.last_id)
 
-    def take(self, piece: bytes) -> Iterator[dict[str, Any]]:
-        """The changes that `piece` completes, and what else was asked for; an end that is told is raised."""
-        frames = self._splitter.take(piece)
-        if frames or self._pieces:  # the opening by itself is no progress: a server that fails says it too
+    def take(self, part: bytes) -> Iterator[dict[str, Any]]:
+        frames = self._parser.take(part)
+        if frames or self._pieces:  # the first piece alone is no progress: a server that is about to fail sends it, too
             self._patience.progress()
         self._pieces += 1
         for frame in frames:
             self.last_id = frame.id
-            self._frames += bool(frame.word)
-            if (told := self._told(frame)) is not None:
-                yield told
+            self._events += bool(frame.word)
+            if (event := self._event(frame)) is not None:
+                yield event
 
     def finished(self) -> float:
-        """The body ended as a whole one does; seconds to wait before `next`.
+        """Return the seconds to wait before `next`.
 
-        Without a last word from the server that is the end, if nothing was left to send: a proxy may end a
-        body too, so that is asked once more.
+        A body that ends without a farewell of the server is the end if it held no event. A proxy may end a body,
+        too: after any event the rest is requested once more.
         """
         reached = self.last_id.isdigit() and self._upto is not None and int(self.last_id) >= self._upto
-        self._done = reached or (self._upto is not None and not self._frames and not self._splitter.farewell)
+        self._done = reached or (self._upto is not None and not self._events and not self._parser.farewell)
         return 0.0 if self._done else self._patience.wait(broken("the server ended the stream"))
 
-    def failed(self, error: HeadwaterError) -> float:
-        """Seconds to wait before asking on; raises when that is of no use."""
-        if not may_repeat(Repeat.ANY, error):
-            raise error
-        return self._patience.wait(error)
-
-    def _told(self, frame: Frame) -> dict[str, Any] | None:
+    def _event(self, frame: Frame) -> dict[str, Any] | None:
         if not frame.word:
             return None
         data: dict[str, Any] = msgspec.json.decode(frame.data)
@@ -110,21 +104,57 @@ class Feed:
         return {"event": frame.word, "id": frame.id, "data": data} if frame.word in self._control else None
 
 
-class Following:
-    """Sorts what a feed that began with a snapshot tells into rows and changes."""
+class Follow(Transfer[tuple[str, Any]]):
+    """Rows, then changes: feeds that begin with a snapshot, one after the other where the rows must be read again."""
 
-    def __init__(self) -> None:
-        self.restart = ""  # why the rows must be read anew by another feed
+    def __init__(self, open_feed: Callable[[], Feed], filters: Mapping[str, Any], patience: Patience) -> None:
+        super().__init__((), {}, patience)
+        self._open_feed, self._filters = open_feed, filters
+        self._feed: Feed | None = None
+        self._reshaped = False
+        self._reason = ""  # of a resnapshot that is not reported yet
 
-    def sort(self, told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """("row", row), ("change", change), or ("resnapshot", reason): forget everything before."""
-        if told.get("event") == "snapshot_restart":
-            yield "resnapshot", told["data"]["reason"]
-        elif "event" in told:
-            return
-        elif told.get("snapshot"):
-            yield "row", told["after"]
-        else:
-            yield "change", told
-            if told.get("resnapshot"):
-                self.restart = "schema_changed"
+    def next(self) -> Request | None:
+        if self._feed is None:
+            check_follow(self._filters)
+            self._feed, self._reshaped = self._open_feed(), False
+        return self._feed.next()
+
+    def take(self, part: bytes) -> Iterator[tuple[str, Any]]:
+        assert self._feed is not None
+        for event in self._feed.take(part):
+            self._patience.progress()
+            if event.get("event") == "snapshot_restart":
+                yield "resnapshot", event["data"]["reason"]
+            elif event.get("snapshot"):
+                yield "row", event["after"]
+            elif "event" not in event:
+                yield "change", event
+                if event.get("resnapshot"):
+                    self._reshaped = True
+                    raise lost({"reason": "schema_changed"})
+
+    def finished(self) -> float:
+        assert self._feed is not None
+        return self._feed.finished()
+
+    def failed(self, error: HeadwaterError) -> float:
+        assert self._feed is not None
+        if not isinstance(error, OffsetExpired):
+            return self._feed.failed(error)
+        self._feed, self._reason = None, error.extra.get("resnapshot_reason") or error.code
+        return 0.0 if self._reshaped else self._patience.wait(error)
+
+    def rest(self) -> Iterator[tuple[str, Any]]:
+        if self._reason:
+            yield "resnapshot", self._reason
+            self._reason = ""
+
+
+def check_follow(filters: Mapping[str, Any]) -> None:
+    """Raise InvalidRequest for a filter that `follow` sets itself, and for a format that it cannot read."""
+    taken = {"start", "from_offset", "ts", "upto", "control"}.intersection(filters)
+    if taken:
+        raise InvalidRequest(f"follow takes no {sorted(taken)[0]!r}", hint="It begins with a snapshot and never ends.")
+    if filters.get("format", JSON_FORMATS[0]) not in JSON_FORMATS:
+        raise InvalidRequest("follow reads no envelopes of others", hint=f"Use one of {JSON_FORMATS}.")
