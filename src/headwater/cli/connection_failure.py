@@ -1,4 +1,4 @@
-"""Why a server was not reached, and the way on: nobody listens there, or TLS is spoken on one side only."""
+"""Failures to reach a server, with a hint: no listener, an untrusted certificate, TLS on one side only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ import ssl
 from urllib.parse import urlsplit
 
 from headwater.cli.failure import UNREACHABLE, Failure
+from headwater.errors import HeadwaterError
 
-LOOK_SECONDS = 5.0
-NAMED_OTHERWISE = (62, 64)  # OpenSSL: the certificate is for another host name, or another address
-OUT_OF_TIME = (9, 10)  # OpenSSL: not valid yet, not valid any more
+PROBE_SECONDS = 5.0
+OTHER_NAME = (62, 64)  # OpenSSL: the certificate is for another host name, or another address
+OUT_OF_TIME = (9, 10)  # OpenSSL: not yet valid, expired
+
+
+def transport_error(error: HeadwaterError) -> Exception:
+    """Return the error of the socket or of HTTP for which the client raised `error`."""
+    return error.__context__ if isinstance(error.__context__, Exception) else error
 
 
 def unreachable(url: str, error: Exception) -> Failure:
-    """What is said of `error`, by which the first request to `url` ended. May look once more at who listens there."""
+    """Return the failure of the first request to `url`; may connect once more, to find out whether TLS is spoken."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _untrusted(url, error)
     if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
@@ -29,19 +35,19 @@ def unreachable(url: str, error: Exception) -> Failure:
 
 
 def no_answer(url: str, error: Exception) -> Failure:
-    """What is said when nothing more is known."""
+    """Return the failure when nothing more is known."""
     hint = "Start one with `headwater serve`, or name another with --server."
     return Failure(f"no server answers at {url}: {reason(error)}", hint=hint, exit_code=UNREACHABLE)
 
 
 def reason(error: Exception) -> str:
-    """In few words."""
+    """Return `error` in few words."""
     return str(getattr(error, "strerror", None) or error or type(error).__name__)
 
 
 def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> Failure:
     hint = "Name the authority that vouches for it with --ca FILE or HEADWATER_CA."
-    if error.verify_code in NAMED_OTHERWISE:
+    if error.verify_code in OTHER_NAME:
         hint = "Name the server with --server as its certificate does."
     elif error.verify_code in OUT_OF_TIME:
         hint = "The server needs a new certificate, or a clock is wrong."
@@ -55,15 +61,15 @@ def _other_scheme(url: str, what: str, scheme: str) -> Failure:
 
 
 def _speaks_tls(url: str) -> bool:
-    """Whether somebody there shakes hands. Nothing is sent but that, so whom one trusts is no matter."""
+    """Return whether the server completes a TLS handshake; no data is sent, so the certificate need not be trusted."""
     parts = urlsplit(url)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((parts.hostname or "", parts.port or 80), LOOK_SECONDS) as plain,
+            socket.create_connection((parts.hostname or "", parts.port or 80), PROBE_SECONDS) as plain,
             context.wrap_socket(plain),
         ):
             return True
-    except OSError:  # that of TLS is one
+    except OSError:  # ssl.SSLError is one
         return False

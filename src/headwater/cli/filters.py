@@ -155,14 +155,3 @@ def filters(args: argparse.Namespace, place: Place) -> dict[str, Any]:
         "include": {"before": args.before, "after": args.after} if args.before or args.after else None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def as_query(params: dict[str, Any]) -> dict[str, str]:
-    """Parameters of RPC as those of a URL; the table is in its path."""
-    found: dict[str, str] = {name: params[name] for name in ("where", "format") if name in params}
-    found |= {name: ",".join(params[name]) for name in ("ops", "columns") if name in params}
-    if "pk" in params:
-        found["pk"] = json.dumps(params["pk"])
-    if "include" in params:
-        found["include"] = ",".join(name for name, wanted in params["include"].items() if wanted)
-    return found

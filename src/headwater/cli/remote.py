@@ -1,18 +1,15 @@
-"""Asking a running server: one RPC request over HTTP, its refusal as a Failure."""
+"""RPC calls of commands to a running server; an error becomes a Failure."""
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import select
-import ssl
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from headwater.cli.commands.config import add_token_file, load_config
-from headwater.cli.connection_failure import unreachable
-from headwater.cli.failure import FAILED, UNREACHABLE, USAGE, Failure
+from headwater.cli.commands.config import add_token_file, credential, load_config
+from headwater.cli.connection_failure import transport_error, unreachable
+from headwater.cli.failure import FAILED, UNREACHABLE, Failure
+from headwater.errors import HeadwaterError
 
 if TYPE_CHECKING:
     from headwater.config import ServeConfig
@@ -21,63 +18,43 @@ TIMEOUT_SECONDS = 60.0
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Which server to ask."""
+    """Add the flags that name the server."""
     parser.add_argument("--server", metavar="URL", help="the server to ask (http://127.0.0.1:7171)")
     parser.add_argument("--ca", metavar="FILE", help="authorities in PEM to trust besides the system's")
     add_token_file(parser)
 
 
 class Remote:
-    """One server. Keeps its connection open between requests; not for two threads."""
+    """Calls to one server, each sent once. Not thread-safe."""
 
     def __init__(self, url: str, token: str | None = None, ca: str | None = None) -> None:
-        parts = urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-            raise Failure(f"{url!r} is not the URL of a server", hint="http://127.0.0.1:7171", exit_code=USAGE)
-        if parts.username or parts.password:
-            raise Failure(
-                "a URL with a password is seen by other users",
-                hint="Use HEADWATER_TOKEN or --token-file.",
-                exit_code=USAGE,
-            )
-        self.url = f"{parts.scheme}://{parts.netloc}"
-        self.tls = _trusting(ca) if parts.scheme == "https" else None
-        self._connection = connection_to(self.url, self.tls, TIMEOUT_SECONDS)
-        self._headers = {"content-type": "application/json"}
-        if token is not None:
-            self._headers["authorization"] = f"Bearer {token}"
+        # Imported late: most commands need neither the client nor msgspec.
+        from headwater.client.http_connections import Connections
+        from headwater.client.protocol import parse_url
+        from headwater.client.tls_trust import trusting
+
+        server = parse_url(url)
+        self.url, self.token = server.url, token
+        self.tls = trusting(ca) if server.scheme == "https" else None
+        self._connections = Connections(server, token, TIMEOUT_SECONDS, self.tls)
 
     def call(self, method: str, **params: Any) -> Any:
-        """The result of an RPC method."""
+        """Return the result of an RPC method."""
+        from headwater.client.protocol import RPC, Request
+
         body = json.dumps({"id": 1, "method": method, "params": params}).encode()
-        answer = self._decoded(self._request("POST", "/api/v1/rpc", body)[1])
+        request = Request("POST", RPC, {"content-type": "application/json"}, body)
+        try:
+            answer = self._decoded(self._connections.exchange(request)[2])
+        except HeadwaterError as error:
+            raise unreachable(self.url, transport_error(error)) from None
         if not answer.get("ok"):
             raise _refusal(answer.get("error") or {})
         return answer["result"]
 
-    def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body of a GET."""
-        return self._request("GET", path, None)
-
     def close(self) -> None:
-        """Let the connection go."""
-        self._connection.close()
-
-    def _request(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
-        self._leave_what_was_closed()
-        try:
-            self._connection.request(method, path, body, self._headers)
-            response = self._connection.getresponse()
-            return response.status, response.read()
-        except (OSError, http.client.HTTPException) as error:
-            self._connection.close()
-            raise unreachable(self.url, error) from None
-
-    def _leave_what_was_closed(self) -> None:
-        """A connection that the server ended while nothing was asked is readable: the next request opens another."""
-        sock = self._connection.sock
-        if sock is not None and select.select([sock], [], [], 0)[0]:
-            self._connection.close()
+        """Close the connection."""
+        self._connections.close()
 
     def _decoded(self, body: bytes) -> dict[str, Any]:
         try:
@@ -90,24 +67,9 @@ class Remote:
 
 
 def open_remote(args: argparse.Namespace) -> Remote:
-    """The server of --server, or the one the settings here would start."""
+    """Return the server of --server, or else the one that `headwater serve` starts with the settings here."""
     config = load_config(args)
-    token = None if config.serve.token is None else config.serve.token.encode().decode()
-    return Remote(args.server or _here(config.serve), token, getattr(args, "ca", None) or config.ca)
-
-
-def connection_to(url: str, tls: ssl.SSLContext | None, timeout: float) -> http.client.HTTPConnection:
-    """A connection to the server at `url`, not opened yet."""
-    parts = urlsplit(url)
-    if tls is None:
-        return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
-    return http.client.HTTPSConnection(parts.hostname or "", parts.port, timeout=timeout, context=tls)
-
-
-def _trusting(ca: str | None) -> ssl.SSLContext:
-    from headwater.client.tls_trust import trusting  # imported late: few commands need it
-
-    return trusting(ca)
+    return Remote(args.server or _here(config.serve), credential(config), getattr(args, "ca", None) or config.ca)
 
 
 def _here(serve: ServeConfig) -> str:

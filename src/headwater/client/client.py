@@ -58,8 +58,8 @@ class Client(Methods):
             transfer.answered(self._carry_out(transfer.question))
         while (request := transfer.next()) is not None:
             try:
-                with self._connections.opened(request) as body:
-                    for part in body.batches() if transfer.is_arrow else body.pieces():
+                with self._connections.opened(request) as response:
+                    for part in response.batches() if transfer.is_arrow else response.pieces():
                         yield from transfer.take(part)
                 wait = transfer.finished()
             except HeadwaterError as error:

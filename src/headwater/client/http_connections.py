@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import selectors
+import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -11,6 +12,7 @@ from contextlib import contextmanager, suppress
 from headwater.client.arrow_stream import ReceivedBatch, read_batches
 from headwater.client.protocol import Request, Server, broken, distrusted, refusal, unreachable
 from headwater.client.tls_trust import trusting
+from headwater.errors import HeadwaterError
 
 TROUBLE = (OSError, http.client.HTTPException)
 PIECE = 1 << 16
@@ -18,13 +20,19 @@ PIECE = 1 << 16
 Answer = tuple[int, Mapping[str, str], bytes]
 
 
-class Body:
-    """The body of a response with status 200, as it arrives."""
+class Response:
+    """A response whose body is read as it arrives."""
 
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._response = response
+    def __init__(self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection) -> None:
+        self._response, self._socket = response, connection.sock
+        self.status = response.status
+        self.headers = {name.lower(): value for name, value in response.headers.items()}
 
-    def read(self, size: int) -> bytes:
+    def answer(self) -> Answer:
+        """Return status, headers and the complete body."""
+        return self.status, self.headers, self.read()
+
+    def read(self, size: int | None = None) -> bytes:
         """Return exactly `size` bytes, fewer only at the end."""
         try:
             return self._response.read(size)
@@ -42,8 +50,13 @@ class Body:
     def batches(self) -> Iterator[ReceivedBatch]:
         """Yield the batches of an Arrow body."""
         yield from read_batches(self.read)
-        with suppress(*TROUBLE):
-            self._response.read(1)  # only a body that was read to its end leaves a connection to keep
+        with suppress(HeadwaterError):
+            self.read(1)  # only a body that was read to its end leaves a connection to keep
+
+    def hang_up(self) -> None:
+        """End the connection, from any thread; a read that waits fails."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RDWR)
 
 
 class Connections:
@@ -62,24 +75,25 @@ class Connections:
 
     def exchange(self, request: Request) -> Answer:
         """Return status, headers and body of a response."""
-        with self._respond(request) as response:
-            return _answer(response)
+        with self.respond(request) as response:
+            return response.answer()
 
     @contextmanager
-    def opened(self, request: Request) -> Iterator[Body]:
-        """Open the body of a response with status 200; raise the error of any other."""
-        with self._respond(request) as response:
+    def opened(self, request: Request) -> Iterator[Response]:
+        """Open a response with status 200; raise the error of any other."""
+        with self.respond(request) as response:
             if response.status != 200:
-                raise refusal(*_answer(response))
-            yield Body(response)
+                raise refusal(*response.answer())
+            yield response
 
     @contextmanager
-    def _respond(self, request: Request) -> Iterator[http.client.HTTPResponse]:
+    def respond(self, request: Request) -> Iterator[Response]:
+        """Send a request and open its response, whatever its status."""
         connection = self._take()
         kept = False
         try:
             response = self._send(connection, request)
-            yield response
+            yield Response(response, connection)
             kept = response.isclosed() and connection.sock is not None  # read to its end, and the server keeps it open
         finally:
             if kept:
@@ -119,11 +133,3 @@ def _has_ended(connection: http.client.HTTPConnection) -> bool:
     with selectors.DefaultSelector() as selector:
         selector.register(connection.sock, selectors.EVENT_READ)
         return bool(selector.select(0))
-
-
-def _answer(response: http.client.HTTPResponse) -> Answer:
-    try:
-        body = response.read()
-    except TROUBLE as error:
-        raise broken(error) from None
-    return response.status, {name.lower(): value for name, value in response.headers.items()}, body

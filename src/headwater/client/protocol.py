@@ -76,7 +76,7 @@ def parse_url(url: str) -> Server:
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.username or parts.password:
         # Not even the URL is repeated here: it holds a password.
-        raise ConfigError("a URL with a password is seen by others", hint="Use HEADWATER_TOKEN or a token file.")
+        raise ConfigError("a URL with a password is seen by other users", hint="Use HEADWATER_TOKEN or a token file.")
     try:
         host, port = parts.hostname, parts.port
     except ValueError:

@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import pty
@@ -15,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.cli.cli_process import HEADWATER, TIMEOUT, Served, environment, refused, run, script, served
 
 from headwater.cli.failure import Failure
-from headwater.cli.feed import LONGEST_WAIT, Broken, Feed, Frame, Splitter
+from headwater.cli.feed import LONGEST_WAIT, Broken, Feed
 from headwater.cli.filters import Place, key, moment, start
 from headwater.cli.output.changes import line
 from headwater.cli.remote import Remote
+from headwater.client.sse import Frame
 
 CHANGES = [
     "CREATE TABLE orders(id INTEGER PRIMARY KEY, total REAL, status TEXT)",
@@ -378,27 +376,6 @@ def test_every_flag_is_documented() -> None:
 
 # --- the parts -------------------------------------------------------------------------------------------
 
-FRAMES = st.lists(
-    st.builds(
-        Frame,
-        id=st.integers(0, 2**40).map(str),
-        word=st.sampled_from(["insert", "checkpoint"]),
-        data=st.text(st.characters(exclude_categories=["Cs"]), max_size=20).map(lambda text: json.dumps(text).encode()),
-    ),
-    max_size=6,
-)
-
-
-@given(FRAMES, st.lists(st.integers(0, 400), max_size=8))
-def test_frames_do_not_depend_on_where_the_stream_is_cut(frames: list[Frame], cuts: list[int]) -> None:
-    sent = b"retry: 2000\n"
-    for frame in frames:
-        sent += b": ping\nid: %b\nevent: %b\ndata: %b\n\n" % (frame.id.encode(), frame.word.encode(), frame.data)
-    places = sorted({0, *(min(cut, len(sent)) for cut in cuts), len(sent)})
-    splitter = Splitter()
-    taken = [splitter.take(sent[left:right]) for left, right in itertools.pairwise(places)]
-    assert list(itertools.chain(*taken)) == frames
-
 
 class Unsteady(Feed):
     """A feed whose connections are what the test says: frames, then the end, or none."""
@@ -406,10 +383,10 @@ class Unsteady(Feed):
     def __init__(self, *connections: list[Frame] | Exception) -> None:
         self.notices: list[str] = []
         super().__init__("http://x", Place("main", None), {}, notice=self.notices.append)
-        self._connections = iter(connections)
+        self._each = iter(connections)
 
     def connect(self) -> Generator[list[Frame]]:
-        each = next(self._connections)
+        each = next(self._each)
         if isinstance(each, Exception):
             raise each
         return (frames for frames in [each])

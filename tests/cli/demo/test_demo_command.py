@@ -15,7 +15,7 @@ from tests.sources.postgres.pg_server import embedded
 from headwater.cli.demo import follower
 from headwater.cli.demo.follower import Follower
 from headwater.cli.failure import Failure
-from headwater.cli.feed import Frame
+from headwater.client.sse import Frame
 
 
 @pytest.mark.slow

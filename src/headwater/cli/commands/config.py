@@ -52,6 +52,11 @@ def load_config(args: argparse.Namespace, **flags: Any) -> Config:
     return load(file=Path(file) if file else None, environ=environment(args), flags=given)
 
 
+def credential(config: Config) -> str | None:
+    """Return the credential in HEADWATER_TOKEN or --token-file, in clear text."""
+    return None if config.serve.token is None else config.serve.token.encode().decode()
+
+
 def environment(args: argparse.Namespace) -> Mapping[str, str]:
     """The environment, with the credential of --token-file in it."""
     file = getattr(args, "token_file", None)

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from headwater.cli.commands.config import add_token_file, load_config
+from headwater.cli.commands.config import add_token_file, credential, load_config
 from headwater.cli.failure import OK, UNREACHABLE, USAGE, Failure
 from headwater.cli.filters import EVERY, MAIN, key, moment, natural
 from headwater.cli.output.tables import add_output
@@ -169,9 +169,8 @@ def _dial(args: argparse.Namespace) -> Dialled:
     if ca is not None:
         with open(ca, "rb") as file:
             trusted = file.read()
-    token = None if config.serve.token is None else config.serve.token.encode().decode()
     tls = bool(args.tls or args.ca or (args.grpc is None and config.serve.tls_cert is not None))
-    return Dialled(address, token, tls=tls, ca=trusted)
+    return Dialled(address, credential(config), tls=tls, ca=trusted)
 
 
 # --- what is printed -------------------------------------------------------------------------------------

@@ -5,20 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headwater.cli import feed as feeds
 from headwater.cli.failure import OK
-from headwater.cli.feed import Feed, Frame, credential
-from headwater.cli.filters import add_filters, add_images, as_query, filters, find_place, natural, start
+from headwater.cli.filters import add_filters, add_images, filters, find_place, natural, start
 from headwater.cli.output.tables import add_output
 from headwater.cli.remote import Remote, add_server, open_remote
 from headwater.model.quantity import counted
 
+if TYPE_CHECKING:
+    from headwater.cli.feed import Feed
+    from headwater.client.sse import Frame
+
 BOTH = {"before": True, "after": True}
-ENDS: dict[str, Callable[[dict[str, Any]], Exception]] = {"resnapshot": feeds.lost, "failed": feeds.ended}
 
 
 def add(commands: Any) -> None:
@@ -61,14 +61,17 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
+    from headwater.cli.feed import Feed
+
     remote = open_remote(args)
     try:
         place = find_place(remote, args.table)
         params = {"include": BOTH, "format": "plain_json"} | filters(args, place)
-        query, last_id = as_query(params), ""
+        query = {name: value for name, value in params.items() if name not in ("db", "table")}
+        last_id = ""
         match args.since:
             case {"ts": int(ms)}:
-                query["ts"] = str(ms)
+                query["ts"] = ms
             case {"offset": int(offset)}:
                 last_id = str(offset)
             case "latest":
@@ -77,7 +80,7 @@ def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
                 query["start"] = word
     finally:
         remote.close()
-    return Feed(remote.url, place, query, last_id=last_id, token=credential(args), tls=remote.tls, notice=notes.say)
+    return Feed(remote.url, place, query, last_id=last_id, token=remote.token, tls=remote.tls, notice=notes.say)
 
 
 def _latest(remote: Remote, params: dict[str, Any]) -> int:
@@ -130,14 +133,15 @@ class Notes:
             self.say(text)
 
     def take(self, frame: Frame) -> bool:
-        """Whether `frame` is a word of control, which is told then; Failure if it is the last."""
+        """Return whether `frame` is a control event, and print it; raise Failure if it ends the feed."""
+        from headwater.cli.feed import ended, lost
         from headwater.cli.output.changes import OPS
 
         if frame.word in OPS:
             return False
         body = json.loads(frame.data)
-        if frame.word in ENDS:
-            raise ENDS[frame.word](body)
+        if frame.word in ("resnapshot", "failed"):
+            raise lost(body) if frame.word == "resnapshot" else ended(body)
         if frame.word == "snapshot_restart":
             self.say(f"the snapshot begins anew, its rows come again ({body['reason']})")
         else:

@@ -8,9 +8,10 @@ import time
 from typing import Any, NamedTuple
 
 from headwater.cli.failure import Failure
-from headwater.cli.feed import Broken, Feed, Frame
+from headwater.cli.feed import Broken, Feed
 from headwater.cli.filters import Place
 from headwater.cli.output.changes import OPS
+from headwater.client.sse import Frame
 
 PATIENCE_SECONDS = 10.0
 SHOWN = {"format": "plain_json", "include": "before,after"}
