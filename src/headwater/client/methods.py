@@ -16,6 +16,7 @@ from headwater.client.responses import Described, Page, Range, Registered, Subsc
 from headwater.client.retry import Patience
 from headwater.client.sse import Feed, Follow
 from headwater.client.transfer import Call, Transfer
+from headwater.model.formats import PLAIN
 from headwater.model.keys.key import Span
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ class Methods:
 
     def _feed(self, db: str, table: str | None, control: Collection[str], filters: dict[str, Any]) -> Feed:
         parts = ["changes", db] if table is None else ["changes", db, table]
-        return Feed(parts, {"format": "plain_json", **filters}, self._patience(), control)
+        return Feed(parts, {"format": PLAIN, **filters}, self._patience(), control)
 
 
 def _page(found: Any) -> Page:

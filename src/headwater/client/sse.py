@@ -12,9 +12,9 @@ from headwater.client.retry import Patience
 from headwater.client.transfer import Transfer
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
 from headwater.model.change import Op
+from headwater.model.formats import SNAPSHOT_FORMATS
 
 OPS = frozenset(op.word for op in Op)
-JSON_FORMATS = ("plain_json", "objects_json")
 # These change the meaning of the rows before them, so every reader gets them.
 ALWAYS = frozenset({"snapshot_end", "snapshot_restart"})
 
@@ -156,5 +156,5 @@ def check_follow(filters: Mapping[str, Any]) -> None:
     taken = {"start", "from_offset", "ts", "upto", "control"}.intersection(filters)
     if taken:
         raise InvalidRequest(f"follow takes no {sorted(taken)[0]!r}", hint="It begins with a snapshot and never ends.")
-    if filters.get("format", JSON_FORMATS[0]) not in JSON_FORMATS:
-        raise InvalidRequest("follow reads no envelopes of others", hint=f"Use one of {JSON_FORMATS}.")
+    if filters.get("format", SNAPSHOT_FORMATS[0]) not in SNAPSHOT_FORMATS:
+        raise InvalidRequest("follow reads no envelopes of others", hint=f"Use one of {SNAPSHOT_FORMATS}.")

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-FORMATS = ("objects_json", "plain_json", "debezium_json", "cloudevents_json", "cockroach_wrapped_json")
+from headwater.model.formats import OBJECTS
+
 OPS = ("insert", "update", "delete", "schema_change", "truncate")
 ATOMIC, ATOMIC_STRICT = "atomic", "atomic_strict"
 
@@ -15,7 +16,7 @@ class Shape(msgspec.Struct, frozen=True):
     """How a change looks on the wire. Changes are encoded once per shape, whoever reads them."""
 
     db: str
-    format: str = "objects_json"
+    format: str = OBJECTS
     before: bool = False
     after: bool = False
     columns: tuple[str, ...] = ()  # images hold these only; none means all
@@ -43,7 +44,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     columns: tuple[str, ...] = ()  # passes when one of these changed
     before: bool = False
     after: bool = False
-    format: str = "objects_json"
+    format: str = OBJECTS
     txn: str = ""  # "", "atomic" or "atomic_strict"
     query_id: str = ""  # not "": invalidations of this query are wanted, and the filter is for what triggers them
     args: list[Any] | dict[str, Any] | None = None  # of the query, as Lits

@@ -12,8 +12,9 @@ from tests.suite.examples import examples
 
 from headwater.feeds.formats.gateway import GATEWAY
 from headwater.feeds.formats.registry import MAKERS, encoder
-from headwater.feeds.options import FORMATS, Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
+from headwater.model.formats import CHANGE_FORMATS as FORMATS
 from headwater.model.kv_table import SHAPE as PAIRS
 from headwater.model.literal import UNAVAILABLE, to_plain
 from headwater.model.table import Column, Row, Table

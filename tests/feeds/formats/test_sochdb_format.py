@@ -15,8 +15,9 @@ from headwater.feeds.formats.images import Image, shown
 from headwater.feeds.formats.registry import MAKERS, encoder
 from headwater.feeds.formats.sochdb import EVENT, WATCH, varint
 from headwater.feeds.formats.values import PLAIN
-from headwater.feeds.options import FORMATS, Shape
+from headwater.feeds.options import Shape
 from headwater.model.change import Change, Op, Transaction
+from headwater.model.formats import CHANGE_FORMATS as FORMATS
 from headwater.model.keys.key import encode_key
 from headwater.model.kv_table import SHAPE
 from headwater.model.literal import UNAVAILABLE

@@ -14,6 +14,7 @@ from headwater.cli.failure import OK, Failure
 from headwater.cli.filters import add_filters, add_images, filters, find_place, moment, natural, start
 from headwater.cli.output.tables import add_output, print_json, print_table, printable
 from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.model.formats import PLAIN
 from headwater.model.quantity import amount, byte_size, counted
 
 COLUMNS = ("id", "name", "follows", "state", "lag", "acked", "expires")
@@ -130,7 +131,7 @@ def _create(remote: Remote, args: argparse.Namespace) -> Any:
 
 
 def _backtest(remote: Remote, args: argparse.Namespace) -> Any:
-    shown = {"include": {"before": True, "after": True}, "format": "plain_json"}
+    shown = {"include": {"before": True, "after": True}, "format": PLAIN}
     params = shown | filters(args, find_place(remote, args.table))
     return remote.call("cdc.backtest", **params, **({} if args.since is None else {"start": args.since}))
 

@@ -12,9 +12,10 @@ from headwater.cli.feed import Broken, Feed
 from headwater.cli.filters import Place
 from headwater.cli.output.changes import OPS
 from headwater.client.sse import Frame
+from headwater.model.formats import PLAIN
 
 PATIENCE_SECONDS = 10.0
-SHOWN = {"format": "plain_json", "include": "before,after"}
+SHOWN = {"format": PLAIN, "include": "before,after"}
 
 
 class Arrival(NamedTuple):

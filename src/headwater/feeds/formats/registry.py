@@ -12,14 +12,15 @@ from headwater.feeds.formats.gateway import GATEWAY, Gateway
 from headwater.feeds.formats.native import objects, plain
 from headwater.feeds.formats.sochdb import EVENT, WATCH, Events, Watched
 from headwater.feeds.options import Shape
+from headwater.model import formats
 from headwater.sources.read import Readable
 
 MAKERS: dict[str, Maker] = {
-    "objects_json": objects,
-    "plain_json": plain,
-    "debezium_json": debezium,
-    "cloudevents_json": CloudEvents,
-    "cockroach_wrapped_json": Cockroach,
+    formats.OBJECTS: objects,
+    formats.PLAIN: plain,
+    formats.DEBEZIUM: debezium,
+    formats.CLOUDEVENTS: CloudEvents,
+    formats.COCKROACH: Cockroach,
 }
 
 

@@ -11,13 +11,13 @@ from headwater.feeds.formats.values import LIT, PLAIN, Form, clean, encode, name
 from headwater.feeds.options import Shape
 from headwater.feeds.query_feeds.query_instances import Question
 from headwater.feeds.query_feeds.relevant_changes import Gathering
+from headwater.model import formats
 from headwater.model.change import Change, Op
 from headwater.model.clock import COUNTER_BITS, MAX_COUNTER
 from headwater.model.per_table import PerTable
 from headwater.model.table import Row, Table
 
 BRIEF = "brief"  # the shape of query.subscribe; nobody can ask for it by name
-FORMATS = ("objects_json", "plain_json", "cloudevents_json")
 
 
 class Invalidations(Protocol):
@@ -145,9 +145,9 @@ def _reason(question: Question, found: Gathering) -> bytes:
 
 
 MAKERS: dict[str, Callable[[Shape], Invalidations]] = {
-    "objects_json": lambda shape: Native(shape, LIT),
-    "plain_json": lambda shape: Native(shape, PLAIN),
-    "cloudevents_json": CloudEvents,
+    formats.OBJECTS: lambda shape: Native(shape, LIT),
+    formats.PLAIN: lambda shape: Native(shape, PLAIN),
+    formats.CLOUDEVENTS: CloudEvents,
     BRIEF: lambda shape: _Brief(),
 }
 

@@ -8,9 +8,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.feeds.filters.row_filter import Rule
-from headwater.feeds.options import FORMATS as CHANGE_FORMATS
 from headwater.feeds.options import Options
-from headwater.feeds.query_feeds.invalidation import FORMATS
 from headwater.feeds.query_feeds.query_instances import Args, Question
 from headwater.feeds.subscriptions.subscribe_table import (
     OFFSET,
@@ -28,6 +26,8 @@ from headwater.feeds.subscriptions.subscribe_table import (
     checked_start,
     checked_where,
 )
+from headwater.model.formats import CHANGE_FORMATS
+from headwater.model.formats import INVALIDATION_FORMATS as FORMATS
 from headwater.model.literal import from_json, to_lit
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.suggestion import nearest

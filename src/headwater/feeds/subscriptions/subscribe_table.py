@@ -8,10 +8,12 @@ import msgspec
 
 from headwater.errors import Forbidden, InvalidRequest, NotFound, NotSupported
 from headwater.feeds.filters.row_filter import Rule
-from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS, OPS, Options, Shard
+from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, OPS, Options, Shard
 from headwater.model import kv_table
 from headwater.model.clock import parse_ts, ts_of_ms
 from headwater.model.database_name import real_name
+from headwater.model.formats import CHANGE_FORMATS as FORMATS
+from headwater.model.formats import ENVELOPES
 from headwater.model.literal import I64_MAX
 from headwater.model.principal import ADMIN, Principal
 from headwater.model.suggestion import nearest
@@ -19,7 +21,6 @@ from headwater.model.table import Table
 from headwater.sources.read import Readable
 
 LATEST, EARLIEST, SNAPSHOT, OFFSET, TS = "latest", "earliest", "snapshot", "offset", "ts"
-ENVELOPES = ("debezium_json", "cloudevents_json", "cockroach_wrapped_json")  # made of both images
 OF_ONE_TABLE = ("pk", "pk_range", "spans", "columns", "where")
 STARTS = 'Send "latest", "earliest", "snapshot", {"offset": n} or {"ts": "<ms>.<counter>"}.'
 BOUNDS = ("lower_bound", "upper_bound")

@@ -13,6 +13,7 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Const, Param, Test
 from headwater.model.dependencies.description import of_condition
+from headwater.model.formats import ANSWER_FORMATS
 from headwater.model.literal import Value, from_lit
 from headwater.model.principal import ADMIN, Depends, Principal
 from headwater.model.row_msgpack import encode_row
@@ -25,7 +26,6 @@ from headwater.queries.prepared import Prepared
 from headwater.queries.queries import Queries
 from headwater.sources.query import Queryable
 
-FORMATS = ("rows_json", "objects_json", "plain_json", "csv", "arrow")  # of answers; the first is what events tell
 ANY = ""  # any table
 Args = list[Any] | dict[str, Any]  # Lits
 
@@ -56,7 +56,7 @@ class Asked:
         self.query_id, self.db = instance.prepared.id, instance.prepared.db
         self.tables, self.beyond = instance.analysis.tables, instance.analysis.beyond
         self.dependencies = instance.analysis.dependencies
-        self.prefix = instance.prefix(FORMATS[0])
+        self.prefix = instance.prefix(ANSWER_FORMATS[0])
         self._conditions: dict[int, str] = {}
 
     def matters(self, change: Change) -> int | None:
@@ -95,7 +95,7 @@ class Asked:
     def offset_of(self, etag: str) -> int | None:
         """Where a tag of this instance stands."""
         tag = read_tag(opaque(etag))
-        if tag is None or all(tag.prefix != self.instance.prefix(format) for format in FORMATS):
+        if tag is None or all(tag.prefix != self.instance.prefix(format) for format in ANSWER_FORMATS):
             return None
         return tag.offset
 
@@ -170,7 +170,7 @@ class Volatile(Lost):
         self.tables, self.beyond, self.dependencies = analysis.tables, analysis.beyond, analysis.dependencies
         self.wanted = (ANY,) if analysis.unseen else analysis.tables
         self.follows_all = bool(analysis.unseen)
-        self.prefix = "none" + instance.prefix(FORMATS[0])[4:]  # of no answer: those have no tags
+        self.prefix = "none" + instance.prefix(ANSWER_FORMATS[0])[4:]  # of no answer: those have no tags
         told = "any change" if analysis.unseen else "every change of its tables"
         self._why = f"{told}: the answer cannot be kept, {'; '.join(analysis.volatile)}"
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.model import formats
 from headwater.model.literal import Value, to_lit, to_plain
 from headwater.model.table import Row
 from headwater.queries.patch.steps import NoSteps, Steps, steps
@@ -50,7 +51,7 @@ class Form:
 
 
 ROWS, OBJECTS, PLAIN = Form(), Form(as_objects=True), Form(to_plain)
-FORMS = {"rows_json": ROWS, "objects_json": OBJECTS, "plain_json": PLAIN}  # by result_format
+FORMS = {formats.ROWS: ROWS, formats.OBJECTS: OBJECTS, formats.PLAIN: PLAIN}  # by result_format
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import msgspec
 from headwater.database import ManagedDatabases
 from headwater.errors import Busy, InvalidRequest, NotSupported
 from headwater.model.database_name import real_name
+from headwater.model.formats import OBJECTS, STATEMENT_FORMATS, UNSERVED_FORMATS
 from headwater.model.literal import UNAVAILABLE
 from headwater.model.principal import Principal
 from headwater.model.table import Row
@@ -21,8 +22,6 @@ from headwater.sources.query import Args, Queryable
 from headwater.sources.write import Result, Session
 
 TRIES = 3  # to run a statement while the schema changes
-FORMATS = ("rows_json", "objects_json")
-OTHER_FORMATS = frozenset({"skeinpack_v1", "wasm_batch_v1"})
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -109,11 +108,11 @@ def _read_in_scope(principal: Principal, db: str, source: Queryable, sql: str, a
 
 def check_format(name: str | None) -> bool:
     """Whether the rows of an answer are objects; NotSupported or InvalidRequest for other formats."""
-    if name in OTHER_FORMATS:
-        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(FORMATS)}.")
-    if name is not None and name not in FORMATS:
-        raise InvalidRequest(f"unknown result_format {name!r}", hint=f"Use one of {', '.join(FORMATS)}.")
-    return name == "objects_json"
+    if name in UNSERVED_FORMATS:
+        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(STATEMENT_FORMATS)}.")
+    if name is not None and name not in STATEMENT_FORMATS:
+        raise InvalidRequest(f"unknown result_format {name!r}", hint=f"Use one of {', '.join(STATEMENT_FORMATS)}.")
+    return name == OBJECTS
 
 
 def _outcome(result: Result, seen: Token | None, named: bool) -> Outcome:

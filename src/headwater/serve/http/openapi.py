@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from headwater import __version__
-from headwater.feeds.options import ATOMIC, ATOMIC_STRICT, FORMATS
+from headwater.feeds.options import ATOMIC, ATOMIC_STRICT
+from headwater.model.formats import CHANGE_FORMATS
 from headwater.ranges.pull.jobs import LZ4
 from headwater.serve.auth.gate import Access
 from headwater.serve.http.query_string import MAX_OFFSET
@@ -111,7 +112,7 @@ _QUERY: dict[str, dict[str, Any]] = {
     "spans": {"type": "string", "description": "Spans as JSON.", "examples": ['[{"prefix": [1]}]']},
     "ops": _WORDS,
     "include": {**_WORDS, "examples": ["before,after"]},
-    "format": {"enum": list(FORMATS)},
+    "format": {"enum": list(CHANGE_FORMATS)},
     "shard": {"type": "string", "pattern": "^[0-9]{1,9}/[0-9]{1,9}$", "examples": ["0/4"]},
     "start": {"enum": ["latest", "earliest", "snapshot"]},
     "ts": {"type": "string", "description": "A time: ms of the epoch, or as events carry it.", "examples": ["1.0"]},

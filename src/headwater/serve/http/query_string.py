@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.subscriptions.subscribe_table import SubscribeTable
+from headwater.model.formats import OBJECTS, PLAIN
 from headwater.model.literal import from_json, to_lit
 from headwater.serve.limits.request_body import check_exponents
 
@@ -86,7 +87,7 @@ def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[Subscr
         start=start,
         txn=query.get("txn"),
     )
-    if include is None and params.format not in (None, "objects_json", "plain_json"):
+    if include is None and params.format not in (None, OBJECTS, PLAIN):
         params.include = None  # envelopes show both images by themselves
     return params, number(query, "upto")
 

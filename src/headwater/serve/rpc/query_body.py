@@ -10,6 +10,7 @@ import msgspec
 from headwater.errors import InvalidRequest, NotSupported
 from headwater.model import arrow
 from headwater.model.dependencies.dependency import Analysis
+from headwater.model.formats import ARROW, CSV, OBJECTS, PLAIN, QUERY_FORMATS, ROWS, UNSERVED_FORMATS
 from headwater.model.literal import to_lit, to_plain
 from headwater.model.table import Column, Table
 from headwater.queries.answers import Answer
@@ -18,17 +19,13 @@ from headwater.queries.queries import Explained
 from headwater.serve.rpc.body_pieces import Pieces, batches, csv_pieces, data_pieces, encode_with, is_small
 from headwater.sources.query import Read
 
-ROWS, OBJECTS, PLAIN, CSV, ARROW = "rows_json", "objects_json", "plain_json", "csv", "arrow"
-RPC_FORMATS = (ROWS, OBJECTS, PLAIN)
-UNSERVED = frozenset({"skeinpack_v1", "wasm_batch_v1"})
-
 
 def rpc_format(name: str | None) -> str:
     """The format of an answer over RPC; InvalidRequest, NotSupported."""
-    if name in UNSERVED:
-        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(RPC_FORMATS)}.")
-    if name is not None and name not in RPC_FORMATS:
-        raise InvalidRequest(f"unknown result_format {name[:40]!r}", hint=f"Use one of {', '.join(RPC_FORMATS)}.")
+    if name in UNSERVED_FORMATS:
+        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(QUERY_FORMATS)}.")
+    if name is not None and name not in QUERY_FORMATS:
+        raise InvalidRequest(f"unknown result_format {name[:40]!r}", hint=f"Use one of {', '.join(QUERY_FORMATS)}.")
     return name or ROWS
 
 

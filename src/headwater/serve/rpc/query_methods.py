@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from headwater.errors import InvalidRequest
 from headwater.model.database_name import real_name
+from headwater.model.formats import OBJECTS
 from headwater.model.principal import Principal
 from headwater.model.query.canonical_json import canonical_bytes
 from headwater.model.query.json_form import parse_query_of
@@ -110,7 +111,7 @@ async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict
                 f"cache.{name} means nothing inside a transaction", hint="Leave it out, or leave `tx`."
             )
     format = query_body.rpc_format(p.result_format)
-    is_object = format == query_body.OBJECTS
+    is_object = format == OBJECTS
     args = values_of(p.args)
     found = await api.run(lambda: api.statement.execute(who, sql, args, db=p.db, tx=p.tx, named=is_object, reads=True))
     outcome = found.finish(await asyncio.wrap_future(found.future)) if isinstance(found, Pending) else found

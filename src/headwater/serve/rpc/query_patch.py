@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest, NotSupported, Unavailable
 from headwater.model.answer_limits import bytes_of
+from headwater.model.formats import ARROW, CSV
 from headwater.model.principal import Principal
 from headwater.queries.answers import Answer
 from headwater.queries.etag.row_etag import opaque
@@ -17,7 +18,7 @@ from headwater.queries.patch.client_state import ClientState, diff_state
 from headwater.queries.patch.recent_results import Results
 from headwater.queries.queries import unkept
 from headwater.serve.api import Api
-from headwater.serve.rpc.query_body import ARROW, CSV, about, columns_of, rpc_format
+from headwater.serve.rpc.query_body import about, columns_of, rpc_format
 from headwater.serve.rpc.query_methods import text_of
 from headwater.serve.rpc.query_params import Patch, values_of
 from headwater.sources.query import Read

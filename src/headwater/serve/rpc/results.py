@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.errors import InvalidRequest
+from headwater.model import formats
 from headwater.model.clock import ts_text
 from headwater.model.literal import UNAVAILABLE, Value, to_lit, to_plain
 from headwater.model.table import Column, Row, Table
@@ -21,7 +22,7 @@ from headwater.serve.rpc.query_body import written_data
 from headwater.sources.query import Read
 
 OBJECTS = "application/vnd.headwater.objects+json"  # a row whose values are `Lit`s
-ROW_FORMATS = {None: to_lit, "objects_json": to_lit, "plain_json": to_plain}
+ROW_FORMATS = {None: to_lit, formats.OBJECTS: to_lit, formats.PLAIN: to_plain}
 
 
 def check_row_format(name: str | None) -> None:
@@ -65,7 +66,7 @@ def outcome(result: Outcome, as_objects: bool) -> dict[str, Any]:
     """sql.exec"""
     read = Read(result.columns, result.rows, 0, result.truncated)
     inner: dict[str, Any] = {
-        "data": written_data(read, "objects_json" if as_objects else "rows_json"),
+        "data": written_data(read, formats.OBJECTS if as_objects else formats.ROWS),
         "affected": result.affected,
         "last_insert_id": result.last_insert_id,
     }

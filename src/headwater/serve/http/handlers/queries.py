@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from headwater.errors import InvalidRequest, PreconditionFailed
+from headwater.model.formats import ARROW, CSV, OBJECTS, PLAIN, ROWS
 from headwater.model.literal import Value
 from headwater.model.principal import OWNER, VIEWER, Principal
 from headwater.queries.answers import Answer
@@ -20,7 +21,7 @@ from headwater.serve.http.not_modified_cache import NotModifiedCache
 from headwater.serve.limits.limits import identity
 from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.rpc.body_pieces import Pieces, is_small, send_body, size_of
-from headwater.serve.rpc.query_body import ARROW, CSV, OBJECTS, PLAIN, ROWS, body_of
+from headwater.serve.rpc.query_body import body_of
 from headwater.serve.rpc.query_params import values_of
 from headwater.serve.rpc.query_patch import MANIPULATION, PATCHED, has_patches, patched, wants_patch
 

@@ -23,6 +23,8 @@ from headwater.feeds.formats.values import LIT, PLAIN
 from headwater.feeds.options import Shape
 from headwater.model.control_events import ControlEvent
 from headwater.model.database_name import real_name
+from headwater.model.formats import OBJECTS
+from headwater.model.formats import SNAPSHOT_FORMATS as FORMATS
 from headwater.model.table import Table
 from headwater.model.work.fair_shares import FairPlaces
 from headwater.model.work.work_context import Holder, holder
@@ -35,7 +37,6 @@ WORKING = 4  # threads that read at the same time; a snapshot that waits for its
 AT_ONCE = 64  # each holds a temporary file
 SHARE = 32  # of them for one caller who is not an owner
 FOREVER = b"private, max-age=31536000, immutable"
-FORMATS = ("plain_json", "objects_json")
 Run = Callable[..., Any]
 Pieces = Generator[bytes, None, None]
 
@@ -208,7 +209,7 @@ def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, f
 
 
 def _lines(chunks: Iterator[Piece], db: str, format: str) -> Pieces:
-    form = LIT if format == "objects_json" else PLAIN
+    form = LIT if format == OBJECTS else PLAIN
     shape = Shape(db, format, after=True)
     for table, rows in chunks:
         image = Image(table, shown(table, shape), form)
