@@ -5,13 +5,13 @@ The table of all settings is made from the dataclasses: those of the rooms, and 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from headwater.config.setting_types import SECRET, Kind, unknown
+from headwater.config.reader import checked, read_toml, unknown
+from headwater.config.setting_types import SECRET, Kind
 from headwater.config.settings import DATABASES, ROOMS, Config
 from headwater.errors import ConfigError
 
@@ -90,14 +90,8 @@ class _Loader:
     def _from_file(self, file: Path | None) -> dict[str, Any]:
         if file is None:
             return {}
-        try:
-            body = tomllib.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read {file}: {error.strerror}") from None
-        except ValueError as error:  # not TOML, or not UTF-8
-            raise ConfigError(f"{file} is not TOML: {error}") from None
         flat: dict[str, Any] = {}
-        for name, value in body.items():
+        for name, value in read_toml(file).items():
             if name not in self._sections:
                 flat[name] = value
             elif isinstance(value, dict):
@@ -110,7 +104,9 @@ class _Loader:
         for name in flat:
             if name not in self._by_name:
                 raise unknown(what, name, [*self._by_name, *self._sections])
-        return {name: _checked(self._by_name[name], value, origin) for name, value in flat.items()}
+        return {
+            name: _checked(self._by_name[name], self._by_name[name].kind, value, origin) for name, value in flat.items()
+        }
 
     def _from_environment(self, environ: Mapping[str, str]) -> dict[str, Any]:
         known = [name for setting in self._table for name in setting.environment]
@@ -121,7 +117,7 @@ class _Loader:
         for setting in self._table:
             for name in setting.environment:
                 if environ.get(name) and setting.name not in values:
-                    values[setting.name] = _from_text(setting, environ[name], name)
+                    values[setting.name] = _checked(setting, setting.kind.of_text, environ[name], name)
         return values
 
     def _from_flags(self, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,20 +136,6 @@ def _section(name: str, cls: type, values: Mapping[str, Any]) -> Any:
     return cls(**{each.partition(".")[2]: value for each, value in values.items() if each.startswith(f"{name}.")})
 
 
-def _checked(setting: Setting, value: Any, origin: str) -> Any:
-    try:
-        return setting.kind.check(value)
-    except (ValueError, TypeError):
-        raise _wrong(setting, value, origin) from None
-
-
-def _wrong(setting: Setting, value: Any, origin: str) -> ConfigError:
-    shown = "" if setting.kind in (SECRET, DATABASES) else f", not {value!r}"  # a URL may hold a password
-    return ConfigError(f"{setting.name}: {setting.type} was expected{shown}", hint=f"It is set by {origin}.")
-
-
-def _from_text(setting: Setting, text: str, origin: str) -> Any:
-    try:
-        return setting.kind.check(setting.kind.parse(text))
-    except (ValueError, TypeError):
-        raise _wrong(setting, text, origin) from None
+def _checked(setting: Setting, kind: Kind, value: Any, origin: str) -> Any:
+    shown = "" if setting.kind in (SECRET, DATABASES) else repr(value)  # a URL may hold a password
+    return checked(setting.name, kind, value, shown=shown, hint=f"It is set by {origin}.")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import field
 from typing import Any, NamedTuple
-
-from headwater.errors import ConfigError
 
 
 class Secret(str):
@@ -31,6 +28,11 @@ class Kind(NamedTuple):
     words: str
     check: Callable[[Any], Any]
     parse: Callable[[str], Any] = str
+
+    @property
+    def of_text(self) -> Kind:
+        """Return the same kind for values given as text."""
+        return self._replace(check=lambda text: self.check(self.parse(text)))
 
 
 def need(holds: object) -> None:
@@ -148,9 +150,3 @@ SECRET = Kind("a text", lambda value: Secret(text(value)))
 def setting(default: Any, kind: Kind, doc: str, *environment: str) -> Any:
     """A field of a room; `environment` are names it has besides its own."""
     return field(default=default, metadata={"kind": kind, "doc": doc, "environment": environment})
-
-
-def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
-    """The complaint about a name nobody knows."""
-    (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-    return ConfigError(f"unknown {what} {name!r}", hint=f"Did you mean {nearest}?")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from headwater.config.reader import unknown
 from headwater.config.setting_types import (
     ADDRESS,
     ADDRESS_OR_OFF,
@@ -26,7 +27,6 @@ from headwater.config.setting_types import (
     pairs,
     setting,
     text,
-    unknown,
 )
 from headwater.errors import ConfigError
 

@@ -73,14 +73,14 @@ def test_a_time_may_be_written_in_several_ways(text: str) -> None:
     ],
 )
 def test_what_cannot_be_used_is_named(option: str, text: str) -> None:
-    with pytest.raises(ConfigError, match="not the URL" if option == "url" else f"option {option} is"):
+    with pytest.raises(ConfigError, match="not the URL" if option == "url" else f"option {option}: "):
         parsed(**{option: text})
 
 
 def test_an_unknown_option_is_refused_with_what_was_probably_meant() -> None:
     with pytest.raises(ConfigError, match="unknown option 'startingoffsets'") as caught:
         parsed(startingOffsets="1")
-    assert "'startingoffset'" in caught.value.hint
+    assert "startingoffset?" in caught.value.hint
 
 
 def test_a_token_is_refused_and_not_repeated() -> None:

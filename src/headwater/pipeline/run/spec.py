@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from headwater.config.reader import checked, parse_toml, read_toml, unknown, wrong
 from headwater.config.setting_types import (
     DURATION,
     NAMES,
@@ -25,7 +25,6 @@ from headwater.config.setting_types import (
     or_none,
     setting,
     text,
-    unknown,
 )
 from headwater.errors import ConfigError
 from headwater.pipeline.sinks.registry import KINDS
@@ -153,24 +152,17 @@ TABLE_KEYS = (
 
 
 def read_spec(file: Path, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """The pipeline that `file` says."""
-    try:
-        text = file.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"cannot read {file}: {error.strerror}", hint="`headwater pipeline init` writes a first one."
-        ) from None
-    except ValueError:
-        raise ConfigError(f"{file} is not UTF-8 text") from None
-    return parse_spec(text, folder=file.absolute().parent, origin=str(file), environ=environ)
+    """Return the pipeline that `file` describes."""
+    body = read_toml(file, hint="`headwater pipeline init` writes a first one.")
+    return _spec(body, file.absolute().parent, str(file), environ)
 
 
 def parse_spec(text: str, *, folder: Path, origin: str, environ: Mapping[str, str] = os.environ) -> PipelineSpec:
-    """The pipeline of a TOML text; relative paths in it start at `folder`."""
-    try:
-        body = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin} is not TOML: {error}") from None
+    """Return the pipeline of a TOML text; relative paths in it start at `folder`."""
+    return _spec(parse_toml(text, origin), folder, origin, environ)
+
+
+def _spec(body: Mapping[str, Any], folder: Path, origin: str, environ: Mapping[str, str]) -> PipelineSpec:
     for name in body:
         if name not in ("pipeline", "table"):
             raise unknown("part of a pipeline", name, ("pipeline", "table"))
@@ -193,15 +185,16 @@ def _tables(body: Mapping[str, Any], origin: str) -> list[Any]:
 
 
 class _Reader:
-    """Turns parts of the body into specs; knows where it is, to say so in complaints."""
+    """Turns parts of the body into specs."""
 
     def __init__(self, folder: Path, origin: str, environ: Mapping[str, str]) -> None:
-        self._folder, self._origin, self._environ = folder, origin, environ
+        self._folder, self._environ = folder, environ
+        self._hint = f"It is set by {origin}."
 
     def pipeline(self, body: Mapping[str, Any]) -> PipelineSpec:
         found = self._checked("pipeline", body, PIPELINE_KEYS)
         if "name" not in found:
-            raise self._wrong("pipeline.name", NAME, None)
+            raise wrong("pipeline.name", NAME, hint=self._hint)
         found["meta"] = self._place(found.get("meta", META_FILE))
         found["jars"] = tuple(self._place(jar) for jar in found.get("jars", ()))
         if found.get("token_file"):
@@ -218,7 +211,7 @@ class _Reader:
         sink = self._sink(f"{where}: sink", found.pop("sink", None), body.get("sink"))
         one, several = found.pop("table", None), found.pop("tables", ())
         if (one is None) == (not several):
-            raise ConfigError(f"{where}: either `table` or `tables` is needed", hint=f"It is set by {self._origin}.")
+            raise ConfigError(f"{where}: either `table` or `tables` is needed", hint=self._hint)
         for name in several or (one,):
             spec = TableSpec(name, sink, **found)
             yield replace(spec, sink=_filled(sink, spec))
@@ -242,16 +235,10 @@ class _Reader:
         for name, value in body.items():
             if name not in known:
                 raise unknown(f"key of {where}", name, known)
-            try:
-                found[name] = known[name].kind.check(self._filled(value, f"{where}: {name}"))
-            except (ValueError, TypeError):
-                raise self._wrong(f"{where}: {name}", known[name].kind, value) from None
+            here, is_secret = f"{where}: {name}", isinstance(value, dict) or "://" in str(value) or "@" in str(value)
+            shown = "" if is_secret else repr(value)
+            found[name] = checked(here, known[name].kind, self._filled(value, here), shown=shown, hint=self._hint)
         return found
-
-    def _wrong(self, where: str, kind: Kind, value: Any) -> ConfigError:
-        is_secret = isinstance(value, dict) or "://" in str(value) or "@" in str(value)
-        shown = "" if value is None or is_secret else f", not {value!r}"
-        return ConfigError(f"{where}: {kind.words} was expected{shown}", hint=f"It is set by {self._origin}.")
 
     def _filled(self, value: Any, where: str) -> Any:
         """`value` with the environment's text for every ${NAME}."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from headwater.client.protocol import parse_url
+from headwater.config.reader import checked, unknown
+from headwater.config.setting_types import Kind, integer, need, text
 from headwater.errors import ConfigError
 from headwater.model.clock import parse_ts, ts_ms
 from headwater.model.database_name import real_name
 from headwater.model.keys.key import Span
-from headwater.model.suggestion import nearest
 
 EVOLVE, PIN, FAIL = POLICIES = ("evolve", "pin", "fail")
 EARLIEST, LATEST = "earliest", "latest"
@@ -92,14 +93,11 @@ def _read(key: str, text: str) -> dict[str, Any]:
             hint="Use token_file, or set HEADWATER_TOKEN where the executors run.",
         )
     known = {name.lower(): name for name in _OPTIONS}
-    name = known.get(key.lower())
-    if name is None:
-        raise ConfigError(f"unknown option {key!r}", hint=nearest(key.lower(), known))
-    field, kind, words = _OPTIONS[name]
-    try:
-        value = kind(text)
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"option {name} is {text[:80]!r}, and must be {words}") from None
+    if key.lower() not in known:
+        raise unknown("option", key, known)
+    name = known[key.lower()]
+    field, kind = _OPTIONS[name]
+    value = checked(f"option {name}", kind.of_text, text, shown=repr(text[:80]))
     return dict(zip(field.split(), value, strict=True)) if " " in field else {field: value}
 
 
@@ -126,36 +124,27 @@ def _check(options: Options) -> None:
 
 # Values
 
-
-def _integer(low: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        value = int(text)
-        if not low <= value < 2**63:
-            raise ValueError
-        return value
-
-    return read
+_OFFSET = integer(0)._replace(words="an offset")
+_offset = _OFFSET.check
 
 
 def _names(text: str) -> tuple[str, ...]:
     """Commas between them, or a JSON list where names hold commas."""
     names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ValueError
+    need(names and all(isinstance(name, str) and name for name in names))
     return tuple(names)
 
 
 def _tables(text: str) -> tuple[str, ...]:
     """Names, or the star alone: all tables and some of them would be two answers to one question."""
     names = _names(text)
-    if ALL_TABLES in names and len(names) > 1:
-        raise ValueError
+    need(ALL_TABLES not in names or len(names) == 1)
     return names
 
 
 def _version(text: str) -> tuple[str | None, int]:
     generation, _, offset = text.rpartition(".")
-    return generation or None, _integer(0)(offset)
+    return generation or None, _offset(int(offset))
 
 
 def _span(start: str, end: str | None) -> Span:
@@ -164,15 +153,8 @@ def _span(start: str, end: str | None) -> Span:
 
 def _listed(text: str) -> list[Any]:
     found = json.loads(text)
-    if not isinstance(found, list):
-        raise ValueError
-    return found
-
-
-def _offset(value: Any) -> int:
-    if type(value) is not int:
-        raise ValueError
-    return _integer(0)(str(value))
+    need(isinstance(found, list))
+    return list(found)
 
 
 def _parts(text: str) -> tuple[RowsPiece, ...]:
@@ -181,13 +163,12 @@ def _parts(text: str) -> tuple[RowsPiece, ...]:
 
 def _slices(text: str) -> tuple[LogPiece, ...]:
     pieces = [LogPiece(_offset(after), _offset(upto), _span(start, end)) for start, end, after, upto in _listed(text)]
-    if any(piece.upto < piece.after for piece in pieces):
-        raise ValueError
+    need(all(piece.after <= piece.upto for piece in pieces))
     return tuple(pieces)
 
 
 def _start(text: str) -> str | int:
-    return text.lower() if text.lower() in (EARLIEST, LATEST) else _integer(0)(text)
+    return text.lower() if text.lower() in (EARLIEST, LATEST) else _offset(int(text))
 
 
 def _time(text: str) -> int:
@@ -195,47 +176,43 @@ def _time(text: str) -> int:
     if text.replace(".", "").isdigit():
         return ts_ms(parse_ts(text))
     moment = datetime.datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError
+    need(moment.tzinfo)
     return int(moment.timestamp() * 1000)
 
 
 def _policy(text: str) -> str:
-    if text.lower() not in POLICIES:
-        raise ValueError
+    need(text.lower() in POLICIES)
     return text.lower()
 
 
 def _flag(text: str) -> bool:
-    return {"true": True, "false": False}[text.lower()]
+    need(text.lower() in ("true", "false"))
+    return text.lower() == "true"
 
 
-def _some(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
-
-
-_OPTIONS: dict[str, tuple[str, Callable[[str], Any], str]] = {  # option -> field(s), how it is read, in words
-    "url": ("url", lambda text: parse_url(text).url, "the address of a server"),
-    "token_file": ("token_file", _some, "the path of a file"),
-    "db": ("db", real_name, "the name of a database"),
-    "table": ("table", _some, "the name of a table"),
-    "tables": ("tables", _tables, "names with commas between, or *"),
-    "columns": ("columns", _names, "names with commas between, or a JSON list"),
-    "where": ("where", _some, "a condition on the row"),
-    "version": ("generation version", _version, "an offset, or <generation>.<offset>"),
-    "generation": ("generation", _some, "the generation of a log"),
-    "parts": ("parts", _parts, "JSON [[start, end or null, version], …] with keys in hex"),
-    "ends": ("ends", _flag, "true or false"),
-    "after": ("after", _integer(0), "an offset"),
-    "upto": ("upto", _integer(0), "an offset"),
-    "slices": ("slices", _slices, "JSON [[start, end or null, after, upto], …] with keys in hex"),
-    "shape": ("shape", _integer(1), "the version of a table's shape"),
-    "rowsPerPartition": ("rows_per_partition", _integer(1), "an integer from 1"),
-    "rangeBytes": ("range_bytes", _integer(1), "an integer from 1"),
-    "startingOffset": ("starting_offset", _start, "earliest, latest, or the offset after which to begin"),
-    "startingTimestamp": ("starting_ms", _time, "milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z"),
-    "maxRowsPerTrigger": ("max_rows", _integer(1), "an integer from 1"),
-    "schemaPolicy": ("policy", _policy, "evolve, pin or fail"),
+_OPTIONS: dict[str, tuple[str, Kind]] = {  # option -> the field or fields it sets, and its kind
+    "url": ("url", Kind("the address of a server", lambda text: parse_url(text).url)),
+    "token_file": ("token_file", Kind("the path of a file", text)),
+    "db": ("db", Kind("the name of a database", real_name)),
+    "table": ("table", Kind("the name of a table", text)),
+    "tables": ("tables", Kind("names with commas between, or *", _tables)),
+    "columns": ("columns", Kind("names with commas between, or a JSON list", _names)),
+    "where": ("where", Kind("a condition on the row", text)),
+    "version": ("generation version", Kind("an offset, or <generation>.<offset>", _version)),
+    "generation": ("generation", Kind("the generation of a log", text)),
+    "parts": ("parts", Kind("JSON [[start, end or null, version], …] with keys in hex", _parts)),
+    "ends": ("ends", Kind("true or false", _flag)),
+    "after": ("after", _OFFSET),
+    "upto": ("upto", _OFFSET),
+    "slices": ("slices", Kind("JSON [[start, end or null, after, upto], …] with keys in hex", _slices)),
+    "shape": ("shape", integer(1)._replace(words="the version of a table's shape")),
+    "rowsPerPartition": ("rows_per_partition", integer(1)),
+    "rangeBytes": ("range_bytes", integer(1)),
+    "startingOffset": ("starting_offset", Kind("earliest, latest, or the offset after which to begin", _start)),
+    "startingTimestamp": (
+        "starting_ms",
+        Kind("milliseconds since 1970, or a time such as 2026-01-31T12:00:00Z", _time),
+    ),
+    "maxRowsPerTrigger": ("max_rows", integer(1)),
+    "schemaPolicy": ("policy", Kind("evolve, pin or fail", _policy)),
 }

@@ -1,0 +1,50 @@
+"""Reading of TOML files and checks of values, with the error texts of all settings: server, pipeline, Spark."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from headwater.config.setting_types import Kind
+from headwater.errors import ConfigError
+
+
+def read_toml(file: Path, hint: str = "") -> dict[str, Any]:
+    """Return the content of `file`; `hint` is for a file that cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}", hint=hint) from None
+    except ValueError:
+        raise ConfigError(f"{file} is not TOML: it is not UTF-8 text") from None
+    return parse_toml(text, str(file))
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    """Return the content of a TOML text."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin} is not TOML: {error}") from None
+
+
+def checked(name: str, kind: Kind, value: Any, *, shown: str, hint: str = "") -> Any:
+    """Return `value` as checked by `kind`. `shown` is the value as the user wrote it, "" where it may be a secret."""
+    try:
+        return kind.check(value)
+    except (ValueError, TypeError):
+        raise wrong(name, kind, shown=shown, hint=hint) from None
+
+
+def wrong(name: str, kind: Kind, *, shown: str = "", hint: str = "") -> ConfigError:
+    """Return the error for a value that is missing, or is not of `kind`."""
+    return ConfigError(f"{name}: {kind.words} was expected{shown and f', not {shown}'}", hint=hint)
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """Return the error for a name that is not `known`."""
+    (nearest,) = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+    return ConfigError(f"unknown {what} {name!r}", hint=f"Did you mean {nearest}?")
