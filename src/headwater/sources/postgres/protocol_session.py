@@ -6,14 +6,11 @@ transaction sets for itself). Waiting is done on the socket, so other threads ru
 
 from __future__ import annotations
 
-import array
 import contextlib
-import fcntl
 import logging
 import os
 import select
 import socket
-import termios
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -28,6 +25,7 @@ from headwater.model.answer_limits import MEMORY, AnswerRows, Reservation, too_l
 from headwater.model.work.work_context import CALLER
 from headwater.sources.postgres.abandoned_statements import RUNNING, Abandoned
 from headwater.sources.postgres.errors import CANCELED, away, from_result, gone, state_of, timed_out
+from headwater.sources.postgres.received_bytes import ReceivedBytes
 from headwater.sources.postgres.types import SETTINGS
 from headwater.sources.postgres.values import Bound, array_text, cell_reader
 
@@ -35,8 +33,6 @@ Connect = Callable[[], "psycopg.Connection[Any]"]
 T = TypeVar("T")
 WAIT_SECONDS = 30.0  # for a link, while others use them all
 SPARE = 8 << 20  # bytes that may be received past the limit of an answer: names, types, rows not yet counted
-LEAST_READ = 8 << 10  # bytes that libpq has room for whenever it reads
-LARGE_READ = 64 << 10  # bytes to be read at once that are no short answer: libpq makes room for a large message
 WORDS = 1 << 20  # bytes that the answer to a caller's text may have where the answer is not the caller's rows
 GRACE_SECONDS = 5.0  # past the time limit of a statement, for PostgreSQL to end it
 CHUNK = 256  # rows of an answer taken from the socket at a time
@@ -241,8 +237,9 @@ class Link:
                             raise
                 if result.command_status:  # the last one has it, or the last with rows
                     tag, affected = result.command_status.decode(), result.command_tuples or 0
-        except BaseException:  # it may keep this frame for a while
+        except BaseException:  # the exception may keep this frame for a while
             rows.clear()
+            cells, result = (), None
             if reservation is not None:
                 reservation.release()
             raise
@@ -260,20 +257,20 @@ class Link:
         """
         self._until = None if self._seconds is None else time.monotonic() + self._seconds + GRACE_SECONDS
         is_counted = reservation is not None or max_bytes is not None
+        counter = ReceivedBytes(self._pg.socket, is_one_message=max_bytes is not None) if is_counted else None
         received = 0
         self._flush()
         while True:
             self._unfinished = 0
             while self._pg.is_busy():
                 self._wait(select.POLLIN)
-                before = _readable(self._pg.socket) if is_counted else 0
+                if counter is not None:
+                    counter.before_read()
                 self._pg.consume_input()
-                if is_counted:
-                    # At least so much was read: more may have come in between.
-                    least = before // 2 if max_bytes is not None and before >= LARGE_READ else min(before, LEAST_READ)
-                    came = max(before - _readable(self._pg.socket), least)
-                    self._unfinished += came
-                    received += came
+                if counter is not None:
+                    read = counter.after_read()
+                    self._unfinished += read
+                    received += read
                 if reservation is not None:
                     self._count(reservation, self._unfinished)
                 if max_bytes is not None and received > max_bytes:
@@ -397,13 +394,6 @@ class Link:
         """Release it."""
         with self._ending, contextlib.suppress(psycopg.Error):
             self._connection.close()
-
-
-def _readable(descriptor: int) -> int:
-    """Return how many bytes of a socket can be read at once."""
-    found = array.array("i", [0])
-    fcntl.ioctl(descriptor, termios.FIONREAD, found)
-    return found[0]
 
 
 def _encoded(sql: str) -> bytes:
