@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from headwater.log.disk.disk_log import DiskLog
+from headwater.model.sqlite_memory import return_freed_memory
 from headwater.ranges.pull.jobs import Place
 from headwater.ranges.pull.slice_cache import Cache
 from headwater.ranges.worker.position_requests import Asked
@@ -50,6 +51,7 @@ def open_reader(place: Place, log: DiskLog, questions: str) -> BulkReader:
 def main() -> None:
     """Serve until the server is gone."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=Settings)
+    return_freed_memory()
     sys.meta_path.insert(0, NoPandas)
     with contextlib.suppress(OSError):
         os.nice(NICE)

@@ -48,11 +48,13 @@ def _run(args: argparse.Namespace) -> int:
     import asyncio
 
     from headwater.app import App
+    from headwater.model.sqlite_memory import return_freed_memory
     from headwater.serve.api import Api
     from headwater.serve.server.server import Server, loop_factory
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    return_freed_memory()
     app = App(config)
     # First of all: it refuses an open door.
     server = Server(config.serve, Api.over(app), app.open_feeds, Path(config.data))
