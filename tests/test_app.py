@@ -368,3 +368,16 @@ def test_a_file_that_was_not_there_is_told_of(tmp_path: Path, caplog: pytest.Log
         caplog.clear()
         with app(tmp_path, ("typo", path), ("made", "")):
             assert caplog.text.count("a new, empty database was made") == caplog.text.count(path) == said
+
+
+def test_embedded_database_with_the_name_of_a_file_of_ours_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="'queries'"), app(tmp_path, ("queries", "")):
+        pass
+
+
+def test_own_file_beside_the_log_of_a_file_elsewhere_is_no_database(tmp_path: Path) -> None:
+    other_process(tmp_path / "own.db", TABLE)
+    with app(tmp_path, ("queries", str(tmp_path / "own.db")), wal=True) as one:
+        assert list(one.names()) == ["queries"]
+    with app(tmp_path) as one:
+        assert list(one.names()) == ["main"]

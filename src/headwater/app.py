@@ -32,6 +32,7 @@ from headwater.log.disk.space_reserve import SpaceReserve
 from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.model.answer_limits import MEMORY
+from headwater.model.database_name import is_reserved
 from headwater.queries.head_checks import Run
 from headwater.queries.prepared import PreparedQueries
 from headwater.queries.queries import Queries
@@ -183,7 +184,7 @@ class App:
             configured["main"] = DatabaseConfig("main", "")
         for path in sorted(self._data.glob("*.log.db")):
             name = path.name.removesuffix(".log.db")
-            if (self._data / f"{name}.db").exists():
+            if not is_reserved(name) and (self._data / f"{name}.db").exists():
                 configured.setdefault(name, DatabaseConfig(name, ""))
         return configured
 
@@ -407,6 +408,11 @@ class App:
             hold_again(self._store, name, log, max_bytes=settings.lease_bytes)
 
     def _embedded_path(self, name: str) -> str:
+        if is_reserved(name):
+            raise ConfigError(
+                f"an embedded database cannot be named {name!r}: {name}.db is a file of Headwater's own",
+                hint="Choose another name, or give its file by url.",
+            )
         return str(self._data / f"{name}.db")
 
 

@@ -1,4 +1,4 @@
-"""Names of databases: `main` unless another is given, and what may be called so."""
+"""Names of databases: `main` is the default; some names are reserved."""
 
 from __future__ import annotations
 
@@ -8,20 +8,28 @@ from headwater.errors import InvalidRequest
 
 MAIN = "main"
 ALIASES = {"": MAIN, "default": MAIN}
+OWN_FILES = ("subscriptions", "ranges", "queries")  # Headwater's own files <name>.db in the data folder
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")  # also a file name, so nothing a file system dislikes
 
 
 def real_name(name: str | None) -> str:
-    """The name itself, or what it is an alias of; no name is `main`."""
+    """Return the name that `name` is an alias of, or `name`; without a name `main`."""
     return MAIN if name is None else ALIASES.get(name, name)
 
 
 def check_new_name(name: str) -> str:
-    """`name` if a database may be called so."""
+    """Return the real name of a database to create; InvalidRequest if it cannot have that name."""
     name = real_name(name)
     if not _NAME.match(name):
         raise InvalidRequest(
             f"{name!r} cannot name a database",
             hint="Use letters, digits and underscores, at most 63, and begin with a letter or underscore.",
         )
+    if is_reserved(name):
+        raise InvalidRequest(f"{name!r} is reserved for a file of Headwater's own", hint="Choose another name.")
     return name
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether the file of an embedded database of that name would be one of Headwater's own."""
+    return name.lower() in OWN_FILES  # on some file systems names that differ in case only are one file

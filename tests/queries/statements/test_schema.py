@@ -106,3 +106,11 @@ def test_a_table_that_is_refused_makes_no_database(files: Files, schema: Schema)
     with pytest.raises(InvalidRequest):
         schema.create_table(ANONYMOUS, "fresh", bad).result(PATIENCE)
     assert files.names() == ["main"]
+
+
+@pytest.mark.parametrize("name", ["subscriptions", "ranges", "queries", "Queries"])
+def test_database_with_the_name_of_a_file_of_ours_is_refused(files: Files, schema: Schema, name: str) -> None:
+    for create in (schema.create_database, lambda *asked: schema.create_table(*asked, USERS)):
+        with pytest.raises(InvalidRequest, match="reserved"):
+            create(ANONYMOUS, name)
+    assert schema.list_databases(ANONYMOUS) == ["main"]
