@@ -25,6 +25,8 @@ ALLOWED = [
     "SELECT upper(v), date('now'), random() FROM pay",
     "SELECT * FROM mine",
     "WITH a AS (SELECT k FROM pay) SELECT count(*) FROM a",
+    "SELECT k, row_number() OVER w FROM pay WINDOW w AS (ORDER BY k)",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT max(k) FROM pay))",
 ]
 BEYOND = [
     "SELECT * FROM payroll",
@@ -45,6 +47,11 @@ BEYOND = [
     "SELECT name FROM pragma_table_info('payroll')",
     "SELECT term FROM vocabulary",
     "SELECT rtreecheck('main', 'diary') FROM pay",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT 1 FROM payroll))",
+    "SELECT k FROM pay WINDOW w AS (PARTITION BY (SELECT 1 FROM diary))",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT 1 FROM payroll a JOIN payroll b USING (v)))",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (WITH x(a, b) AS (SELECT * FROM payroll) SELECT 1 FROM x))",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT 1 FROM sqlite_schema))",
 ]
 ABSENT = [  # the same words must be said of these
     "SELECT * FROM payrolly",
@@ -53,6 +60,8 @@ ABSENT = [  # the same words must be said of these
     "SELECT * FROM payrolly)",
     "SELECT * FROM payroll)",
     "SELECT * FROM pay JOIN payrolly USING (k)",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT 1 FROM payrolly))",
+    "SELECT k FROM pay WINDOW w AS (ORDER BY (SELECT 1 FROM payroll a JOIN payroll b USING (nothing)))",
 ]
 WRITES = ["DELETE FROM payroll", "DELETE FROM payrolly", "DELETE FROM pay", "INSERT INTO diary VALUES ('x')"]
 

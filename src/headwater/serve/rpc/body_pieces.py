@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.errors import HeadwaterError
+from headwater.errors import Busy, HeadwaterError
 from headwater.model.answer_limits import MEMORY, Reservation, bytes_of, too_large, weight
 from headwater.model.literal import Json, to_plain
 from headwater.model.table import Row
@@ -53,6 +53,21 @@ class Pieces:
         made._pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
         made.size = len(body)
         return made
+
+    def reserve(self, size: int, caller: Hashable) -> None:
+        """Reserve memory for a body of about `size` bytes, for `caller` unless it is None. Raises Busy."""
+        self._reservation.take(min(size, MEMORY.max_bytes))
+        if caller is not None:
+            try:
+                self._reservation.charge(caller)
+            except Busy:
+                self._reservation.release()
+                raise
+
+    def fill(self, body: bytes) -> None:
+        """Hold `body`, for which memory was reserved."""
+        self._pieces = [body[start : start + PIECE] for start in range(0, len(body), PIECE)]
+        self.size = len(body)
 
     def __iter__(self) -> Iterator[bytes]:
         return iter(self._pieces)

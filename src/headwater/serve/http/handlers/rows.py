@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -9,8 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headwater.errors import Busy, InvalidRequest, PreconditionFailed, Unavailable
-from headwater.model.answer_limits import UNCOUNTED
+from headwater.errors import InvalidRequest, PreconditionFailed, Unavailable
+from headwater.model.answer_limits import UNCOUNTED, weight
 from headwater.model.database_name import real_name
 from headwater.model.principal import EDITOR, OWNER, VIEWER, Principal
 from headwater.queries.answers import Answering
@@ -74,17 +75,29 @@ class RowPages:
             raise PreconditionFailed("the row is not as If-Match demands", hint="Read it without, then decide.")
         if outcome.verdict is Verdict.NOT_MODIFIED:
             return Response(status_code=304, headers={**headers, "etag": outcome.tag or etag})
-        response = _row(shown, lits, 200, headers)
-        if len(response.body) <= UNCOUNTED or request.method == "HEAD":
+        if weight(shown.row) <= UNCOUNTED:
+            return await self._row(shown, lits, 200, headers)
+        body = Pieces()
+        body.reserve(weight(shown.row), None if who.role == OWNER else identity(who, client_of(request.scope)))
+        try:
+            response = await self._row(shown, lits, 200, headers)
+        except BaseException:
+            body.release()
+            raise
+        if request.method == "HEAD":
+            body.release()
             return response
-        body = Pieces.of(bytes(response.body))
-        if who.role != OWNER:
-            try:
-                body.charge(identity(who, client_of(request.scope)))
-            except Busy:  # it may keep this frame for a while
-                body.release()
-                raise
+        body.fill(bytes(response.body))
         return _InPieces(body, response)
+
+    async def _row(self, shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:
+        """Return the row as a response. A large row is encoded in a thread."""
+        if weight(shown.row) <= LARGE:
+            body = row_body(shown.table, shown.row, lits=lits)
+        else:
+            body = await self._bridge.call(functools.partial(row_body, shown.table, shown.row, lits=lits))
+        kind, etag = (OBJECTS, lits_etag(shown.etag)) if lits else (JSON.decode(), shown.etag)
+        return Response(body, status, {**headers, "etag": etag, "content-type": kind})
 
     def _answering(self, address: Address) -> Answering | None:
         """What is known of the log; None on a server without queries."""
@@ -166,7 +179,7 @@ class RowPages:
             headers["location"] = here
         if shown.causality is not None:
             headers[CAUSALITY] = to_header(shown.causality)
-        return _row(shown, _wants_lits(request), 201 if shown.created else 200, headers)
+        return await self._row(shown, _wants_lits(request), 201 if shown.created else 200, headers)
 
     async def _body(self, who: Principal, request: Request, memory: BodyReservation) -> Body:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
@@ -188,12 +201,6 @@ class _InPieces(Response):
         """Send it."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send_body(send, self._pieces)
-
-
-def _row(shown: Shown, lits: bool, status: int, headers: dict[str, str]) -> Response:
-    body = row_body(shown.table, shown.row, lits=lits)
-    kind, etag = (OBJECTS, lits_etag(shown.etag)) if lits else (JSON.decode(), shown.etag)
-    return Response(body, status, {**headers, "etag": etag, "content-type": kind})
 
 
 def _address(request: Request) -> Address:

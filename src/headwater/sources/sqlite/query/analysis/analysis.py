@@ -31,6 +31,7 @@ from headwater.sources.sqlite.setup.database_file import Connected
 from headwater.sources.sqlite.write.session import run_statement
 
 MAX_EPOCHS = 10_000
+UNNAMED = ""  # a table that may be read and has no name: no scope includes it
 _GLANCE = f"SELECT (SELECT coalesce(max(seq), 0) FROM {CAPTURE}), (SELECT schema_version FROM pragma_schema_version)"
 LEAST_SECONDS = 0.005  # that guards may take, however fast the answer was
 
@@ -147,10 +148,13 @@ def _understood(reader: Connected, sql: str) -> Analysis:
     try:
         return _narrowed(whole, look_closer(reader, sql, facts), facts, volatility(reader, facts))
     except Unsupported as error:
-        return msgspec.structs.replace(whole, doubts=(str(error),))
-    except Exception as error:
-        # Whatever goes wrong in reading the text: the engine's word alone is enough.
-        return msgspec.structs.replace(whole, doubts=(f"the statement was not understood ({type(error).__name__})",))
+        doubt = str(error)
+    except Exception as error:  # whatever goes wrong in reading the text: the engine's word alone is enough
+        doubt = f"the statement was not understood ({type(error).__name__})"
+    # SQLite expands the names inside a WINDOW that nothing uses and asks no authorizer about them: whether such a
+    # statement prepares depends on tables that the analysis cannot name.
+    unnamed = (UNNAMED,) if "window" in sql.lower() else ()
+    return msgspec.structs.replace(whole, doubts=(doubt,), beyond=(*whole.beyond, *unnamed))
 
 
 def _narrowed(whole: Analysis, closer: Closer, facts: Facts, volatile: tuple[str, ...]) -> Analysis:
