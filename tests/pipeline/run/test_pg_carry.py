@@ -128,6 +128,7 @@ def test_a_function_of_the_users_gets_every_image(lake: Lake, source: PgLive) ->
     assert replayed([{name: as_bytes(value) for name, value in row.items()} for row in taken], now) == canon(now)
 
 
+@EVERY_CI_RUN
 def test_a_topic_of_kafka_holds_every_change_under_its_key(lake: Lake, source: PgLive) -> None:
     if not have_jars(KAFKA, ROOT / FOLDER):
         pytest.skip("no Kafka jars for Spark here; `make jars` fetches them")
