@@ -18,7 +18,7 @@ from headwater.cli.failure import Failure
 from headwater.client.sse import Frame
 
 
-@pytest.mark.slow
+@pytest.mark.soak(seconds=60, every_time=True)
 @pytest.mark.spark
 def test_the_demo_ends_by_itself_and_leaves_nothing_behind(tmp_path: Path) -> None:
     own = {"TMPDIR": str(tmp_path), "HEADWATER_DATA": str(tmp_path / "mine")}
