@@ -11,9 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from tests.suite.deadlines import PATIENCE
+from tests.suite.fork_server import fork_server
 
 HEADWATER = [sys.executable, "-m", "headwater"]
 TIMEOUT = PATIENCE
+REAL = {"demo", "pipeline", "serve"}
+LOADED = (
+    "headwater.cli.main",
+    "headwater.cli.feed",
+    "headwater.cli.doctor_checks",
+    "headwater.settings",
+    "asyncio",
+    "ssl",
+)
+_ran: set[str] = set()  # commands that this process has started in interpreters of their own
 
 
 def environment(**extra: str) -> dict[str, str]:
@@ -24,10 +35,18 @@ def environment(**extra: str) -> dict[str, str]:
 def run(
     *args: str, env: Mapping[str, str] = {}, cwd: Path | None = None, stdin: str = "", timeout: float = TIMEOUT
 ) -> subprocess.CompletedProcess[str]:
-    """One command to its end."""
+    """One command to its end: the first of each name in an interpreter of its own, others forked.
+
+    `REAL` ones start processes and servers themselves.
+    """
+    command, told = args[0] if args else "", environment(**env)
+    if command in _ran and command not in REAL and not any(name.startswith("PYTHON") for name in env):
+        server = fork_server(*LOADED)
+        return server.run({"module": "headwater"}, args, env=told, cwd=cwd, stdin=stdin, timeout=timeout)
+    _ran.add(command)
     return subprocess.run(
         [*HEADWATER, *args],
-        env=environment(**env),
+        env=told,
         cwd=cwd,
         input=stdin,
         capture_output=True,

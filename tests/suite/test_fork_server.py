@@ -1,0 +1,41 @@
+"""Forked processes behave as those that are started: arguments, environment, folder, files and exit status."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.suite.fork_server import fork_server
+
+ECHO = """
+import json, os, sys
+print(json.dumps([sys.argv, dict(os.environ), os.getcwd(), sys.stdin.read(), __name__]))
+print("said", file=sys.stderr)
+sys.exit(7)
+"""
+
+
+def test_forked_program_has_what_it_was_given(tmp_path: Path) -> None:
+    done = fork_server("json").run(
+        {"code": ECHO}, ["a", Path("b c")], env={"X": "ü"}, cwd=tmp_path, stdin="given", timeout=60
+    )
+    assert (done.returncode, done.stderr) == (7, "said\n")
+    assert json.loads(done.stdout) == [["-c", "a", "b c"], {"X": "ü"}, str(tmp_path), "given", "__main__"]
+
+
+def test_forked_programs_share_nothing() -> None:
+    code = "import json, atexit; print(hasattr(json, 'mine')); json.mine = 1; atexit.register(print, 'over')"
+    done = [fork_server("json").run({"code": code}, [], env={}, timeout=60) for _ in range(2)]
+    assert [each.stdout for each in done] == ["False\nover\n"] * 2
+
+
+def test_signal_and_error_are_the_exit_status() -> None:
+    server = fork_server("json")
+    assert server.run({"code": "import os; os.kill(os.getpid(), 9)"}, [], env={}, timeout=60).returncode == -9
+    failed = server.run({"code": "1 / 0"}, [], env={}, timeout=60)
+    assert failed.returncode == 1 and failed.stderr.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_program_that_takes_too_long_is_killed() -> None:
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork_server("json").run({"code": "import time; time.sleep(600)"}, [], env={}, timeout=0.2)
