@@ -14,7 +14,7 @@ from headwater.cli.failure import UNREACHABLE, Failure
 from headwater.cli.feed import Feed
 from headwater.cli.filters import Place
 from headwater.cli.remote import Remote
-from headwater.client.tls_trust import trusting
+from headwater.client.tls_trust import tls_context
 
 MAIN = Place("main", None)
 
@@ -36,7 +36,7 @@ def complaints(url: str, ca: Path | None = None) -> set[tuple[str, str]]:
     said = set()
     file = None if ca is None else str(ca)
     remote = Remote(url, ca=file)
-    feed = Feed(url, MAIN, {}, tls=trusting(file) if url.startswith("https") else None)
+    feed = Feed(url, MAIN, {}, tls=tls_context(file) if url.startswith("https") else None)
     for ask in (lambda: remote.call("system.ping"), lambda: next(feed.follow())):
         with pytest.raises(Failure) as found:
             ask()

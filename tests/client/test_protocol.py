@@ -14,8 +14,8 @@ from headwater.client.protocol import (
     error_of,
     find_token,
     get_request,
-    lost,
     may_repeat,
+    offset_expired,
     parse_url,
     ranges_of,
     refusal,
@@ -80,7 +80,7 @@ def test_a_lost_place_told_by_a_page_or_a_stream_is_the_same_error(name: str) ->
         name: "snapshot_expired",
         "events": [],
     }
-    error = lost(told)
+    error = offset_expired(told)
     assert isinstance(error, OffsetExpired)
     assert (error.after, error.horizon, error.latest) == (6, 7, 9)
     assert error.extra["resnapshot_reason"] == "snapshot_expired"
@@ -161,7 +161,7 @@ def test_a_call_leaves_out_what_is_none_and_waits_as_long_as_it_asks_to() -> Non
         "method": "cdc.poll",
         "params": {"sub_id": "s", "wait_ms": 2500},
     }
-    assert request.patience == 2.5
+    assert request.wait_seconds == 2.5
 
 
 def test_names_and_filters_are_written_as_the_server_reads_them() -> None:

@@ -13,7 +13,7 @@ from headwater.client.arrow_stream import ReceivedBatch
 from headwater.client.protocol import broken
 from headwater.client.pull_state import LogPull, SnapshotPull, Walk
 from headwater.client.responses import Range
-from headwater.client.retry import Patience
+from headwater.client.retry import Backoff
 from headwater.errors import Conflict, HeadwaterError, InvalidRequest, OffsetExpired, StaleEpoch, Unavailable
 from headwater.model.keys.key import Span
 
@@ -87,7 +87,7 @@ def test_every_row_of_the_span_comes_once_and_in_order(
     fate, cut, span = random.Random(seed), Cut(list(bounds)), Span(*edges)
     ever = list(cut.ranges)
     pull = SnapshotPull(
-        ["pull"], {"version": "g.1"}, Walk(span, cut.ranges if guided else ()), Patience(9e9, fate, lambda: 0.0)
+        ["pull"], {"version": "g.1"}, Walk(span, cut.ranges if guided else ()), Backoff(9e9, fate, lambda: 0.0)
     )
     got: list[bytes] = []
 
@@ -122,8 +122,8 @@ def test_every_row_of_the_span_comes_once_and_in_order(
     assert got == [key for key in sorted(rows) if span.contains(key)]
 
 
-def patience() -> Patience:
-    return Patience(9e9, random.Random(0), lambda: 0.0)
+def backoff() -> Backoff:
+    return Backoff(9e9, random.Random(0), lambda: 0.0)
 
 
 def test_a_range_is_asked_for_by_id_and_epoch_and_by_its_part_of_the_span() -> None:
@@ -163,7 +163,7 @@ def test_ranges_with_a_gap_are_refused() -> None:
 
 
 def test_an_answer_that_names_no_heirs_ends_the_walk() -> None:
-    pull = SnapshotPull(["pull"], {}, Walk(Span.all(), [Range(1, 1, Span.all())]), patience())
+    pull = SnapshotPull(["pull"], {}, Walk(Span.all(), [Range(1, 1, Span.all())]), backoff())
     pull.next()
     pull.failed(StaleEpoch("gone", ranges=[]))
     with pytest.raises(InvalidRequest):
@@ -173,8 +173,8 @@ def test_an_answer_that_names_no_heirs_ends_the_walk() -> None:
 @pytest.mark.parametrize("error", [OffsetExpired(1, 2, 3), Conflict("x", resnapshot_reason="schema_changed")])
 def test_a_refusal_is_raised_as_it_is(error: HeadwaterError) -> None:
     for pull in (
-        SnapshotPull(["pull"], {}, Walk(Span.all()), patience()),
-        LogPull(["pull"], {"after": 1, "upto": 2}, patience()),
+        SnapshotPull(["pull"], {}, Walk(Span.all()), backoff()),
+        LogPull(["pull"], {"after": 1, "upto": 2}, backoff()),
     ):
         with pytest.raises(type(error)) as raised:
             pull.failed(error)
@@ -182,7 +182,7 @@ def test_a_refusal_is_raised_as_it_is(error: HeadwaterError) -> None:
 
 
 def test_a_log_goes_on_after_what_was_covered_in_the_shape_it_began_with() -> None:
-    pull = LogPull(["pull"], {"after": 10, "upto": 90, "shape": None}, patience())
+    pull = LogPull(["pull"], {"after": 10, "upto": 90, "shape": None}, backoff())
     first = pull.next()
     assert first is not None and "shape" not in first.path
     pull.took(told([b"x"], upto="40"))
@@ -196,15 +196,15 @@ def test_a_log_goes_on_after_what_was_covered_in_the_shape_it_began_with() -> No
 
 
 def test_an_empty_slice_is_not_even_asked_for() -> None:
-    assert LogPull(["pull"], {"after": 5, "upto": 5}, patience()).next() is None
+    assert LogPull(["pull"], {"after": 5, "upto": 5}, backoff()).next() is None
 
 
 @pytest.mark.parametrize("name", ["last_key", "upto"])
 def test_rows_that_do_not_say_where_they_end_are_an_error(name: str) -> None:
     pull = (
-        SnapshotPull(["pull"], {}, Walk(Span.all()), patience())
+        SnapshotPull(["pull"], {}, Walk(Span.all()), backoff())
         if name == "last_key"
-        else LogPull(["pull"], {"after": 1, "upto": 2}, patience())
+        else LogPull(["pull"], {"after": 1, "upto": 2}, backoff())
     )
     pull.took(told([]))
     with pytest.raises(HeadwaterError, match=name):
@@ -213,11 +213,11 @@ def test_rows_that_do_not_say_where_they_end_are_an_error(name: str) -> None:
 
 def test_empty_batches_are_left_out_unless_all_are_empty() -> None:
     empty, rows = told([], upto="2"), told([b"x"], upto="3")
-    pull = LogPull(["pull"], {"after": 1, "upto": 3}, patience())
+    pull = LogPull(["pull"], {"after": 1, "upto": 3}, backoff())
     assert [list(pull.take(each)) for each in (empty, rows)] == [[], [rows.batch]]
     pull.finished()
     assert list(pull.rest()) == []
-    pull = LogPull(["pull"], {"after": 1, "upto": 3}, patience())
+    pull = LogPull(["pull"], {"after": 1, "upto": 3}, backoff())
     assert list(pull.take(empty)) == [] and list(pull.rest()) == []
     pull.finished()
     assert list(pull.rest()) == [empty.batch]

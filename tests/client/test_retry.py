@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headwater.client.retry import FIRST_WAIT, LONGEST_WAIT, Patience
+from headwater.client.retry import FIRST_WAIT, LONGEST_WAIT, Backoff
 from headwater.errors import Unavailable
 
 
@@ -29,8 +29,8 @@ ERROR = Unavailable("gone")
 
 
 def test_waits_double_up_to_a_bound() -> None:
-    patience = Patience(1000, Highest(), Clock())
-    waits = [patience.wait(ERROR) for _ in range(9)]
+    backoff = Backoff(1000, Highest(), Clock())
+    waits = [backoff.wait(ERROR) for _ in range(9)]
     assert waits == [min(FIRST_WAIT * 2**n, LONGEST_WAIT) for n in range(9)]
     assert waits[-1] == LONGEST_WAIT
 
@@ -38,37 +38,37 @@ def test_waits_double_up_to_a_bound() -> None:
 def test_jitter_is_full_from_nothing_to_the_bound() -> None:
     found = []
     for seed in range(200):
-        patience = Patience(1000, random.Random(seed), Clock())
-        found.append([patience.wait(ERROR) for _ in range(4)][-1])
+        backoff = Backoff(1000, random.Random(seed), Clock())
+        found.append([backoff.wait(ERROR) for _ in range(4)][-1])
     bound = FIRST_WAIT * 8
     assert 0 <= min(found) < bound / 10 and bound * 0.9 < max(found) <= bound
 
 
 def test_it_ends_with_the_last_error_once_the_time_without_progress_is_over() -> None:
     clock = Clock()
-    patience = Patience(10, Highest(), clock)
-    patience.wait(Unavailable("first"))
+    backoff = Backoff(10, Highest(), clock)
+    backoff.wait(Unavailable("first"))
     clock.now += 9.9
     with pytest.raises(Unavailable, match="last"):
-        patience.wait(Unavailable("last"))
+        backoff.wait(Unavailable("last"))
 
 
 def test_the_time_counts_from_the_first_failure_and_anew_after_progress() -> None:
     clock = Clock()
-    patience = Patience(10, Highest(), clock)
+    backoff = Backoff(10, Highest(), clock)
     clock.now += 3600  # all went well for an hour
-    assert patience.wait(ERROR) == FIRST_WAIT
+    assert backoff.wait(ERROR) == FIRST_WAIT
     clock.now += 9
-    assert patience.wait(ERROR) == FIRST_WAIT * 2
-    patience.progress()
+    assert backoff.wait(ERROR) == FIRST_WAIT * 2
+    backoff.progress()
     clock.now += 9
-    assert patience.wait(ERROR) == FIRST_WAIT
+    assert backoff.wait(ERROR) == FIRST_WAIT
 
 
 def test_a_server_that_names_a_time_is_not_asked_before() -> None:
-    assert Patience(60, Highest(), Clock()).wait(Unavailable("full", retry_after=7)) == 7
+    assert Backoff(60, Highest(), Clock()).wait(Unavailable("full", retry_after=7)) == 7
 
 
 def test_no_patience_is_one_try() -> None:
     with pytest.raises(Unavailable):
-        Patience(0, Highest(), Clock()).wait(ERROR)
+        Backoff(0, Highest(), Clock()).wait(ERROR)

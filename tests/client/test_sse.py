@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.client.retry import Patience
+from headwater.client.retry import Backoff
 from headwater.client.sse import EventParser, Feed, Follow, Frame
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired, Unavailable
 from headwater.serve.http import transport_frames
@@ -51,7 +51,7 @@ def test_a_farewell_is_told_from_an_opening() -> None:
 
 
 def feed(control: tuple[str, ...] = (), **query: Any) -> Feed:
-    return Feed(["changes", "main", "t"], query, Patience(60, random.Random(0), lambda: 0.0), control)
+    return Feed(["changes", "main", "t"], query, Backoff(60, random.Random(0), lambda: 0.0), control)
 
 
 def asked(one: Feed) -> tuple[str, str]:
@@ -148,7 +148,7 @@ def test_a_feed_without_end_never_ends_by_itself() -> None:
 
 def test_an_opening_alone_is_no_progress_and_a_sign_of_life_is() -> None:
     now = [0.0]
-    one = Feed(["changes"], {}, Patience(20, random.Random(0), lambda: now[0]))
+    one = Feed(["changes"], {}, Backoff(20, random.Random(0), lambda: now[0]))
     for _ in range(9):  # a server that dies as soon as it was asked
         asked(one)
         list(one.take(transport_frames.SSE_OPENING))
@@ -168,7 +168,7 @@ def test_an_opening_alone_is_no_progress_and_a_sign_of_life_is() -> None:
 
 
 def following(**filters: Any) -> Follow:
-    return Follow(feed, filters, Patience(60, random.Random(0), lambda: 0.0))
+    return Follow(feed, filters, Backoff(60, random.Random(0), lambda: 0.0))
 
 
 def test_rows_and_changes_are_told_apart() -> None:

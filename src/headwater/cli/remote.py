@@ -31,11 +31,11 @@ class Remote:
         # Imported late: most commands need neither the client nor msgspec.
         from headwater.client.http_connections import Connections
         from headwater.client.protocol import parse_url
-        from headwater.client.tls_trust import trusting
+        from headwater.client.tls_trust import tls_context
 
         server = parse_url(url)
         self.url, self.token = server.url, token
-        self.tls = trusting(ca) if server.scheme == "https" else None
+        self.tls = tls_context(ca) if server.scheme == "https" else None
         self._connections = Connections(server, token, TIMEOUT_SECONDS, self.tls)
 
     def call(self, method: str, **params: Any) -> Any:

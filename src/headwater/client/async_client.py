@@ -22,7 +22,7 @@ from headwater.client.protocol import (
     rpc_result,
     unreachable,
 )
-from headwater.client.tls_trust import trusting
+from headwater.client.tls_trust import tls_context
 from headwater.client.transfer import Call, Transfer
 from headwater.errors import HeadwaterError, Unavailable
 
@@ -41,7 +41,7 @@ class AsyncClient(Methods):
         self._http = httpx.AsyncClient(
             base_url=self._server.url,
             headers={"accept-encoding": "identity"} | credential,
-            verify=tls or (trusting() if self._server.scheme == "https" else NO_TLS),
+            verify=tls or (tls_context() if self._server.scheme == "https" else NO_TLS),
             trust_env=False,  # neither a proxy nor a netrc of the environment gets the credential
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=8),
         )
@@ -59,7 +59,7 @@ class AsyncClient(Methods):
     async def call(self, method: str, **params: Any) -> Any:
         """Return the result of an RPC method; raise its error as the class with its code."""
         request = rpc_request(method, params)
-        tries = self._patience()
+        tries = self._backoff()
         while True:
             try:
                 async with self._send(request) as response:
@@ -115,7 +115,7 @@ class AsyncClient(Methods):
 
     @asynccontextmanager
     async def _send(self, request: Request) -> AsyncGenerator[httpx.Response]:
-        timeout = httpx.Timeout(self._timeout, read=self._timeout + request.patience)
+        timeout = httpx.Timeout(self._timeout, read=self._timeout + request.wait_seconds)
         built = self._http.build_request(
             request.method, request.path, content=request.body, headers=request.headers, timeout=timeout
         )

@@ -40,7 +40,7 @@ class Client(Methods):
     def call(self, method: str, **params: Any) -> Any:
         """Return the result of an RPC method; raise its error as the class with its code."""
         request = rpc_request(method, params)
-        tries = self._patience()
+        tries = self._backoff()
         while True:
             try:
                 return rpc_result(*self._connections.exchange(request))

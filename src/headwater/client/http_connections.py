@@ -11,10 +11,10 @@ from contextlib import contextmanager, suppress
 
 from headwater.client.arrow_stream import ReceivedBatch, read_batches
 from headwater.client.protocol import Request, Server, broken, distrusted, refusal, unreachable
-from headwater.client.tls_trust import trusting
+from headwater.client.tls_trust import tls_context
 from headwater.errors import HeadwaterError
 
-TROUBLE = (OSError, http.client.HTTPException)
+TRANSPORT_ERRORS = (OSError, http.client.HTTPException)
 PIECE = 1 << 16
 
 Answer = tuple[int, Mapping[str, str], bytes]
@@ -36,7 +36,7 @@ class Response:
         """Return exactly `size` bytes, fewer only at the end."""
         try:
             return self._response.read(size)
-        except TROUBLE as error:
+        except TRANSPORT_ERRORS as error:
             raise broken(error) from None
 
     def pieces(self) -> Iterator[bytes]:
@@ -44,7 +44,7 @@ class Response:
         try:
             while piece := self._response.read1(PIECE):
                 yield piece
-        except TROUBLE as error:
+        except TRANSPORT_ERRORS as error:
             raise broken(error) from None
 
     def batches(self) -> Iterator[ReceivedBatch]:
@@ -64,7 +64,7 @@ class Connections:
 
     def __init__(self, server: Server, token: str | None, timeout: float, tls: ssl.SSLContext | None) -> None:
         self._server, self._timeout = server, timeout
-        self._tls = tls or (trusting() if server.scheme == "https" else None)
+        self._tls = tls or (tls_context() if server.scheme == "https" else None)
         self._credential = {} if token is None else {"authorization": f"Bearer {token}"}
         self._idle: list[http.client.HTTPConnection] = []
 
@@ -118,13 +118,13 @@ class Connections:
         try:
             if connection.sock is None:
                 connection.connect()
-            connection.sock.settimeout(self._timeout + request.patience)
+            connection.sock.settimeout(self._timeout + request.wait_seconds)
             connection.request(request.method, request.path, request.body, {**request.headers, **self._credential})
             sent = True  # not earlier: a server does not carry out half a request
             return connection.getresponse()
         except ssl.SSLCertVerificationError as error:
             raise distrusted(self._server, error) from None
-        except TROUBLE as error:
+        except TRANSPORT_ERRORS as error:
             raise unreachable(self._server, error, sent=sent) from None
 
 

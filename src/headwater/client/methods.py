@@ -10,10 +10,10 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from random import Random
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from headwater.client.protocol import find_token, lost, parse_url, ranges_of, reader
+from headwater.client.protocol import find_token, offset_expired, parse_url, ranges_of, reader
 from headwater.client.pull_state import LogPull, SnapshotPull, Walk
 from headwater.client.responses import Described, Page, Range, Registered, Subscribed
-from headwater.client.retry import Patience
+from headwater.client.retry import Backoff
 from headwater.client.sse import Feed, Follow
 from headwater.client.transfer import Call, Transfer
 from headwater.model.formats import PLAIN
@@ -92,8 +92,8 @@ class Methods:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._server.url!r})"
 
-    def _patience(self) -> Patience:
-        return Patience(self._seconds, self._jitter)
+    def _backoff(self) -> Backoff:
+        return Backoff(self._seconds, self._jitter)
 
     # --- calls -------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Methods:
         """
         query = {"version": version, "columns": list(columns) or None, "where": where}
         walk = Walk(span or Span.all(), ranges)
-        pull = SnapshotPull(["pull", db, table, "snapshot"], query, walk, self._patience())
+        pull = SnapshotPull(["pull", db, table, "snapshot"], query, walk, self._backoff())
         if not version:
             pull.question = Call("pull.describe", {"db": db, "table": table}, reader(Described))
         return pull
@@ -209,7 +209,7 @@ class Methods:
         bounds: dict[str, Any] = {} if span is None else {"start": span.start or None, "end": span.end}
         query: dict[str, Any] = {"after": after, "upto": upto, "generation": generation, "shape": shape, **bounds}
         query |= {"columns": list(columns) or None, "where": where, "compression": "lz4"}
-        return LogPull(["pull", db, table, "log"], query, self._patience())
+        return LogPull(["pull", db, table, "log"], query, self._backoff())
 
     @transferred
     def log_tables(
@@ -217,7 +217,7 @@ class Methods:
     ) -> Transfer[pa.RecordBatch]:
         """Yield the changes of `tables`, or of all when empty, in (after, upto]; rows are JSON here."""
         query: dict[str, Any] = {"tables": list(tables) or "*", "after": after, "upto": upto, "generation": generation}
-        return LogPull(["pull", db, "log"], query, self._patience())
+        return LogPull(["pull", db, "log"], query, self._backoff())
 
     # --- feeds -------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Methods:
         self, sub_id: str, *, from_offset: int | None = None, control: Collection[str] = ()
     ) -> Transfer[dict[str, Any]]:
         """Yield the changes of a subscription as they are committed, without acknowledging them."""
-        return Feed(["cdc", "sse", sub_id], {"from_offset": from_offset}, self._patience(), control)
+        return Feed(["cdc", "sse", sub_id], {"from_offset": from_offset}, self._backoff(), control)
 
     @transferred
     def changes(
@@ -245,14 +245,14 @@ class Methods:
 
         ("resnapshot", reason): discard everything before; all rows follow again.
         """
-        return Follow(lambda: self._feed(db, table, (), {**filters, "start": "snapshot"}), filters, self._patience())
+        return Follow(lambda: self._feed(db, table, (), {**filters, "start": "snapshot"}), filters, self._backoff())
 
     def _feed(self, db: str, table: str | None, control: Collection[str], filters: dict[str, Any]) -> Feed:
         parts = ["changes", db] if table is None else ["changes", db, table]
-        return Feed(parts, {"format": PLAIN, **filters}, self._patience(), control)
+        return Feed(parts, {"format": PLAIN, **filters}, self._backoff(), control)
 
 
 def _page(found: Any) -> Page:
     if found.get("resnapshot_required"):
-        raise lost(found)
+        raise offset_expired(found)
     return reader(Page)(found)

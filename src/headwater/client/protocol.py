@@ -1,4 +1,4 @@
-"""Requests and answers as bytes: what is sent, what an answer means, and what may be sent a second time."""
+"""Requests, answers and errors of the wire, and the rule by which a request may be sent again. No I/O."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ T = TypeVar("T")
 ARROW_KIND = "application/vnd.apache.arrow.stream"
 EVENT_STREAM = "text/event-stream"
 RPC = "/api/v1/rpc"
-# Asking these twice is the same as asking once: a lost answer is no reason to give up.
+# These methods are idempotent: after a lost answer they are sent again.
 REPEATABLE = frozenset(
     {
         *("system.ping", "system.version", "system.capabilities", "stats.snapshot", "security.ticket.create"),
@@ -43,13 +43,13 @@ REPEATABLE = frozenset(
 class Repeat(enum.Enum):
     """After which failures a request may be sent again."""
 
-    ANY = "also when it may have been done: it only reads, or once is as good as twice"
-    REFUSED = "when it was surely not done: never sent, or refused with an error that says to retry"
-    UNSENT = "only when it never left: inside a transaction the caller must begin anew"
+    ANY = "after any failure: the request reads, or is idempotent"
+    REFUSED = "if it was surely not carried out: never sent, or refused with a retryable error"
+    UNSENT = "only if it was never sent: inside a transaction the caller must restart the transaction"
 
 
 class Server(NamedTuple):
-    """Where to connect to."""
+    """The address of a server."""
 
     scheme: str
     host: str
@@ -58,24 +58,24 @@ class Server(NamedTuple):
 
 
 class Request(NamedTuple):
-    """One request; `patience` is how much longer than usual the server may take to answer."""
+    """One request; `wait_seconds` is how long the server may wait before it answers, beyond the timeout."""
 
     method: str
     path: str
     headers: dict[str, str]
     body: bytes | None = None
     repeat: Repeat = Repeat.ANY
-    patience: float = 0.0
+    wait_seconds: float = 0.0
 
 
-# --- where and who ---------------------------------------------------------------------------------------
+# --- server and credential -------------------------------------------------------------------------------
 
 
 def parse_url(url: str) -> Server:
-    """The server that `url` names; ConfigError for anything but scheme, host and port."""
+    """Return the server that `url` names; ConfigError for anything but scheme, host and port."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     if parts.username or parts.password:
-        # Not even the URL is repeated here: it holds a password.
+        # The error must not repeat the URL: it holds a password.
         raise ConfigError("a URL with a password is seen by other users", hint="Use HEADWATER_TOKEN or a token file.")
     try:
         host, port = parts.hostname, parts.port
@@ -87,7 +87,7 @@ def parse_url(url: str) -> Server:
 
 
 def find_token(token: str | None, file: str | os.PathLike[str] | None, environ: Mapping[str, str]) -> str | None:
-    """The credential that was given, or that a file or HEADWATER_TOKEN holds."""
+    """Return the given credential, or the one in `file`, or in HEADWATER_TOKEN."""
     if token is None and file is not None:
         try:
             token = Path(file).read_text(encoding="utf-8").strip()
@@ -96,7 +96,7 @@ def find_token(token: str | None, file: str | os.PathLike[str] | None, environ: 
     if token is None:
         token = environ.get("HEADWATER_TOKEN") or None
     if token is not None and not (token.isascii() and token.isprintable() and token.strip()):
-        # Looked at here: what http libraries say about such a header repeats it.
+        # Checked here because the errors of HTTP libraries repeat such a header.
         raise ConfigError("the token holds characters that no token has", hint="Check it for line breaks.")
     return token
 
@@ -105,7 +105,7 @@ def find_token(token: str | None, file: str | os.PathLike[str] | None, environ: 
 
 
 def rpc_request(method: str, params: Mapping[str, Any]) -> Request:
-    """A call of an RPC method; parameters that are None are left out."""
+    """Return the request of an RPC method; parameters that are None are left out."""
     given = {name: value for name, value in params.items() if value is not None}
     body = msgspec.json.encode({"id": 1, "method": method, "params": given})
     repeat = Repeat.ANY if method in REPEATABLE else Repeat.REFUSED
@@ -116,7 +116,7 @@ def rpc_request(method: str, params: Mapping[str, Any]) -> Request:
 
 
 def get_request(parts: Sequence[str], query: Mapping[str, Any], accept: str, last_id: str = "") -> Request:
-    """A GET of /api/v1/<parts>."""
+    """Return a GET of /api/v1/<parts>."""
     path = "/".join(["/api/v1", *(quote(part, safe="", errors="surrogateescape") for part in parts)])
     text = urlencode({name: _text(name, value) for name, value in query.items() if value is not None})
     headers = {"accept": accept} | ({"last-event-id": last_id} if last_id else {})
@@ -124,7 +124,7 @@ def get_request(parts: Sequence[str], query: Mapping[str, Any], accept: str, las
 
 
 def _text(name: str, value: Any) -> str:
-    """A parameter of a query string: what RPC takes as JSON is JSON here too, lists of names have commas."""
+    """Return a parameter of a query string: JSON where RPC takes JSON; lists of names have commas."""
     if name in ("pk", "pk_range", "spans"):
         return msgspec.json.encode(value).decode()
     if name == "shard" and isinstance(value, Mapping):
@@ -143,7 +143,7 @@ def _text(name: str, value: Any) -> str:
 
 
 def rpc_result(status: int, headers: Mapping[str, str], body: bytes) -> Any:
-    """The result in the envelope; the error in it is raised."""
+    """Return the result in the envelope; raise the error in it."""
     answer = _object(body)
     if answer is None or not isinstance(answer.get("ok"), bool):
         raise refusal(status, headers, body)
@@ -154,7 +154,7 @@ def rpc_result(status: int, headers: Mapping[str, str], body: bytes) -> Any:
 
 
 def refusal(status: int, headers: Mapping[str, str], body: bytes) -> HeadwaterError:
-    """The error in an answer that is no success: problem+json of ours, or whatever a proxy says."""
+    """Return the error of an unsuccessful response: our problem+json, or one by the status, as of a proxy."""
     found = _object(body) or {}
     if "code" in found:
         details = {name: value for name, value in found.items() if name not in ("type", "title", "status", "code")}
@@ -168,12 +168,12 @@ def refusal(status: int, headers: Mapping[str, str], body: bytes) -> HeadwaterEr
 
 
 def error_of(code: Any, message: Any, details: Mapping[str, Any]) -> HeadwaterError:
-    """The error of headwater.errors with this code, with everything that was told beside it in `extra`."""
+    """Return the error of headwater.errors with this code; `extra` holds the details."""
     kind = _KINDS.get(code, HeadwaterError)
     error = kind.__new__(kind)
     HeadwaterError.__init__(error, str(message or "the server refused"), hint=str(details.get("hint") or ""))
     error.extra = {name: value for name, value in details.items() if name not in ("hint", "retryable")}
-    if code not in _KINDS:  # of a newer server
+    if code not in _KINDS:  # the server is newer
         error.extra |= {"code": code, "retryable": bool(details.get("retryable"))}
     if isinstance(error, OffsetExpired):
         place = error.extra.get
@@ -182,11 +182,11 @@ def error_of(code: Any, message: Any, details: Mapping[str, Any]) -> HeadwaterEr
     return error
 
 
-def lost(told: Mapping[str, Any]) -> HeadwaterError:
-    """The error for a reader whose place is gone, from a page of a poll or a `resnapshot` of a stream."""
-    reason = told.get("resnapshot_reason", told.get("reason"))
+def offset_expired(body: Mapping[str, Any]) -> HeadwaterError:
+    """Return the error for a reader that must resnapshot, from a page of a poll or a `resnapshot` of a stream."""
+    reason = body.get("resnapshot_reason", body.get("reason"))
     kept = ("earliest_offset", "latest_offset", "resnapshot_from_offset", "snapshot_url", "snapshot_urls")
-    details = {name: told[name] for name in kept if name in told}
+    details = {name: body[name] for name in kept if name in body}
     return error_of(
         OffsetExpired.code, f"the place in the log is lost: {reason}", {**details, "resnapshot_reason": reason}
     )
@@ -206,12 +206,12 @@ def reader(kind: type[T]) -> Callable[[Any], T]:
 
 
 def ranges_of(found: Any) -> list[Range]:
-    """Ranges of an answer, in key order."""
+    """Return the ranges of an answer, in key order."""
     return sorted((one.read() for one in reader(list[WireRange])(found)), key=lambda range: range.span.start)
 
 
 def unreachable(server: Server, error: Exception, *, sent: bool) -> HeadwaterError:
-    """No answer: the connection was not made, or broke. Where the other side speaks no TLS, waiting is in vain."""
+    """Return the error for a missing answer; it is retryable unless the server speaks no TLS."""
     if "WRONG_VERSION_NUMBER" in str(error):
         plain = server.url.replace("https", "http", 1)
         return ConfigError(f"{server.url} does not speak TLS", hint=f"Write {plain}.")
@@ -224,7 +224,7 @@ def unreachable(server: Server, error: Exception, *, sent: bool) -> HeadwaterErr
 
 
 def distrusted(server: Server, error: Exception) -> HeadwaterError:
-    """A certificate that cannot be verified: waiting does not help."""
+    """Return the error for a certificate that cannot be verified; it is not retryable."""
     reason = getattr(error, "verify_message", "") or type(error).__name__
     return ConfigError(
         f"the certificate of {server.url} is not trusted: {reason}",
@@ -233,14 +233,14 @@ def distrusted(server: Server, error: Exception) -> HeadwaterError:
 
 
 def broken(reason: object = "") -> HeadwaterError:
-    """A body that ended before it was whole."""
+    """Return the error for a truncated body."""
     return Unavailable(f"the answer broke off before its end{f': {reason}' if str(reason) else ''}", sent=True)
 
 
 def may_repeat(repeat: Repeat, error: HeadwaterError) -> bool:
-    """Whether a request that failed by `error` may be sent again."""
+    """Return whether a request that failed with `error` may be sent again."""
     sent = error.extra.get("sent")
-    if sent is not None:  # nobody answered, or not one of us
+    if sent is not None:  # no Headwater server answered
         return repeat is Repeat.ANY or not sent
     return bool(error.retryable or error.extra.get("retryable")) and repeat is not Repeat.UNSENT
 
@@ -266,7 +266,7 @@ def _tree(kind: type[HeadwaterError]) -> Iterator[type[HeadwaterError]]:
         yield from _tree(below)
 
 
-# Those of the tree alone: a room may have kinds of its own below one of them, under the same code.
+# Of headwater.errors alone: a room may have subclasses of its own, with the same code.
 _KINDS: dict[Any, type[HeadwaterError]] = {
     kind.code: kind for kind in _tree(HeadwaterError) if kind.__module__ == HeadwaterError.__module__
 }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headwater.client.arrow_stream import ReceivedBatch
 from headwater.client.protocol import ARROW_KIND, Request, get_request, ranges_of
 from headwater.client.responses import Described, Range
-from headwater.client.retry import Patience
+from headwater.client.retry import Backoff
 from headwater.client.transfer import Transfer
 from headwater.errors import HeadwaterError, InvalidRequest, StaleEpoch
 from headwater.model.keys.key import Span
@@ -100,8 +100,8 @@ class Pull(Transfer["pa.RecordBatch"]):
 class SnapshotPull(Pull):
     """Rows of a span as of one version."""
 
-    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], walk: Walk, patience: Patience) -> None:
-        super().__init__(parts, query, patience)
+    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], walk: Walk, backoff: Backoff) -> None:
+        super().__init__(parts, query, backoff)
         self._walk = walk
 
     def answered(self, found: Described) -> None:
@@ -113,26 +113,26 @@ class SnapshotPull(Pull):
     def took(self, received: ReceivedBatch) -> None:
         if key := _position(received, b"last_key"):
             self._walk.took(bytes.fromhex(key))
-        self._patience.progress()
+        self._backoff.progress()
 
     def finished(self) -> float:
         self._walk.finished()
         self.done = self._walk.done
-        self._patience.progress()
+        self._backoff.progress()
         return 0.0
 
     def failed(self, error: HeadwaterError) -> float:
         if not isinstance(error, StaleEpoch):
             return super().failed(error)
         self._walk.replace(ranges_of(error.extra.get("ranges", [])))
-        return self._patience.wait(error)
+        return self._backoff.wait(error)
 
 
 class LogPull(Pull):
     """Changes of a slice of the log. After the first answer, all requests ask for the shape of that answer."""
 
-    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], patience: Patience) -> None:
-        super().__init__(parts, query, patience)
+    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], backoff: Backoff) -> None:
+        super().__init__(parts, query, backoff)
         self._pins = "tables" not in query  # changes of several tables have a shape of their own
         self.done = query["after"] >= query["upto"]
 
@@ -145,7 +145,7 @@ class LogPull(Pull):
         if self._pins and b"version" in received.schema:
             self._query.setdefault("shape", int(received.schema[b"version"]))
         self.done = self._query["after"] >= self._query["upto"]
-        self._patience.progress()
+        self._backoff.progress()
 
     def finished(self) -> float:
         self.done = True

@@ -1,4 +1,4 @@
-"""What the server answers, as values: tables, ranges, leases, subscriptions, pages."""
+"""Results of calls as values: tables, ranges, leases, subscriptions, pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.model.table import Table
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A table and the log behind it. `latest` is the newest offset that is durable: pulls see no newer one."""
+    """A table and its log. `latest` is the newest durable offset: pulls return no newer change."""
 
     generation: str
     horizon: int
@@ -22,10 +22,10 @@ class Described(msgspec.Struct, frozen=True):
     key: tuple[str, ...] = ()
     closed_ts: str | None = None
     schema_changed_at: int | None = None  # the first change of the shape after `after`, if the shape is another one
-    changed_to: Table | None = None  # the shape since then; older servers do not tell it
-    resnapshot: bool = False  # rows may have changed unseen with it
-    step_upto: int | None = None  # where a step of the size asked for ends, at best with a transaction
-    remedy: str = ""  # the SQL that makes the source tell whole rows; "" where it does
+    changed_to: Table | None = None  # the shape since then; older servers do not send it
+    resnapshot: bool = False  # rows may have changed with it without a change in the log
+    step_upto: int | None = None  # the end of a step of the requested size, if possible of a transaction
+    remedy: str = ""  # the SQL that makes the source send complete rows; "" if it does already
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Registered(msgspec.Struct, frozen=True, rename={"version": "init_snapshot_version"}):
-    """A lease on the log: what comes after offset `version` is kept, and longer by registering again in time."""
+    """A lease on the log: changes after offset `version` are kept until it ends; register again to renew it."""
 
     generation: str
     version: int
@@ -47,12 +47,12 @@ class Registered(msgspec.Struct, frozen=True, rename={"version": "init_snapshot_
 
     @property
     def snapshot_version(self) -> str:
-        """The rows at that offset, for `snapshot`."""
+        """Return the version at that offset, for `snapshot`."""
         return f"{self.generation}.{self.version}"
 
 
 class Subscribed(msgspec.Struct, frozen=True):
-    """A subscription that the server remembers; changes after `offset` are delivered."""
+    """A subscription that the server stores; changes after `offset` are delivered."""
 
     sub_id: str
     offset: int
@@ -62,7 +62,7 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True, rename={"changes": "events"}):
-    """One answer to a poll. While rows of a snapshot are read, `snapshot` holds `done` and `cursor`."""
+    """The answer to a poll. While rows of a snapshot are read, `snapshot` holds `done` and `cursor`."""
 
     changes: list[dict[str, Any]]
     next_offset: int
@@ -74,7 +74,7 @@ class Page(msgspec.Struct, frozen=True, rename={"changes": "events"}):
 
 
 class WireRange(msgspec.Struct, frozen=True):
-    """A range as JSON has it: keys in hex, an open end left out."""
+    """A range in JSON: keys in hex, an open end left out."""
 
     id: int
     epoch: int
@@ -84,6 +84,6 @@ class WireRange(msgspec.Struct, frozen=True):
     bytes: int = 0
 
     def read(self) -> Range:
-        """With its keys as bytes."""
+        """Return the range with its keys as bytes."""
         end = None if self.end is None else bytes.fromhex(self.end)
         return Range(self.id, self.epoch, Span(bytes.fromhex(self.start), end), self.rows, self.bytes)

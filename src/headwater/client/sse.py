@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headwater.client.protocol import EVENT_STREAM, Request, broken, error_of, get_request, lost
-from headwater.client.retry import Patience
+from headwater.client.protocol import EVENT_STREAM, Request, broken, error_of, get_request, offset_expired
+from headwater.client.retry import Backoff
 from headwater.client.transfer import Transfer
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
 from headwater.model.change import Op
@@ -54,9 +54,9 @@ class Feed(Transfer[dict[str, Any]]):
     """One stream of changes over as many connections as it takes."""
 
     def __init__(
-        self, parts: Sequence[str], query: Mapping[str, Any], patience: Patience, control: Collection[str] = ()
+        self, parts: Sequence[str], query: Mapping[str, Any], backoff: Backoff, control: Collection[str] = ()
     ) -> None:
-        super().__init__(parts, query, patience)
+        super().__init__(parts, query, backoff)
         self._control = ALWAYS.union(control)
         self._upto: int | None = query.get("upto")
         self.last_id = ""
@@ -73,7 +73,7 @@ class Feed(Transfer[dict[str, Any]]):
     def take(self, part: bytes) -> Iterator[dict[str, Any]]:
         frames = self._parser.take(part)
         if frames or self._pieces:  # the first piece alone is no progress: a server that is about to fail sends it, too
-            self._patience.progress()
+            self._backoff.progress()
         self._pieces += 1
         for frame in frames:
             self.last_id = frame.id
@@ -89,7 +89,7 @@ class Feed(Transfer[dict[str, Any]]):
         """
         reached = self.last_id.isdigit() and self._upto is not None and int(self.last_id) >= self._upto
         self._done = reached or (self._upto is not None and not self._events and not self._parser.farewell)
-        return 0.0 if self._done else self._patience.wait(broken("the server ended the stream"))
+        return 0.0 if self._done else self._backoff.wait(broken("the server ended the stream"))
 
     def _event(self, frame: Frame) -> dict[str, Any] | None:
         if not frame.word:
@@ -98,7 +98,7 @@ class Feed(Transfer[dict[str, Any]]):
         if frame.word in OPS:
             return data
         if frame.word == "resnapshot":
-            raise lost(data)
+            raise offset_expired(data)
         if frame.word == "failed":
             raise error_of(data["code"], data["message"], data.get("details") or {})
         return {"event": frame.word, "id": frame.id, "data": data} if frame.word in self._control else None
@@ -107,8 +107,8 @@ class Feed(Transfer[dict[str, Any]]):
 class Follow(Transfer[tuple[str, Any]]):
     """Rows, then changes: feeds that begin with a snapshot, one after the other where the rows must be read again."""
 
-    def __init__(self, open_feed: Callable[[], Feed], filters: Mapping[str, Any], patience: Patience) -> None:
-        super().__init__((), {}, patience)
+    def __init__(self, open_feed: Callable[[], Feed], filters: Mapping[str, Any], backoff: Backoff) -> None:
+        super().__init__((), {}, backoff)
         self._open_feed, self._filters = open_feed, filters
         self._feed: Feed | None = None
         self._reshaped = False
@@ -123,7 +123,7 @@ class Follow(Transfer[tuple[str, Any]]):
     def take(self, part: bytes) -> Iterator[tuple[str, Any]]:
         assert self._feed is not None
         for event in self._feed.take(part):
-            self._patience.progress()
+            self._backoff.progress()
             if event.get("event") == "snapshot_restart":
                 yield "resnapshot", event["data"]["reason"]
             elif event.get("snapshot"):
@@ -132,7 +132,7 @@ class Follow(Transfer[tuple[str, Any]]):
                 yield "change", event
                 if event.get("resnapshot"):
                     self._reshaped = True
-                    raise lost({"reason": "schema_changed"})
+                    raise offset_expired({"reason": "schema_changed"})
 
     def finished(self) -> float:
         assert self._feed is not None
@@ -143,7 +143,7 @@ class Follow(Transfer[tuple[str, Any]]):
         if not isinstance(error, OffsetExpired):
             return self._feed.failed(error)
         self._feed, self._reason = None, error.extra.get("resnapshot_reason") or error.code
-        return 0.0 if self._reshaped else self._patience.wait(error)
+        return 0.0 if self._reshaped else self._backoff.wait(error)
 
     def rest(self) -> Iterator[tuple[str, Any]]:
         if self._reason:

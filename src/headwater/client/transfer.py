@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from headwater.client.protocol import Repeat, Request, may_repeat
-from headwater.client.retry import Patience
+from headwater.client.retry import Backoff
 from headwater.errors import HeadwaterError
 
 T = TypeVar("T")
@@ -26,8 +26,8 @@ class Transfer(Generic[T]):
     is_arrow = False  # parts are record batches; else they are bytes
     question: Call[Any] | None = None  # a call to make before the first request
 
-    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], patience: Patience) -> None:
-        self._parts, self._patience = parts, patience
+    def __init__(self, parts: Sequence[str], query: Mapping[str, Any], backoff: Backoff) -> None:
+        self._parts, self._backoff = parts, backoff
         self._query = {name: value for name, value in query.items() if value is not None}
 
     def answered(self, found: Any) -> None:
@@ -49,7 +49,7 @@ class Transfer(Generic[T]):
         """Return the seconds to wait before `next`; raise `error` if a retry is of no use."""
         if not may_repeat(Repeat.ANY, error):
             raise error
-        return self._patience.wait(error)
+        return self._backoff.wait(error)
 
     def rest(self) -> Iterator[T]:
         """Yield what is due after a connection ended."""
