@@ -18,7 +18,7 @@ LITTLE_SPACE, NO_SPACE = 1 << 30, 64 << 20  # bytes: warn, fail
 
 
 def machine(data: Path) -> Iterator[Check]:
-    """The interpreter, the SQLite in it, and the data folder."""
+    """Check the interpreter, its SQLite, and the data folder."""
     from headwater.sources.sqlite.connection import open_file
 
     yield Check("python", "ok", sys.version.split()[0])

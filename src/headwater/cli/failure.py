@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and a failure that says what to do next."""
+"""Exit codes, and the failure of a command with its hint."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UNREACHABLE = 3  # no server answers
 
 
 class Failure(Exception):
-    """A command that cannot go on, in the words for the person at the terminal."""
+    """A command that cannot continue; message and hint are printed."""
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int = FAILED) -> None:
         super().__init__(message)

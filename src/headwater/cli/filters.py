@@ -1,4 +1,4 @@
-"""Which changes a command asks for: the table, the filters and the start, from the command line to the wire."""
+"""The table, filters and start of a command that reads changes, from the command line to parameters of RPC."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headwater.cli.remote import Remote
 from headwater.model.database_name import real_name
 
 MAIN = "main"
-EVERY = "*"  # in place of a table: all of a database
+EVERY = "*"  # in place of a table: all tables of a database
 WORDS = ("latest", "earliest", "snapshot")
 SPAN_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SPAN = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(SPAN_MS)})", re.ASCII)
@@ -23,7 +23,7 @@ _OFFSET = re.compile(r"offset:(\d{1,18})", re.ASCII)
 
 
 def add_filters(parser: argparse.ArgumentParser) -> None:
-    """What to look at, and which of its changes."""
+    """Add the table and the filters."""
     parser.add_argument("table", metavar="[DB.]TABLE", help="a table; a database alone, or DB.*, is all its tables")
     parser.add_argument("--where", metavar="SQL", help="only rows for which this holds, such as 'total > 100'")
     parser.add_argument("--op", action="append", metavar="OP", help="only insert, update, delete … (a,b or repeated)")
@@ -32,7 +32,7 @@ def add_filters(parser: argparse.ArgumentParser) -> None:
 
 
 def add_images(parser: argparse.ArgumentParser) -> None:
-    """How changes look."""
+    """Add the flags for images and format."""
     parser.add_argument("--before", action="store_true", help="show the row as it was")
     parser.add_argument("--after", action="store_true", help="show the row as it is")
     parser.add_argument("--format", metavar="NAME", help="a format of the wire, such as debezium_json")
@@ -42,7 +42,7 @@ def add_images(parser: argparse.ArgumentParser) -> None:
 
 
 def key(text: str) -> list[Any]:
-    """The parts of a key: a JSON array, a JSON value, or else a text."""
+    """Return the parts of a key: a JSON array, a JSON value, or else a text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -51,7 +51,7 @@ def key(text: str) -> list[Any]:
 
 
 def moment(text: str, now_ms: int | None = None) -> int:
-    """The time meant by `10m` (ago), or by an ISO time, in milliseconds; without a zone it is the time here."""
+    """Return the time of `10m` (ago), or of an ISO time, in milliseconds; without a zone it is local time."""
     now = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     if found := _SPAN.fullmatch(text):
         return max(now - round(float(found[1]) * SPAN_MS[found[2]]), 0)
@@ -63,7 +63,7 @@ def moment(text: str, now_ms: int | None = None) -> int:
 
 
 def start(text: str) -> str | dict[str, int]:
-    """Where to begin, as the wire has it."""
+    """Return the start position as RPC takes it."""
     if text in WORDS:
         return text
     if found := _OFFSET.fullmatch(text):
@@ -75,14 +75,14 @@ def start(text: str) -> str | dict[str, int]:
 
 
 def natural(text: str) -> int:
-    """A number from 0 on."""
+    """Return a number from 0 on."""
     if not (text.isascii() and text.isdigit() and len(text) < 19):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a number from 0 on")
     return int(text)
 
 
 def listed(given: Sequence[str] | None) -> list[str] | None:
-    """The words of a flag that is repeated, or holds commas, or both."""
+    """Return the words of a flag that is repeated, or holds commas, or both."""
     return None if given is None else [word.strip() for text in given for word in text.split(",")]
 
 
@@ -90,7 +90,7 @@ def listed(given: Sequence[str] | None) -> list[str] | None:
 
 
 class Place(NamedTuple):
-    """A table, or all of a database."""
+    """A table, or all tables of a database."""
 
     db: str
     table: str | None
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
 
 def find_place(remote: Remote, text: str) -> Place:
-    """The table or database that `text` names; Failure when there is none, or a bare name means both."""
+    """Return the table or database that `text` names; Failure if there is none, or the name is ambiguous."""
     databases = remote.call("schema.list_databases")["databases"]
     head, dot, tail = text.partition(".")
     db = real_name(head)
@@ -136,11 +136,11 @@ def _missing(remote: Remote, what: str, text: str, databases: Sequence[str]) -> 
     return Failure(what, hint=f"There are: {', '.join(named[:20]) or 'no tables yet'}.")
 
 
-# --- for the wire ----------------------------------------------------------------------------------------
+# --- parameters ------------------------------------------------------------------------------------------
 
 
 def filters(args: argparse.Namespace, place: Place) -> dict[str, Any]:
-    """The flags that are given, as parameters of RPC."""
+    """Return the given flags as parameters of RPC."""
     from headwater.model.literal import from_json, to_lit
 
     pk = None if args.pk is None else [to_lit(from_json(value)) for value in args.pk]

@@ -1,4 +1,4 @@
-"""The command `headwater`: one parser from all command groups; every error leaves as words, not as a traceback."""
+"""The command `headwater`: one parser for all command groups; errors are printed as messages, not as tracebacks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ The credential comes from HEADWATER_TOKEN or --token-file, never from an argumen
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in two lines."""
+    """An argument parser whose errors are two lines."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As inherited, but the command that does not know a flag complains itself, and never repeats its value."""
+        """Parse as inherited, but report an unknown flag by the command itself, and never repeat its value."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """The whole command line. Abbreviated flags are refused: a later flag must not change what a script does."""
+    """Return the parser of the command line. Abbreviated flags are refused: a new flag must not break a script."""
     parser = Parser(
         prog="headwater",
         description="Makes a SQL database live: an ordered, durable, replayable log of every committed change.",
@@ -77,7 +77,7 @@ def build_parser() -> Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command; return its exit code."""
     args = build_parser().parse_args(argv)
     try:
         code = int(args.run(args))

@@ -1,4 +1,4 @@
-"""The settings of a command: flags over environment over file; also the command `config`, which shows them."""
+"""Settings of commands: flags over environment over file. Also `headwater config`, which shows them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _PASSWORD = re.compile(r"(://[^:@/]*:)[^/]*(@)")
 
 
 def add_config_flags(parser: argparse.ArgumentParser) -> None:
-    """Where settings come from, for commands that read them."""
+    """Add the flags of commands that read settings."""
     parser.add_argument("--data", metavar="DIR", help="directory of Headwater's own files (./headwater-data)")
     parser.add_argument("--config", metavar="FILE", help="settings in TOML")
 
 
 def add_databases(parser: argparse.ArgumentParser) -> None:
-    """The databases a command is about."""
+    """Add the databases of a command."""
     parser.add_argument(
         "database", nargs="*", metavar="DATABASE_URL", help="a SQLite file, postgresql://…, or NAME=URL"
     )
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
-    """The credential, never in argv: other users see it there."""
+    """Add --token-file. No flag takes the credential itself: other users see argv."""
     parser.add_argument(
         "--token-file", metavar="FILE", help="file with the credential, mode 0600 (else HEADWATER_TOKEN)"
     )
 
 
 def load_config(args: argparse.Namespace, **flags: Any) -> Config:
-    """The settings this command runs with; `flags` by setting name with `__` for the dot."""
+    """Return the settings of this command; `flags` are setting names with `__` for the dot."""
     from headwater.settings import load
 
     given: dict[str, Any] = {name.replace("__", "."): value for name, value in flags.items()}
@@ -58,13 +58,13 @@ def credential(config: Config) -> str | None:
 
 
 def environment(args: argparse.Namespace) -> Mapping[str, str]:
-    """The environment, with the credential of --token-file in it."""
+    """Return the environment, with the credential of --token-file in it."""
     file = getattr(args, "token_file", None)
     return os.environ if file is None else {**os.environ, "HEADWATER_TOKEN": read_token(Path(file))}
 
 
 def read_token(file: Path) -> str:
-    """The credential in `file`, which nobody else may read."""
+    """Return the credential in `file`; Failure if other users may read it."""
     try:
         with file.open(encoding="utf-8") as opened:
             mode = os.fstat(opened.fileno()).st_mode
@@ -79,7 +79,7 @@ def read_token(file: Path) -> str:
 
 
 def name_databases(urls: Sequence[str]) -> dict[str, str]:
-    """Name to URL. One alone is `main`, as requests without `db` mean that; several go by their file names."""
+    """Return URLs by name. A single database is `main`, the default of requests; several have their file names."""
     named: dict[str, str] = {}
     for text in urls:
         name, url = _split(text)
@@ -114,7 +114,7 @@ def add(commands: Any) -> None:
     add_config_flags(show)
     add_output(show)
     show.set_defaults(run=_show)
-    settings = group.add_parser("settings", help="every setting there is")
+    settings = group.add_parser("settings", help="all settings")
     add_output(settings)
     settings.set_defaults(run=_settings)
 

@@ -1,4 +1,4 @@
-"""`headwater debug changefeed`: the change feed of some keys, printed as it comes; connects again until it is ended."""
+"""`headwater debug changefeed`: prints the change feed of some keys, and reconnects until it is stopped."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ OFFSET = "offset:"
 
 def add(commands: Any) -> None:
     """Register `debug`."""
-    group = commands.add_parser("debug", help="look inside").add_subparsers(dest="verb", required=True)
+    group = commands.add_parser("debug", help="inspect a running server").add_subparsers(dest="verb", required=True)
     parser = group.add_parser("changefeed", help="print the change feed of some keys", allow_abbrev=False)
     parser.add_argument("table", metavar="[DB.]TABLE", help="a table; DB.* is all of a database")
     parser.add_argument("span", nargs="?", metavar="SPAN", help="a key, or LOW..HIGH with both; JSON, [1, 2] for parts")
     parser.add_argument("--base", metavar="WHEN", help="begin after 10m, an ISO time, MS.COUNTER or offset:N (now)")
-    parser.add_argument("--until", metavar="WHEN", help="end when everything up to then is here")
+    parser.add_argument("--until", metavar="WHEN", help="end when all changes up to then were received")
     parser.add_argument("--limit", type=natural, metavar="N", help="end after N values")
     parser.add_argument("--diff", action="store_true", help="show the row as it was, too")
     parser.add_argument("--skip-catchup", action="store_true", help="begin now, whatever the base")
-    parser.add_argument("--once", action="store_true", help="do not connect again")
+    parser.add_argument("--once", action="store_true", help="do not reconnect")
     parser.add_argument("--grpc", metavar="HOST:PORT", help="the gRPC address of the server (127.0.0.1:7172)")
-    parser.add_argument("--tls", action="store_true", help="encrypted; also where the settings here have a certificate")
+    parser.add_argument("--tls", action="store_true", help="use TLS (default if the settings here have a certificate)")
     parser.add_argument("--ca", metavar="FILE", help="authorities in PEM to trust instead of the usual")
     add_token_file(parser)
     add_output(parser)
@@ -60,7 +60,7 @@ def _reached(event: dict[str, Any], until: Timestamp) -> bool:
 
 
 def _events(args: argparse.Namespace) -> Generator[dict[str, Any], None, None]:
-    """Of one stream after the other, each from the last checkpoint of the one before."""
+    """Yield the events of one stream after the other, each from the last checkpoint of the one before."""
     from headwater.serve.grpc.changefeed_client import Ended
 
     db, spans = asked_for(args.table, args.span)
@@ -94,11 +94,11 @@ def _failure(ended: Any, args: argparse.Namespace) -> Failure:
     return Failure(ended.message, hint=ended.hint)
 
 
-# --- what is asked for -----------------------------------------------------------------------------------
+# --- request ---------------------------------------------------------------------------------------------
 
 
 def asked_for(table: str, span: str | None) -> tuple[str, list[dict[str, str]]]:
-    """The database, and the spans of a request: none for all of it."""
+    """Return the database and the spans of a request; no spans mean all of it."""
     db, dot, name = table.partition(".")
     db, name = (db, name) if dot else (MAIN, table)
     if name == EVERY:
@@ -112,7 +112,7 @@ def asked_for(table: str, span: str | None) -> tuple[str, list[dict[str, str]]]:
 
 
 def keys_of(text: str) -> dict[str, Any]:
-    """The keys meant by `KEY`, `LOW..HIGH`, `LOW..` or `..HIGH`."""
+    """Return the keys of `KEY`, `LOW..HIGH`, `LOW..` or `..HIGH`."""
     from headwater.model.literal import from_json, to_lit
 
     def lits(part: str) -> list[Any]:
@@ -140,7 +140,7 @@ def _base(text: str | None) -> tuple[Timestamp | None, bool]:
 
 
 def _time(text: str, flag: str) -> Timestamp:
-    """A time as checkpoints have it, or one for people."""
+    """Return the time of a checkpoint (MS.COUNTER), of `10m` (ago), or of an ISO time."""
     try:
         if text.partition(".")[0].isdigit():
             return parse_ts(text)
@@ -173,11 +173,11 @@ def _dial(args: argparse.Namespace) -> Dialled:
     return Dialled(address, credential(config), tls=tls, ca=trusted)
 
 
-# --- what is printed -------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------
 
 
 def line(event: dict[str, Any]) -> str:
-    """An event for people."""
+    """Return an event as a readable line."""
     from headwater.cli.output.tables import printable
 
     match event["event"]:
@@ -205,7 +205,7 @@ def _key(text: str) -> str:
 
     try:
         return ", ".join(map(repr, decode_key(bytes.fromhex(text))))
-    except InvalidRequest:  # folded by a collation, or of a type whose bytes say nothing
+    except InvalidRequest:  # folded by a collation, or of a type that cannot be decoded
         return text
 
 

@@ -1,4 +1,4 @@
-"""`headwater doctor`: looks at this machine, the databases and their logs, without a server."""
+"""`headwater doctor`: checks this machine, the databases and their logs, without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`headwater log show`: changes straight from a log file, beside a running server or without one."""
+"""`headwater log show`: prints changes of a log file, with or without a running server."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _changes(log: DiskLog, after: int, upto: int) -> Iterator[tuple[Transaction,
 
 
 def _print_json(db: str, found: Iterator[tuple[Transaction, int, Change]]) -> None:
-    """One change per line: a log can be longer than memory."""
+    """Print one change per line: a log can be larger than memory."""
     from headwater.cli.output.changes import as_json
 
     for part, offset, change in found:

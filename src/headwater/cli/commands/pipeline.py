@@ -1,4 +1,4 @@
-"""`headwater pipeline`: tables carried into lakes and databases by Spark: run, verified, looked at, begun anew."""
+"""`headwater pipeline`: run and verify pipelines that carry tables into lakes and databases with Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from headwater.cli.commands import pipeline_status as standing
+from headwater.cli.commands import pipeline_status
 from headwater.cli.failure import FAILED, OK, UNREACHABLE, USAGE, Failure
 from headwater.cli.remote import open_remote
 from headwater.errors import Unavailable
@@ -32,7 +32,7 @@ T = TypeVar("T")
 FILE = "pipeline.toml"
 SHOW_CURSOR = "\x1b[?25h"
 STOPPING = "stops after the current commit; once more: at once"
-FOREIGN = ("pyspark", "py4j")  # whose errors are Spark's, many lines long
+FOREIGN = ("pyspark", "py4j")  # their errors are many lines long
 
 
 def add(commands: Any) -> None:
@@ -42,21 +42,21 @@ def add(commands: Any) -> None:
     )
     run = _verb(group, "run", "carry the tables of a file, until stopped", _run)
     run.add_argument("file", metavar="FILE", help="the pipeline, in TOML (`init` writes a first one)")
-    run.add_argument("--once", action="store_true", help="only up to what is there now")
-    run.add_argument("--verify", action="store_true", help="compare source and sink in the end")
+    run.add_argument("--once", action="store_true", help="stop after the changes committed so far")
+    run.add_argument("--verify", action="store_true", help="compare source and sink at the end")
     _add_master(run)
-    run.add_argument("-o", "--output", choices=("text", "json"), default="text", help="how to tell progress (text)")
+    run.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format of progress (text)")
     verify = _verb(group, "verify", "compare source and sink range by range", _verify)
     verify.add_argument("file", metavar="FILE", help="the pipeline, in TOML")
-    verify.add_argument("--repair", action="store_true", help="make ranges that differ right")
+    verify.add_argument("--repair", action="store_true", help="repair ranges that differ")
     _add_master(verify)
-    verify.add_argument("-o", "--output", choices=("text", "json"), default="text", help="how to tell it (text)")
+    verify.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format of the report (text)")
     init = _verb(group, "init", "write a first file, every key explained", _init)
     init.add_argument("file", nargs="?", default=FILE, metavar="FILE", help=f"where to write it ({FILE})")
     init.add_argument("--table", action="append", default=[], metavar="[DB.]TABLE", help="carry it; may be repeated")
-    init.add_argument("--server", metavar="URL", help="the server to read from (where `headwater sql` would ask)")
-    init.add_argument("--force", action="store_true", help="also over a file that is there")
-    standing.add(group, _verb)
+    init.add_argument("--server", metavar="URL", help="the server to read from (default: that of `headwater sql`)")
+    init.add_argument("--force", action="store_true", help="overwrite an existing file")
+    pipeline_status.add(group, _verb)
 
 
 def _verb(group: Any, name: str, text: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
@@ -70,7 +70,7 @@ def _add_master(parser: argparse.ArgumentParser) -> None:
 
 
 def _with_extra(run: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """`run`, but a package that is not installed is said in words."""
+    """Return `run`, with a readable error for a package that is not installed."""
 
     def guarded(args: argparse.Namespace) -> int:
         try:
@@ -114,7 +114,7 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _compare(spec: PipelineSpec, args: argparse.Namespace, show: Any, *, repair: bool) -> bool:
-    """Whether all tables are equal; what was found is told by `show`."""
+    """Return whether all tables are equal; `show` prints the differences."""
     from headwater.pipeline.verify.verify import verify
 
     reports = _in_thread(lambda: verify(spec, repair=repair, master=args.master, watcher=show))
@@ -123,7 +123,7 @@ def _compare(spec: PipelineSpec, args: argparse.Namespace, show: Any, *, repair:
 
 @contextmanager
 def _reached(spec: PipelineSpec, args: argparse.Namespace) -> Iterator[None]:
-    """A server that does not answer is said with the place that names it."""
+    """Report an unreachable server with the place that names it."""
     from headwater.pipeline.run.server_check import hint_of, is_unreachable
 
     try:
@@ -160,7 +160,7 @@ def _show(args: argparse.Namespace) -> Bars | Lines | JsonLines:
 
 
 def _in_thread(work: Callable[[], T]) -> T:
-    """The result of `work`, done beside the main thread: in that, Spark would take Ctrl-C for itself."""
+    """Return the result of `work`, run in another thread: in the main thread, Spark would handle Ctrl-C itself."""
     with ThreadPoolExecutor(1, thread_name_prefix="headwater-pipeline") as threads:
         try:
             return threads.submit(work).result()
@@ -174,7 +174,7 @@ def _in_thread(work: Callable[[], T]) -> T:
 
 @contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `stop`; when it is set already, they end the process as if nobody listened."""
+    """Let SIGTERM and Ctrl-C set `stop`; the second one ends the process at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
@@ -214,21 +214,21 @@ def _init(args: argparse.Namespace) -> int:
 
 
 def _server(args: argparse.Namespace) -> str:
-    """Where other commands would ask."""
+    """Return the URL of the server that other commands use."""
     remote = open_remote(args)
     remote.close()
     return remote.url
 
 
 def _with_server(template: str, url: str) -> str:
-    """The template with the server at `url`, the comment where it was."""
+    """Return the template with the server at `url`; its comment stays."""
     before, line, after = re.split(r"^(server = .*)$", template, maxsplit=1, flags=re.MULTILINE)
     place = line.index("#")
     return f"{before}{f'server = {json.dumps(url)} '.ljust(place)}{line[place:]}{after}"
 
 
 def _with_tables(template: str, named: Sequence[str]) -> str:
-    """The template with these tables in place of its example: an entry for each database."""
+    """Return the template with these tables in place of its example: an entry for each database."""
     head, entry = template.split("[[table]]\n")
     tables: dict[str, dict[str, None]] = {}
     for name in named:
@@ -240,7 +240,7 @@ def _with_tables(template: str, named: Sequence[str]) -> str:
 
 
 def _entry(example: str, db: str, tables: list[str]) -> str:
-    """One [[table]], with the example's comments."""
+    """Return one [[table]], with the example's comments."""
 
     def toml(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)

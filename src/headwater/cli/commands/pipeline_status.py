@@ -28,7 +28,7 @@ Verb = Callable[[Any, str, str, Callable[[argparse.Namespace], int]], argparse.A
 
 def add(group: Any, verb: Verb) -> None:
     """Register the verbs."""
-    status = verb(group, "status", "how tables stand", _status)
+    status = verb(group, "status", "progress and state of tables", _status)
     status.add_argument("file", nargs="?", metavar="FILE", help="only the pipeline of this file")
     every = verb(group, "list", "every pipeline of the meta store", _list)
     cancel = verb(group, "cancel", "stop carrying, wherever it runs", _cancel)
@@ -54,7 +54,7 @@ def add(group: Any, verb: Verb) -> None:
 
 
 def _open(args: argparse.Namespace) -> MetaStore:
-    """The meta store that is meant; it must be there."""
+    """Open the meta store of the command; it must exist."""
     from headwater.pipeline.run.progress import MetaStore
     from headwater.pipeline.run.spec import META_FILE
 
@@ -86,7 +86,7 @@ def _read(file: str) -> PipelineSpec:
 
 
 def _split(table: str | None) -> tuple[str | None, str | None]:
-    """`main.orders` as database and table; the database is open when it is not named."""
+    """Return database and table of `main.orders`; None for a database that is not named."""
     db, dot, name = (table or "").partition(".")
     return (db, name) if dot else (None, table)
 
@@ -118,7 +118,7 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _facts(task: Task, ranges: Sequence[RangeProgress], latest: int | None) -> dict[str, Any]:
-    """Everything about one task, for programs."""
+    """Return a task as JSON."""
     offset = min((row.last_offset for row in ranges), default=0) or None
     return {
         "pipeline": task.name,
@@ -143,7 +143,7 @@ def _facts(task: Task, ranges: Sequence[RangeProgress], latest: int | None) -> d
 
 
 def state_of(task: Task) -> str:
-    """In a word, what most matters first."""
+    """Return the state in a word; the most important one wins."""
     if task.error and not task.is_owned:
         return "failed"
     if task.cancelled:
@@ -152,7 +152,7 @@ def state_of(task: Task) -> str:
 
 
 def _stage(ranges: Sequence[RangeProgress]) -> str | None:
-    """Of the table: that of its range that is least far, or failed."""
+    """Return the stage of the table: that of its least advanced or failed range."""
     from headwater.pipeline.run.task import FAILED, STAGES
 
     stages = [row.stage for row in ranges]
@@ -160,14 +160,14 @@ def _stage(ranges: Sequence[RangeProgress]) -> str | None:
 
 
 class Heads:
-    """How far the logs of the sources are. A server that does not answer is asked once."""
+    """Newest offsets of the logs. A server that does not answer is asked only once."""
 
     def __init__(self, token_file: str | None) -> None:
         self._token_file = token_file
         self._silent: set[str] = set()
 
     def latest(self, task: Task) -> int | None:
-        """The newest offset; None when the server does not say."""
+        """Return the newest offset; None if the server does not answer."""
         from headwater.client import Client
 
         if task.server in self._silent:
@@ -232,8 +232,8 @@ def _cancel(args: argparse.Namespace) -> int:
         found = _found(meta, args)
         meta.cancel(args.name, *_split(args.table), undo=args.undo)
     running = [task for task in found if task.is_owned]
-    told = "may run again" if args.undo else "is cancelled" if not running else "stops after its current commit"
-    return _say(args, found, told)
+    outcome = "may run again" if args.undo else "is cancelled" if not running else "stops after its current commit"
+    return _say(args, found, outcome)
 
 
 def _reset(args: argparse.Namespace) -> int:
@@ -256,10 +256,10 @@ def _agreed(tasks: Sequence[Task]) -> bool:
     return input("Take new snapshots of these, emptying their sinks? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def _say(args: argparse.Namespace, tasks: Sequence[Task], told: str) -> int:
+def _say(args: argparse.Namespace, tasks: Sequence[Task], outcome: str) -> int:
     if args.output == "json":
         print_json([{"pipeline": task.name, "db": task.db, "table": task.table} for task in tasks])
     else:
         for task in tasks:
-            print(f"{task.db}.{task.table} of {task.name} {told}")
+            print(f"{task.db}.{task.table} of {task.name} {outcome}")
     return OK

@@ -79,7 +79,7 @@ def _announce(server: Server, app: App) -> None:
 
 
 def _calm_collector() -> None:
-    """What was loaded stays: the collector need not look at it again, nor at every few hundred new objects."""
+    """Exclude loaded objects from garbage collection, and collect less often."""
     import gc
 
     gc.collect()

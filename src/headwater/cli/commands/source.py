@@ -1,4 +1,4 @@
-"""`headwater source`: capture in a database, looked at, put in and taken out without a server."""
+"""`headwater source`: list, attach and detach capture in a database, without a server."""
 
 from __future__ import annotations
 

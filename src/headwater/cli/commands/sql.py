@@ -44,7 +44,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def argument(text: str) -> Any:
-    """What `text` stands for: a JSON scalar, a tagged value, a JSON document, or, if it is none, itself."""
+    """Return the value of `text`: a JSON scalar, a tagged value, a JSON document, or else the text itself."""
     try:
         value = json.loads(text)
     except ValueError:

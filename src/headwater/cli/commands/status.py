@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def databases(remote: Remote) -> dict[str, dict[str, Any]]:
-    """The status of every database of `remote`, by name."""
+    """Return the status of every database of `remote`, by name."""
     names = remote.call("schema.list_databases")["databases"]
     if not names:
         return {}

@@ -1,4 +1,4 @@
-"""`headwater subscription`: durable subscriptions of a running server, looked at, tried out, made and moved."""
+"""`headwater subscription`: list, try, create and move durable subscriptions of a running server."""
 
 from __future__ import annotations
 
@@ -30,28 +30,30 @@ Show = Callable[[Any, argparse.Namespace], None]
 def add(commands: Any) -> None:
     """Register `subscription`."""
     group = commands.add_parser("subscription", help="durable subscriptions").add_subparsers(dest="verb", required=True)
-    every = _verb(group, "list", "list subscriptions and how they stand", _list, _show_list)
+    every = _verb(group, "list", "list subscriptions with state and lag", _list, _show_list)
     every.add_argument("--db", metavar="NAME", help="only those of this database")
     _of_one(_verb(group, "show", "everything about one", _one, _show_one))
     _of_one(_verb(group, "pause", "deliver nothing for now", _call("cdc.pause"), _say("is paused after offset")))
     _of_one(_verb(group, "resume", "deliver again", _call("cdc.resume"), _say("goes on after offset")))
-    seek = _verb(group, "seek", "go on from another place, forwards or back", _seek, _say("goes on after offset"))
+    seek = _verb(group, "seek", "continue from another offset, forwards or back", _seek, _say("goes on after offset"))
     _of_one(seek)
     where = seek.add_mutually_exclusive_group(required=True)
-    where.add_argument("--offset", type=natural, metavar="N", help="go on with the change after offset N")
-    where.add_argument("--to", type=moment, metavar="TIME", help="go on with what came after: 10m (ago), an ISO time")
-    _of_one(_verb(group, "close", "forget it", _call("cdc.close"), _say("is closed")))
-    create = _verb(group, "create", "make one", _create, _show_created)
+    where.add_argument("--offset", type=natural, metavar="N", help="continue with the change after offset N")
+    where.add_argument("--to", type=moment, metavar="TIME", help="continue with changes after 10m (ago), an ISO time")
+    _of_one(_verb(group, "close", "delete it", _call("cdc.close"), _say("is closed")))
+    create = _verb(group, "create", "create one", _create, _show_created)
     add_filters(create)
     add_images(create)
-    create.add_argument("--name", metavar="NAME", help="found again by its name instead of being made twice")
+    create.add_argument("--name", metavar="NAME", help="its name; create it again to get the same one")
     create.add_argument(
         "--start", type=start, metavar="WHEN", help="latest, earliest, snapshot, offset:N, 10m (ago), an ISO time"
     )
-    backtest = _verb(group, "backtest", "what one would have seen, without making it", _backtest, _show_backtest)
+    backtest = _verb(
+        group, "backtest", "changes one would have delivered, without creating it", _backtest, _show_backtest
+    )
     add_filters(backtest)
     add_images(backtest)
-    backtest.add_argument("--since", type=start, metavar="WHEN", help="look from there on, not from the oldest change")
+    backtest.add_argument("--since", type=start, metavar="WHEN", help="begin there, not with the oldest change")
 
 
 def _verb(group: Any, name: str, text: str, work: Work, show: Show) -> argparse.ArgumentParser:
@@ -79,7 +81,7 @@ def _run(args: argparse.Namespace) -> int:
     return OK
 
 
-# --- asking ----------------------------------------------------------------------------------------------
+# --- calls -----------------------------------------------------------------------------------------------
 
 
 def _list(remote: Remote, args: argparse.Namespace) -> Any:
@@ -87,7 +89,7 @@ def _list(remote: Remote, args: argparse.Namespace) -> Any:
 
 
 def _every(remote: Remote, **given: Any) -> Iterator[dict[str, Any]]:
-    """All subscriptions, page by page."""
+    """Yield all subscriptions, page by page."""
     while True:
         page = remote.call("cdc.list", **given)
         yield from page["subscriptions"]
@@ -97,7 +99,7 @@ def _every(remote: Remote, **given: Any) -> Iterator[dict[str, Any]]:
 
 
 def _id(remote: Remote, text: str) -> str:
-    """The id of the subscription that `text` is, or names."""
+    """Return the id of the subscription with this id or name."""
     if ID.fullmatch(text):
         return text
     found = [each for each in _every(remote) if each["name"] == text]
@@ -136,7 +138,7 @@ def _backtest(remote: Remote, args: argparse.Namespace) -> Any:
     return remote.call("cdc.backtest", **params, **({} if args.since is None else {"start": args.since}))
 
 
-# --- showing ---------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------
 
 
 def _show_list(answer: Any, args: argparse.Namespace) -> None:
@@ -163,7 +165,7 @@ def _follows(each: dict[str, Any]) -> str:
 
 
 def _state(each: dict[str, Any]) -> str:
-    """As the server says; also that it is paused where something else matters more."""
+    """Return the state the server reports, and also that it is paused where another state comes first."""
     words = [each["state"].replace("_", " ")]
     if each["paused"] and each["state"] != "paused":
         words.append("paused")
@@ -199,7 +201,7 @@ def _text(value: Any) -> str:
 
 
 def until(ms: int | None, now_ms: int | None = None) -> str:
-    """How long it is until `ms`: `in 3 h`; nothing when that never comes."""
+    """Return the time until `ms`, as `in 3 h`; nothing for never."""
     if ms is None:
         return ""
     seconds = (ms - (time.time_ns() // 1_000_000 if now_ms is None else now_ms)) / 1000

@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
     add_images(parser)
     parser.add_argument("--limit", type=natural, metavar="N", help="end after N changes")
     parser.add_argument("--no-color", action="store_true", help="no colours, on a terminal too")
-    parser.add_argument("-v", "--verbose", action="store_true", help="say on standard error how far it is")
+    parser.add_argument("-v", "--verbose", action="store_true", help="report progress on standard error")
     add_server(parser)
     add_output(parser)
     parser.set_defaults(run=_run)
@@ -85,12 +85,12 @@ def _feed(args: argparse.Namespace, notes: Notes) -> Feed:
 
 
 def _latest(remote: Remote, params: dict[str, Any]) -> int:
-    """The offset that is newest now: known from the start, a connection lost before the first change misses nothing."""
+    """Return the newest offset, so that a connection lost before the first change misses nothing."""
     return int(remote.call("cdc.backtest", **params, start="latest")["from_offset"])
 
 
 class Printer:
-    """Standard output: the JSON as it came, or a line for people, in colour on a terminal."""
+    """Standard output: the JSON as received, or a readable line, in colour on a terminal."""
 
     def __init__(self, *, raw: bool, plain: bool) -> None:
         self._raw = raw
@@ -101,7 +101,7 @@ class Printer:
             self._console = Console(highlight=False)
 
     def change(self, frame: Frame) -> None:
-        """One change."""
+        """Print one change."""
         if self._raw:
             print(frame.data.decode())
             return
@@ -114,22 +114,22 @@ class Printer:
             self._console.print(line(found), style=colour(found) or None, markup=False, soft_wrap=True)
 
     def flush(self) -> None:
-        """What was printed is seen now."""
+        """Flush standard output."""
         sys.stdout.flush()
 
 
 class Notes:
-    """Standard error: what is not a change."""
+    """Standard error: everything that is not a change."""
 
     def __init__(self, *, verbose: bool) -> None:
         self._verbose = verbose
 
     def say(self, text: str) -> None:
-        """For everybody."""
+        """Print a notice."""
         print(f"headwater tail: {text}", file=sys.stderr, flush=True)
 
     def verbose(self, text: str) -> None:
-        """For those who asked."""
+        """Print a notice if --verbose is given."""
         if self._verbose:
             self.say(text)
 
@@ -146,11 +146,11 @@ class Notes:
         if frame.word == "snapshot_restart":
             self.say(f"the snapshot begins anew, its rows come again ({body['reason']})")
         else:
-            self.verbose(_told(frame.word, body))
+            self.verbose(_notice(frame.word, body))
         return True
 
 
-def _told(word: str, body: dict[str, Any]) -> str:
+def _notice(word: str, body: dict[str, Any]) -> str:
     match word:
         case "checkpoint":
             return f"checkpoint: everything up to {body['ts']} is here, offset {body['offset']}"

@@ -21,12 +21,12 @@ def add(commands: Any) -> None:
     """Register `token`."""
     group = commands.add_parser("token", help="API keys of a running server").add_subparsers(dest="verb", required=True)
     create = _verb(group, "create", "make a key; it is shown once", _create)
-    create.add_argument("name", metavar="NAME", help="who it is for: it stands in logs and owns what is made with it")
+    create.add_argument("name", metavar="NAME", help="label of the key; shown in logs and recorded as the owner")
     create.add_argument("--role", choices=ROLES, default=ROLES[0], help="what it may do (viewer)")
     create.add_argument(
-        "--scope", action="append", metavar="DB[.TABLE]", help="hold it to a database or a table; repeat for more"
+        "--scope", action="append", metavar="DB[.TABLE]", help="limit it to a database or a table; may be repeated"
     )
-    create.add_argument("--days", type=natural, metavar="N", help="it expires after so many days")
+    create.add_argument("--days", type=natural, metavar="N", help="days until it expires")
     _verb(group, "list", "list keys", _list)
     revoke = _verb(group, "revoke", "end a key, and what is open with it", _revoke)
     revoke.add_argument("id", metavar="ID", help="the key, by the id that `token list` shows")

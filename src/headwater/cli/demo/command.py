@@ -1,4 +1,4 @@
-"""`headwater demo`: the story, step by step. It ends by itself and leaves nothing behind."""
+"""`headwater demo`: a demonstration, step by step. It ends by itself and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ def _play(data: Path, ground: Ground) -> None:
         child.stop()
         raise
     try:
-        story.tell()
+        story.run()
     finally:
         story.close()
 
 
 class Story:
-    """What happens, in order. Commits and orders are counted when they are acknowledged."""
+    """The steps, in order. Commits and orders are counted when they are acknowledged."""
 
     def __init__(self, page: Page, data: Path, child: Child, ground: Ground) -> None:
         from headwater.log.disk.disk_log import DiskLog
@@ -81,19 +81,19 @@ class Story:
         self._commits = self._outside = self._orders = 0
         self._restart_seconds = 0.0
         self._connections = 0
-        self._arrived: list[Arrival] = []  # over the feed of the whole database, in the order they came
+        self._arrived: list[Arrival] = []  # over the feed of the whole database, in the order of arrival
         self._lake: list[tuple[str, str]] = []  # rows by table
-        self._late: list[float] = []  # milliseconds, of those that somebody was waiting for
+        self._late: list[float] = []  # milliseconds, of changes that a reader waited for
         self._feed = self._connect()
 
     def close(self) -> None:
-        """Let everything go."""
+        """Close everything."""
         self._feed.close()
         self._log.close()
         self._child.stop()
 
-    def tell(self) -> None:
-        """The whole story."""
+    def run(self) -> None:
+        """Run all steps."""
         self._write_through_the_server()
         self._filter()
         self._resume()
@@ -139,8 +139,8 @@ class Story:
         finally:
             large.close()
         self._page.arrivals(new, live=True)
-        came = [(arrival.found["op"], arrival.found["pk"]) for arrival in new]
-        self._check(came == [("update", [4]), ("delete", [3]), ("insert", [1])], "order 4 was large and is: update")
+        received = [(arrival.found["op"], arrival.found["pk"]) for arrival in new]
+        self._check(received == [("update", [4]), ("delete", [3]), ("insert", [1])], "order 4 was large and is: update")
         self._page.proof(
             "order 3 is large no more: delete; order 1 has become large: insert; order 2 never was: nothing"
         )
@@ -159,8 +159,8 @@ class Story:
         self._commits += WHILE_AWAY
         self._feed = self._connect()
         new = self._show_new()
-        came = [arrival.offset for arrival in new]
-        self._check(came == list(range(last + 1, last + WHILE_AWAY + 1)), f"it was at {last}; no gap, no repeat")
+        received = [arrival.offset for arrival in new]
+        self._check(received == list(range(last + 1, last + WHILE_AWAY + 1)), f"it was at {last}; no gap, no repeat")
 
     def _write_from_outside(self) -> None:
         self._page.heading(5, self._ground.outside)
@@ -210,7 +210,7 @@ class Story:
         self._show_new()
 
     def _order_until_killed(self, enough: threading.Event, counted: list[int]) -> None:
-        """Order on a connection of its own; the one request that the kill cuts off is not counted."""
+        """Order on another connection; the request that the kill interrupts is not counted."""
         from headwater.cli.demo import shop
         from headwater.cli.remote import Remote
 
@@ -233,16 +233,16 @@ class Story:
         parts = self._parts(0)
         offsets = [offset for part in parts for offset in range(part.first, part.upto + 1)]
         self._check(offsets == list(range(1, len(offsets) + 1)), f"offsets 1 to {len(offsets)} without a hole")
-        brought = [told(arrival.found) for arrival in self._arrived]
+        brought = [fields_of(arrival.found) for arrival in self._arrived]
         self._check(
-            brought == [told(each) for each in wire(parts)],
+            brought == [fields_of(each) for each in wire(parts)],
             f"the feed brought these {len(brought)} changes, in order, each once, over {self._connections} connections",
         )
         folded = fold(parts)
         for table in sorted(folded):
             rows = self._rows(table)
             self._check(folded[table] == rows, f"{table}: the log folds to the {len(rows)} rows of the table")
-        # At most one order more than was acknowledged: the one whose answer the kill cut off.
+        # At most one order more than was acknowledged: the kill may interrupt the answer to a committed one.
         here = len(folded["orders"])
         self._check(here - self._orders in (0, 1), f"all {self._orders} acknowledged orders of both programs are there")
 
@@ -277,7 +277,7 @@ class Story:
             lake.close()
 
     def _web(self) -> int:
-        """The offset at which the second database stands, once everything committed is in its log."""
+        """Return the newest offset of the second database, once all commits are in its log."""
         return int(self._child.remote.call("pull.describe", db="web", table="visits")["latest"])
 
     def _sum_up(self) -> None:
@@ -302,7 +302,7 @@ class Story:
         self._page.say("Commits of another program that are taken in together share a transaction in the log.")
         self._page.say(f"Next: {self._ground.next}")
 
-    # --- looking ---------------------------------------------------------------------------------------------
+    # --- checks ----------------------------------------------------------------------------------------------
 
     def _connect(self) -> Follower:
         """The feed of every table, on from the last change that arrived."""
@@ -352,8 +352,8 @@ def wire(parts: list[Transaction]) -> Iterator[dict[str, Any]]:
     return (as_json("main", part, offset, change) for part in parts for offset, change in numbered(part))
 
 
-def told(found: dict[str, Any]) -> list[Any]:
-    """What a change says: where it stands and what happened to which row."""
+def fields_of(found: dict[str, Any]) -> list[Any]:
+    """Return the fields of a change that must be equal on every way."""
     return [found.get(name) for name in ("offset", "table", "op", "pk", "before", "after", "ddl")]
 
 

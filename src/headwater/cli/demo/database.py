@@ -1,4 +1,4 @@
-"""Where the demo plays: an embedded SQLite database, or a PostgreSQL of its own that is gone at the end."""
+"""The databases of the demo: embedded SQLite, or its own PostgreSQL, which is removed at the end."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from headwater.cli.demo.embedded_postgres import Engine
     from headwater.cli.remote import Remote
 
-URL = "HEADWATER_DEMO_URL"  # tells the other program where to write; never in its arguments
+URL = "HEADWATER_DEMO_URL"  # where the other program writes; never in its arguments
 
 
 class Ground(Protocol):
-    """The databases `main` and `web`, and a program that writes to them behind the server's back."""
+    """The databases `main` and `web`, and a program that writes to them without the server."""
 
     title: str  # of the first step
     outside: str  # of the step in which the other program writes
@@ -31,19 +31,19 @@ class Ground(Protocol):
     settings: Mapping[str, str]  # of the server, as environment
 
     def order(self, first: int, commits: int) -> int:
-        """Orders by the other program, then deletes that it rolls back; its process number."""
+        """Let the other program order, then delete and roll back; return its process id."""
         ...
 
     def open_web(self, remote: Remote) -> None:
-        """The second database."""
+        """Create the second database."""
         ...
 
     def visit(self, rows: int) -> None:
-        """Fill its table of visits, or with 0 rows change some of them: deletes, updates, new keys."""
+        """Fill its table of visits; with 0 rows, change some of them: deletes, updates, new keys."""
         ...
 
     def close(self) -> None:
-        """Nothing stays."""
+        """Remove everything."""
         ...
 
 
@@ -127,7 +127,7 @@ class PostgresGround:
 
 
 def ground_of(source: str, url: str | None, data: Path) -> Ground:
-    """The one that was asked for."""
+    """Return the databases that the flags choose."""
     if source == "sqlite":
         if url is not None:
             raise Failure("--url belongs to --source postgres", exit_code=USAGE)
@@ -151,7 +151,7 @@ def _said(program: str, url: str, *args: str) -> str:
 
 
 def _run(program: str, *args: str, url: str) -> tuple[int, str]:
-    """Another process, to its end: its number, and what it printed."""
+    """Run another process to its end; return its id and its output."""
     env = clean_environment() | {URL: url, "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", program, *args]
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

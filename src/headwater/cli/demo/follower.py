@@ -1,4 +1,4 @@
-"""The reader of the demo: a feed, read by a thread that notes when each change arrived."""
+"""The reader of the demo: a thread that reads a feed and notes when each change arrived."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ SHOWN = {"format": PLAIN, "include": "before,after"}
 
 
 class Arrival(NamedTuple):
-    """A change as it came over the wire, and how long after its commit."""
+    """A change as received, and its latency."""
 
     found: dict[str, Any]
-    late_ms: float  # commits are told in whole milliseconds: up to one of them too much
+    late_ms: float  # commit times are whole milliseconds: up to one too much
 
     @property
     def offset(self) -> int:
-        """Its place in the log."""
+        """Return its offset in the log."""
         return int(self.found["offset"])
 
 
 class Follower:
-    """Connected when it is made: every change from then on arrives, or those after `last_id`."""
+    """A connected feed: every change from then on arrives, or those after `last_id`."""
 
     def __init__(self, url: str, place: Place, *, last_id: str = "", **query: str) -> None:
         self._feed = Feed(url, place, SHOWN | query, last_id=last_id)
@@ -47,7 +47,7 @@ class Follower:
 
     @property
     def last_id(self) -> str:
-        """Where another one goes on."""
+        """Return the id after which another follower continues."""
         return self._feed.last_id
 
     def _read(self) -> None:
@@ -64,7 +64,7 @@ class Follower:
             self._news.notify_all()
 
     def take(self, upto: int = 0) -> list[Arrival]:
-        """What arrived since the last call, once the change at offset `upto` has."""
+        """Return the changes since the last call, once the change at offset `upto` has arrived."""
         with self._news:
             if not self._news.wait_for(lambda: upto <= self._newest(), PATIENCE_SECONDS):
                 raise Failure(f"offset {upto} did not arrive", hint="Please report it: it is a defect of Headwater.")
@@ -76,6 +76,6 @@ class Follower:
         return self._arrived[-1].offset if self._arrived else 0
 
     def close(self) -> None:
-        """Hang up, and wait for the thread."""
+        """Close the connection, and wait for the thread."""
         self._feed.hang_up()
         self._thread.join()

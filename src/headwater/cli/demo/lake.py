@@ -63,7 +63,7 @@ class Lake:
 
     @contextmanager
     def running(self) -> Iterator[Future[Summary]]:
-        """While the pipeline runs: bars on a terminal, lines elsewhere."""
+        """Run the pipeline: bars on a terminal, lines elsewhere."""
         from headwater.pipeline.runner import run
 
         with _show() as show:
@@ -77,19 +77,19 @@ class Lake:
                 work.result(SPARK_SECONDS)
 
     def wait(self, main: int, web: int) -> None:
-        """Until every sink is at the offset of its database, or beyond."""
+        """Wait until every sink has reached the offset of its database."""
         wanted = {table: web if table == "visits" else main for table in TABLES}
         if not self._seen.wait(lambda live: all(live.get(table, -1) >= offset for table, offset in wanted.items())):
             raise Failure("the pipeline did not catch up", hint="Is the machine very busy? Try again.")
 
     def verify(self) -> list[TableReport]:
-        """Every table, range by range."""
+        """Compare every table, range by range."""
         from headwater.pipeline.verify.verify import verify
 
         return verify(self.spec, spark=self._spark)
 
     def rows(self, table: str) -> int:
-        """How many rows the lake has, as any other reader of Delta would count them."""
+        """Return the number of rows in the lake, as any reader of Delta counts them."""
         from deltalake import DeltaTable
 
         return DeltaTable(self.folder / "lake" / table).count()
@@ -112,7 +112,7 @@ def _show() -> Any:
 
 
 class _Seen:
-    """A watcher that tells a show, and remembers how far each table is."""
+    """A watcher that forwards to a show, and keeps the offset of each table."""
 
     def __init__(self) -> None:
         self.show: Any = None
@@ -124,14 +124,14 @@ class _Seen:
         return getattr(self.show, name)
 
     def live(self, task: Any, offset: int, latest: int) -> None:
-        """As a show is told it; a sink that waits is caught up."""
+        """Forward the event; a sink that waits has caught up."""
         self.show.live(task, offset, latest)
         with self._moved:
             self._live[task.table] = offset
             self._moved.notify_all()
 
     def wait(self, holds: Callable[[dict[str, int]], bool]) -> bool:
-        """Until `holds` is true of the offsets; False when that takes too long or the pipeline ended."""
+        """Wait until `holds` is true of the offsets; return False if that takes too long or the pipeline ended."""
         end = time.monotonic() + SPARK_SECONDS
         with self._moved:
             while not holds(self._live):

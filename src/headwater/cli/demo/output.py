@@ -1,4 +1,4 @@
-"""What the demo shows: headings, sentences, changes as they arrive, and the table at the end."""
+"""Output of the demo: headings, sentences, changes as they arrive, and the table at the end."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ class Page:
             self._console = Console(highlight=False)
 
     def heading(self, number: int, text: str) -> None:
-        """The title of one step."""
+        """Print the title of one step."""
         self._line("")
         self._line(f"{number}. {text}", "bold cyan")
 
     def say(self, text: str) -> None:
-        """One sentence."""
+        """Print one sentence."""
         self._line(f"   {text}".rstrip())
 
     def proof(self, text: str) -> None:
-        """Something that was checked and holds."""
+        """Print a check that passed."""
         self._line(f"   ✓ {text}", "green")
 
     def arrivals(self, found: Sequence[Arrival], *, live: bool = False) -> None:
-        """The newest changes of a step, one line each; with how long they took if somebody was waiting for them."""
+        """Print the newest changes of a step, one line each, with their latency if a reader waited for them."""
         if len(found) > SHOWN:
             self._line(f"{'…':>19}  {len(found) - SHOWN} more before these", "dim")
         for arrival in found[-SHOWN:]:
@@ -45,7 +45,7 @@ class Page:
             self._line(f"{late:>11}{line(arrival.found)}", colour(arrival.found))
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table, with room around it."""
+        """Print a table."""
         if self._console is None:
             print()
         print_table(headers, rows)

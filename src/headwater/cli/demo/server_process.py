@@ -1,4 +1,4 @@
-"""A real server in a process of its own: started, asked, killed and started again."""
+"""A server in its own process: started, called, killed and restarted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STOP_SECONDS = 15.0
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without our own settings: the demo must not touch a configured server's files."""
+    """Return the environment without our settings: the demo must not touch a configured server's files."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("HEADWATER_", "SKEINDB_"))}
 
 
@@ -41,7 +41,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """The process number."""
+        """Return the process id."""
         return self._process.pid
 
     def _ready_url(self, data: Path) -> str:
@@ -53,12 +53,12 @@ class Child:
         return words[3]
 
     def kill(self) -> None:
-        """SIGKILL: no chance to write anything down."""
+        """Send SIGKILL: the server cannot write anything more."""
         os.kill(self._process.pid, signal.SIGKILL)
         self._release()
 
     def stop(self) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM and wait."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         self._release()

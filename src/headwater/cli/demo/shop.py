@@ -1,4 +1,4 @@
-"""The shop of the demo: its tables, its goods, and what is done with them through the server."""
+"""The shop of the demo: its tables and goods, and changes through the server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRODUCTS = [("lamp", 3900, 20), ("chair", 8900, 12), ("desk", 24900, 5)]
 
 
 def create(remote: Remote) -> None:
-    """The tables, and what is in them before the first order."""
+    """Create the tables and the rows before the first order."""
     for table, columns in TABLES.items():
         remote.call("schema.create_table", table=table, columns=columns, primary_key=["id"])
     people = [{"name": name, "city": city} for name, city in CUSTOMERS]
@@ -39,20 +39,20 @@ def create(remote: Remote) -> None:
 
 
 def order(remote: Remote, number: int, *, tx: str | None = None) -> None:
-    """One more order, in a transaction of its own or in `tx`."""
+    """Insert an order, in its own transaction or in `tx`."""
     row = {"customer": number % 3 + 1, "product": number % 3 + 1, "quantity": number % 4 + 1, "state": "new"}
     extra = {} if tx is None else {"tx": tx}
     remote.call("data.insert", into={"table": "orders"}, rows=[row], **extra)
 
 
 def ship(remote: Remote, order: int) -> None:
-    """Change one row, if it is still what we read: the tag of the row travels with the request."""
+    """Change one row if it is unchanged since it was read: the request carries its ETag."""
     tag = remote.call("data.get", table={"table": "orders"}, pk=[order])["etag"]
     where = {"op": "eq", "a": {"col": "id"}, "b": {"lit": {"t": "i64", "v": order}}}
     remote.call("data.update", table={"table": "orders"}, where=where, set={"state": "shipped"}, if_match=tag)
 
 
 def reorder(remote: Remote, order: int, quantity: int) -> None:
-    """Change how many a customer wants."""
+    """Change the quantity of an order."""
     where = {"op": "eq", "a": {"col": "id"}, "b": {"lit": {"t": "i64", "v": order}}}
     remote.call("data.update", table={"table": "orders"}, where=where, set={"quantity": quantity})

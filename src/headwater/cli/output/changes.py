@@ -1,4 +1,4 @@
-"""A change as the JSON of the wire, and as one line for people."""
+"""A change as the JSON of the wire, and as one readable line."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ WIDEST = 96  # characters of images on one line
 
 
 def numbered(part: Transaction) -> Iterator[tuple[int, Change]]:
-    """The changes of `part` with their offsets."""
+    """Yield the changes of `part` with their offsets."""
     return enumerate(part.changes, part.first)
 
 
 def as_json(db: str, part: Transaction, offset: int, change: Change) -> dict[str, Any]:
-    """One change with rows in plain JSON, fields in the order of the wire."""
+    """Return a change with rows in plain JSON, fields in the order of the wire."""
     table = change.table
     found: dict[str, Any] = {"seq": offset, "db": db, "table": table.name, "op": change.op.word}
     if change.key is not None and table.primary_key:
@@ -58,7 +58,7 @@ def _plain(table: Table, row: Row) -> dict[str, Any]:
 
 
 def clock(part: Transaction) -> str:
-    """The time of day of a commit, here."""
+    """Return the local time of day of a commit."""
     return _time_of_day(part.commit_ts_ms)
 
 
@@ -67,7 +67,7 @@ def _time_of_day(ms: int) -> str:
 
 
 def images(change: Change) -> str:
-    """What happened to the row: the new one, the old one, or what became what."""
+    """Return the change of the row: the new row, the old row, or the changed columns."""
     if change.op is Op.SCHEMA_CHANGE:
         text = _ddl(change.ddl, change.resnapshot)
     elif change.before is not None and change.after is not None:
@@ -103,7 +103,7 @@ def _pairs(table: Table, row: Row) -> str:
 
 
 def _known(value: Any) -> Any:
-    """In plain JSON, if the source sent it."""
+    """Return the value in plain JSON, if the source sent it."""
     return value if value is UNAVAILABLE else to_plain(value)
 
 
@@ -116,7 +116,7 @@ def _became(changed: Iterable[tuple[str, Any, Any]]) -> str:
 
 
 def _shown(plain: Any) -> str:
-    """What is not known is not NULL."""
+    """Return the value as text; an unknown value is not NULL."""
     if plain is UNAVAILABLE:
         return "?"
     return "NULL" if plain is None else str(plain)
@@ -126,14 +126,14 @@ def _shown(plain: Any) -> str:
 
 
 def line(found: dict[str, Any]) -> str:
-    """A change that came as plain_json: offset, time, op, table, and what happened to the row."""
+    """Return a line for a change in plain_json: offset, time, op, table, and the change of the row."""
     word = "row" if found.get("snapshot") else found["op"]
     time = _time_of_day(found["commit_ts_ms"])
     return f"{found['offset']:>8}  {time}  {word:<13}  {printable(found['table']):<12}  {_cut(_said(found))}"
 
 
 def colour(found: dict[str, Any]) -> str:
-    """The colour of its line; rows of a snapshot have none."""
+    """Return the colour of its line; rows of a snapshot have none."""
     return "" if found.get("snapshot") else _BY_WORD[found["op"]]
 
 
@@ -149,7 +149,7 @@ def _said(found: dict[str, Any]) -> str:
 
 
 def _key(found: dict[str, Any]) -> str:
-    """Which row it was: the names of key columns are not on the wire, those of an identity are."""
+    """Return the key of the row: the wire has no names of key columns, but those of an identity."""
     if "pk" in found:
         return ",".join(map(_shown, found.get("pk_before") or found["pk"]))
     identity = found.get("identity_before") or found.get("identity") or {}

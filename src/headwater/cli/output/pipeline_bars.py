@@ -1,4 +1,4 @@
-"""Bars of a running pipeline on a terminal: one per table, one per range that is being read, then how far behind."""
+"""Progress bars of a running pipeline on a terminal: one per table and one per range that is read, then the lag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_RANGES = 4  # shown of one table
 
 
 class Bars(Show):
-    """Drawn by rich while it is entered."""
+    """Bars drawn by rich while the context is open."""
 
     def __init__(self, console: Console | None = None) -> None:
         super().__init__()

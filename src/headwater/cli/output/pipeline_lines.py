@@ -1,4 +1,4 @@
-"""Shows of a running pipeline where no bars can be drawn: lines for people, a JSON object per line for programs."""
+"""Output of a running pipeline without a terminal: plain lines, or a JSON object per line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ REASONS = {"first": "the first snapshot"}
 
 
 class Show:
-    """A watcher that keeps a tally per table. `shown` and `say` are what a kind of show adds; called under a lock."""
+    """A watcher that keeps a tally per table. Subclasses have `shown` and `say`, which are called under a lock."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # tables tell from threads of their own
+        self._lock = threading.RLock()  # each table reports from its own thread
         self._tallies: dict[Key, Tally] = {}
 
     def __enter__(self) -> Show:
@@ -37,10 +37,10 @@ class Show:
         pass
 
     def shown(self, task: Task, tally: Tally, *, now: bool = False) -> None:
-        """The tally has changed; `now`: in a way nobody should wait for."""
+        """Show a changed tally; with `now`, at once."""
 
     def say(self, task: Task | None, text: str, *, error: bool = False) -> None:
-        """A line that stays."""
+        """Print a line."""
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
         with self._lock:
@@ -54,7 +54,7 @@ class Show:
                 self.shown(task, self._tally(task))
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
-        with self._lock:  # shown with the ranges that are in now, which are told next
+        with self._lock:  # shown by `range_moved`, which follows for each of the parts
             self._tally(task).loaded(rows, seconds)
 
     def stage(self, task: Task, stage: str) -> None:
@@ -99,7 +99,7 @@ class Show:
 
 
 def compared(report: Compared) -> str:
-    """What verification found, in a line."""
+    """Return the result of a verification."""
     if report.error is not None:
         return f"could not be compared: {report.error.message} ({report.error.code})"
     what = f"{counted(report.rows, 'row')} in {counted(len(report.ranges), 'range')} at offset {amount(report.offset)}"
@@ -115,14 +115,14 @@ def compared(report: Compared) -> str:
 
 
 def _differing(found: Any) -> str:
-    """How the rows of a range differ."""
+    """Return the differences of a range in a line."""
     counts = {"missing": found.missing, "extra": found.extra, "different": found.different}
-    told = ", ".join(f"{amount(count)} {name}" for name, count in counts.items() if count)
-    return f"  rows: {told} in the sink; keys like {' | '.join(found.examples)}"
+    differences = ", ".join(f"{amount(count)} {name}" for name, count in counts.items() if count)
+    return f"  rows: {differences} in the sink; keys like {' | '.join(found.examples)}"
 
 
 class Lines(Show):
-    """Plain lines: what happens at once, how it goes every few seconds. Errors on standard error."""
+    """Plain lines: events at once, progress every few seconds. Errors on standard error."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Lines(Show):
 
 
 def say_plainly(task: Task | None, text: str, *, error: bool = False) -> None:
-    """One line, seen at once."""
+    """Print and flush one line."""
     first, *rest = text.split("\n")
     named = first if task is None else f"{task.db}.{task.table}: {first}"
     out: TextIO = sys.stderr if error else sys.stdout
@@ -149,7 +149,7 @@ def say_plainly(task: Task | None, text: str, *, error: bool = False) -> None:
 
 
 class JsonLines:
-    """One JSON object per line: `what` happened to which table. What did not change is not told again."""
+    """One JSON object per line, with the event in `what`. Unchanged progress is not printed again."""
 
     def __init__(self, clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000) -> None:
         self._clock_ms = clock_ms
@@ -162,51 +162,51 @@ class JsonLines:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def tell(self, what: str, task: Task | None, **facts: Any) -> None:
+    def emit(self, what: str, task: Task | None, **facts: Any) -> None:
         """Print one object."""
-        whose = {} if task is None else {"pipeline": task.name, "db": task.db, "table": task.table}
+        subject = {} if task is None else {"pipeline": task.name, "db": task.db, "table": task.table}
         with self._lock:
-            line = {"what": what, "ts_ms": self._clock_ms(), **whose, **facts}
+            line = {"what": what, "ts_ms": self._clock_ms(), **subject, **facts}
             print(json.dumps(line, ensure_ascii=False), flush=True)
 
     def say(self, task: Task | None, text: str) -> None:
-        """A line for people, as an object too."""
-        self.tell("note", task, text=text)
+        """Print a plain line as an object."""
+        self.emit("note", task, text=text)
 
     def started(self, task: Task, reason: str, rows: int, ranges: int) -> None:
-        self.tell("started", task, reason=reason, rows_estimate=rows, ranges=ranges)
+        self.emit("started", task, reason=reason, rows_estimate=rows, ranges=ranges)
 
     def range_moved(self, task: Task, row: RangeProgress) -> None:
         self._news("range", task, row.range_id, described(row))
 
     def loaded(self, task: Task, parts: int, rows: int, seconds: float) -> None:
-        self.tell("loaded", task, parts=parts, rows=rows, seconds=round(seconds, 3))
+        self.emit("loaded", task, parts=parts, rows=rows, seconds=round(seconds, 3))
 
     def stage(self, task: Task, stage: str) -> None:
-        self.tell("stage", task, stage=stage)
+        self.emit("stage", task, stage=stage)
 
     def stepped(self, task: Task, upto: int, changes: int, seconds: float) -> None:
-        self.tell("stepped", task, offset=upto, changes=changes, seconds=round(seconds, 3))
+        self.emit("stepped", task, offset=upto, changes=changes, seconds=round(seconds, 3))
 
     def live(self, task: Task, offset: int, latest: int) -> None:
         self._news("live", task, None, {"offset": offset, "latest": latest, "lag": max(0, latest - offset)})
 
     def retrying(self, task: Task, error: HeadwaterError, failures: int) -> None:
-        self.tell("retrying", task, failures=failures, error=told(error))
+        self.emit("retrying", task, failures=failures, error=error_json(error))
 
     def failed(self, task: Task, error: HeadwaterError) -> None:
-        self.tell("failed", task, error=told(error))
+        self.emit("failed", task, error=error_json(error))
 
     def done(self, task: Task, offset: int, rows: int) -> None:
-        self.tell("done", task, offset=offset, rows=rows)
+        self.emit("done", task, offset=offset, rows=rows)
 
     def verified(self, task: Task, report: Compared) -> None:
-        error = None if report.error is None else told(report.error)
+        error = None if report.error is None else error_json(report.error)
         facts = {"equal": report.is_good, "offset": report.offset, "rows": report.rows, "ranges": len(report.ranges)}
         found = [each.difference for each in report.bad if each.difference is not None]
         facts |= {name: sum(getattr(each, name) for each in found) for name in ("missing", "extra", "different")}
         examples = [key for each in found for key in each.examples]
-        self.tell(
+        self.emit(
             "verified", task, **facts, examples=examples, bad=len(report.bad), repaired=report.repaired, error=error
         )
 
@@ -214,16 +214,16 @@ class JsonLines:
         known = (what, task.key, which)
         if self._last.get(known) != facts:
             self._last[known] = facts
-            self.tell(what, task, **facts)
+            self.emit(what, task, **facts)
 
 
-def told(error: HeadwaterError) -> dict[str, str]:
-    """An error for programs."""
+def error_json(error: HeadwaterError) -> dict[str, str]:
+    """Return an error as JSON."""
     return {"code": error.code, "message": error.message, "hint": error.hint}
 
 
 def described(row: RangeProgress) -> dict[str, Any]:
-    """A range for programs: keys in hexadecimal."""
+    """Return a range as JSON: keys in hexadecimal."""
     return {
         "range": row.range_id,
         "epoch": row.epoch,

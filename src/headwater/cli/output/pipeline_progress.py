@@ -1,4 +1,4 @@
-"""Tally: what is known of one table on its way into a sink, in numbers and words. Pure; the shows draw it."""
+"""Progress of one table into its sink, in numbers and words. Pure; lines and bars show it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Tally:
-    """One table. `offset` and `latest` are None until they are told."""
+    """The progress of one table. `offset` and `latest` are None until they are reported."""
 
     def __init__(self, task: Task) -> None:
         self.title = f"{task.db}.{task.table}"
@@ -24,12 +24,12 @@ class Tally:
         self._step: tuple[int, float] | None = None
 
     def began(self, rows: int) -> None:
-        """A snapshot of about so many rows begins."""
+        """Begin a snapshot of about `rows` rows."""
         self._ranges.clear()
         self._estimate, self._loaded_rows, self._loading_seconds = rows, 0, 0.0
 
     def moved(self, row: RangeProgress) -> bool:
-        """Take in where a range stands; whether that is news."""
+        """Note the progress of a range; return whether it changed."""
         news = self._ranges.get(row.range_id) != row
         gone = [known.range_id for known in self._ranges.values() if known.span.overlaps(row.span)]
         for range_id in gone:  # also those it was split off or merged from
@@ -38,54 +38,54 @@ class Tally:
         return news
 
     def loaded(self, rows: int, seconds: float) -> None:
-        """So many rows of the snapshot are in."""
+        """Count loaded rows of the snapshot."""
         self._loaded_rows += rows
         self._loading_seconds += seconds
 
     def stepped(self, upto: int, changes: int, seconds: float) -> None:
-        """The sink moved on to `upto`."""
+        """Note that the sink is at offset `upto`."""
         self.offset, self._step = upto, (changes, seconds)
 
     @property
     def rows(self) -> int:
-        """Rows of the snapshot that are in, as far as the estimates tell."""
+        """Return the loaded rows of the snapshot, by the estimates."""
         return sum(
             max(each.rows, each.rows_estimate) if each.is_loaded else each.rows for each in self._ranges.values()
         )
 
     @property
     def total(self) -> int:
-        """Rows it will have, about."""
+        """Return the estimated rows of the snapshot."""
         return max(self._estimate, sum(max(each.rows, each.rows_estimate) for each in self._ranges.values()))
 
     @property
     def pace(self) -> float | None:
-        """Rows a second of this snapshot; None before the first are in."""
+        """Return the rows per second of this snapshot; None before the first are loaded."""
         return self._loaded_rows / self._loading_seconds if self._loading_seconds and self._loaded_rows else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Until the snapshot is in, at this pace."""
+        """Return the seconds until the snapshot is loaded, at this pace."""
         return max(0, self.total - self.rows) / self.pace if self.pace else None
 
     @property
     def lag(self) -> int | None:
-        """Changes the sink does not have yet."""
+        """Return the number of changes the sink does not have yet."""
         return None if self.offset is None or self.latest is None else max(0, self.latest - self.offset)
 
     def active(self, most: int) -> list[RangeProgress]:
-        """The first ranges that are not in yet, in key order."""
+        """Return the first ranges that are not loaded yet, in key order."""
         waiting = sorted((r for r in self._ranges.values() if not r.is_loaded), key=lambda r: r.span.start)
         return waiting[:most]
 
     @property
     def ranges(self) -> tuple[int, int]:
-        """How many ranges are in, and how many there are."""
+        """Return how many ranges are loaded, and how many there are."""
         return sum(each.is_loaded for each in self._ranges.values()), len(self._ranges)
 
     @property
     def words(self) -> str:
-        """How it stands, in a line."""
+        """Return the progress in a line."""
         if self.stage in ("register", "snapshot"):
             return ", ".join(self._loading())
         if self.offset is None:
@@ -113,7 +113,7 @@ class Tally:
 
 
 def duration(seconds: float) -> str:
-    """`42 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Return `42 s`, `3 min 5 s`, `2 h 10 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs. Colours only on a terminal."""
+"""Output of commands: tables or JSON. Colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, TextIO
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
-    """The flag every command that prints data has."""
+    """Add the flag of all commands that print data."""
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="how to print (table)")
 
 
 def print_json(document: Any) -> None:
-    """One JSON document, indented for people on a terminal."""
+    """Print one JSON document, indented on a terminal."""
     print(json.dumps(document, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None))
 
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, out: TextIO | None = None) -> None:
-    """Rows under headers: drawn by rich on a terminal, plain columns elsewhere."""
+    """Print rows under headers: drawn by rich on a terminal, plain columns elsewhere."""
     target = sys.stdout if out is None else out
     headers = [printable(header) for header in headers]
     cells = [["" if cell is None else printable(str(cell)) for cell in row] for row in rows]
@@ -31,7 +31,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], *, out: T
 
 
 def plain_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two blanks apart."""
+    """Return left-aligned columns, two blanks apart."""
     lines = [list(headers), *map(list, cells)]
     widths = [max(len(line[place]) for line in lines) for place in range(len(headers))]
     padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
@@ -39,7 +39,7 @@ def plain_table(headers: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: what a row holds must not drive the terminal."""
+    """Return `text` without control characters: the value of a row must not control the terminal."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
