@@ -1,4 +1,4 @@
-"""Reading the settings once, from flags, environment and a TOML file, in that order.
+"""The settings of the server, read once from flags, environment and a TOML file, in that order.
 
 The table of all settings is made from the dataclasses: those of the rooms, and those of the registered sources.
 """

@@ -1,4 +1,4 @@
-"""Kinds: what a setting may hold, in words, as a check, and as environment text."""
+"""Kinds of settings: a description, a check, and a parser of environment text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Secret(str):
-    """Text that never shows itself; `encode()` gives the real bytes to whoever compares them."""
+    """Text that is never printed; `encode()` returns the real bytes for a comparison."""
 
     def __repr__(self) -> str:
         return "'***'"
@@ -36,7 +36,7 @@ class Kind(NamedTuple):
 
 
 def need(holds: object) -> None:
-    """ValueError unless it holds."""
+    """Raise ValueError unless `holds`."""
     if not holds:
         raise ValueError
 

@@ -1,4 +1,4 @@
-"""A pipeline as a file says it: one TOML with what to carry where, checked whole before anything starts.
+"""A pipeline as described by a TOML file, which is checked completely before anything starts.
 
 PIPELINE_KEYS and TABLE_KEYS are made from the dataclasses; reading, the template and the docs follow them.
 """
@@ -58,16 +58,16 @@ CONF = Kind("a table of texts, numbers and flags", _conf)
 
 @dataclass(frozen=True)
 class SinkSpec:
-    """Where a table goes: the kind of sink, and settings that the sink itself checks."""
+    """The kind of a sink, and its settings, which the sink itself checks."""
 
     kind: str
     settings: dict[str, Any] = field(default_factory=dict, repr=False)  # may hold a password
 
     @property
     def shown(self) -> str:
-        """Kind and place for people and the meta store, without secrets."""
-        told = {name: self.settings.get(name) for name in _SHOWN}
-        return " ".join([self.kind, *(f"{name}={place_of(text)}" for name, text in told.items() if type(text) is str)])
+        """Return kind and place for output and the meta store, without secrets."""
+        given = {name: self.settings.get(name) for name in _SHOWN}
+        return " ".join([self.kind, *(f"{name}={place_of(text)}" for name, text in given.items() if type(text) is str)])
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class PipelineSpec:
 
 
 class Key(NamedTuple):
-    """One line of the table of keys: what a file may say, and what it means."""
+    """One key of a pipeline file."""
 
     name: str
     kind: Kind
@@ -221,7 +221,7 @@ class _Reader:
             raise ConfigError(f"{where}: a table with `kind` is needed", hint='Write [table.sink] and kind = "delta".')
         if body["kind"] not in KINDS:
             raise unknown(f"kind of {where}", body["kind"], KINDS)
-        _check_sink(where, written, KINDS[body["kind"]])  # braces that the environment holds are no placeholders
+        _check_sink(where, written, KINDS[body["kind"]])  # braces in environment variables are no placeholders
         settings = {name: self._filled(value, where) for name, value in body.items() if name != "kind"}
         if isinstance(settings.get("path"), str):
             settings["path"] = self._place(settings["path"])
@@ -241,7 +241,7 @@ class _Reader:
         return found
 
     def _filled(self, value: Any, where: str) -> Any:
-        """`value` with the environment's text for every ${NAME}."""
+        """Return `value` with every ${NAME} replaced by the environment variable."""
         match value:
             case str():
                 return _VARIABLE.sub(lambda found: self._variable(found[1], where), value)
@@ -257,7 +257,7 @@ class _Reader:
         return self._environ[name]
 
     def _place(self, text: str) -> str:
-        """A relative path as seen from the file; URLs of elsewhere as they are."""
+        """Return a path relative to the file as an absolute one; URLs stay."""
         if text.startswith(_SQLITE):
             return _SQLITE + str(self._folder / text.removeprefix(_SQLITE))
         return text if "://" in text else str(self._folder / Path(text).expanduser())
@@ -266,11 +266,11 @@ class _Reader:
 _SQLITE = "sqlite:///"
 _PLACEHOLDER = re.compile(r"(?<!\$)\{(\w*)\}")
 _PLACEHOLDERS = ("db", "table")
-_PLACES = ("path", "table", "schema", "topic")  # settings in which a brace is hardly meant; a URL may hold a password
+_PLACES = ("path", "table", "schema", "topic")  # checked for unknown placeholders; a password in a URL may hold braces
 
 
 def _check_sink(where: str, body: Mapping[str, Any], kind: SinkKind) -> None:
-    """No setting that the kind does not know, none missing, and no placeholder that nobody fills."""
+    """Refuse unknown and missing settings, and unknown placeholders."""
     for name, value in body.items():
         if name != "kind" and name not in kind.settings:
             raise unknown(f"setting of {where}", name, kind.settings)
@@ -291,7 +291,7 @@ def _filled(sink: SinkSpec, table: TableSpec) -> SinkSpec:
 
 
 def _check_apart(tables: Iterable[TableSpec]) -> None:
-    """No table twice, and no two tables in one place."""
+    """Refuse a table that is carried twice, and two tables in one place."""
     named: set[tuple[str, str]] = set()
     places: dict[tuple[Any, ...], TableSpec] = {}
     for each in tables:
@@ -310,7 +310,7 @@ def _check_apart(tables: Iterable[TableSpec]) -> None:
 
 
 def place_of(text: str) -> str:
-    """`text`, and of a URL only scheme, host, port and path; only the scheme where a password may reach into them."""
+    """Return `text`; of a URL only scheme, host, port and path, or only the scheme if these may hold a password."""
     scheme, mark, rest = text.partition("://")
     if not mark:
         return text
@@ -319,7 +319,7 @@ def place_of(text: str) -> str:
         port = f":{parts.port}" if parts.port else ""
     except ValueError:
         return f"{scheme}://…"
-    if re.search(r"[/?#].*@", rest, re.DOTALL):  # nobody can tell whether the password ends there
+    if re.search(r"[/?#].*@", rest, re.DOTALL):  # the end of the password is ambiguous
         return f"{scheme}://…"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
     return f"{scheme}://{host}{port}{parts.path.partition(';')[0]}"

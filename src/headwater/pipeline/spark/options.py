@@ -1,4 +1,4 @@
-"""Options of the data source: text in, checked values out. Spark hands over every key in lower case."""
+"""Options of the data source: text in, checked values out. Spark passes every key in lower case."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ALL_TABLES = "*"
 
 
 class RowsPiece(msgspec.Struct, frozen=True):
-    """What one task reads of a snapshot: the rows of `span` as of offset `version`."""
+    """The part of a snapshot that one task reads: the rows of `span` as of offset `version`."""
 
     span: Span
     version: int
 
 
 class LogPiece(msgspec.Struct, frozen=True):
-    """What one task reads of the log: changes in (after, upto], of one span or of all keys."""
+    """The part of the log that one task reads: changes in (after, upto], of one span or of all keys."""
 
     after: int
     upto: int
@@ -38,7 +38,7 @@ class LogPiece(msgspec.Struct, frozen=True):
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What a reader was asked for."""
+    """The checked options of a reader."""
 
     url: str
     db: str = "main"
@@ -64,18 +64,18 @@ class Options(msgspec.Struct, frozen=True):
 
     @property
     def is_log(self) -> bool:
-        """Whether changes are read, not rows. Spark does not tell a source which of the two methods was called."""
+        """Return whether changes are read, not rows. Spark does not pass which of the two methods was called."""
         log_only = (self.after, self.slices, self.starting_offset, self.starting_ms)
         return bool(self.tables) or any(option is not None for option in log_only)
 
     @property
     def named_tables(self) -> tuple[str, ...]:
-        """Of `tables`; none of them means all."""
+        """Return the names in `tables`; none mean all tables."""
         return () if self.tables == (ALL_TABLES,) else self.tables
 
 
 def parse(given: Mapping[str, str]) -> Options:
-    """Check all of it; ConfigError names the option that cannot be used."""
+    """Return the checked options; ConfigError names the invalid one."""
     found: dict[str, Any] = {}
     for key, text in given.items():
         found |= _read(key, text)
@@ -129,14 +129,14 @@ _offset = _OFFSET.check
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Commas between them, or a JSON list where names hold commas."""
+    """Return the names in a list with commas, or in a JSON list where names hold commas."""
     names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
     need(names and all(isinstance(name, str) and name for name in names))
     return tuple(names)
 
 
 def _tables(text: str) -> tuple[str, ...]:
-    """Names, or the star alone: all tables and some of them would be two answers to one question."""
+    """Return names, or the star alone."""
     names = _names(text)
     need(ALL_TABLES not in names or len(names) == 1)
     return names
@@ -172,7 +172,7 @@ def _start(text: str) -> str | int:
 
 
 def _time(text: str) -> int:
-    """Milliseconds since 1970, or ISO with an offset from UTC."""
+    """Return milliseconds since 1970 of a number, or of an ISO time with an offset from UTC."""
     if text.replace(".", "").isdigit():
         return ts_ms(parse_ts(text))
     moment = datetime.datetime.fromisoformat(text)
