@@ -104,9 +104,7 @@ class _Loader:
         for name in flat:
             if name not in self._by_name:
                 raise unknown(what, name, [*self._by_name, *self._sections])
-        return {
-            name: _checked(self._by_name[name], self._by_name[name].kind, value, origin) for name, value in flat.items()
-        }
+        return {name: _checked(self._by_name[name], value, origin) for name, value in flat.items()}
 
     def _from_environment(self, environ: Mapping[str, str]) -> dict[str, Any]:
         known = [name for setting in self._table for name in setting.environment]
@@ -117,7 +115,7 @@ class _Loader:
         for setting in self._table:
             for name in setting.environment:
                 if environ.get(name) and setting.name not in values:
-                    values[setting.name] = _checked(setting, setting.kind.of_text, environ[name], name)
+                    values[setting.name] = _checked(setting, environ[name], name, is_text=True)
         return values
 
     def _from_flags(self, flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,6 +134,7 @@ def _section(name: str, cls: type, values: Mapping[str, Any]) -> Any:
     return cls(**{each.partition(".")[2]: value for each, value in values.items() if each.startswith(f"{name}.")})
 
 
-def _checked(setting: Setting, kind: Kind, value: Any, origin: str) -> Any:
+def _checked(setting: Setting, value: Any, origin: str, *, is_text: bool = False) -> Any:
     shown = "" if setting.kind in (SECRET, DATABASES) else repr(value)  # a URL may hold a password
+    kind = setting.kind.of_text if is_text else setting.kind
     return checked(setting.name, kind, value, shown=shown, hint=f"It is set by {origin}.")

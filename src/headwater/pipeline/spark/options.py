@@ -11,7 +11,7 @@ import msgspec
 
 from headwater.client.protocol import parse_url
 from headwater.config.reader import checked, unknown
-from headwater.config.setting_types import Kind, integer, need, text
+from headwater.config.setting_types import TEXT, Kind, integer, need
 from headwater.errors import ConfigError
 from headwater.model.clock import parse_ts, ts_ms
 from headwater.model.database_name import real_name
@@ -192,14 +192,14 @@ def _flag(text: str) -> bool:
 
 _OPTIONS: dict[str, tuple[str, Kind]] = {  # option -> the field or fields it sets, and its kind
     "url": ("url", Kind("the address of a server", lambda text: parse_url(text).url)),
-    "token_file": ("token_file", Kind("the path of a file", text)),
+    "token_file": ("token_file", Kind("the path of a file", TEXT.check)),
     "db": ("db", Kind("the name of a database", real_name)),
-    "table": ("table", Kind("the name of a table", text)),
+    "table": ("table", Kind("the name of a table", TEXT.check)),
     "tables": ("tables", Kind("names with commas between, or *", _tables)),
     "columns": ("columns", Kind("names with commas between, or a JSON list", _names)),
-    "where": ("where", Kind("a condition on the row", text)),
+    "where": ("where", Kind("a condition on the row", TEXT.check)),
     "version": ("generation version", Kind("an offset, or <generation>.<offset>", _version)),
-    "generation": ("generation", Kind("the generation of a log", text)),
+    "generation": ("generation", Kind("the generation of a log", TEXT.check)),
     "parts": ("parts", Kind("JSON [[start, end or null, version], …] with keys in hex", _parts)),
     "ends": ("ends", Kind("true or false", _flag)),
     "after": ("after", _OFFSET),
