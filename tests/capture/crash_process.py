@@ -25,12 +25,17 @@ from headwater.capture import capture
 from headwater.capture.capture import Capture
 from headwater.capture.commit_timestamps import Stamper
 from headwater.log.disk.disk_log import DiskLog
+from headwater.log.disk.retained_blocks import RetainedBlocks
+from headwater.log.live.head import Head
 from headwater.log.live.live_log import LiveLog
 from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.source import SqliteSource
 from headwater.sources.sqlite.write.writer import Writer
 
-OWNERS = {cls.__name__: cls for cls in (Capture, DiskLog, LiveLog, SqliteSource, Stamper, Trimmer, Writer)}
+OWNERS = {
+    cls.__name__: cls
+    for cls in (Capture, DiskLog, Head, LiveLog, RetainedBlocks, SqliteSource, Stamper, Trimmer, Writer)
+}
 
 
 def arm(point: str) -> None:

@@ -35,8 +35,8 @@ STEPS = (
     "DiskLog.set_notes",
     "Trimmer._delete",
     "Trimmer._collect",
-    "DiskLog.retain",
-    "DiskLog.merge",
+    "RetainedBlocks.retain",
+    "RetainedBlocks.merge",
 )
 BEGINNING = ("SqliteSource.prove", "SqliteSource._install", "Trimmer.start", "Capture._pass")
 MOVE = ("Trimmer._begin:after:2", "DiskLog.set_notes:after:3", "Trimmer._delete:after:2", "Trimmer._collect:before:9")
@@ -195,8 +195,8 @@ def test_times_never_go_back_when_the_wall_clock_does(tmp_path: Path) -> None:
 def test_no_time_at_or_below_a_checkpoint_that_was_seen_is_given_after_a_crash(tmp_path: Path) -> None:
     story = Story(tmp_path)
     for point, hours in (
-        ("LiveLog.close_at:after:9", 1),
-        ("LiveLog.close_at:after:7", -1),
+        ("Head.close_at:after:9", 1),
+        ("Head.close_at:after:7", -1),
         ("Stamper.tick:after:9", -2),
     ):
         story.run(point, skew_ms=hours * 3_600_000)

@@ -135,15 +135,18 @@ class SqliteStore:
     def connection(self) -> Iterator[apsw.Connection]:
         """Use the connection alone, outside a transaction: for reads and single statements."""
         with self.lock, self._format.errors(self._name):
-            if self._connection is None:
-                hint = "The server is stopping. Try again when it is back."
-                raise Unavailable(f"{self._name} is closed", hint=hint)
-            yield self._connection
+            yield self._open_connection()
+
+    def _open_connection(self) -> apsw.Connection:
+        if self._connection is None:
+            raise Unavailable(f"{self._name} is closed", hint="The server is stopping. Try again when it is back.")
+        return self._connection
 
     @contextmanager
     def transaction(self) -> Iterator[apsw.Connection]:
         """Write in one transaction: durable at the end of the block, undone if the block or the commit raises."""
-        with self.connection() as connection:
+        with self.lock, self._format.errors(self._name):
+            connection = self._open_connection()
             if connection.in_transaction:
                 raise InvalidRequest(f"{self._name} cannot be written to from inside its own transaction")
             connection.execute("BEGIN IMMEDIATE")

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from headwater.errors import InvalidRequest, LogDamaged, OffsetExpired
+from headwater.errors import InvalidRequest, LogDamaged, NotFound, OffsetExpired
 from headwater.log.disk.block_codec import encode
 from headwater.log.disk.block_reader import Reader
 from headwater.log.disk.log_writer import Writer
 from headwater.log.disk.retained_blocks import RetainedBlocks
 from headwater.log.disk.retention import step_end, whole
-from headwater.log.disk.store import State, new_generation, require_file
-from headwater.log.log import Held, Retention
+from headwater.log.disk.store import State, new_generation
 from headwater.log.transaction_parts import BLOCK_CHANGES, first_begin, in_order, last_at, within
 from headwater.model.change import Transaction
 from headwater.model.table import Table
@@ -30,7 +29,8 @@ class DiskLog:
         self.created = writer is not None and writer.file.created
         self._reader = Reader(path, vfs)
         self._writer = writer
-        self._blocks = RetainedBlocks(self._own_writer, self._reader)
+        blocks = RetainedBlocks(self._own_writer, self._reader)
+        self.retain, self.blocks, self.overdue, self.merge = blocks.retain, blocks.sizes, blocks.overdue, blocks.merge
 
     @classmethod
     def open(
@@ -41,8 +41,8 @@ class DiskLog:
         LogDamaged when the file is not a log, is from a newer Headwater, or is broken.
         """
         place = Path(path)
-        if read_only:
-            require_file(place)
+        if read_only and not place.is_file():
+            raise NotFound(f"there is no log at {place}", hint="Start the server once: it creates the log.")
         log = cls(place, None if read_only else Writer(place, floor=floor, vfs=vfs), vfs)
         try:
             state = log._now()
@@ -114,7 +114,7 @@ class DiskLog:
         return self._reader.note(name)
 
     def shape(self, name: str, version: int) -> Table | None:
-        """A table as it was at `version`, told by the newest change that has it; None if none does."""
+        """Return a table as it was at `version`, by the newest change that has it; None if none does."""
         return self._reader.shape(name, version)
 
     # Reading
@@ -131,7 +131,7 @@ class DiskLog:
         return chain.from_iterable(self._pages(after, head if upto is None else min(upto, head)))
 
     def _head_for(self, after: int) -> int:
-        """The newest offset; OffsetExpired when what follows `after` is gone."""
+        """Return the newest offset; OffsetExpired when the change that follows `after` is gone."""
         return _check_kept(after, self._now()).latest
 
     def _pages(self, after: int, upto: int) -> Iterator[list[Transaction]]:
@@ -143,7 +143,7 @@ class DiskLog:
     def _page(self, after: int, upto: int, limit: int) -> list[Transaction]:
         page = within(self._reader.page(after + 1, upto, limit), after, upto)
         if not page:
-            _check_kept(after, self._reader.state())  # retention may have passed by since we looked
+            _check_kept(after, self._reader.state())  # retention may have trimmed it since
             raise LogDamaged(f"the log {self.path.name} is damaged: offset {after + 1} is missing")
         return page
 
@@ -204,24 +204,6 @@ class DiskLog:
             draft.set_meta(**new_generation(first, reason, name), ceiling=draft.state.ceiling)
             draft.state = replace(draft.state, latest=first - 1, position="")
         return draft.state.generation
-
-    # Retention
-
-    def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
-        """See Log."""
-        return self._blocks.retain(retention, now_ms=now_ms, hold=hold)
-
-    def blocks(self) -> list[Held]:
-        """See Log."""
-        return self._blocks.sizes()
-
-    def overdue(self, after: int) -> int:
-        """See Log."""
-        return self._blocks.overdue(after)
-
-    def merge(self) -> int:
-        """See Log."""
-        return self._blocks.merge()
 
 
 def _check_kept(after: int, state: State) -> State:

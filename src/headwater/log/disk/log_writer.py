@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from headwater.errors import LogDamaged, Unavailable
 from headwater.log.disk.block_codec import Block
@@ -76,28 +76,9 @@ class Draft:
 
     def insert(self, block: Block) -> None:
         """Store a block."""
-        numbers = self._shapes.numbers(self.connection, block.tables)
-        self.connection.execute(
-            _INSERT,
-            (
-                block.first,
-                block.count,
-                block.ts_first,
-                block.ts_last,
-                block.commit_ms_last,
-                block.position,
-                block.id_first,
-                block.id_last,
-                block.whole,
-                block.ends,
-                numbers,
-                len(block.data),
-                block.raw,
-                block.codec,
-                block.crc,
-                block.data,
-            ),
-        )
+        *lookups, tables, raw, codec, crc, data = astuple(block)  # in the order of the columns
+        numbers = self._shapes.numbers(self.connection, tables)
+        self.connection.execute(_INSERT, (*lookups, numbers, len(data), raw, codec, crc, data))
 
     def set_meta(self, **entries: int | str) -> None:
         """Store entries of the state."""

@@ -45,7 +45,7 @@ class RetainedBlocks:
             due, start = _block_of(connection, self._due), _block_of(connection, after + 1)
             return max(_bytes_before(connection, due) - _bytes_before(connection, start), 0)
 
-    def retain(self, retention: Retention, *, now_ms: int, hold: int | None) -> int:
+    def retain(self, retention: Retention, *, now_ms: int, hold: int | None = None) -> int:
         """See Log."""
         writer = self._writer()
         with writer.file.connection() as connection:

@@ -1,4 +1,4 @@
-"""The SQLite file under a log: how it is opened, recognised and read, and what its errors mean to us."""
+"""The SQLite file under a log: its tables, and the state that is not in its blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 import msgspec
 
-from headwater.errors import LogDamaged, NotFound
+from headwater.errors import LogDamaged
 from headwater.log.disk import shape_store
 from headwater.log.sqlite_store import FileFormat
 
@@ -45,7 +45,7 @@ FORMAT = FileFormat(
 
 
 class State(msgspec.Struct, frozen=True):
-    """Everything about a log that is not in its blocks, and where they end."""
+    """Everything about a log that is not in its blocks, and their end."""
 
     generation: str
     reason: str
@@ -60,7 +60,7 @@ class State(msgspec.Struct, frozen=True):
 
 
 def new_generation(first: int, reason: str, name: str = "") -> dict[str, int | str]:
-    """The meta entries of a history that begins at `first`."""
+    """Return the meta entries of a generation that begins at `first`."""
     name = name or secrets.token_hex(8)
     return {"generation": name, "reason": reason, "begun": first, "horizon": first, "merged": first - 1}
 
@@ -71,7 +71,7 @@ def set_meta(connection: apsw.Connection, **entries: int | str) -> None:
 
 
 def load_state(path: Path, connection: apsw.Connection) -> State:
-    """The state as the file has it, in one read transaction."""
+    """Read the state from the file, in one transaction."""
     with connection:
         meta = dict(connection.execute("SELECT name, value FROM meta"))
         newest = connection.execute(
@@ -99,9 +99,3 @@ def _state(meta: dict[str, str | int], newest: tuple[int, int, int, str, int] | 
         position=position if first >= begun else "",
         ts=ts,
     )
-
-
-def require_file(path: Path) -> None:
-    """NotFound when there is no log to read."""
-    if not path.is_file():
-        raise NotFound(f"there is no log at {path}", hint="Start the server once: it creates the log.")
