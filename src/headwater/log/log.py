@@ -1,4 +1,4 @@
-"""What a log promises: the durable, ordered, retained changes of one database."""
+"""The interface of a log: the durable, ordered, retained changes of one database."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.model.change import Transaction
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """The strictest limit that is set wins; None means no limit."""
+    """Limits of a log, of which the strictest wins; None means no limit."""
 
     changes: int | None = 1_000_000
     bytes: int | None = None
@@ -19,7 +19,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class Held(msgspec.Struct, frozen=True, gc=False):
-    """A block as retention sees it."""
+    """Place and size of a block, for retention."""
 
     first: int
     count: int
@@ -48,7 +48,7 @@ class Log(Protocol):
 
     @property
     def generation_reason(self) -> str:
-        """Why this generation began: "created", or what `restart` was told."""
+        """Why this generation began: "created", or the `reason` given to `restart`."""
         ...
 
     @property
@@ -75,24 +75,24 @@ class Log(Protocol):
         """Make `parts`, and `notes` with them, durable in one step and return the new `latest`.
 
         They continue at `latest + 1`, times never go back and no part is empty (InvalidRequest otherwise,
-        and nothing is kept). The iterable is consumed as it comes: a transaction of a million rows never
-        stands in memory whole. A part with `last` False must be followed by the rest of its transaction in
+        and nothing is kept). The iterable is consumed as it comes: a transaction of a million rows is never
+        in memory as a whole. A part with `last` False must be followed by the rest of its transaction in
         the same call. The iterable itself must not write to the log.
         """
         ...
 
     def read(self, *, after: int, upto: int | None = None, limit: int | None = 512) -> list[Transaction]:
-        """Changes in (after, upto], at most `limit` of them, as transactions or parts of them.
+        """Return the changes in (after, upto], at most `limit` of them, as transactions or parts of them.
 
-        Without a limit, as far as they are stored together: who goes on from there decodes nothing twice.
+        Without a limit, up to the end of a block: a reader that continues there decodes nothing twice.
 
-        Raises OffsetExpired when `after + 1` lies before the horizon. Empty at the head and only there:
-        fewer than `limit` come back when rows are very large.
+        Raises OffsetExpired when `after + 1` is before the horizon. Empty at the head and only there;
+        fewer than `limit` when rows are very large.
         """
         ...
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
-        """Every change in (after, upto], block by block; a later append does not disturb it.
+        """Yield every change in (after, upto], block by block; a later append does not disturb it.
 
         `upto` is the `latest` of the call if not given. Raises OffsetExpired at once, or on the way when
         retention overtakes it.
@@ -100,15 +100,15 @@ class Log(Protocol):
         ...
 
     def offset_at(self, ts: int) -> int:
-        """The last offset whose hybrid time is at or below `ts`, at least `horizon - 1`."""
+        """Return the last offset with a hybrid time at or below `ts`, at least `horizon - 1`."""
         ...
 
     def first_whole(self, offset: int) -> int:
-        """The first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
+        """Return the first retained offset at or above `offset` where a transaction begins, else `latest + 1`."""
         ...
 
     def reach(self, after: int, *, changes: int, bytes: int) -> int:
-        """Where a step after `after` ends that has about so many changes and bytes, at least one change.
+        """Return the end of a step after `after` of about so many changes and bytes, at least one change.
 
         At the end of a transaction, unless one is much larger than a step; `after` at the head.
         """
@@ -116,7 +116,7 @@ class Log(Protocol):
 
     @property
     def clock_ceiling(self) -> int:
-        """A hybrid time above every one ever given out: where a clock starts after a crash."""
+        """A hybrid time above every one ever given out: the start of the clock after a crash."""
         ...
 
     def raise_ceiling(self, ts: int) -> None:
@@ -124,7 +124,7 @@ class Log(Protocol):
         ...
 
     def note(self, name: str) -> str:
-        """A small durable text kept beside the blocks (the source's nonce, its identity); "" if unset."""
+        """Return a small durable text stored with the blocks (the source's nonce, its identity); "" if unset."""
         ...
 
     def set_notes(self, **notes: str) -> None:
@@ -147,11 +147,11 @@ class Log(Protocol):
         ...
 
     def blocks(self) -> list[Held]:
-        """The blocks that are kept, the oldest first."""
+        """Return the blocks that are kept, the oldest first."""
         ...
 
     def overdue(self, after: int) -> int:
-        """Bytes of the blocks after offset `after` that the last `retain` kept only because it was told to hold."""
+        """Return the bytes of the blocks after offset `after` that the last `retain` kept only for its `hold`."""
         ...
 
     def merge(self) -> int:

@@ -1,4 +1,4 @@
-"""The log in memory: every promise but durability, for tests and for databases that live as shortly."""
+"""The log in memory: all but durability, for tests and for databases that end with the process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MemoryLog:
         self.generation_first = self.horizon = first
         self.latest, self.position = first - 1, ""
         self._due = first  # where the horizon would be if nothing were held
-        # Grows in place and is replaced when it shrinks: a reader in another thread keeps what it holds.
+        # Grows in place and is replaced when it shrinks: a reader in another thread keeps its list.
         self._parts: list[Transaction] = []
         self._blocks: list[Held] = []
 

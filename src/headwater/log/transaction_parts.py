@@ -11,12 +11,12 @@ from headwater.model.change import Transaction
 from headwater.model.table import Row
 
 BLOCK_CHANGES = 512  # a seek decodes one block: small enough for well under a millisecond
-BLOCK_BYTES = 8 << 20  # about what is encoded at once of large rows
+BLOCK_BYTES = 8 << 20  # of large rows that are encoded at once, about
 _SIZED = (str, bytes)
 
 
 def in_order(parts: Iterable[Transaction], *, after: int, ts: int) -> Iterator[Transaction]:
-    """`parts` as they come; InvalidRequest at the first that does not continue `after` and time `ts`."""
+    """Yield `parts`; raise InvalidRequest at the first that does not continue `after` and time `ts`."""
     open_part: Transaction | None = None
     for part in parts:
         fault = _fault(part, after, ts, open_part)
@@ -46,7 +46,7 @@ def _fault(part: Transaction, after: int, ts: int, open_part: Transaction | None
 
 
 def cut_into_blocks(parts: Iterable[Transaction]) -> Iterator[list[Transaction]]:
-    """Groups of at most BLOCK_CHANGES changes and about BLOCK_BYTES; a transaction is split only if it is larger.
+    """Yield groups of at most BLOCK_CHANGES changes and about BLOCK_BYTES; split a transaction only if it is larger.
 
     Adjacent parts of one transaction are joined: only the first part of a block can start in the middle,
     and only its last part can be unfinished.
@@ -84,7 +84,7 @@ def _add(block: list[Transaction], part: Transaction) -> None:
 
 
 def joined(parts: Iterable[Transaction]) -> list[Transaction]:
-    """`parts` (adjacent, in order) with those of one transaction put together."""
+    """Join the parts of each transaction; `parts` are adjacent and in order."""
     group: list[Transaction] = []
     for part in parts:
         _add(group, part)
@@ -92,7 +92,7 @@ def joined(parts: Iterable[Transaction]) -> list[Transaction]:
 
 
 def within(parts: Sequence[Transaction], after: int, upto: int) -> list[Transaction]:
-    """What of `parts` (adjacent, in order) lies in (after, upto]."""
+    """Return the changes of `parts` (adjacent, in order) in (after, upto]."""
     if not parts or upto <= after:
         return []
     if after < parts[0].first and parts[-1].upto <= upto:
@@ -101,17 +101,17 @@ def within(parts: Sequence[Transaction], after: int, upto: int) -> list[Transact
 
 
 def first_begin(parts: Iterable[Transaction], offset: int) -> int | None:
-    """The first offset at or above `offset` where one of `parts` begins a transaction."""
+    """Return the first offset at or above `offset` where one of `parts` begins a transaction."""
     return next((part.first for part in parts if part.start == 0 and part.first >= offset), None)
 
 
 def last_at(parts: Iterable[Transaction], ts: int) -> int | None:
-    """The last offset among `parts` whose time is at or below `ts`."""
+    """Return the last offset among `parts` with a time at or below `ts`."""
     return max((part.upto for part in parts if part.ts <= ts), default=None)
 
 
 def estimated_bytes(part: Transaction) -> int:
-    """About what `part` takes in memory, judged by its last change: a look at every row would cost more."""
+    """Estimate the memory of `part` by its last change: measuring every row would cost more."""
     change = part.changes[-1]
     return len(part.changes) * (_row_bytes(change.before) + _row_bytes(change.after))
 

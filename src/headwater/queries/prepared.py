@@ -50,7 +50,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
     @property
     def is_owners(self) -> bool:
-        """Return whether an owner prepared it, or nobody knows who."""
+        """Return whether an owner prepared it, or an unknown role."""
         return RANK.get(self.role, RANK[OWNER]) >= RANK[OWNER]
 
     @property
@@ -60,7 +60,7 @@ class Prepared(msgspec.Struct, frozen=True):
 
 
 def query_id(db: str, sql: str) -> str:
-    """The id of a query: the same for the same text on the same database, wherever and whenever."""
+    """Return the id of a query: always the same for the same text on the same database."""
     digest = hashlib.sha256(f"{db}\0{sql}".encode()).digest()
     return f"q_{base64.b32encode(digest[:15]).decode().lower()}"
 
@@ -71,7 +71,7 @@ def unknown_query() -> NotFound:
 
 
 class PreparedQueries:
-    """The file and what is in it. From any thread."""
+    """The prepared queries of a file, also in memory. For any thread."""
 
     def __init__(self, file: SqliteStore, most: int) -> None:
         self._file, self._most = file, most
@@ -79,14 +79,14 @@ class PreparedQueries:
         with file.connection() as connection:
             found = connection.execute("SELECT id, db, sql, form, name, role FROM prepared")
             self._known: dict[str, Prepared] = {row[0]: Prepared(*row) for row in found}
-        self._held = Counter[str]()  # what callers below owners take: places and bytes, in all and by database
+        self._held = Counter[str]()  # places and bytes of callers below owners, in all and by database
         self._bytes = 0
         for each in self._known.values():
             self._count(each)
 
     @classmethod
     def open(cls, path: Path, *, most: int, vfs: str | None = None) -> PreparedQueries:
-        """The queries in the file at `path`."""
+        """Open the file at `path`, or create it."""
         return cls(SqliteStore(FORMAT, path, vfs=vfs), most)
 
     def add(self, db: str, sql: str, *, form: bytes | None = None, name: str | None = None, role: str = "") -> Prepared:
@@ -147,14 +147,14 @@ class PreparedQueries:
         return renewed
 
     def get(self, id: str) -> Prepared:
-        """The query with this id; NotFound."""
+        """Return the query with this id; NotFound."""
         found = self._known.get(id)
         if found is None:
             raise unknown_query()
         return found
 
     def drop_database(self, db: str) -> None:
-        """Forget the queries of a database that is no more."""
+        """Delete the queries of a dropped database."""
         with self._lock, self._file.connection() as connection:
             connection.execute("DELETE FROM prepared WHERE db = ?", (db,))
             for each in [each for each in self._known.values() if each.db == db]:
@@ -163,7 +163,7 @@ class PreparedQueries:
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """Number of queries."""
         return len(self._known)
 
     def close(self) -> None:

@@ -11,12 +11,12 @@ import apsw
 from headwater.log.sqlite_store import SqliteStore
 
 T = TypeVar("T")
-Apply = Callable[[], T]  # brings memory up to what was committed, and says what the caller gets
+Apply = Callable[[], T]  # updates memory after the commit, and returns the result of the call
 Work = Callable[[apsw.Connection], Apply[T]]  # writes inside the transaction; a raise undoes it
 
 
 class _Job(Generic[T]):
-    """One caller's work, and what became of it."""
+    """One caller's work, and its result."""
 
     def __init__(self, work: Work[T]) -> None:
         self.work = work
@@ -27,12 +27,12 @@ class _Job(Generic[T]):
 
 
 class Commits:
-    """The one writer of a file. `lock` is held while memory is brought up to what was committed."""
+    """The one writer of a file. `lock` is held while memory is updated after a commit."""
 
     def __init__(self, file: SqliteStore, lock: threading.Lock) -> None:
         self._file, self._lock = file, lock
-        self._leading = threading.Lock()  # held by whoever commits, for all who wait; taken before the others
-        self._queue = threading.Lock()  # guards what follows
+        self._leading = threading.Lock()  # held by the thread that commits for all that wait; taken before the others
+        self._queue = threading.Lock()  # guards the next field
         self._waiting: list[_Job[Any]] = []
         self.commits = 0
 
@@ -42,7 +42,7 @@ class Commits:
         with self._queue:
             self._waiting.append(job)
         with self._leading:
-            if not job.is_over:  # nobody did it for us while we waited
+            if not job.is_over:  # no other thread did it while this one waited
                 with self._queue:
                     batch, self._waiting = self._waiting, []
                 self._lead(batch)
@@ -74,11 +74,11 @@ class Commits:
 
 
 def _try(job: _Job[Any], connection: apsw.Connection) -> None:
-    """Do the work of one; what is wrong with it alone undoes it alone."""
+    """Do the work of one caller; an error of its own undoes only that work."""
     try:
         with connection:  # a savepoint
             job.apply = job.work(connection)
     except apsw.Error:
-        raise  # the disk fails everybody
+        raise  # the disk fails every caller
     except Exception as error:
         job.error = error

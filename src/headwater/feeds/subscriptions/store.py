@@ -1,4 +1,4 @@
-"""The SQLite file under the registry: what is in it, how it is read and written."""
+"""The SQLite file under the registry: its tables, and the statements that read and write them."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ _CHUNKS = "SELECT tab, end, at FROM chunk WHERE id = ? AND run = ? ORDER BY numb
 
 
 class Stand(msgspec.Struct, frozen=True):
-    """How far a subscribed instance was looked at: `last` mattered to it, and nothing else up to `through`."""
+    """Progress of a subscribed instance: `last` changed its result, and no later offset up to `through` did."""
 
     instance: str
     db: str
-    prefix: str  # of its tags: as it was understood then
+    prefix: str  # of its tags, by the analysis of that time
     last: int
     through: int
 
@@ -79,7 +79,7 @@ def load_stands(connection: apsw.Connection) -> list[Stand]:
 
 
 def keep_stands(connection: apsw.Connection, kept: Sequence[Stand], gone: Sequence[Stand]) -> None:
-    """Write those that moved, forget those that are gone."""
+    """Write the `kept` stands, delete the `gone` ones."""
     rows = [(one.db, one.instance, one.prefix, one.last, one.through) for one in kept]
     connection.executemany("INSERT OR REPLACE INTO stand VALUES (?, ?, ?, ?, ?)", rows)
     connection.executemany("DELETE FROM stand WHERE db = ? AND instance = ?", [(one.db, one.instance) for one in gone])
@@ -115,13 +115,13 @@ def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:
 
 
 def next_id(connection: apsw.Connection) -> str:
-    """A name that no subscription ever had."""
+    """Return an id that no subscription ever had."""
     number = connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1").get
     return f"sub_{number:016x}"
 
 
 def count(connection: apsw.Connection, db: str | None = None) -> int:
-    """How many subscriptions there are, of one database or of all."""
+    """Return the number of subscriptions, of one database or of all."""
     return int(connection.execute("SELECT count(*) FROM subscription WHERE ?1 IS NULL OR db = ?1", (db,)).get)
 
 
@@ -131,12 +131,12 @@ def count_of(connection: apsw.Connection, owner: str) -> int:
 
 
 def ids_of(connection: apsw.Connection, db: str) -> list[str]:
-    """The subscriptions of one database."""
+    """Return the ids of the subscriptions of one database."""
     return [str(id) for (id,) in connection.execute("SELECT id FROM subscription WHERE db = ?", (db,))]
 
 
 def named(connection: apsw.Connection, db: str, name: str) -> tuple[str, str, Options] | None:
-    """Id, owner and options of the subscription of `db` that has this name."""
+    """Return id, owner and options of the subscription of `db` that has this name."""
     row = connection.execute(
         "SELECT id, owner, options FROM subscription WHERE db = ? AND name = ?", (db, name)
     ).fetchone()
@@ -155,7 +155,7 @@ def insert(connection: apsw.Connection, one: Subscription) -> None:
 
 
 def keep_quiet(connection: apsw.Connection, id: str, *, acked: int, quiet: int) -> bool:
-    """Nothing after `acked` up to `quiet` concerns `id`: kept if it still stands there. Whether there is an `id`."""
+    """Store that no change in (acked, quiet] concerns `id`, if it is still at `acked`; return whether `id` exists."""
     connection.execute(
         "UPDATE subscription SET quiet = CASE WHEN acked = ? THEN max(quiet, ?) ELSE quiet END WHERE id = ?",
         (acked, quiet, id),
@@ -164,7 +164,7 @@ def keep_quiet(connection: apsw.Connection, id: str, *, acked: int, quiet: int) 
 
 
 def ack(connection: apsw.Connection, id: str, offset: int) -> int:
-    """Move forward to `offset`; where it stands then."""
+    """Move forward to `offset`; return the acknowledged offset."""
     return int(
         connection.execute(
             "UPDATE subscription SET acked = max(acked, ?) WHERE id = ? RETURNING acked", (offset, id)
@@ -183,7 +183,7 @@ def set_paused(connection: apsw.Connection, id: str, paused: bool) -> None:
 
 
 def set_snapshot(connection: apsw.Connection, id: str, state: SnapshotState | None) -> None:
-    """Keep `state`; of its chunks only those that the file does not have."""
+    """Store `state`, and those of its chunks that the file lacks."""
     chunks, run = ((), 0) if state is None else (state.chunks, state.run)
     text = None if state is None else msgspec.json.encode(replace(state, chunks=())).decode()
     connection.execute("UPDATE subscription SET snapshot = ? WHERE id = ?", (text, id))
@@ -196,6 +196,6 @@ def set_snapshot(connection: apsw.Connection, id: str, state: SnapshotState | No
 
 
 def delete(connection: apsw.Connection, id: str) -> None:
-    """Forget `id`."""
+    """Delete the subscription `id`."""
     connection.execute("DELETE FROM chunk WHERE id = ?", (id,))
     connection.execute("DELETE FROM subscription WHERE id = ?", (id,))

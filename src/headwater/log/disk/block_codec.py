@@ -27,7 +27,7 @@ MAX_RAW = 4 << 20  # a block of large rows is cut further, so that no reader hol
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """One stored row of the log: what is inside, for lookups, and the bytes."""
+    """One stored row of the log: columns for lookups, and the encoded changes."""
 
     first: int
     count: int
@@ -52,7 +52,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Payload(msgspec.Struct, array_like=True, gc=False):
-    """What is inside the bytes. The order of fields is on disk: only add at the end."""
+    """The encoded changes. The order of fields is on disk: only add at the end."""
 
     start: int
     last: bool
@@ -81,7 +81,7 @@ def encode(parts: Iterable[Transaction]) -> Iterator[Block]:
 
 
 def encode_group(group: list[Transaction]) -> Iterator[Block]:
-    """One block for `group`, as `cut_into_blocks` makes them; several when its rows are very large."""
+    """Yield the block of a `group` of `cut_into_blocks`; several when its rows are very large."""
     first, upto = group[0].first, group[-1].upto
     raw, tables = _write(group)
     if len(raw) > MAX_RAW and upto > first:
@@ -157,7 +157,7 @@ def _to_bytes(payload: _Payload, is_plain: bool) -> bytes:
 
 
 def decode(first: int, codec: int, crc: int, data: bytes, tables: Sequence[Table]) -> list[Transaction]:
-    """The transactions of one stored block; LogDamaged when the bytes are not what was written."""
+    """Return the transactions of one stored block; LogDamaged when its checksum or content is wrong."""
     if zlib.crc32(data) != crc:
         raise LogDamaged(f"the block at offset {first} does not match its checksum")
     try:

@@ -10,7 +10,7 @@ from typing import Any
 from headwater.model.change import Change
 from headwater.model.table import Row, Table
 
-FORM = 1  # of what is returned: a compiled twin that was built for another one is not used
+FORM = 1  # of the result: a compiled twin that was built for another one is not used
 
 Rows = tuple[tuple[Any, ...] | None, ...]
 Remarks = dict[int, tuple[str | None, bool]]  # place of a change to its ddl and resnapshot
@@ -23,7 +23,7 @@ _SAFE_AS_THEY_ARE = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def in_python(changes: tuple[Change, ...]) -> Columns:
-    """The columns of `changes`."""
+    """Return the columns of `changes`."""
     shapes, tables = _shapes([change.table for change in changes])
     before, after = tuple([change.before for change in changes]), tuple([change.after for change in changes])
     ops = bytes([change.op for change in changes])

@@ -1,4 +1,4 @@
-"""Reads blocks from a log file on connections of its own, from any thread, beside the writer."""
+"""The readers of a log file: blocks, notes and shapes on connections of their own, from any thread."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Stored(msgspec.Struct, frozen=True, gc=False):
 
 
 class Reader:
-    """A small pool: one connection for each thread that reads at the moment, never the writer's."""
+    """A pool of connections: one for each thread that is reading, never the writer's."""
 
     def __init__(self, path: Path, vfs: str | None) -> None:
         self._path, self._name, self._vfs = path, Path(path.name), vfs
@@ -75,28 +75,28 @@ class Reader:
             self.close()
 
     def close(self) -> None:
-        """Close what is idle now; what is in use closes when it comes back."""
+        """Close the idle connections now, and each other one when its reader returns it."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
     def state(self) -> State:
-        """The state as the file has it."""
+        """Read the state from the file."""
         with self._connection() as connection:
             return load_state(self._path, connection)
 
     def note(self, name: str) -> str:
-        """A stored note, "" if unset."""
+        """Return a stored note, "" if unset."""
         with self._connection() as connection:
             return connection.execute("SELECT value FROM note WHERE name = ?", (name,)).get or ""
 
     def shape(self, name: str, version: int) -> Table | None:
-        """A stored shape; None if there is none."""
+        """Return a stored shape; None if there is none."""
         with self._connection() as connection:
             return self._shapes.find(connection, name, version)
 
     def page(self, offset: int, upto: int, limit: int) -> list[Transaction]:
-        """Adjacent transactions of whole blocks, from the one that holds `offset`; empty if none does.
+        """Return the transactions of adjacent blocks, from the one that holds `offset`; empty if none does.
 
         About `limit` changes, fewer if they are large. They may begin before `offset` and end after `upto`.
         One statement, so one state of the file: retention and merging are seen wholly or not at all.
@@ -119,7 +119,7 @@ class Reader:
 
     @contextmanager
     def sizes(self, offset: int) -> Iterator[Iterator[Held]]:
-        """The sizes of the blocks from the one that holds `offset` on."""
+        """Yield the sizes of the blocks from the one that holds `offset` on."""
         with self._connection() as connection:
             rows = connection.execute(_SIZES, (offset,))
             try:
@@ -128,14 +128,14 @@ class Reader:
                 rows.close()
 
     def at_time(self, ts: int) -> list[Transaction]:
-        """The last block that begins at or below `ts`."""
+        """Return the last block that begins at or below `ts`."""
         with self._connection() as connection:
             row = connection.execute(_AT_TIME, (ts,)).fetchone()
             block = None if row is None else self._stored(connection, row)
         return [] if block is None else self._decoded(block)
 
     def next_whole(self, offset: int) -> int | None:
-        """Where a transaction begins in the blocks that begin after `offset`."""
+        """Return the first offset at which a transaction begins in the blocks that begin after `offset`."""
         with self._connection() as connection:
             found: int | None = connection.execute(_NEXT_WHOLE, (offset,)).get
             return found

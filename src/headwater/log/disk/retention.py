@@ -1,4 +1,4 @@
-"""Which changes a log still keeps, and which small blocks it joins. Pure decisions over block sizes."""
+"""Decisions of retention by block sizes: the next horizon, runs of small blocks to join, ends of steps. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SLACK = 2  # a step may be so many times its size for the sake of a whole transa
 def next_horizon(
     retention: Retention, oldest: Iterable[Held], *, horizon: int, latest: int, total: int, now_ms: int
 ) -> int:
-    """Where the horizon goes, never back: exactly by the count, block by block for bytes and age.
+    """Return the next horizon, never an earlier one: exact by the count, block by block for bytes and age.
 
     `oldest` are the first blocks of the log in order, `total` the bytes of all of them.
     """
@@ -33,15 +33,15 @@ def next_horizon(
 
 
 class Spent(msgspec.Struct, frozen=True):
-    """How far a cursor is on its way to losing its place by bytes and by age."""
+    """How close a cursor is to being evicted by bytes and by age."""
 
-    share: float = 0.0  # of the stricter limit; from 1 on the place is lost
-    remaining: int | None = None  # changes that may still come before the limit by bytes; None: there is none
+    share: float = 0.0  # of the stricter limit; from 1 on the cursor is evicted
+    remaining: int | None = None  # changes until the limit by bytes; None: no such limit
     expires_at_ms: int | None = None  # when the limit by age is reached; None: there is none, or nothing is unread
 
 
 class Kept:
-    """What the limits by bytes and age mean for cursors, by the blocks of one moment."""
+    """The limits by bytes and age, measured by the blocks of one moment."""
 
     def __init__(self, retention: Retention, blocks: Sequence[Held]) -> None:
         self._retention, self._blocks = retention, blocks
@@ -66,7 +66,7 @@ class Kept:
 
 
 def held_back(due: int, hold: int | None, *, horizon: int) -> int:
-    """The horizon on its way to `due`, but not past `hold`, and never back."""
+    """Return the horizon on its way to `due`, but not past `hold`, and never an earlier one."""
     return due if hold is None else max(horizon, min(due, hold))
 
 
@@ -77,10 +77,10 @@ def _over(retention: Retention, block: Held, latest: int, total: int, now_ms: in
 
 
 def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
-    """Adjacent blocks that fit into one, each run as long as it gets.
+    """Yield runs of adjacent blocks that fit into one, each as long as possible.
 
-    The last run is left out: more may still come to it, and rewriting a block at every commit would cost
-    more than it saves.
+    The last run is left out: it may still grow, and rewriting a block at every commit would cost more
+    than it saves.
     """
     run: list[Held] = []
     count = raw = 0
@@ -93,7 +93,7 @@ def runs(blocks: Iterable[Held]) -> Iterator[list[Held]]:
 
 
 def step_end(blocks: Iterable[Held], after: int, *, latest: int, changes: int, bytes: int) -> int:
-    """The last offset of a step after `after`, by the sizes of the blocks from the one that holds `after + 1`."""
+    """Return the last offset of a step after `after`, by the sizes of the blocks from the one with `after + 1` on."""
     end = after
     for block in blocks:
         per_change = max(block.raw // block.count, 1)
@@ -106,5 +106,5 @@ def step_end(blocks: Iterable[Held], after: int, *, latest: int, changes: int, b
 
 
 def whole(end: int, after: int, *, begins: int) -> int:
-    """`end` of a step, or the end of the transaction it would cut; the next one begins at `begins`."""
+    """Return `end` of a step, or the end of the transaction it would cut; the next one begins at `begins`."""
     return begins - 1 if begins - 1 - after <= SLACK * (end - after) else end

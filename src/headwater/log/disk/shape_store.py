@@ -26,7 +26,7 @@ class Shapes:
         self._interned: dict[int, Table] = {}
 
     def numbers(self, connection: apsw.Connection, tables: tuple[Table, ...]) -> str:
-        """What a block keeps to find `tables` again; unknown ones are stored in the open transaction."""
+        """Return the numbers of `tables` as a block stores them; store unknown tables in the open transaction."""
         return ",".join(str(self._number(connection, table)) for table in tables)
 
     def _number(self, connection: apsw.Connection, table: Table) -> int:
@@ -42,7 +42,7 @@ class Shapes:
         self._numbers.clear()
 
     def tables(self, connection: apsw.Connection, numbers: str) -> tuple[Table, ...]:
-        """The tables behind what `numbers` returned; LookupError if the file does not know one."""
+        """Return the tables of these numbers; LookupError if the file lacks one."""
         found = self._tables.get(numbers)
         if found is None:
             if len(self._tables) >= _REMEMBERED:
@@ -52,7 +52,7 @@ class Shapes:
         return found
 
     def find(self, connection: apsw.Connection, name: str, version: int) -> Table | None:
-        """The table of that name and version that was stored last; None if there is none."""
+        """Return the table of that name and version that was stored last; None if there is none."""
         sql = "SELECT number FROM schema WHERE name = ? AND version = ? ORDER BY number DESC LIMIT 1"
         number = connection.execute(sql, (name, version)).get
         return None if number is None else self._table(connection, int(number))

@@ -13,7 +13,7 @@ _FULL = 64 << 10  # bytes: with less than that free, a disk is full
 
 
 class SpaceReserve:
-    """A file of nothing in the data folder, given up while the server starts and taken again afterwards."""
+    """An empty file of some size in the data folder: removed while the server starts, then created again."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "reserve"
@@ -33,7 +33,7 @@ class SpaceReserve:
     def take(self) -> bool:
         """Reserve the space where there is plenty, else again what was released; return whether the reserve is whole.
 
-        A reserve that cannot be had is none: it never raises.
+        Never raises: without space there is no reserve.
         """
         wanted = RESERVE_BYTES if self._free >= PLENTY else min(self._released, self._free)
         with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
 """The live log: a log plus an in-memory tail, so that changes are read at once and made durable in blocks.
 
-    stage ──> [ kept | staged ]  tail in memory, what live readers read
+    stage ──> [ kept | staged ]  tail in memory, for live readers
                   ^       │ flush
                   └───────┴──> wrapped log, durable
 
-Staged transactions are durable at their source under the same offsets: after a crash capture brings them again.
+Staged transactions are durable at their source under the same offsets: after a crash capture reads them again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEEP_BYTES = 32 << 20
 class LiveLog(WrappedLog):
     """See `Log`. `latest` counts staged transactions, `durable` does not.
 
-    One thread stages, appends, unstages and restarts; `flush` may run in another; anybody reads.
+    One thread stages, appends, unstages and restarts; `flush` may run in another; any thread reads.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LiveLog(WrappedLog):
     # Staging
 
     def stage(self, parts: Iterable[Transaction]) -> int:
-        """Make whole transactions readable in this process at once; returns the new `latest`."""
+        """Make whole transactions readable in this process at once; return the new `latest`."""
         new = list(in_order(parts, after=self._head.latest, ts=self._head.ts))
         if not new:
             return self._head.latest
@@ -73,7 +73,7 @@ class LiveLog(WrappedLog):
         return self._head.latest
 
     def flush(self, *, notes: Mapping[str, str] | None = None) -> int:
-        """Append everything staged to the wrapped log in one step; returns the new `durable`."""
+        """Append everything staged to the wrapped log in one step; return the new `durable`."""
         with self._moving:
             began = self._clock()
             staged = self._staged()
@@ -84,7 +84,7 @@ class LiveLog(WrappedLog):
             return self.durable
 
     def append(self, parts: Iterable[Transaction], *, notes: Mapping[str, str] | None = None) -> int:
-        """See Log. What is staged goes first, in the same step."""
+        """See Log. Staged transactions go first, in the same step."""
         with self._moving:
             began = self._clock()
             passed = Tail()
@@ -97,7 +97,7 @@ class LiveLog(WrappedLog):
         return self._head.latest
 
     def unstage(self) -> int:
-        """Forget what is staged (its continuity with the log is lost); returns how many changes that was."""
+        """Drop the staged transactions, which no longer continue the log; return how many changes that was."""
         with self._moving, self._changed:
             lost = self.staged_changes
             self._tail.drop_after(self.durable)
@@ -109,7 +109,7 @@ class LiveLog(WrappedLog):
             return self._tail.cut(self.durable, self._head.latest)
 
     def _remembered(self, parts: Iterable[Transaction], passed: Tail) -> Iterator[Transaction]:
-        """`parts` as they come, the newest of them kept in `passed`."""
+        """Yield `parts`, and keep the newest of them in `passed`."""
         for part in parts:
             yield part
             passed.extend([part])
@@ -123,7 +123,7 @@ class LiveLog(WrappedLog):
         self._head.move(passed.newest)
 
     def _settle(self, began: float) -> None:
-        """After a move: what is left was staged since it `began`, and what is durable need not stay."""
+        """After a flush that `began` then: the rest was staged since, and durable parts may leave memory."""
         self._head.latest = max(self._head.latest, self.durable)
         self._staged_since = began if self.staged_changes else None
         self._bound(self._tail, upto=self.durable)
@@ -140,12 +140,12 @@ class LiveLog(WrappedLog):
 
     @property
     def staged_changes(self) -> int:
-        """How many changes are readable but not yet in the wrapped log."""
+        """Number of changes that are readable but not yet in the wrapped log."""
         return max(self._head.latest - self.durable, 0)
 
     @property
     def staged_since(self) -> float | None:
-        """When the oldest of them was staged, by the clock given, or a little before; None without any."""
+        """Time of the oldest staged change by `clock`, or a little before; None without any."""
         return self._staged_since
 
     # Reading
@@ -157,13 +157,13 @@ class LiveLog(WrappedLog):
         found = self._from_tail(after, upto)
         if found is None:
             found = self.wrapped.read(after=after, upto=upto, limit=limit)
-            # What was staged when we looked may have been flushed and forgotten since: ask again.
+            # A flush may have moved staged changes out of memory since: check the tail again.
             if found and found[-1].upto < upto:
                 found += self._from_tail(found[-1].upto, upto) or []
         return found
 
     def _from_tail(self, after: int, upto: int) -> list[Transaction] | None:
-        """(after, upto] from memory; None when memory begins later."""
+        """Return (after, upto] from memory; None when memory begins later."""
         with self._changed:
             if after >= self._head.latest:
                 return []
@@ -171,7 +171,7 @@ class LiveLog(WrappedLog):
             return self._tail.cut(after, upto) if held else None
 
     def recent(self, after: int, upto: int) -> list[Transaction] | None:
-        """(after, upto] without any I/O; None when it is not all in memory, and `read` must be asked."""
+        """Return (after, upto] without any I/O; None when it is not all in memory: then call `read`."""
         return None if after + 1 < self.horizon else self._from_tail(after, upto)
 
     def scan(self, *, after: int, upto: int | None = None) -> Iterator[Transaction]:
@@ -189,7 +189,7 @@ class LiveLog(WrappedLog):
         while after < upto:
             page = self.read(after=after, upto=upto)
             if not page:
-                return  # unstaged meanwhile
+                return  # unstaged since
             yield from page
             after = page[-1].upto
 
@@ -233,7 +233,7 @@ class LiveLog(WrappedLog):
     def closed(self) -> tuple[int, int]:
         """A hybrid time and an offset: every change read after this offset, now or ever, has a later time.
 
-        A transaction ends at the offset. Moves on, also when idle, while somebody listens.
+        A transaction ends at the offset. Moves on, also when idle, while there are listeners.
         """
         return self._head.closed
 
@@ -249,7 +249,7 @@ class LiveLog(WrappedLog):
 
     @property
     def highest(self) -> int:
-        """The highest offset anybody could ever read here, unstaged ones included."""
+        """The highest offset that could ever be read here, unstaged ones included."""
         return self._head.highest
 
     @property
@@ -264,7 +264,7 @@ class LiveLog(WrappedLog):
         return max(self.wrapped.clock_ceiling, self._head.ts)
 
     def restart(self, *, first: int, reason: str, name: str = "") -> str:
-        """See Log. Drops what is staged; `first` lies beyond everything that was ever readable."""
+        """See Log. Drops staged transactions; `first` is beyond every offset that was ever readable."""
         if first <= self._head.highest:
             raise InvalidRequest(f"a new generation starts after {self._head.highest}, not at {first}")
         with self._moving:
@@ -277,7 +277,7 @@ class LiveLog(WrappedLog):
         return name
 
     def close(self) -> None:
-        """See Log. What is staged and not flushed comes again from its source."""
+        """See Log. Staged transactions are not flushed: capture reads them again."""
         self._head.stop()
         self.wrapped.close()
 

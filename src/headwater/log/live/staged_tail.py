@@ -33,7 +33,7 @@ class Tail:
 
     @property
     def changes(self) -> int:
-        """How many changes are held."""
+        """Number of changes held."""
         return self._parts[-1].upto - self._firsts[0] + 1 if self._parts else 0
 
     def extend(self, parts: Iterable[Transaction]) -> None:
@@ -46,7 +46,7 @@ class Tail:
             self.weight += weight
 
     def cut(self, after: int, upto: int) -> list[Transaction]:
-        """What lies in (after, upto]; `after + 1` is held or beyond the newest."""
+        """Return the changes in (after, upto]; `after + 1` is held or beyond the newest."""
         low = max(bisect_right(self._firsts, after + 1) - 1, 0)
         return within(self._parts[low : bisect_right(self._firsts, upto)], after, upto)
 
@@ -69,10 +69,10 @@ class Tail:
         del self._parts[place:], self._firsts[place:], self._weights[place:]
 
     def offset_at(self, ts: int) -> int | None:
-        """The last offset held whose time is at or below `ts`."""
+        """Return the last offset held with a time at or below `ts`."""
         place = bisect_right(self._parts, ts, key=lambda part: part.ts)
         return last_at(self._parts[place - 1 : place], ts) if place else None
 
     def first_whole(self, offset: int) -> int | None:
-        """The first offset held at or above `offset` where a transaction begins."""
+        """Return the first offset held at or above `offset` where a transaction begins."""
         return first_begin(self._parts[max(bisect_right(self._firsts, offset) - 1, 0) :], offset)

@@ -1,4 +1,4 @@
-"""The file in which ranges and the leases of pulls are kept, so that neither is forgotten by a restart."""
+"""The SQLite file of ranges and of the leases of pulls: both survive a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CREATE TABLE cut (
   at INTEGER NOT NULL,
   PRIMARY KEY (db, tab)
 ) STRICT, WITHOUT ROWID;
--- One row for every epoch a range has had since its table was cut: who holds an old one is told what became of it.
+-- One row for every epoch of a range since its table was split: the holder of an old one is sent to its heirs.
 CREATE TABLE range (
   id INTEGER NOT NULL,
   epoch INTEGER NOT NULL,
@@ -63,7 +63,7 @@ _LIVE = f"SELECT {_RANGE} FROM range WHERE db = ? AND tab = ? AND live ORDER BY 
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """What the ranges of a table were cut for: another generation or version has other keys, or another order."""
+    """The table that ranges were made for: another generation or version has other keys, or another order."""
 
     generation: str
     version: int
@@ -76,7 +76,7 @@ class Cut(msgspec.Struct, frozen=True):
 
 
 class Pull(msgspec.Struct, frozen=True):
-    """A lease: the log after `kept` stays for the sake of `subscriber`."""
+    """A lease: the log after `kept` is retained for `subscriber`."""
 
     db: str
     subscriber: str
@@ -89,7 +89,7 @@ class Pull(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """Name of the lease in the log."""
         return f"pull:{self.subscriber}\0{self.table}\0{self.range}"
 
 
@@ -119,19 +119,19 @@ class Store:
     # --- ranges ----------------------------------------------------------------------------------------------
 
     def cut(self, db: str, table: str) -> Cut | None:
-        """What the ranges of `table` were cut for; None before the first time."""
+        """Return the table as its ranges were made for it; None if it has none."""
         with self._file.connection() as file:
             sql = "SELECT generation, version, target, at FROM cut WHERE db = ? AND tab = ?"
             row: Any = file.execute(sql, (db, table)).fetchone()
             return None if row is None else Cut(*row)
 
     def ranges(self, db: str, table: str) -> list[Range]:
-        """The ranges of `table`, in order."""
+        """Return the ranges of `table`, in order."""
         with self._file.connection() as file:
             return _live(file, db, table)
 
     def begin(self, db: str, table: str, cut: Cut, ranges: Callable[[Callable[[], int]], list[Range]]) -> None:
-        """Cut anew, unless somebody else just did; `ranges` makes the new ones, given where ids come from."""
+        """Split a table again, unless another thread just did; `ranges` returns the new ones, given a source of ids."""
         with self._file.transaction() as file:
             held = file.execute("SELECT generation, version FROM cut WHERE db = ? AND tab = ?", (db, table)).fetchone()
             if held == (cut.generation, cut.version):
@@ -148,7 +148,7 @@ class Store:
         old: Sequence[Range],
         new: Callable[[Callable[[], int]], list[Range]],
     ) -> bool:
-        """Put `new` in place of `old`; False, and nothing is done, if these are not the ranges any more."""
+        """Replace `old` by `new`; return False and change nothing if the ranges are others by now."""
         with self._file.transaction() as file:
             if [(one.id, one.epoch) for one in _live(file, db, table)] != [(one.id, one.epoch) for one in old]:
                 return False
@@ -158,7 +158,7 @@ class Store:
             return True
 
     def heirs(self, db: str, table: str, id: int, epoch: int) -> list[Range] | None:
-        """The ranges that hold the keys which range `id` had; None if `table` never had one of that id."""
+        """Return the ranges that now hold the keys of range `id`; None if `table` never had one of that id."""
         with self._file.connection() as file:
             known: list[Any] = file.execute(
                 "SELECT db, tab, epoch, start, end FROM range WHERE id = ?", (id,)
@@ -168,12 +168,12 @@ class Store:
                 return None
             live = _live(file, db, table)
         held = [span for its_epoch, span in ours if its_epoch == epoch] or [span for _, span in ours]
-        if not held:  # of an earlier cut, whose keys may have had another order
+        if not held:  # of an earlier split: its keys may have had another order
             return live
         return [one for one in live if any(one.span.overlaps(span) for span in held)]
 
     def owner(self, id: int) -> tuple[str, str] | None:
-        """The database and the table of a range, of whatever epoch; None if it is not known, or no longer."""
+        """Return the database and the table of a range of any epoch; None if it is not known, or no longer."""
         with self._file.connection() as file:
             row: Any = file.execute("SELECT db, tab FROM range WHERE id = ? LIMIT 1", (id,)).fetchone()
             return None if row is None else (row[0], row[1])
@@ -181,13 +181,13 @@ class Store:
     # --- leases ----------------------------------------------------------------------------------------------
 
     def put_lease(self, pull: Pull, *, now_ms: int) -> None:
-        """Keep a lease, in place of the one of the same name; forget those that ended."""
+        """Store a lease, replacing the one of the same name; delete those that ended."""
         with self._file.transaction() as file:
             file.execute("DELETE FROM lease WHERE until_ms <= ?", (now_ms,))
             file.execute("INSERT OR REPLACE INTO lease VALUES (?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(pull))
 
     def others(self, pull: Pull, *, now_ms: int) -> Others:
-        """Return what a new lease has to be checked against."""
+        """Return the leases that a new one is checked against."""
         count = (
             "SELECT count(*), count(*) FILTER (WHERE owner = ?) FROM lease"
             " WHERE until_ms > ? AND (db, subscriber, tab, range) <> (?, ?, ?, ?)"
@@ -200,13 +200,13 @@ class Store:
         return Others(row[0], row[1], frozenset(owner for (owner,) in found))
 
     def leases(self, db: str) -> list[Pull]:
-        """Those of one database."""
+        """Return the leases of one database."""
         with self._file.connection() as file:
             rows: list[Any] = file.execute("SELECT * FROM lease WHERE db = ?", (db,)).fetchall()
             return [Pull(*row) for row in rows]
 
     def drop_leases(self, db: str, table: str, subscriber: str, owner: str | None = None) -> list[Pull]:
-        """Forget those of one subscriber on one table, and return them; with `owner`, not those of other principals."""
+        """Delete and return the leases of a subscriber on a table; with `owner`, not those of other principals."""
         with self._file.transaction() as file:
             sql = (
                 "DELETE FROM lease WHERE db = ? AND tab = ? AND subscriber = ?"
@@ -216,7 +216,7 @@ class Store:
             return [Pull(*row) for row in rows]
 
     def drop_database(self, db: str) -> None:
-        """Forget everything of one database but that its ids were given out."""
+        """Delete everything of one database; its ids are never given out again."""
         with self._file.transaction() as file:
             for name in ("cut", "range", "lease"):
                 file.execute(f"DELETE FROM {name} WHERE db = ?", (db,))
