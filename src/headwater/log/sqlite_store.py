@@ -164,3 +164,9 @@ class SqliteStore:
             connection, self._connection = self._connection, None
             if connection is not None:
                 connection.close()
+
+
+def take_next_id(connection: apsw.Connection) -> int:
+    """Return a number that was never given out, from the row `next_id` of the table `meta`."""
+    sql = "UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1"
+    return int(str(connection.execute(sql).get))

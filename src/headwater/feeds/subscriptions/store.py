@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headwater.errors import LogDamaged
 from headwater.feeds.options import Options
 from headwater.feeds.subscription import SnapshotState, Stretch, Subscription
-from headwater.log.sqlite_store import FileFormat, SqliteStore
+from headwater.log.sqlite_store import FileFormat, SqliteStore, take_next_id
 
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT, WITHOUT ROWID;
@@ -116,8 +116,7 @@ def _snapshot(connection: apsw.Connection, id: str, text: str) -> SnapshotState:
 
 def next_id(connection: apsw.Connection) -> str:
     """Return an id that no subscription ever had."""
-    number = connection.execute("UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1").get
-    return f"sub_{number:016x}"
+    return f"sub_{take_next_id(connection):016x}"
 
 
 def count(connection: apsw.Connection, db: str | None = None) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
-from headwater.log.sqlite_store import FileFormat, SqliteStore
+from headwater.log.sqlite_store import FileFormat, SqliteStore, take_next_id
 from headwater.model.keys.key import Span
 from headwater.ranges.ranges.range import Range
 
@@ -137,7 +137,7 @@ class Store:
             if held == (cut.generation, cut.version):
                 return
             file.execute("DELETE FROM range WHERE db = ? AND tab = ?", (db, table))
-            _put(file, db, table, ranges(lambda: _next_id(file)))
+            _put(file, db, table, ranges(lambda: take_next_id(file)))
             _put_cut(file, db, table, cut)
 
     def change(
@@ -153,7 +153,7 @@ class Store:
             if [(one.id, one.epoch) for one in _live(file, db, table)] != [(one.id, one.epoch) for one in old]:
                 return False
             file.execute("UPDATE range SET live = 0 WHERE db = ? AND tab = ? AND live", (db, table))
-            _put(file, db, table, new(lambda: _next_id(file)))
+            _put(file, db, table, new(lambda: take_next_id(file)))
             _put_cut(file, db, table, cut)
             return True
 
@@ -224,11 +224,6 @@ class Store:
 
 def _next(file: apsw.Connection) -> object:
     return file.execute("SELECT value FROM meta WHERE name = 'next_id'").get
-
-
-def _next_id(file: apsw.Connection) -> int:
-    sql = "UPDATE meta SET value = value + 1 WHERE name = 'next_id' RETURNING value - 1"
-    return int(str(file.execute(sql).get))
 
 
 def _live(file: apsw.Connection, db: str, table: str) -> list[Range]:
