@@ -29,7 +29,7 @@ from headwater.model.dependencies.dependency import ALWAYS, Analysis
 from headwater.model.row_msgpack import encode_row
 from headwater.queries.dependencies.bound_dependencies import Bound, bind
 from headwater.queries.dependencies.instance_router import Router
-from headwater.sources.postgres.read.row_reads import Place
+from headwater.sources.postgres.snapshot_visibility import Place
 from headwater.sources.write import Session
 
 QUERIES, STEPS = 12, 8

@@ -20,7 +20,7 @@ from headwater.sources.postgres.capture.log_positions import Positions
 from headwater.sources.postgres.query.analysis import analysis
 from headwater.sources.postgres.query.analysis.result_order import Judged
 from headwater.sources.postgres.query.analysis.row_conditions import Conditions
-from headwater.sources.postgres.read.row_reads import Place
+from headwater.sources.postgres.snapshot_visibility import Place
 
 FIXED, FRESH, SOAK = 7, 3, 20  # schemas of one test; each takes as long as fifty on SQLite
 SOAK_SHARDS = 5 * int(os.environ.get("SOAK_SEEDS", "20")) // 2

@@ -93,4 +93,4 @@ def rig(pg: Server) -> Iterator[Callable[..., PgRig]]:
 @pytest.fixture
 def watchful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sources look at what the stream does not tell at every step."""
-    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("headwater.sources.postgres.capture.capture.CHECK_SECONDS", -1.0)

@@ -4,24 +4,31 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 from tests.sources.postgres.pg_server import Stream
 from tests.suite.deadlines import PATIENCE
 
 from headwater.model.change import Op, Transaction
+from headwater.sources.postgres.connection import Server
 from headwater.sources.postgres.protocol_session import Pool
+from headwater.sources.postgres.query.analysis.analysis import Analyses
+from headwater.sources.postgres.query.caller_connections import Callers
+from headwater.sources.postgres.query.queries import PostgresQueries
 from headwater.sources.postgres.read.key_order_page import Decoded, Take
-from headwater.sources.postgres.read.row_reads import Reading
+from headwater.sources.postgres.read.reads import PostgresReads
 from headwater.sources.postgres.schema.column_probe import Columns
 from headwater.sources.postgres.schema.table_shapes import Shapes
+from headwater.sources.postgres.settings import PostgresConfig
+from headwater.sources.postgres.setup.logins import Logins
+from headwater.sources.postgres.snapshot_visibility import Places
 from headwater.sources.postgres.write.interactive_transaction import PostgresTx
 from headwater.sources.postgres.write.writer import Writers
 from headwater.sources.write import Result
 
 
 class Log:
-    """The log of the tests: every barrier reads the stream to its end. Fulfils Positions and Visibility."""
+    """The log of the tests: every barrier reads the stream to its end. Fulfils Positions and SnapshotOffsets."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream, self._assembly = stream, stream.assembly()
@@ -91,7 +98,10 @@ class Rig:
         self.pool = Pool(self.connect)
         self.shapes = Shapes()
         self.columns = Columns(self.pool)
-        self.reading = Reading(self.pool, self.shapes, self.log, self.columns.odd, take=take)
+        self.reading = PostgresReads(self.pool, self.pool, self.shapes, self.log, self.columns, take=take)
+        analyses = Analyses(self.pool, cast(Places, self.log), "publication")
+        callers = Callers(Logins(Server("rig", "postgresql://"), PostgresConfig()), self.pool, seconds=30.0)
+        self.queries = PostgresQueries(callers, analyses, self.log, seconds=30.0)
         self.writers = Writers(lambda role: self.connect(), self.shapes, self.log, **options)
         self._open: set[PostgresTx] = set()
 

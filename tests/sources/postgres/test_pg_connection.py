@@ -22,7 +22,7 @@ from headwater.errors import SourceError
 from headwater.sources.postgres.connection import Server as Address
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis.schema_epoch import state_in
-from headwater.sources.postgres.read.row_reads import snapshot_of
+from headwater.sources.postgres.snapshot_visibility import snapshot_of
 
 _numbers = itertools.count(1)
 TIMES = "CREATE TABLE t(k int PRIMARY KEY, at timestamptz, day date, pay money, v text)"

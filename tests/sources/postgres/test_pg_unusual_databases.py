@@ -48,7 +48,7 @@ def role(pg: Server) -> Iterator[Callable[..., str]]:
 @pytest.fixture
 def rig(pg: Server, role: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., PgRig]]:
     """Gone before the roles that own something in it."""
-    monkeypatch.setattr("headwater.sources.postgres.source.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("headwater.sources.postgres.capture.capture.CHECK_SECONDS", -1.0)
     made: list[PgRig] = []
 
     def start(*statements: str, **more: Any) -> PgRig:

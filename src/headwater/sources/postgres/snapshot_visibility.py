@@ -14,13 +14,18 @@ import itertools
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from headwater.errors import SourceError, Unavailable
 from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.protocol_session import Link, Pool
+from headwater.sources.read import SnapshotPositions
+
+T = TypeVar("T")
 
 _ROUND = 1 << 32
 _HALF = 1 << 31
@@ -52,6 +57,47 @@ def snapshot_now(connection: Connection) -> Snapshot:
     if row[1]:
         raise SourceError("a session was opened on a standby", hint="Name the primary in the address.")
     return Snapshot.of(str(row[0]))
+
+
+def snapshot_of(link: Link) -> str:
+    """Return what the open transaction sees, as text: one snapshot from its first statement to its last."""
+    ((snapshot, is_standby),) = link.run("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").texts()
+    link.refuse_standby(is_standby)
+    return str(snapshot)
+
+
+class SnapshotOffsets(SnapshotPositions, Protocol):
+    """The log offsets of read snapshots, each the text of pg_current_snapshot()."""
+
+    def seen(self, snapshot: str) -> int:
+        """Return an offset up to which `snapshot` surely sees everything; it may see more."""
+        ...
+
+
+def read_seen(
+    pool: Pool, offsets: SnapshotOffsets, work: Callable[[Link], T], seconds: float | None = None
+) -> tuple[T, int]:
+    """Return what `work` reads in one snapshot, and an offset up to which it surely saw everything. Sets no barrier."""
+    with offsets.reading():
+        value, snapshot = pool.read(lambda link: (work(link), snapshot_of(link)), seconds)
+        return value, offsets.seen(snapshot)
+
+
+class Place(msgspec.Struct, frozen=True):
+    """The offset up to which a snapshot sees everything."""
+
+    offset: int
+    is_exact: bool = False  # and nothing after it
+    is_behind: bool = True  # the stream has not delivered all that the snapshot may see
+    schema: int | None = None  # the number of the schema at a moment after the snapshot, if that was asked
+
+
+class Places(SnapshotOffsets, Protocol):
+    """Offsets for readers that accept less while the stream is behind."""
+
+    def place(self, snapshot: str) -> Place:
+        """Return the best offset known for `snapshot`, after a short wait for the stream."""
+        ...
 
 
 class _Come(msgspec.Struct, frozen=True):

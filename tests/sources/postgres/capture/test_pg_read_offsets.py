@@ -30,14 +30,16 @@ class Gate:
 
     def __init__(self, own: PgRig) -> None:
         self.came, self.open = threading.Event(), threading.Event()
-        logged = own.source.logged
+        assert own.source._stream is not None
+        keeper = own.source._stream.keeper
+        logged = keeper.logged
 
         def late(part: Transaction, upto: int) -> None:
             self.came.set()
             assert self.open.wait(PATIENCE)
             logged(part, upto)
 
-        own.source.logged = late  # type: ignore[method-assign]
+        keeper.logged = late  # type: ignore[method-assign]
 
 
 @pytest.fixture

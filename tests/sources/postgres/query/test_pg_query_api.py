@@ -33,7 +33,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Live, psy
     live = Live(tmp_path_factory.mktemp("queries"), url=url, postgres={"slot": own, "publication": own})
     other = postgres.connect(name)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("headwater.sources.postgres.source.LOOK_SECONDS", 0.05)  # every test makes a table
+        patched.setattr("headwater.sources.postgres.capture.capture.CHECK_SECONDS", 0.05)  # every test makes a table
         yield live, other
     live.stop()
     other.close()

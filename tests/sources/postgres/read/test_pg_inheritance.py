@@ -14,7 +14,7 @@ from headwater.errors import Busy, Forbidden, NotFound
 from headwater.model.keys.key import Span
 from headwater.model.predicate import eq
 from headwater.sources.postgres.protocol_session import Link
-from headwater.sources.postgres.read.sample import sample
+from headwater.sources.postgres.read.sample import read_sample
 from headwater.sources.postgres.schema.table_shapes import Shapes, hold
 
 Attach = Callable[..., Rig]
@@ -50,7 +50,7 @@ def test_a_partitioned_table_has_the_rows_of_its_partitions(pg_rig: Attach) -> N
     assert r.reading.chunk("p2", after=None, span=None, limit=9).rows == ((11, 11),)
     assert r.do(lambda s: s.update("p", eq("k", 11), {"a": 12}, 5)).affected == 1
     assert r.reading.get("p", (11,))[1] == (11, 12)
-    assert sample(r.pool, r.shapes, "p", 10).rows == 2
+    assert read_sample(r.pool, r.shapes, "p", 10).rows == 2
 
 
 def test_a_row_and_a_sample_of_a_parent_are_its_own(pg_rig: Attach) -> None:
@@ -58,10 +58,10 @@ def test_a_row_and_a_sample_of_a_parent_are_its_own(pg_rig: Attach) -> None:
     assert r.reading.get("t", (2,))[1] is None
     assert r.reading.get("t", (1,))[1] == (1, 1)
     assert r.do(lambda s: s.select("t", None)) == [(1, 1), (3, 3)]
-    assert sample(r.pool, r.shapes, "t", 10).rows == 2
+    assert read_sample(r.pool, r.shapes, "t", 10).rows == 2
     r.run("INSERT INTO ch SELECT n, n, n FROM generate_series(10, 5000) n")
     r.run("INSERT INTO t SELECT n, n FROM generate_series(10, 400) n")
-    assert 300 < sample(r.pool, r.shapes, "t", 50).rows < 500
+    assert 300 < read_sample(r.pool, r.shapes, "t", 50).rows < 500
 
 
 @pytest.mark.parametrize("limit", [None, 5])
@@ -145,7 +145,7 @@ def test_a_read_is_not_empty_because_the_table_was_hurt_after_its_snapshot(
     elif read == "get":
         assert r.reading.get("t", (1,))[1] == (1, 1)
     else:
-        assert sample(r.pool, shapes, "t", 9).rows == 2
+        assert read_sample(r.pool, shapes, "t", 9).rows == 2
     shapes.other.join(PATIENCE)
     assert len(r.reading.chunk("t", after=None, span=None, limit=9).rows) == left
 

@@ -22,7 +22,7 @@ from headwater.model.table import Column, Row, Table
 from headwater.sources.postgres.key_order import is_own_order, order
 from headwater.sources.postgres.read import key_order_page as room
 from headwater.sources.postgres.read.key_order_page import Decoded
-from headwater.sources.postgres.read.sample import sample
+from headwater.sources.postgres.read.sample import read_sample
 from headwater.sources.postgres.read.text_columns import Packed
 from headwater.sources.postgres.values import to_text
 
@@ -165,7 +165,7 @@ def test_a_collation_that_calls_texts_equal_is_paged_by_the_database_without_pla
     assert all_rows(r, "t", 1) == [("a",), ("B",), ("c",), ("D",)]
     with pytest.raises(NotSupported, match="ci"):
         r.reading.chunk("t", after=None, span=Span(b"\x30"), limit=1)
-    found = sample(r.pool, r.shapes, "t", 2, r.columns.odd)
+    found = read_sample(r.pool, r.shapes, "t", 2, r.columns.odd)
     assert found.points == () and found.rows == 4
 
 
@@ -269,24 +269,24 @@ def test_partitions_and_replica_identities(pg_rig: Attach) -> None:
         "ALTER TABLE i REPLICA IDENTITY USING INDEX ik",
     )
     assert [row[0] for row in all_rows(r, "p", 7)] == list(range(50, 150))
-    assert len(sample(r.pool, r.shapes, "p", 10).points) > 0
+    assert len(read_sample(r.pool, r.shapes, "p", 10).points) > 0
     assert r.do(lambda s: s.describe("i")).key == ("k",)
 
 
 def test_a_statement_reads_at_an_offset_and_writes_nothing(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY)", "INSERT INTO t VALUES (1), (2)")
     r.run("CREATE FUNCTION sly() RETURNS int LANGUAGE sql STABLE AS 'SELECT 1'")
-    found = r.reading.read("SELECT id FROM t WHERE id > $1", [1])
+    found = r.queries.read("SELECT id FROM t WHERE id > $1", [1])
     assert (found.columns, found.rows, found.offset) == (("id",), ((2,),), r.log.head)
     assert r.do(lambda s: s.is_read_only("SELECT sly()") and not s.is_read_only("DELETE FROM t"))
     for sql in ("DELETE FROM t", "CREATE TABLE u(x int)", "SELECT nextval('x')", "SELECT 1; SELECT 2"):
         with pytest.raises(InvalidRequest):
-            r.reading.read(sql)
+            r.queries.read(sql)
     r.stream.run(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() "
         "AND datname = current_database() AND backend_type = 'client backend'"
     )
-    assert r.reading.read("SELECT count(*) FROM t").rows == ((2,),)
+    assert r.queries.read("SELECT count(*) FROM t").rows == ((2,),)
 
 
 # --- samples ---------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_a_sample_tells_about_how_much_there_is_and_where(pg_rig: Attach, analys
     r.stream.run("INSERT INTO t SELECT n, repeat('x', 100) FROM generate_series(1, 20000) n")
     if analyse:
         r.stream.run("ANALYZE t")
-    found = sample(r.pool, r.shapes, "t", 100, r.columns.odd)
+    found = read_sample(r.pool, r.shapes, "t", 100, r.columns.odd)
     assert 10_000 < found.rows < 40_000 and 50 * found.rows < found.bytes < 200 * found.rows
     assert 20 <= len(found.points) <= 200
     assert [point.place for point in found.points] == sorted(point.place for point in found.points)
@@ -309,10 +309,10 @@ def test_a_sample_tells_about_how_much_there_is_and_where(pg_rig: Attach, analys
 
 def test_a_small_table_is_its_own_sample(pg_rig: Attach) -> None:
     r = pg_rig("CREATE TABLE t(id int PRIMARY KEY, v text)", "INSERT INTO t VALUES (1, 'abc'), (2, NULL)")
-    found = sample(r.pool, r.shapes, "t", 10)
+    found = read_sample(r.pool, r.shapes, "t", 10)
     assert (found.rows, found.bytes, len(found.points)) == (2, 8 + 4 + 8 + 1, 2)
     r.stream.run("DELETE FROM t")
-    assert sample(r.pool, r.shapes, "t", 10).rows == 0
+    assert read_sample(r.pool, r.shapes, "t", 10).rows == 0
 
 
 # --- what a column holds ---------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from headwater.model import arrow
 from headwater.model.table import Row
 from headwater.sources.postgres.read import key_order_page
 from headwater.sources.postgres.read import text_cells as cells
-from headwater.sources.postgres.read.row_reads import Reading
+from headwater.sources.postgres.read.reads import PostgresReads
 from headwater.sources.postgres.read.text_columns import Packed, PackedRows
 from headwater.sources.read import Chunk
 
@@ -134,7 +134,7 @@ def test_it_was_compiled() -> None:
 
 def both(r: Rig, table: str, limit: int) -> Iterator[tuple[Chunk, Chunk]]:
     """The chunks of a table, value by value and packed."""
-    packed = Reading(r.pool, r.shapes, r.log, r.columns.odd, take=Packed)
+    packed = PostgresReads(r.pool, r.pool, r.shapes, r.log, r.columns, take=Packed)
     after = None
     while True:
         one, other = [each.chunk(table, after=after, span=None, limit=limit) for each in (r.reading, packed)]

@@ -1,6 +1,6 @@
-"""Where reads and writes of ours stand in the log. Fulfils `writing.Positions` and `reading.Places`.
+"""The log offsets of our reads and writes. Fulfils `writer.Positions` and `Places`.
 
-A write is announced before it is committed, so that nothing is remembered of the transactions of others.
+A write is announced before it is committed, so that nothing is kept of transactions of others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import msgspec
 from headwater.errors import Unavailable
 from headwater.model.change import Transaction
 from headwater.sources.postgres.capture.barriers import Barriers, Passed
-from headwater.sources.postgres.read.row_reads import Place
-from headwater.sources.postgres.snapshot_visibility import Snapshot, Visibility
+from headwater.sources.postgres.snapshot_visibility import Place, Snapshot, Visibility
 
 MOST = 100_000  # announced transactions; those whose commit failed are never asked for
 _ROUND = 1 << 32  # the stream has the lower half of a transaction's number
@@ -47,7 +46,7 @@ class Positions:
     # --- writes ------------------------------------------------------------------------------------------
 
     def expect(self, xid: int) -> None:
-        """See writing.Positions."""
+        """See writer.Positions."""
         self.check()  # the last moment before the commit
         with self._changed:
             if len(self._expected) >= MOST:
@@ -68,7 +67,7 @@ class Positions:
                 self._changed.notify_all()
 
     def wait_for(self, xid: int, timeout: float) -> int | None:
-        """See writing.Positions."""
+        """See writer.Positions."""
         with self._changed:
             place = self._expected.get(xid % _ROUND)
             if place is None:
@@ -77,13 +76,13 @@ class Positions:
             return place.upto or None
 
     def changes_of(self, xid: int) -> dict[str, int]:
-        """See writing.Positions."""
+        """See writer.Positions."""
         with self._changed:
             place = self._expected.pop(xid % _ROUND, None)
             return {} if place is None else place.tables
 
     def barrier(self) -> int:
-        """See writing.Positions."""
+        """See writer.Positions."""
         found = self._barriers.set()
         self._passed(found)
         if found.offset is None:
@@ -93,19 +92,19 @@ class Positions:
     # --- reads -------------------------------------------------------------------------------------------
 
     def reading(self) -> AbstractContextManager[None]:
-        """See reading.Visibility."""
+        """See SnapshotOffsets."""
         return self._visibility.reading()
 
     def seen(self, snapshot: str) -> int:
-        """See reading.Visibility."""
+        """See SnapshotOffsets."""
         return self._visibility.offset_seen(Snapshot.of(snapshot))
 
     def exact(self, snapshot: str) -> int | None:
-        """See reading.Visibility."""
+        """See SnapshotOffsets."""
         return self._visibility.exact(Snapshot.of(snapshot), self.barrier())
 
     def place(self, snapshot: str) -> Place:
-        """See reading.Places. Where somebody has just waited for the stream in vain, nobody waits again."""
+        """See Places. Right after a wait that timed out, do not wait again."""
         shot = Snapshot.of(snapshot)
         if self._barriers.is_behind:
             return Place(self._visibility.offset_seen(shot))

@@ -11,9 +11,10 @@ from headwater.model.principal import OWNER
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.query.analysis.statement_growth import check_text
 from headwater.sources.postgres.query.analysis.volatile_calls import FOR_NOBODY, check_calls
-from headwater.sources.postgres.query.statement_rules import Args, check_allowed, check_length, typed
+from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, typed
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.values import own_type
+from headwater.sources.query import Args
 from headwater.sources.table_creation import rows_only
 
 MAX_CHECKED = 10_000  # allowed statements to remember

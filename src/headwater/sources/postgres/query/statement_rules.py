@@ -1,4 +1,4 @@
-"""What a caller's statement may do, as far as its first words tell; PostgreSQL itself says the rest."""
+"""Statements of callers: what they may do, by their first words and by PostgreSQL's own plan, and one run of one."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from contextlib import contextmanager
 import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
+from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.literal import Value
 from headwater.sources.postgres.errors import state_of
 from headwater.sources.postgres.protocol_session import WORDS, Link
 from headwater.sources.postgres.schema.table_shapes import OURS
 from headwater.sources.postgres.types import TEXT
 from headwater.sources.postgres.values import Bound, array_text, own_type, to_bound
-
-Args = Sequence[Value] | dict[str, Value]
+from headwater.sources.query import Args
+from headwater.sources.write import Result
 
 MAX_TEXT = 100_000  # characters of a query, and of a statement by others than owners
 _BLANK = re.compile(r"\s+|--[^\n]*|\(", re.ASCII)
@@ -30,6 +31,7 @@ _REFUSED = {
     "lock": "the tables of others",
     "checkpoint": "the server",
 }
+_DML_TAGS = frozenset({"INSERT", "INSERT 0", "UPDATE", "DELETE", "MERGE"})
 _READS = frozenset({"select", "values", "table", "with"})
 _SCHEMA = frozenset(
     {"create", "alter", "drop", "comment", "security", "grant", "revoke", "reassign", "import", "refresh"}
@@ -46,7 +48,7 @@ _SLOTS = re.compile(
     r"|pg_copy_logical_replication_slot)\s*\(",
     re.IGNORECASE,
 )
-_FLOATS = {1021: "real[]", 1022: "double precision[]"}
+FLOAT_ARRAYS = {1021: "real[]", 1022: "double precision[]"}
 # These run over callers' texts: what is not closed reaches to the end, so that no text takes more than linear time.
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
 _UNTOLD = frozenset({"42P18", "42725"})  # the type of a parameter cannot be told, or an operator is ambiguous
@@ -81,7 +83,7 @@ def first_word(sql: str) -> str:
     at = 0
     while at < len(sql):
         if sql.startswith("/*", at):
-            at = _comment_end(sql, at)
+            at = comment_end(sql, at)
         elif found := _BLANK.match(sql, at):
             at = found.end()
         else:
@@ -90,8 +92,8 @@ def first_word(sql: str) -> str:
     return word[0].lower() if word else ""
 
 
-def _comment_end(sql: str, at: int) -> int:
-    """Behind a comment that begins at `at`; they nest."""
+def comment_end(sql: str, at: int) -> int:
+    """Return the place after the comment that begins at `at`; comments nest."""
     depth = 0
     for mark in _COMMENT_MARK.finditer(sql, at):
         depth += 1 if mark[0] == "/*" else -1
@@ -136,7 +138,7 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
             f"the statement has {len(wanted)} parameters, {len(values)} arguments given",
             hint="Parameters are written $1, $2 … and counted once each.",
         )
-    bound = [to_bound(value, _FLOATS.get(oid, "")) for value, oid in zip(values, wanted, strict=True)]
+    bound = [to_bound(value, FLOAT_ARRAYS.get(oid, "")) for value, oid in zip(values, wanted, strict=True)]
     return Statement(sql, first, _reads(link, first, sql, wanted), first in _SCHEMA, wanted), bound
 
 
@@ -223,6 +225,22 @@ def _reads(link: Link, first: str, sql: str, types: Sequence[int]) -> bool:
     names |= {found[1].replace('""', '"') for found in _CALLED_QUOTED.finditer(sql) if found[2]}
     folded = sorted(names | {name.lower() for name in names})
     return not (folded and link.run(_VOLATILE, [array_text(folded)]).rows)
+
+
+def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> Result:
+    """Run one statement and collect its answer."""
+    if statement.read_only:
+        link.script("SAVEPOINT headwater_read")
+    answer = link.run(statement.sql, bound, statement.types, max_rows=MAX_ROWS, to_end=not statement.read_only)
+    if statement.read_only:
+        undo = "ROLLBACK TO headwater_read; " if answer.truncated else ""
+        link.script(f"{undo}RELEASE headwater_read")
+    return Result(
+        columns=answer.columns,
+        rows=answer.answer_rows(),
+        affected=answer.affected if answer.tag in _DML_TAGS else 0,
+        truncated=answer.truncated,
+    )
 
 
 # Possessive, and within a line: the text of a plan holds constants of the caller.

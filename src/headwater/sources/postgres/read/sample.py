@@ -8,11 +8,11 @@ from headwater.errors import NotSupported
 from headwater.model.table import Table
 from headwater.sources.postgres.key_order import order
 from headwater.sources.postgres.protocol_session import Link, Pool
-from headwater.sources.postgres.read.row_reads import ALL_ROWS
 from headwater.sources.postgres.schema.table_shapes import Shape, Shapes, hold, ident
 from headwater.sources.read import Point, Sample
 
 ROW_BYTES = 8  # what a row costs beside its values
+ALL_ROWS = "SET LOCAL row_security = off"  # where a policy would hide some, PostgreSQL refuses
 SEED = 1  # the same table gives nearly the same sample
 SURE = 4  # so many times more rows are drawn than asked for, because pages are filled unevenly
 
@@ -30,8 +30,10 @@ FROM leaf
 Drawn = list[tuple[object, ...]]  # keys, then how many bytes the values have
 
 
-def sample(pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], Collection[str]] = lambda: ()) -> Sample:
-    """About `size` rows of table `name`, all of them if it has fewer."""
+def read_sample(
+    pool: Pool, shapes: Shapes, name: str, size: int, odd: Callable[[], Collection[str]] = lambda: ()
+) -> Sample:
+    """Return about `size` rows of table `name`, all of them if it has fewer."""
 
     def read(link: Link) -> tuple[Table, Drawn, int]:
         link.script(ALL_ROWS)

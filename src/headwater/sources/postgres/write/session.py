@@ -6,21 +6,20 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 
 from headwater.errors import InvalidRequest
-from headwater.model.answer_limits import MAX_ROWS
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
 from headwater.sources.postgres.protocol_session import Link
-from headwater.sources.postgres.query.statement_rules import Args, Statement, check_ours, examine
+from headwater.sources.postgres.query.statement_rules import check_ours, examine, run_statement
 from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import OURS, Shape, Shapes, ident
 from headwater.sources.postgres.sql import Renderer, create_table, order_by
 from headwater.sources.postgres.values import Bound
+from headwater.sources.query import Args
 from headwater.sources.table_creation import check_numbered, exists
 from headwater.sources.write import Result
 
 MAX_PARAMS = 30_000  # of one INSERT; the protocol ends at 65,535
-_WRITES = frozenset({"INSERT", "INSERT 0", "UPDATE", "DELETE", "MERGE"})
 
 
 class PostgresSession:
@@ -113,7 +112,7 @@ class PostgresSession:
 
     def is_read_only(self, sql: str) -> bool:
         """See Session."""
-        return is_read_only(self._link, sql)
+        return examine(self._link, sql, None)[0].read_only
 
     def create_table(self, table: Table, *, if_not_exists: bool = False) -> bool:
         """Create `table` by kinds. Its whole old rows will be in the log."""
@@ -149,28 +148,6 @@ class PostgresSession:
         self._link.run(f"DROP TABLE {shape.sql}")
         self._known.clear()
         return True
-
-
-def is_read_only(link: Link, sql: str, args: Args = ()) -> bool:
-    """Return whether PostgreSQL's own plan of `sql` writes nothing; without `args` for parameters of any type."""
-    statement, _ = examine(link, sql, args or None)
-    return statement.read_only
-
-
-def run_statement(link: Link, statement: Statement, bound: Sequence[Bound]) -> Result:
-    """Run one statement and collect its answer."""
-    if statement.read_only:
-        link.script("SAVEPOINT headwater_read")
-    answer = link.run(statement.sql, bound, statement.types, max_rows=MAX_ROWS, to_end=not statement.read_only)
-    if statement.read_only:
-        undo = "ROLLBACK TO headwater_read; " if answer.truncated else ""
-        link.script(f"{undo}RELEASE headwater_read")
-    return Result(
-        columns=answer.columns,
-        rows=answer.answer_rows(),
-        affected=answer.affected if answer.tag in _WRITES else 0,
-        truncated=answer.truncated,
-    )
 
 
 def _numbered(table: Table) -> str | None:

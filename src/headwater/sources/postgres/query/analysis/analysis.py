@@ -34,9 +34,9 @@ from headwater.sources.postgres.query.analysis.uncacheable_objects import (
 from headwater.sources.postgres.query.analysis.volatile_calls import calls_of_failed, volatile_calls
 from headwater.sources.postgres.query.analysis.volatile_calls import refuse as refuse_calls
 from headwater.sources.postgres.query.statement_rules import check_allowed, check_length, check_ours, places_named
-from headwater.sources.postgres.read.row_reads import Place, Places
 from headwater.sources.postgres.schema.relations import table_name
 from headwater.sources.postgres.schema.table_shapes import OURS
+from headwater.sources.postgres.snapshot_visibility import Place, Places
 from headwater.sources.query import Read
 
 MAX_KNOWN = 10_000  # statements whose meaning is remembered

@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
+from headwater.sources.postgres.query.statement_rules import FLOAT_ARRAYS, comment_end
 from headwater.sources.postgres.values import Bound, to_bound
 
 # What holds no parameter comes first. Comments nest; escapes are read where the string says so.
@@ -19,9 +20,7 @@ _WORD = re.compile(
     |(?<![\w\x80-\U0010ffff:]):(?P<name>[A-Za-z_]\w*)""",
     re.DOTALL | re.VERBOSE,
 )
-_FLOATS = {1021: "real[]", 1022: "double precision[]"}
 MAX_PARAMETERS = 999
-_COMMENT_MARK = re.compile(r"/\*|\*/")
 
 
 class Marked(msgspec.Struct, frozen=True):
@@ -56,22 +55,13 @@ def _words(sql: str) -> list[re.Match[str]]:
     while word := _WORD.search(sql, at):
         at = word.end()
         if word[0] == "/*":
-            at = _behind_comment(sql, word.start())
+            at = comment_end(sql, word.start())
         elif word["place"] or word["name"]:
             found.append(word)
     return found
 
 
-def _behind_comment(sql: str, at: int) -> int:
-    depth = 0
-    for mark in _COMMENT_MARK.finditer(sql, at):
-        depth += 1 if mark[0] == "/*" else -1
-        if not depth:
-            return mark.end()
-    return len(sql)
-
-
-# --- told by the clock -------------------------------------------------------------------------------------
+# --- values that depend on the clock --------------------------------------------------------------------------------
 
 # PostgreSQL reads these words as the time of now, wherever a date or a time may stand.
 _CLOCK = re.compile(r"now|today|tomorrow|yesterday", re.IGNORECASE)
@@ -100,7 +90,7 @@ def bound_args(names: Sequence[str], types: Sequence[int], args: Mapping[str, Va
     """The arguments as PostgreSQL wants them; InvalidRequest for one that the clock would tell."""
     made: list[Bound] = []
     for name, oid in zip(names, types, strict=True):
-        bound = to_bound(args[name], _FLOATS.get(oid, ""))
+        bound = to_bound(args[name], FLOAT_ARRAYS.get(oid, ""))
         # Whatever the type of the value: PostgreSQL reads JSON's "now", with its quotes, as the time of now.
         if bound is not None and is_moment(oid) and _CLOCK_BOUND.search(bound.translate(None, _QUOTES)):
             raise InvalidRequest(
