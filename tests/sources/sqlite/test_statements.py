@@ -13,8 +13,7 @@ from tests.suite.deadlines import PATIENCE
 from headwater.errors import AnswerTooLarge, Busy, InvalidRequest
 from headwater.model.answer_limits import MEMORY
 from headwater.sources.sqlite import connection_pool
-from headwater.sources.sqlite.query import authorizer
-from headwater.sources.sqlite.write import session
+from headwater.sources.sqlite.query import authorizer, statement_execution
 from headwater.sources.write import Result
 
 Attach = Callable[..., Rig]
@@ -75,7 +74,7 @@ def count_to(n: int) -> str:
 
 
 def test_an_answer_ends_after_the_most_rows_it_may_have(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_ROWS", 3)
+    monkeypatch.setattr(statement_execution, "MAX_ROWS", 3)
     r = rig(T, SEED)
     assert (run(r, count_to(3)).truncated, len(run(r, count_to(3)).rows)) == (False, 3)
     cut = run(r, count_to(10**15))  # never read to its end
@@ -91,7 +90,7 @@ def test_answer_past_the_most_bytes_is_refused(rig: Attach, monkeypatch: pytest.
 
 
 def test_a_write_that_returns_too_much_is_still_done_to_its_end(rig: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "MAX_ROWS", 2)
+    monkeypatch.setattr(statement_execution, "MAX_ROWS", 2)
     r = rig(T, SEED)
     done = run(r, "UPDATE t SET v = 'x' RETURNING id")
     assert (done.truncated, len(done.rows), done.affected) == (True, 2, 3)
@@ -123,7 +122,7 @@ def test_an_answer_that_memory_cannot_hold_is_refused(rig: Attach, monkeypatch: 
     def no_memory(*_: object, **__: object) -> Any:
         raise MemoryError
 
-    monkeypatch.setattr(session, "collect", no_memory)
+    monkeypatch.setattr(statement_execution, "collect", no_memory)
     with pytest.raises(InvalidRequest, match="memory"):
         run(r, "SELECT 1")
 

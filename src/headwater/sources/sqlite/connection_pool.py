@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from headwater.sources.sqlite.connection import READ_HEAP, sqlite_errors
-from headwater.sources.sqlite.setup.database_file import Connected
+from headwater.sources.sqlite.database_file import Connected
 
 
 def limit_temporary(reader: Connected) -> None:

@@ -7,8 +7,8 @@ import threading
 import apsw
 
 from headwater.sources.read import Look
+from headwater.sources.sqlite.database_file import Connected, File
 from headwater.sources.sqlite.query.analysis.analysis import Analyses
-from headwater.sources.sqlite.setup.database_file import Connected, File
 
 
 class Glance:

@@ -112,7 +112,7 @@ def test_a_transaction_that_has_read_waits_for_a_foreign_lock(rig: Callable[...,
 def test_a_foreign_lock_held_too_long_is_named(
     rig: Callable[..., Rig], monkeypatch: pytest.MonkeyPatch, first: str | None
 ) -> None:
-    monkeypatch.setattr("headwater.sources.sqlite.setup.database_file.BUSY_SECONDS", 0.1)
+    monkeypatch.setattr("headwater.sources.sqlite.database_file.BUSY_SECONDS", 0.1)
     monkeypatch.setattr(room, "BUSY_SECONDS", 0.1)
     one = rig(TABLE)
     tx = one.source.begin()

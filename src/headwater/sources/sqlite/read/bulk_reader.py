@@ -1,39 +1,36 @@
-"""A SQLite source for reading only, beside the server that captures it: no lock, no triggers, nothing written."""
+"""A SQLite file read by another process than the server that captures it: no lock, no triggers, no writes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from headwater.errors import NotFound, SourceMismatch, Unavailable
-from headwater.model.keys.key import Span
-from headwater.model.table import Key, Table
-from headwater.sources.read import Chunk
+from headwater.model.table import Table
 from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta
 from headwater.sources.sqlite.catalog import Catalog
 from headwater.sources.sqlite.connection import open_file, sqlite_errors
 from headwater.sources.sqlite.connection_pool import Pool
-from headwater.sources.sqlite.key_order import order
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.query.where import Predicates, SqliteCondition
-from headwater.sources.sqlite.read.key_order_page import read_chunk
-from headwater.sources.sqlite.setup.database_file import Connected
+from headwater.sources.sqlite.read.reads import SqliteReads
 
 READERS = 8
 CHUNK_ROWS = 10_000  # they are objects, several jobs have some
 STATEMENT_SECONDS = 60.0  # no caller's statement runs here
 
 
-class SqliteReader:
+class SqliteReader(SqliteReads):
     """Fulfils `BulkReader`. Reads the file `inode` at `path` as long as it holds the history `generation`."""
 
     chunk_rows = CHUNK_ROWS
 
     def __init__(self, path: str, *, inode: int, generation: str) -> None:
         self.path, self._inode, self._generation = path, inode, generation
-        self._pool = Pool(self._connect, READERS)
+        super().__init__(Pool(self._connect, READERS), Predicates())
 
     def _connect(self) -> Connected:
         self._check_file()
@@ -56,7 +53,7 @@ class SqliteReader:
 
     @contextmanager
     def _read(self) -> Iterator[Connected]:
-        """A read transaction on a file that still holds our history."""
+        """Open a read transaction; raise if the file no longer holds our history."""
         with self._pool.read() as reader:
             with reader.guard.own() as db, sqlite_errors(self.path):
                 found = meta(db, "generation") if is_installed(db) else ""
@@ -66,13 +63,8 @@ class SqliteReader:
                 )
             yield reader
 
-    def describe(self) -> dict[str, Table]:
-        """The tables as they are now."""
-        with self._read() as reader:
-            return reader.catalog.tables()
-
     def shape(self, name: str, version: int | None = None) -> Table:
-        """The table as it is now, or as it was at `version`."""
+        """Return the table as it is now, or as it was at `version`."""
         with self._read() as reader:
             if version is None:
                 return reader.catalog.shape(name).table
@@ -83,32 +75,23 @@ class SqliteReader:
         raise NotFound(f"table {name!r} never had a version {version}", hint="Leave it out for the present one.")
 
     def head(self) -> int:
-        """The newest offset in the file."""
+        """Return the newest offset in the file."""
         with self._read() as reader:
             return reader.offset()
 
-    def chunk(self, table: str, *, after: Key | None, span: Span | None, limit: int) -> Chunk:
-        """At most `limit` rows in key order with keys after `after`, inside `span`."""
-        with self._read() as reader:
-            return read_chunk(reader, table, after=after, span=span, limit=limit)
-
     def condition(self, table: Table, where: str) -> SqliteCondition:
-        """The predicate `where` over rows of `table`, with an engine of its own: a slow one holds up no other job."""
+        """Return the predicate `where`, with an engine of its own: a slow one holds up no other job."""
         return Predicates().condition(table, where)
 
-    def order(self, table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:
-        """How SQLite compares values of `columns`."""
-        return order(table, columns)
-
     def status(self) -> dict[str, Any]:
-        """The captured tables."""
+        """Return the captured tables."""
         with self._read() as reader:
             reader.catalog.look()
             layouts = reader.catalog.layouts.values()
             return {"tables": sorted(layout.table.name for layout in layouts if layout.active)}
 
     def wake(self) -> None:
-        """Nobody waits here."""
+        """Do nothing: no capture waits in this process."""
 
     def close(self) -> None:
         """Release the file."""

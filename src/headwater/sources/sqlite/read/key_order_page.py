@@ -20,10 +20,10 @@ from headwater.sources.read import Chunk
 from headwater.sources.sqlite.capture.change_decoder import row_decoder
 from headwater.sources.sqlite.capture.trigger_plan import Layout
 from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.affinity import affinity
 from headwater.sources.sqlite.row_fetch import fetch, fetch_upto
-from headwater.sources.sqlite.setup.database_file import Connected
 from headwater.sources.sqlite.sql import column_list, order_by
 from headwater.sources.sqlite.types import Stored, to_stored
 

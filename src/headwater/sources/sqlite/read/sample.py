@@ -9,10 +9,10 @@ from headwater.errors import NotSupported
 from headwater.model.table import Table
 from headwater.sources.read import Point, Sample
 from headwater.sources.sqlite.connection import ident
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.read.even_spread import Around, spread
 from headwater.sources.sqlite.row_fetch import fetch
-from headwater.sources.sqlite.setup.database_file import Connected
 
 NEAR = 8  # rows looked at on either side of a drawn number
 ROW_BYTES = 8  # what a row costs beside its values

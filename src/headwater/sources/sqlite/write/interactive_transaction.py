@@ -17,8 +17,8 @@ import apsw
 from headwater.errors import Busy, InvalidRequest
 from headwater.sources.interactive_transaction import Interactive
 from headwater.sources.sqlite.connection import to_error
+from headwater.sources.sqlite.database_file import BUSY_SECONDS
 from headwater.sources.sqlite.query.authorizer import Guard
-from headwater.sources.sqlite.setup.database_file import BUSY_SECONDS
 from headwater.sources.sqlite.write.writer import Ledger, Writer
 from headwater.sources.write import Session, Work, Written
 

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 import apsw
 import msgspec
 
-from headwater.errors import AnswerTooLarge, HeadwaterError, InvalidRequest
-from headwater.model.answer_limits import FEWER, MAX_ROWS, MEMORY, AnswerRows
+from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
+from headwater.sources.query import Args
 from headwater.sources.sqlite.capture.trigger_installation import read_kinds, reconcile, remove_triggers, set_meta
 from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
-from headwater.sources.sqlite.query.authorizer import MAX_LENGTH, Guard, Statement
-from headwater.sources.sqlite.row_fetch import as_blobs, collect, fetch, join
+from headwater.sources.sqlite.query.authorizer import Guard
+from headwater.sources.sqlite.query.statement_execution import run_statement
+from headwater.sources.sqlite.row_fetch import fetch
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
-from headwater.sources.sqlite.types import FROM_STORED, to_stored
+from headwater.sources.sqlite.types import to_stored
 from headwater.sources.table_creation import check_numbered, exists
 from headwater.sources.write import Result
 
 T = TypeVar("T")
-SPARE = 1 << 10  # bytes of a value past the limit of an answer, so that the limit is what is named
-Args = Sequence[Value] | dict[str, Value]
-SHORT_ROW = 1 << 18  # bytes
-SMALL_ROW = 8 << 20  # bytes: larger rows are read in a way that keeps no other thread waiting
 
 
 class SqliteSession:
@@ -43,10 +39,10 @@ class SqliteSession:
         db: apsw.Connection,
         guard: Guard,
         catalog: Catalog,
-        wanted: Collection[str],
+        wanted: Collection[str] = (),
         *,
-        known_good: Callable[[], int],
-        before_write: Callable[[], None],
+        known_good: Callable[[], int] = lambda: 0,
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._db, self._guard, self._catalog, self._wanted = db, guard, catalog, wanted
         self._known_good, self._before_write = known_good, before_write
@@ -196,120 +192,9 @@ class SqliteSession:
                     remove_triggers(db, layout.id)
 
 
-def run_statement(
-    db: apsw.Connection,
-    guard: Guard,
-    catalog: Catalog,
-    sql: str,
-    args: Args,
-    *,
-    most: int | None = None,
-    seconds: float | None = None,
-) -> Result:
-    """Run one statement and collect its answer: `most` rows of it, within `seconds`, where they are given."""
-    statement = guard.examine(sql)
-    _check_count(statement, args)
-    guard.forget_statement()
-    before = db.total_changes()
-    db.set_last_insert_rowid(0)  # so that only an INSERT of this statement shows
-    try:
-        with sqlite_errors(), guard.limited(seconds) as within, _memory_errors():
-            limit = MAX_ROWS if most is None else most
-            bound, read = _bindings(args), _reader(catalog, statement)
-            rows, more = guard.in_tiers(
-                statement, lambda last: _fetch(db, sql, bound, statement, limit, within, read, is_last=last)
-            )
-    except KeyError as error:
-        raise InvalidRequest(f"argument {error.args[0]!r} is missing", hint="Send it in `args`.") from None
-    changed = db.total_changes() != before
-    return Result(
-        columns=tuple(column.name for column in statement.columns),
-        rows=rows,
-        affected=db.changes() if changed else 0,
-        last_insert_id=db.last_insert_rowid(),
-        truncated=more,
-    )
-
-
-@contextlib.contextmanager
-def _memory_errors() -> Iterator[None]:
-    try:
-        yield
-    except (MemoryError, apsw.NoMemError):
-        hint = "Compute smaller values in one statement; if other large statements are running, try again."
-        raise AnswerTooLarge("SQLite ran out of memory in this statement", hint=hint) from None
-
-
-def _reader(catalog: Catalog, statement: Statement) -> Callable[[Any], Row]:
-    """Return the function that turns a stored row into values."""
-    readers = [FROM_STORED.get(catalog.kind(column)) for column in statement.columns]
-    if not any(readers):
-        return tuple
-    return lambda row: tuple([read(value) if read else value for read, value in zip(readers, row, strict=True)])
-
-
 def _refuse(names: set[str]) -> None:
     if names:
         raise InvalidRequest(
             f"{min(names)!r} uses a name that begins with {OURS!r}; those are Headwater's own",
             hint="Choose another name; statements, views and triggers cannot use Headwater's tables.",
         )
-
-
-def _fetch(
-    db: apsw.Connection,
-    sql: str,
-    bindings: Any,
-    statement: Statement,
-    limit: int,
-    within: Callable[[int], None],
-    read: Callable[[Any], Row],
-    *,
-    is_last: bool,
-) -> tuple[AnswerRows, bool]:
-    """Return the rows of a statement, and whether there are more; text that is not UTF-8 gets surrogates.
-
-    A statement that only reads runs with limits for small rows first. If a value is larger, or is not UTF-8, it runs
-    again with its text as blobs: those are copied, not decoded, while other threads wait. Unless `is_last`, a value
-    that is too large raises TooBigError: the statement runs again with wider limits.
-    """
-    width, most = len(statement.columns), MEMORY.max_bytes
-    if not statement.read_only:  # it cannot run twice
-        return collect(db.execute(sql, bindings), read, limit, to_end=True)
-    small = SMALL_ROW // max(width, 1)
-    cap = db.limit(apsw.SQLITE_LIMIT_LENGTH)
-    # Short values first: for those the clock is looked at less often, and its look keeps other threads waiting.
-    sizes = sorted({min(SHORT_ROW, small, cap), min(small, cap)})
-    for place, size in enumerate(sizes):
-        within(size)
-        try:
-            return collect(db.execute(sql, bindings), read, limit)
-        except UnicodeDecodeError:
-            break
-        except apsw.TooBigError:
-            if not is_last and place == len(sizes) - 1:
-                raise
-    within(most + SPARE)
-    blobs = as_blobs(sql.rstrip().rstrip(";"), width, most=most)
-    try:
-        return collect(db.execute(blobs, bindings), lambda row: read(join(row)), limit)
-    except apsw.TooBigError:
-        if not is_last or cap < most:
-            raise
-        made = f"the statement makes a value or a row of more than {min(most, MAX_LENGTH)} bytes"
-        raise AnswerTooLarge(made, hint=FEWER) from None
-
-
-def _check_count(statement: Statement, args: Args) -> None:
-    """InvalidRequest for more or fewer arguments than places; by name they are looked up as they are needed."""
-    wanted = len(statement.parameters)
-    if not isinstance(args, dict) and len(args) != wanted:
-        takes = "1 argument" if wanted == 1 else f"{wanted} arguments"
-        hint = "Send one for each `?`, in their order." if wanted else "Leave them out, or write `?` where they belong."
-        raise InvalidRequest(f"the statement takes {takes}, {len(args)} given", hint=hint)
-
-
-def _bindings(args: Args) -> Any:
-    if isinstance(args, dict):
-        return {name: to_stored(value) for name, value in args.items()}
-    return [to_stored(value) for value in args]

@@ -14,6 +14,7 @@ from headwater.model.table import Row
 from headwater.sources.query import Read
 from headwater.sources.read import Look
 from headwater.sources.sqlite.capture.triggers import CAPTURE
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.query.analysis.authorizer_reads import (
     Facts,
     bare_rowids,
@@ -26,9 +27,8 @@ from headwater.sources.sqlite.query.analysis.authorizer_reads import (
 )
 from headwater.sources.sqlite.query.analysis.planner_inputs import Planning
 from headwater.sources.sqlite.query.analysis.select_analysis import Closer, look_closer
+from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
-from headwater.sources.sqlite.setup.database_file import Connected
-from headwater.sources.sqlite.write.session import run_statement
 
 MAX_EPOCHS = 10_000
 UNNAMED = ""  # a table that may be read and has no name: no scope includes it

@@ -12,11 +12,11 @@ import msgspec
 
 from headwater.errors import HeadwaterError, InvalidRequest
 from headwater.sources.sqlite.connection import ident, sqlite_errors
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.query.authorizer import ANY_BINDINGS, Access, Statement
 from headwater.sources.sqlite.query.determinism.deterministic_functions import HARMLESS, is_deterministic
 from headwater.sources.sqlite.query.statement_growth import MAX_NODES, TOO_LARGE, too_large
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded, named
-from headwater.sources.sqlite.setup.database_file import Connected
 
 MAX_PARAMETERS = 999
 UNKNOWN_VIRTUAL_TABLE = "a virtual table ()"  # no table has this name

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator
 
 from headwater.errors import HeadwaterError
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, Program, is_program_of, program_of
 from headwater.sources.sqlite.query.syntax import tree
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported, folded
 from headwater.sources.sqlite.query.syntax.name_resolution import FUNCTIONS_OF_ROWS, Names
 from headwater.sources.sqlite.query.syntax.render import render
-from headwater.sources.sqlite.setup.database_file import Connected
 
 
 def verify(reader: Connected, query: tree.Query, names: Names, facts: Facts) -> None:

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import apsw
 import msgspec
 
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.query.analysis.authorizer_reads import schema_version
 from headwater.sources.sqlite.query.authorizer import Guard
-from headwater.sources.sqlite.setup.database_file import Connected
 
 _LIBRARY = (apsw.sqlite3_sourceid(), *apsw.compile_options)
 

@@ -6,6 +6,7 @@ import msgspec
 
 from headwater.errors import HeadwaterError
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Condition, Dependency, Guard, Test
+from headwater.sources.sqlite.database_file import Connected
 from headwater.sources.sqlite.query.analysis.authorizer_reads import Facts, facts_of, view_texts
 from headwater.sources.sqlite.query.analysis.guards import guards_of
 from headwater.sources.sqlite.query.analysis.parser_check import real, verify
@@ -17,7 +18,6 @@ from headwater.sources.sqlite.query.facts.predicate_pushdown import Asked, Push
 from headwater.sources.sqlite.query.syntax.lexer import Unsupported
 from headwater.sources.sqlite.query.syntax.name_resolution import Names
 from headwater.sources.sqlite.query.syntax.parser import parse
-from headwater.sources.sqlite.setup.database_file import Connected
 
 
 class Closer(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import threading
 import apsw
 import pytest
 
-from headwater.sources.sqlite.setup.database_file import close_when_idle
+from headwater.sources.sqlite.database_file import close_when_idle
 
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 

@@ -42,7 +42,7 @@ class File:
     """A fit database file; remembers the connections it gave out."""
 
     def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode: str, is_new: bool) -> None:
-        self._path, self._vfs, self._config = path, vfs, config
+        self.path, self._vfs, self._config = path, vfs, config
         self._journal_mode = journal_mode
         self.journal_mode_before = "" if is_new else journal_mode
         self._lock = threading.Lock()  # guards _connections
@@ -57,23 +57,23 @@ class File:
 
     def connect_bare(self) -> apsw.Connection:
         """A connection for our own statements only."""
-        db = open_file(self._path, vfs=self._vfs)
+        db = open_file(self.path, vfs=self._vfs)
         if not self.is_there():  # what was open goes on with the old file, which the log is of
             db.close()
-            raise Unavailable(f"{self._path} was replaced by another file", hint="Try again in a moment.")
+            raise Unavailable(f"{self.path} was replaced by another file", hint="Try again in a moment.")
         db.pragma("foreign_keys", self._config.foreign_keys)
         db.set_busy_handler(_patience())
         with self._lock:
             if self._connections is None:
                 db.close()
-                raise Unavailable(f"{self._path} is being opened anew", hint="Try again in a moment.")
+                raise Unavailable(f"{self.path} is being opened anew", hint="Try again in a moment.")
             self._connections.append(db)
         return db
 
     def is_there(self) -> bool:
         """Whether the path still leads to it."""
         try:
-            return os.stat(self._path).st_ino == self.inode
+            return os.stat(self.path).st_ino == self.inode
         except FileNotFoundError:
             return False
 
@@ -81,15 +81,15 @@ class File:
         """Turn the file into WAL mode if it is in another. Until then nothing of the file has changed."""
         if self._journal_mode == "wal":
             return
-        db = open_file(self._path, vfs=self._vfs)
+        db = open_file(self.path, vfs=self._vfs)
         try:
-            with sqlite_errors(self._path):
+            with sqlite_errors(self.path):
                 self._journal_mode = str(db.pragma("journal_mode", "wal"))
         finally:
             db.close()
         if self._journal_mode != "wal":
             hint = "WAL needs a local disk and no open transaction."
-            raise SourceUnfit(f"{self._path} cannot use WAL", hint=hint)
+            raise SourceUnfit(f"{self.path} cannot use WAL", hint=hint)
 
     def disconnect(self, db: apsw.Connection) -> None:
         """Close one of them."""

@@ -1,0 +1,72 @@
+"""SQL of callers on a SQLite file: checks, reads, and answers of analysed queries."""
+
+from __future__ import annotations
+
+from headwater.model.dependencies.dependency import Analysis
+from headwater.model.literal import Value
+from headwater.model.principal import OWNER
+from headwater.model.query.query import Query
+from headwater.sources.query import Args, Read
+from headwater.sources.read import Look
+from headwater.sources.sqlite.connection_pool import Pool
+from headwater.sources.sqlite.database_file import File
+from headwater.sources.sqlite.file_head import Glance
+from headwater.sources.sqlite.query.analysis.analysis import Analyses
+from headwater.sources.sqlite.query.query_sql import query_sql
+from headwater.sources.sqlite.query.statement_execution import run_statement
+from headwater.sources.table_creation import rows_only
+
+
+class SqliteQueries:
+    """Fulfils the part of `Queryable` that does not read tables."""
+
+    def __init__(self, file: File, pool: Pool, analyses: Analyses) -> None:
+        self._pool, self._analyses, self._glance = pool, analyses, Glance(file, analyses)
+
+    def check_sql(self, role: str, statement: str = "", args: Args = ()) -> None:
+        """Raise Forbidden unless the caller is an owner, or it is a SELECT, INSERT, UPDATE or DELETE.
+
+        The authorizer restricts everything else.
+        """
+        if statement and role != OWNER:
+            with self._pool.read() as reader:
+                reader.catalog.look()
+                found = reader.guard.examine(statement)
+                if found.schema or not found.rows:
+                    raise rows_only()
+
+    def is_read_only(self, sql: str, args: Args = (), *, role: str = OWNER) -> bool:
+        """Return whether SQLite itself says that `sql` writes nothing."""
+        with self._pool.read() as reader:
+            reader.catalog.look()
+            return reader.guard.examine(sql).read_only
+
+    def read(self, sql: str, args: Args = (), *, role: str = OWNER) -> Read:
+        """Run one read-only statement."""
+        with self._pool.read() as reader:
+            reader.catalog.look()
+            result = run_statement(reader.db, reader.guard, reader.catalog, sql, args)
+            return Read(result.columns, result.rows, reader.offset(), result.truncated)
+
+    def look(self) -> Look:
+        """Return the head of the file."""
+        with self._pool.read() as reader:
+            return self._analyses.look(reader)
+
+    def glance(self) -> Look | None:
+        """Return the head of the file; None where that takes longer than microseconds."""
+        return self._glance.look()
+
+    def text(self, query: Query) -> str:
+        """Return a query of the JSON form as SQL."""
+        return query_sql(query)
+
+    def analyse(self, sql: str) -> Analysis:
+        """Return what one read-only statement depends on."""
+        with self._pool.read() as reader:
+            return self._analyses.analyse(reader, sql)
+
+    def answer(self, analysis: Analysis, args: dict[str, Value], *, guards: bool = False) -> Read | None:
+        """Run the query unless its epoch has changed."""
+        with self._pool.read() as reader:
+            return self._analyses.answer(reader, analysis, args, guards=guards)

@@ -1,0 +1,87 @@
+"""Writes to a SQLite file: queued transactions of one call, and interactive ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import apsw
+
+from headwater.errors import Unavailable
+from headwater.model.principal import OWNER
+from headwater.sources.sqlite.connection import sqlite_errors
+from headwater.sources.sqlite.connection_pool import limit_temporary
+from headwater.sources.sqlite.database_file import Connected, File
+from headwater.sources.sqlite.settings import SqliteConfig
+from headwater.sources.sqlite.write.interactive_transaction import SqliteTx
+from headwater.sources.sqlite.write.session import SqliteSession
+from headwater.sources.sqlite.write.writer import Ledger, Writer
+from headwater.sources.write import Work, Written
+
+T = TypeVar("T")
+
+
+class SqliteWrites:
+    """Fulfils `Writable`. `committed` is called after every commit; `known_good` is that of SqliteSession."""
+
+    def __init__(
+        self, file: File, config: SqliteConfig, committed: Callable[[], None], known_good: Callable[[], int]
+    ) -> None:
+        self._file, self._config, self._committed, self._known_good = file, config, committed, known_good
+        self._transactions: set[SqliteTx] = set()
+        own = file.connect()
+        self._guard = own.guard
+        self._writer = Writer(own.db, own.guard, own.catalog, self._session(own), lambda head: committed(), self._lost)
+
+    def _session(self, own: Connected, before_write: Callable[[], None] = lambda: None) -> SqliteSession:
+        return SqliteSession(
+            own.db,
+            own.guard,
+            own.catalog,
+            self._config.tables,
+            known_good=self._known_good,
+            before_write=before_write,
+        )
+
+    def _lost(self) -> Unavailable | None:
+        if self._file.is_there():
+            return None
+        return Unavailable(f"{self._file.path} was replaced while this was written", hint="Look before you repeat it.")
+
+    def write(self, work: Work[T], *, role: str = OWNER, caller: str = "") -> Future[Written[T]]:
+        """Run `work` in a transaction of its own; done when durable."""
+        return self._writer.submit(work, caller=caller)
+
+    def begin(self, *, read_only: bool = False, role: str = OWNER) -> SqliteTx:
+        """Open an interactive transaction."""
+        own = self._file.connect()
+        with sqlite_errors(self._file.path):
+            if read_only:
+                limit_temporary(own)
+            tx = SqliteTx(
+                own.db,
+                own.guard,
+                Ledger(own.guard, own.catalog),
+                lambda hook: self._session(own, hook),
+                self._writer,
+                read_only=read_only,
+                seconds=self._config.tx_seconds,
+                idle_seconds=self._config.tx_idle_seconds,
+                finished=lambda tx, offset: self._finished(tx, own.db, offset),
+                lost=self._lost,
+            )
+        self._transactions.add(tx)
+        return tx
+
+    def _finished(self, tx: SqliteTx, db: apsw.Connection, offset: int) -> None:
+        self._transactions.discard(tx)
+        self._file.disconnect(db)
+        if offset:
+            self._committed()
+
+    def finish_writes(self) -> None:
+        """Take no more writes; return when the queued ones are durable."""
+        for tx in list(self._transactions):
+            tx.abandon()
+        self._writer.close()
