@@ -44,9 +44,9 @@ from headwater.ranges.worker.position_requests import Desk
 from headwater.ranges.worker.process import WorkerProcess
 from headwater.sources import registry
 from headwater.sources.capture_stream import Notes
+from headwater.sources.file_lock import FileLock
 from headwater.sources.read import Look
 from headwater.sources.source import Source
-from headwater.sources.sqlite.file_lock import FileLock
 
 logger = logging.getLogger(__name__)
 RECOVER_SECONDS = 1.0  # between two looks whether a full disk has space again

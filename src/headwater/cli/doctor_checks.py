@@ -18,14 +18,11 @@ LITTLE_SPACE, NO_SPACE = 1 << 30, 64 << 20  # bytes: warn, fail
 
 
 def machine(data: Path) -> Iterator[Check]:
-    """Check the interpreter, its SQLite, and the data folder."""
-    from headwater.sources.sqlite.connection import open_file
-
+    """Check the interpreter, the database libraries in it, and the data folder."""
     yield Check("python", "ok", sys.version.split()[0])
-    db = open_file(":memory:")
-    ((version,),) = db.execute("SELECT sqlite_version()").fetchall()
-    db.close()
-    yield Check("sqlite", "ok", str(version))
+    for name in registry.KINDS:
+        if version := registry.kind(name).library_version():
+            yield Check(name, "ok", version)
     yield _folder(data)
     yield _space(data)
 

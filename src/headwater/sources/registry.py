@@ -89,6 +89,10 @@ class SourceKind(ABC):
         """Return the file or connection string that `url` names."""
         return url
 
+    def library_version(self) -> str:
+        """Return the version of the database library in this process; "" where the database is a server."""
+        return ""
+
     @abstractmethod
     def open(self, name: str, url: str, *, notes: Notes, settings: Any, folder: Path, is_embedded: bool) -> Source:
         """Open the database at `url`. `folder` is the data folder; an embedded database is in it, and ours."""

@@ -34,6 +34,12 @@ class SqliteKind(SourceKind):
                 return url.removeprefix(scheme)
         return url
 
+    def library_version(self) -> str:
+        """Return the version of SQLite."""
+        from apsw import sqlite_lib_version
+
+        return sqlite_lib_version()
+
     def open(
         self, name: str, url: str, *, notes: Notes, settings: SqliteConfig, folder: Path, is_embedded: bool
     ) -> SqliteSource:

@@ -7,13 +7,13 @@ from contextlib import ExitStack
 from typing import Any
 
 from headwater.sources.capture_stream import Notes
+from headwater.sources.file_lock import FileLock, InodeLock
 from headwater.sources.read import BulkAddress
 from headwater.sources.sqlite.capture.capture import SqliteCapture
 from headwater.sources.sqlite.capture.power_loss import Witness
 from headwater.sources.sqlite.capture.trigger_installation import capturable
 from headwater.sources.sqlite.connection_pool import Pool
 from headwater.sources.sqlite.database_file import File, open_database
-from headwater.sources.sqlite.file_lock import FileLock, InodeLock
 from headwater.sources.sqlite.query.analysis.analysis import Analyses
 from headwater.sources.sqlite.query.queries import SqliteQueries
 from headwater.sources.sqlite.query.where import Predicates

@@ -14,7 +14,7 @@ from tests.sources.sqlite_writer_process import Foreign
 
 from headwater.errors import Busy, HeadwaterError, LogDamaged, SourceMismatch, Unavailable
 from headwater.log.disk.disk_log import DiskLog
-from headwater.sources.sqlite.file_lock import SUFFIX, FileLock
+from headwater.sources.file_lock import SUFFIX, FileLock
 
 Attach = Callable[..., Rig]
 M = "CREATE TABLE m(id INTEGER PRIMARY KEY, v)"

@@ -11,6 +11,7 @@ from typing import Any
 from headwater.errors import SourceMismatch, Unavailable
 from headwater.model.change import Transaction
 from headwater.sources.capture_stream import Notes
+from headwater.sources.file_lock import FileLock
 from headwater.sources.sqlite.capture.capture_table import PAGE, Follower
 from headwater.sources.sqlite.capture.capture_trim import Trimmer
 from headwater.sources.sqlite.capture.commit_watch import Waker
@@ -28,7 +29,6 @@ from headwater.sources.sqlite.capture.trigger_installation import (
 )
 from headwater.sources.sqlite.connection import OURS, immediate, sqlite_errors
 from headwater.sources.sqlite.database_file import File
-from headwater.sources.sqlite.file_lock import FileLock
 from headwater.sources.sqlite.query.authorizer import Guard
 from headwater.sources.sqlite.settings import SqliteConfig
 

@@ -7,10 +7,10 @@ import contextlib
 import apsw
 
 from headwater.errors import Busy, HeadwaterError
+from headwater.sources.file_lock import FileLock, InodeLock
 from headwater.sources.sqlite.capture.trigger_installation import is_installed, meta, uninstall
 from headwater.sources.sqlite.connection import immediate, sqlite_errors
 from headwater.sources.sqlite.database_file import open_database
-from headwater.sources.sqlite.file_lock import FileLock, InodeLock
 from headwater.sources.sqlite.settings import SqliteConfig
 
 BUSY_MS = 5_000

@@ -11,6 +11,7 @@ import apsw
 
 from headwater.errors import HeadwaterError
 from headwater.model.quantity import counted
+from headwater.sources.file_lock import SUFFIX
 from headwater.sources.registry import CapturedTable, Check, Inspection, LogView
 from headwater.sources.sqlite.capture.trigger_installation import (
     capturable,
@@ -23,7 +24,6 @@ from headwater.sources.sqlite.capture.trigger_installation import (
 from headwater.sources.sqlite.capture.trigger_plan import plan
 from headwater.sources.sqlite.capture.triggers import CAPTURE
 from headwater.sources.sqlite.connection import OURS, open_file, sqlite_errors
-from headwater.sources.sqlite.file_lock import SUFFIX
 from headwater.sources.sqlite.settings import SqliteConfig
 
 MAGIC = b"SQLite format 3\0"

@@ -1,4 +1,4 @@
-"""One Headwater per database file: a lock beside it, held while attached, let go by the kernel on kill -9."""
+"""Locks by which one Headwater serves a database file or a data folder. The kernel releases them on kill -9."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SUFFIX = "-headwater"
 
 
 class FileLock:
-    """Takes `<path>-headwater`; the file names the holder for whoever comes second, and goes when it lets go."""
+    """Take `<path>-headwater`; the file holds the process id of the holder, and is removed by `release`."""
 
     def __init__(self, path: str, *, what: str = "", hint: str = "") -> None:
         self._path = os.path.realpath(path) + SUFFIX  # two names of one file share the lock
         while not self._try(what or path, hint or "Stop that one first, or send your requests to it."):
             continue
         os.ftruncate(self._fd, 0)
-        with contextlib.suppress(OSError):  # a full disk: whoever comes second is not told the number
+        with contextlib.suppress(OSError):  # a full disk: the error of a second server names no process id
             os.write(self._fd, str(os.getpid()).encode())
 
     def _try(self, what: str, hint: str) -> bool:
-        """Take the lock; False if the file was removed by a holder that let go meanwhile."""
+        """Take the lock; False if its holder removed the file concurrently."""
         try:
             self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -47,24 +47,24 @@ class FileLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the file we hold is still the one others would find."""
+        """Whether the file we hold is still the one at the path."""
         try:
             return os.stat(self._path).st_ino == os.fstat(self._fd).st_ino
         except FileNotFoundError:
             return False
 
     def release(self) -> None:
-        """Let go and leave nothing behind."""
+        """Release the lock and remove its file."""
         if self.is_held:
             os.unlink(self._path)
         os.close(self._fd)
 
 
 class InodeLock:
-    """Takes the file itself, by device and inode: a hard link is another name of the same file. Creates a missing one.
+    """Lock the file itself, by device and inode: a hard link is another name of the same file. Creates a missing one.
 
-    To be taken before this process opens the file with SQLite, and released after it has closed it: closing a file
-    drops all locks that the process has on it, SQLite's too.
+    Take it before this process opens the file with SQLite, and release it after SQLite has closed the file: closing a
+    file drops all locks that the process has on it, SQLite's too.
     """
 
     _lock = threading.Lock()  # guards _held
@@ -94,7 +94,7 @@ class InodeLock:
         self._held.add(self._inode)
 
     def release(self) -> None:
-        """Let go."""
+        """Release the lock."""
         with self._lock:
             self._held.discard(self._inode)
             os.close(self._fd)
