@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.log.samples import transaction
+from tests.sources.memory_source import MemorySource
 
 from headwater.capture.capture import Capture
 from headwater.capture.commit_timestamps import AHEAD_MS, Stamper
@@ -17,7 +18,6 @@ from headwater.log.live.live_log import LiveLog
 from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
 from headwater.model.clock import ts_ms, ts_of_ms
-from headwater.sources.memory import MemorySource
 
 
 class Wall:

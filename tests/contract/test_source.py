@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.sources.memory_source import MemorySource
 from tests.sources.postgres.pg_source import PgRig, shared_server
 from tests.sources.sqlite_source import MemoryNotes
 from tests.suite.deadlines import PATIENCE
@@ -18,7 +19,6 @@ from headwater.errors import InvalidRequest, NotFound, NotSupported
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.keys.key import Span
 from headwater.model.table import Column, Table
-from headwater.sources.memory import MemorySource
 from headwater.sources.source import Source
 from headwater.sources.sqlite.settings import SqliteConfig
 from headwater.sources.sqlite.source import SqliteSource

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from tests.sources.memory_source import MemorySource
 from tests.suite.deadlines import PATIENCE
 
 from headwater.feeds.deliver.hub import Hub
@@ -21,7 +22,6 @@ from headwater.log.log import Retention
 from headwater.log.memory import MemoryLog
 from headwater.model.change import Change, Op, Transaction
 from headwater.model.table import Column, Row, Table
-from headwater.sources.memory import MemorySource
 
 T = TypeVar("T")
 

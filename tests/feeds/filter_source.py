@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hypothesis import strategies as st
+from tests.sources.memory_source import MemorySource
 
 from headwater.errors import InvalidRequest
 from headwater.feeds.options import Options, Shard
 from headwater.model.change import Change, Op
 from headwater.model.literal import to_lit
 from headwater.model.table import Column, Key, Row, Table
-from headwater.sources.memory import MemorySource
 from headwater.sources.read import Pin
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from headwater.config.setting_types import integer, setting
 from headwater.model.change import Change, Op
 from headwater.model.table import Column, Table
-from headwater.sources.memory import MemorySource
+from tests.sources.memory_source import MemorySource
 from headwater.sources.registry import SourceKind
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.capture.captured_database import Running, running
 from tests.queries.dependencies.bound_tables import ONE, TABLES, TWO, VALUES, analysis, shape
+from tests.sources.memory_source import MemorySource
 from tests.suite.deadlines import PATIENCE
 
 from headwater.model.change import Change, Op
@@ -21,7 +22,6 @@ from headwater.model.table import Row
 from headwater.queries.dependencies import bound_dependencies
 from headwater.queries.dependencies.bound_dependencies import MAX_TEMPLATE_LEAVES, Bound, _binder, bind
 from headwater.queries.dependencies.template import leaves
-from headwater.sources.memory import MemorySource
 
 NEAR = 2**53 + 1  # a REAL column would round it
 DECLARED = {

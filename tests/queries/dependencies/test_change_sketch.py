@@ -8,12 +8,12 @@ import sys
 
 import pytest
 from tests.queries.dependencies.bound_tables import TABLES, analysis, args, change, query
+from tests.sources.memory_source import MemorySource
 
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, Const, Dependency, Param, Test
 from headwater.queries.dependencies.bound_dependencies import Bound, bind
 from headwater.queries.dependencies.change_sketch import Sketch
-from headwater.sources.memory import MemorySource
 
 SOURCE = MemorySource("m")
 T = TABLES["t"]

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from tests.capture.captured_database import Running, flat, running
 from tests.queries.dependencies.bound_tables import TABLES, analysis
+from tests.sources.memory_source import MemorySource
 from tests.suite.deadlines import PATIENCE
 
 from headwater.model.change import Change, Op
@@ -30,7 +31,6 @@ from headwater.model.literal import UNAVAILABLE
 from headwater.model.table import Row
 from headwater.queries.dependencies.bound_dependencies import Bound, bind
 from headwater.queries.dependencies.guards import GuardState
-from headwater.sources.memory import MemorySource
 from headwater.sources.query import Read
 
 G = Test("region", "eq", (Param("g"),))

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from tests.queries.dependencies.bound_tables import TABLES, analysis, args, change, query
+from tests.sources.memory_source import MemorySource
 
 from headwater.model.change import Change, Op
 from headwater.model.dependencies.dependency import AllOf, AnyOf, Const, Dependency, Param, Test
 from headwater.queries.dependencies import instance_router as router_module
 from headwater.queries.dependencies.bound_dependencies import Bound, bind
 from headwater.queries.dependencies.instance_router import Router
-from headwater.sources.memory import MemorySource
 
 SOURCE = MemorySource("m")
 T = TABLES["t"]
