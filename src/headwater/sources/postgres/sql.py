@@ -8,7 +8,9 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
 from headwater.model.table import Table
+from headwater.sources.column_types import COLUMN_TYPES
 from headwater.sources.postgres.schema.table_shapes import Shape, ident
+from headwater.sources.postgres.types import declared_text
 from headwater.sources.postgres.values import Bound, own_type, to_bound
 
 _BINARY = {
@@ -27,7 +29,6 @@ _BINARY = {
     "like": "LIKE",
     "ilike": "ILIKE",
 }
-_CASTS = {"i64": "bigint", "f64": "double precision", "str": "text", "bytes": "bytea"}
 _FUNCTIONS = {
     **{name: name for name in ("lower", "upper", "length", "octet_length", "abs", "sign", "nullif", "coalesce")},
     **{name: name for name in ("round", "replace", "substr", "ltrim", "rtrim", "floor", "ceil", "sqrt", "exp", "ln")},
@@ -41,24 +42,7 @@ _FUNCTIONS = {
     "min": "least",
     "max": "greatest",
 }
-# What a kind becomes where we make the table.
-DECLARED = {
-    "bool": "boolean",
-    "i64": "bigint",
-    "u64": "numeric(20,0)",
-    "f64": "double precision",
-    "dec": "numeric",
-    "str": "text",
-    "bytes": "bytea",
-    "json": "jsonb",
-    "date": "date",
-    "time": "time",
-    "datetime": "timestamp with time zone",
-    "uuid": "uuid",
-    "embedding": "real[]",
-}
-_TYPE_NAMES = {16: "boolean", 20: "bigint", 1700: "numeric", 701: "double precision", 17: "bytea", 3802: "jsonb"}
-_TYPE_NAMES |= {2950: "uuid", 25: "text"}
+DECLARED = {kind: row.postgres for kind, row in COLUMN_TYPES.items() if row.postgres}
 
 
 def composed(expr: Function | Cast | Case, write: Callable[[Expr], str]) -> str:
@@ -88,7 +72,7 @@ class Renderer:
             self.params.append(self.shape.bound(beside, value))
             return f"${len(self.params)}::{self.shape.cast(beside)}"
         self.params.append(to_bound(value))
-        return f"${len(self.params)}::{_TYPE_NAMES[own_type(value)]}"
+        return f"${len(self.params)}::{declared_text(own_type(value), -1, {})}"
 
     def column(self, name: str) -> str:
         """A quoted column of the table."""
@@ -173,7 +157,7 @@ def function_sql(name: str, texts: list[str]) -> str:
 
 def cast_sql(text: str, kind: str) -> str:
     """A cast to a kind."""
-    return f"CAST({text} AS {_CASTS[kind]})"
+    return f"CAST({text} AS {DECLARED[kind]})"
 
 
 def order_by(table: Table) -> str:

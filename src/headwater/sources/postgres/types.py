@@ -1,22 +1,10 @@
-"""PostgreSQL's types: which kind each one is here, and its text in the stream to our value. Pure.
+"""PostgreSQL's types: their names, and the text of a value in the stream to our value. Pure.
 
-| PostgreSQL | kind | value |
-|---|---|---|
-| boolean | bool | |
-| smallint, integer, bigint, oid, xid, cid | i64 | |
-| xid8 | u64 | |
-| real, double precision | f64 | with NaN and the infinities; a real as the shortest text that means it |
-| numeric | dec | every digit, with NaN and the infinities |
-| date, timestamp, timestamptz | date, datetime | as to_json writes them: `2024-05-06T07:08:09.5`, `…+00:00` |
-| time, timetz | time | `24:00:00` is one; the offset as `+05:30` |
-| uuid, bytea | uuid, bytes | |
-| json, jsonb | json | the exact text |
-| domains | | as the type below |
-| everything else | str | PostgreSQL's text: char(n) with its spaces, arrays, enums, ranges, intervals, money … |
-
-**What a kind cannot hold stays its exact text** (a `str` in a column of that kind, as SQLite does it): `infinity`,
-years before 1 or after 9999, offsets with seconds, numbers of more than 20,000 digits, JSON that our parser refuses
-(a number beyond a double, half a surrogate pair). The text depends on settings of the session: `SETTINGS`.
+`sources/column_types.py` has the kind of each type. **A value that its kind cannot hold stays its exact text** (a `str`
+in a column of that kind, as in SQLite): `infinity`, years before 1 or after 9999, offsets with seconds, numbers of more
+than 20,000 digits, JSON that our parser refuses (a number beyond a double, half a surrogate pair). Dates and times are
+written as by to_json: `2024-05-06T07:08:09.5`, `…+00:00`; `24:00:00` is a time. Numbers keep every digit, NaN and the
+infinities; a real is the shortest text that means it. The text depends on settings of the session: `SETTINGS`.
 """
 
 from __future__ import annotations
@@ -29,8 +17,9 @@ from uuid import UUID, SafeUUID
 import msgspec
 
 from headwater.model.literal import U64, Date, DateTime, Json, Time, Value
+from headwater.sources.column_types import COLUMN_TYPES
 
-# For every session whose text comes here: the stream and the snapshots.
+# For every session whose text is converted here: the stream and the snapshots.
 SETTINGS = {
     "client_encoding": "UTF8",
     "DateStyle": "ISO, YMD",
@@ -48,7 +37,7 @@ Convert = Callable[[str], Value]
 
 
 class TypeFact(msgspec.Struct, frozen=True):
-    """What the catalogue says of a type: its name by format_type, and for a domain the type below."""
+    """A type in the catalogue: its name by format_type, and for a domain the type below."""
 
     name: str
     base: int = 0
@@ -92,13 +81,13 @@ _BY_NAME = {names[-1]: oid for oid, names in _NAMES.items()}
 
 
 def named(schema: str, name: str) -> TypeFact:
-    """What a Type message tells: a domain over a built-in type, or a type that has no kind of its own."""
+    """Return the type of a Type message: a domain over a built-in type, or a type without a kind of its own."""
     base = _BY_NAME.get(name, 0) if schema == "pg_catalog" else 0
     return TypeFact(name if schema in ("pg_catalog", "public") else f"{schema}.{name}", base)
 
 
 def base_of(oid: int, types: Types) -> int:
-    """The type below all domains."""
+    """Return the type below all domains."""
     for _ in range(32):  # domains over domains; not in circles
         fact = types.get(oid)
         if fact is None or not fact.base:
@@ -108,7 +97,7 @@ def base_of(oid: int, types: Types) -> int:
 
 
 def declared_text(oid: int, typmod: int, types: Types) -> str:
-    """The type as PostgreSQL's format_type writes it, as far as it is known."""
+    """Return the type as PostgreSQL's format_type writes it, as far as it is known."""
     fact = types.get(oid)
     name = fact.name if fact is not None else _NAMES.get(oid, (f"type {oid}",))[0]
     if typmod < 0 or (fact is not None and fact.base):
@@ -158,7 +147,7 @@ def _date(text: str) -> Value:
 
 
 def _is_dated(text: str) -> bool:
-    """Whether it begins with a date of the years 1 to 9999, and is not before Christ."""
+    """Return whether `text` begins with a date of the years 1 to 9999."""
     return text[10:11] == " " and text[4] == "-" and text[-1] != "C"
 
 
@@ -181,7 +170,7 @@ def _timetz(text: str) -> Value:
 
 
 def _whole_offset(text: str) -> str | None:
-    """`text` with an offset in hours and minutes; None where it has seconds."""
+    """Return `text` with an offset in hours and minutes; None where it has seconds."""
     found = _OFFSET.match(text)
     return None if found is None else f"{found[1]}{found[2]}{found[3] or ':00'}"
 
@@ -215,29 +204,31 @@ def _same(text: str) -> Value:
     return text
 
 
-_KINDS: dict[int, tuple[str, Convert]] = {
-    BOOL: ("bool", _bool),
-    **dict.fromkeys((INT2, INT4, INT8, OID, XID, CID), ("i64", int)),
-    XID8: ("u64", lambda text: U64(int(text))),
-    **dict.fromkeys((FLOAT4, FLOAT8), ("f64", float)),
-    NUMERIC: ("dec", _decimal),
-    BYTEA: ("bytes", _bytes),
-    **dict.fromkeys((JSON, JSONB), ("json", _json_text)),
-    DATE: ("date", _date),
-    TIME: ("time", Time),
-    TIMETZ: ("time", _timetz),
-    TIMESTAMP: ("datetime", _timestamp),
-    TIMESTAMPTZ: ("datetime", _timestamptz),
-    UUID_: ("uuid", _uuid),
+_CONVERTERS: dict[int, Convert] = {
+    BOOL: _bool,
+    **dict.fromkeys((INT2, INT4, INT8, OID, XID, CID), int),
+    XID8: lambda text: U64(int(text)),
+    **dict.fromkeys((FLOAT4, FLOAT8), float),
+    NUMERIC: _decimal,
+    BYTEA: _bytes,
+    **dict.fromkeys((JSON, JSONB), _json_text),
+    DATE: _date,
+    TIME: Time,
+    TIMETZ: _timetz,
+    TIMESTAMP: _timestamp,
+    TIMESTAMPTZ: _timestamptz,
+    UUID_: _uuid,
 }
-_OTHER: tuple[str, Convert] = ("str", _same)
+_OIDS = {names[0]: oid for oid, names in _NAMES.items()}
+_KINDS = {_OIDS[name]: kind for kind, row in COLUMN_TYPES.items() for name in row.postgres_reads}
 
 
 def kind_of(oid: int, types: Types) -> str:
-    """The kind of a column of this type."""
-    return _KINDS.get(base_of(oid, types), _OTHER)[0]
+    """Return the kind of a column of this type."""
+    return _KINDS.get(base_of(oid, types), "str")
 
 
 def converter(oid: int, types: Types) -> Convert:
-    """From PostgreSQL's text to the value. A ValueError, LookupError or ArithmeticError means: keep the text."""
-    return _KINDS.get(base_of(oid, types), _OTHER)[1]
+    """Return the conversion of PostgreSQL's text. Where it raises ValueError, LookupError or ArithmeticError, keep the
+    text."""
+    return _CONVERTERS.get(base_of(oid, types), _same)

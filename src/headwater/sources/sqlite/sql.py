@@ -25,7 +25,6 @@ _BINARY = {
     "like": "LIKE",
     "ilike": "LIKE",  # SQLite's LIKE ignores ASCII case already
 }
-_CASTS = {"i64": "INTEGER", "f64": "REAL", "str": "TEXT", "bytes": "BLOB"}
 
 
 class Expressions:
@@ -55,7 +54,7 @@ class Expressions:
             case Function(name, args):
                 return f"{name}({', '.join(self.expr(arg) for arg in args)})"
             case Cast(inner, kind):
-                return f"CAST({self.expr(inner)} AS {_CASTS[kind]})"
+                return f"CAST({self.expr(inner)} AS {DECLARED[kind]})"
             case Case(branches, otherwise):
                 whens = "".join(f" WHEN {self.expr(a)} THEN {self.expr(b)}" for a, b in branches)
                 return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"

@@ -1,4 +1,4 @@
-"""Which kind a declared SQLite type means, and values to and from SQLite's five storage classes."""
+"""Declared SQLite types to kinds, and values to and from SQLite's five storage classes."""
 
 from __future__ import annotations
 
@@ -26,53 +26,16 @@ from headwater.model.literal import (
     is_datetime,
     is_time,
 )
+from headwater.sources.column_types import COLUMN_TYPES
 
 Stored = None | int | float | str | bytes
 
-# What `create_table` declares for a kind. The names carry the affinity SQLite derives from them, so that
-# a decimal or a JSON text is never turned into a float.
-DECLARED = {
-    "any": "BLOB",
-    "bool": "BOOLEAN",
-    "i64": "INTEGER",
-    "u64": "UNSIGNED INTEGER",
-    "f64": "REAL",
-    "dec": "DECIMAL_TEXT",
-    "str": "TEXT",
-    "bytes": "BLOB",
-    "json": "JSON_TEXT",
-    "date": "DATE_TEXT",
-    "time": "TIME_TEXT",
-    "datetime": "DATETIME_TEXT",
-    "uuid": "UUID_TEXT",
-    "embedding": "EMBEDDING_BLOB",
-}
-_EXACT = {
-    "BOOL": "bool",
-    "BOOLEAN": "bool",
-    "UNSIGNED INTEGER": "u64",
-    "UNSIGNED BIG INT": "u64",
-    "BIGINT UNSIGNED": "u64",
-    "INTEGER UNSIGNED": "u64",
-    "DECIMAL_TEXT": "dec",
-    "JSON": "json",
-    "JSONB": "any",
-    "JSON_TEXT": "json",
-    "DATE": "date",
-    "DATE_TEXT": "date",
-    "TIME": "time",
-    "TIME_TEXT": "time",
-    "DATETIME": "datetime",
-    "DATETIME_TEXT": "datetime",
-    "TIMESTAMP": "datetime",
-    "UUID": "uuid",
-    "UUID_TEXT": "uuid",
-    "EMBEDDING_BLOB": "embedding",
-}
+DECLARED = {kind: row.sqlite for kind, row in COLUMN_TYPES.items()}
+_EXACT = {name: kind for kind, row in COLUMN_TYPES.items() for name in row.sqlite_reads}
 
 
 def kind_of(declared: str) -> str:
-    """The kind of a column declared as `declared`."""
+    """Return the kind of a column declared as `declared`: its row of COLUMN_TYPES, or SQLite's rules of affinity."""
     name = " ".join(declared.upper().split("(")[0].split())
     if name in _EXACT:
         return _EXACT[name]
@@ -84,7 +47,7 @@ def kind_of(declared: str) -> str:
         return "bytes"
     if any(part in name for part in ("REAL", "FLOA", "DOUB")):
         return "f64"
-    return "any"  # NUMERIC and DECIMAL store integers and floats: the value tells
+    return "any"  # NUMERIC and DECIMAL store integers and floats: the value has the type
 
 
 def _bool(value: Stored) -> Value:
@@ -206,7 +169,7 @@ _TO_STORED: dict[type, Callable[[Any], Stored]] = {
 
 
 def to_stored(value: Value) -> Stored:
-    """What to bind for `value`."""
+    """Return what to bind for `value`."""
     write = _TO_STORED.get(type(value))
     if write is None:
         raise InvalidRequest("a value that is unavailable cannot be written")

@@ -1,0 +1,50 @@
+"""The kinds of columns, a row each: the types that SQLite and PostgreSQL declare for a kind, and those they read as it.
+
+To add or fix a type, change its row here; `sqlite/types.py` and `postgres/types.py` convert the values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class ColumnType(NamedTuple):
+    """One kind. `sqlite` and `postgres` are the types that `schema.create_table` declares for it.
+
+    A declared name of SQLite carries the affinity that SQLite derives from it, so that a decimal or a JSON text is
+    never turned into a float. Types that no row reads have a kind by SQLite's rules of affinity; in PostgreSQL they are
+    str: their exact text, as of char(n) with its spaces, arrays, enums, ranges, intervals and money.
+    """
+
+    sqlite: str
+    sqlite_reads: tuple[str, ...]
+    postgres: str  # "": none
+    postgres_reads: tuple[str, ...]  # by the names of format_type; a domain is read as the type below
+
+
+COLUMN_TYPES = {
+    "any": ColumnType("BLOB", ("JSONB",), "", ()),
+    "bool": ColumnType("BOOLEAN", ("BOOLEAN", "BOOL"), "boolean", ("boolean",)),
+    "i64": ColumnType("INTEGER", (), "bigint", ("bigint", "smallint", "integer", "oid", "xid", "cid")),
+    "u64": ColumnType(
+        "UNSIGNED INTEGER",
+        ("UNSIGNED INTEGER", "UNSIGNED BIG INT", "BIGINT UNSIGNED", "INTEGER UNSIGNED"),
+        "numeric(20,0)",
+        ("xid8",),
+    ),
+    "f64": ColumnType("REAL", (), "double precision", ("double precision", "real")),
+    "dec": ColumnType("DECIMAL_TEXT", ("DECIMAL_TEXT",), "numeric", ("numeric",)),
+    "str": ColumnType("TEXT", (), "text", ("text",)),
+    "bytes": ColumnType("BLOB", (), "bytea", ("bytea",)),
+    "json": ColumnType("JSON_TEXT", ("JSON_TEXT", "JSON"), "jsonb", ("jsonb", "json")),
+    "date": ColumnType("DATE_TEXT", ("DATE_TEXT", "DATE"), "date", ("date",)),
+    "time": ColumnType("TIME_TEXT", ("TIME_TEXT", "TIME"), "time", ("time without time zone", "time with time zone")),
+    "datetime": ColumnType(
+        "DATETIME_TEXT",
+        ("DATETIME_TEXT", "DATETIME", "TIMESTAMP"),
+        "timestamp with time zone",
+        ("timestamp with time zone", "timestamp without time zone"),
+    ),
+    "uuid": ColumnType("UUID_TEXT", ("UUID_TEXT", "UUID"), "uuid", ("uuid",)),
+    "embedding": ColumnType("EMBEDDING_BLOB", ("EMBEDDING_BLOB",), "real[]", ()),
+}
