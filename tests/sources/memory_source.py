@@ -17,7 +17,7 @@ from headwater.model.query.query import Query
 from headwater.model.table import Key, Row, Table
 from headwater.sources.query import Args, Read
 from headwater.sources.read import BulkAddress, Chunk, Condition, Look, Point, Sample
-from headwater.sources.sqlite.key_order import column_of
+from headwater.sources.request_checks import column_of
 from headwater.sources.sqlite.query.where import Predicates
 from headwater.sources.write import Tx, Work, Written
 

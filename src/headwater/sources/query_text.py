@@ -26,6 +26,40 @@ from headwater.model.query.query import (
 _JOINS = {"inner": "JOIN", "left": "LEFT JOIN", "right": "RIGHT JOIN", "full": "FULL JOIN", "cross": "CROSS JOIN"}
 
 
+OPERATORS = {
+    "eq": "=",
+    "ne": "<>",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+    "like": "LIKE",
+}
+
+
+def operator_sql(op: str, args: list[str], operators: dict[str, str], database: str) -> str:
+    """Return an operator on operands that are SQL text; `operators` are the binary ones of this database."""
+    match op, args:
+        case (("and" | "or"), _):
+            return "(" + f" {op.upper()} ".join(args) + ")"
+        case "not", [a]:
+            return f"(NOT {a})"
+        case "is_null", [a]:
+            return f"({a} IS NULL)"
+        case "in", [a, *options]:
+            return f"({a} IN ({', '.join(options)}))"
+        case "between", [a, low, high]:
+            return f"({a} BETWEEN {low} AND {high})"
+        case _, [a, b] if op in operators:
+            return f"({a} {operators[op]} {b})"
+    raise InvalidRequest(f"operator {op!r} is not known to {database}", hint="Write the condition in another way.")
+
+
 class QueryText:
     """Everything it writes is closed in itself, so that parts never run into each other."""
 

@@ -18,12 +18,13 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from decimal import Decimal, InvalidOperation
 
-from headwater.errors import InvalidRequest, NotSupported
+from headwater.errors import NotSupported
 from headwater.model.keys.key import encode_key
 from headwater.model.literal import U64, Date, DateTime, Json, Value
 from headwater.model.table import Column, Key, Table
 from headwater.sources.postgres.schema.relations import BY_BYTES
 from headwater.sources.postgres.schema.table_shapes import ident
+from headwater.sources.request_checks import column_of
 
 _TEXTS = re.compile(r"(text|character varying|character|bpchar|name|json)(\(\d+\))?\Z")
 _PADDED = re.compile(r"(character|bpchar)(\(\d+\))?\Z")
@@ -34,19 +35,9 @@ _PLAIN = BY_BYTES | {"BINARY", "RTRIM"}
 _SAME_ZONE = re.compile(r"(Z|\+00(:?00)?)\Z")
 
 
-def column_named(table: Table, name: str) -> Column:
-    """The column called `name`."""
-    place = table.index.get(name)
-    if place is None:
-        raise InvalidRequest(
-            f"table {table.name!r} has no column {name!r}", hint=f"Its columns are {', '.join(table.names)}."
-        )
-    return table.columns[place]
-
-
 def order(table: Table, columns: Sequence[str], odd: Collection[str] = ()) -> Callable[[Key], bytes]:
     """Bytes that compare as rows come (see above). `odd`: collations that call different texts equal."""
-    encoders = [_encoder(column_named(table, name), odd) for name in columns]
+    encoders = [_encoder(column_of(table, name), odd) for name in columns]
     if len(encoders) == 1:
         (encode,) = encoders
         return lambda values: encode(values[0])

@@ -12,23 +12,9 @@ from headwater.sources.column_types import COLUMN_TYPES
 from headwater.sources.postgres.schema.table_shapes import Shape, ident
 from headwater.sources.postgres.types import declared_text
 from headwater.sources.postgres.values import Bound, own_type, to_bound
+from headwater.sources.query_text import OPERATORS, operator_sql
 
-_BINARY = {
-    "eq": "=",
-    "ne": "<>",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "mod": "%",
-    "is": "IS NOT DISTINCT FROM",
-    "like": "LIKE",
-    "ilike": "ILIKE",
-}
+_OPERATORS = {**OPERATORS, "is": "IS NOT DISTINCT FROM", "ilike": "ILIKE"}
 _FUNCTIONS = {
     **{name: name for name in ("lower", "upper", "length", "octet_length", "abs", "sign", "nullif", "coalesce")},
     **{name: name for name in ("round", "replace", "substr", "ltrim", "rtrim", "floor", "ceil", "sqrt", "exp", "ln")},
@@ -127,23 +113,10 @@ class Renderer:
 
 
 def called(op: str, texts: list[str]) -> str:
-    """An operator on operands that are SQL text."""
-    match op, texts:
-        case (("and" | "or"), _):
-            return "(" + f" {op.upper()} ".join(texts) + ")"
-        case "not", [a]:
-            return f"(NOT {a})"
-        case "is_null", [a]:
-            return f"({a} IS NULL)"
-        case "in", [_]:
-            return "false"
-        case "in", [a, *options]:
-            return f"({a} IN ({', '.join(options)}))"
-        case "between", [a, low, high]:
-            return f"({a} BETWEEN {low} AND {high})"
-        case _, [a, b] if op in _BINARY:
-            return f"({a} {_BINARY[op]} {b})"
-    raise InvalidRequest(f"operator {op!r} is not known to PostgreSQL", hint="Write the condition in another way.")
+    """Return an operator on operands that are SQL text."""
+    if op == "in" and len(texts) == 1:
+        return "false"
+    return operator_sql(op, texts, _OPERATORS, "PostgreSQL")
 
 
 def function_sql(name: str, texts: list[str]) -> str:

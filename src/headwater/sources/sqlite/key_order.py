@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headwater.errors import InvalidRequest, NotSupported
+from headwater.errors import NotSupported
 from headwater.model.keys.key import encode_key
 from headwater.model.literal import Value
 from headwater.model.table import Column, Key, Table
+from headwater.sources.request_checks import column_of
 from headwater.sources.sqlite.schema.table_shapes import PLAIN_COLLATIONS
 from headwater.sources.sqlite.types import Stored, to_stored
 
@@ -26,17 +27,6 @@ _HEADS = [_ABOVE + (exponent + _BIAS).to_bytes(2) for exponent in range(22)]
 def as_stored(value: Value) -> Stored:
     """What SQLite holds for `value`. Text that is not UTF-8 keeps its escapes."""
     return value if type(value) in _PLAIN else to_stored(value)  # type: ignore[return-value]
-
-
-def column_of(table: Table, name: str) -> Column:
-    """The column called `name`."""
-    place = table.index.get(name)
-    if place is None:
-        raise InvalidRequest(
-            f"table {table.name!r} has no column {name!r}",
-            hint=f"Its columns are {', '.join(table.names)}.",
-        )
-    return table.columns[place]
 
 
 def order(table: Table, columns: Sequence[str]) -> Callable[[Key], bytes]:

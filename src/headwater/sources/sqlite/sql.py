@@ -6,29 +6,16 @@ from headwater.errors import InvalidRequest
 from headwater.model.literal import Value
 from headwater.model.predicate import Call, Case, Cast, Col, Expr, Function, Literal, Queried
 from headwater.model.table import Table
+from headwater.sources.query_text import OPERATORS, operator_sql
+from headwater.sources.request_checks import no_column
 from headwater.sources.sqlite.connection import ident
 from headwater.sources.sqlite.types import DECLARED, Stored, to_stored
 
-_BINARY = {
-    "eq": "=",
-    "ne": "<>",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "mod": "%",
-    "is": "IS",
-    "like": "LIKE",
-    "ilike": "LIKE",  # SQLite's LIKE ignores ASCII case already
-}
+_OPERATORS = {**OPERATORS, "is": "IS", "ilike": "LIKE"}  # SQLite's LIKE ignores ASCII case already
 
 
 class Expressions:
-    """Writes expressions. What a column, a value and a part of a query become is said by who writes for what."""
+    """Writes expressions. Subclasses write columns, values and parts of queries."""
 
     def col(self, col: Col) -> str:
         """A column."""
@@ -50,7 +37,7 @@ class Expressions:
             case Literal(value):
                 return self.value(value)
             case Call(op, args):
-                return _call(op, [self.expr(arg) for arg in args])
+                return operator_sql(op, [self.expr(arg) for arg in args], _OPERATORS, "SQLite")
             case Function(name, args):
                 return f"{name}({', '.join(self.expr(arg) for arg in args)})"
             case Cast(inner, kind):
@@ -60,23 +47,6 @@ class Expressions:
                 return f"(CASE{whens} ELSE {self.expr(otherwise)} END)"
             case Queried():
                 return self.queried(expr)
-
-
-def _call(op: str, args: list[str]) -> str:
-    match op, args:
-        case (("and" | "or"), _):
-            return "(" + f" {op.upper()} ".join(args) + ")"
-        case "not", [a]:
-            return f"(NOT {a})"
-        case "is_null", [a]:
-            return f"({a} IS NULL)"
-        case "in", [a, *options]:
-            return f"({a} IN ({', '.join(options)}))"
-        case "between", [a, low, high]:
-            return f"({a} BETWEEN {low} AND {high})"
-        case _, [a, b] if op in _BINARY:
-            return f"({a} {_BINARY[op]} {b})"
-    raise InvalidRequest(f"operator {op!r} is not known to SQLite", hint="Write the condition in another way.")
 
 
 class Renderer(Expressions):
@@ -101,12 +71,8 @@ class Renderer(Expressions):
 
     def column(self, name: str) -> str:
         """A quoted column of the table."""
-        place = self.table.index.get(name)
-        if place is None:
-            raise InvalidRequest(
-                f"table {self.table.name!r} has no column {name!r}",
-                hint=f"Its columns are {', '.join(c.name for c in self.table.visible)}.",
-            )
+        if name not in self.table.index:
+            raise no_column(self.table, name, [column.name for column in self.table.visible])
         return ident(name)
 
     def where(self, expr: Expr | None) -> str:

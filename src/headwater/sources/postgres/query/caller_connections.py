@@ -15,7 +15,7 @@ from headwater.sources.postgres.query.statement_rules import check_allowed, chec
 from headwater.sources.postgres.setup.logins import Logins
 from headwater.sources.postgres.values import own_type
 from headwater.sources.query import Args
-from headwater.sources.table_creation import rows_only
+from headwater.sources.request_checks import rows_only
 
 MAX_CHECKED = 10_000  # allowed statements to remember
 _OF_ROWS = frozenset({"select", "values", "table", "with", "insert", "update", "delete", "merge"})

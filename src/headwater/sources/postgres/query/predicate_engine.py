@@ -28,10 +28,10 @@ from headwater.sources.postgres.schema.relations import split_name
 from headwater.sources.postgres.schema.table_shapes import ident
 from headwater.sources.postgres.types import BPCHAR, TEXT, VARCHAR
 from headwater.sources.postgres.values import Bound, array_text, to_text
+from headwater.sources.request_checks import check_predicate
 
 BATCH = 1_000  # rows judged at a time
 SECONDS = 2.0  # for one batch
-MAX_TEXT = 10_000
 _PLACE = "_headwater_place"
 _TYPES = """
 WITH RECURSIVE up(name, oid, base) AS (
@@ -153,7 +153,8 @@ class Engine:
 
     def examine(self, where: str) -> Examined:
         """Refuses what is not one predicate of the row alone."""
-        _check_text(where)
+        check_predicate(where)
+        check_text(where)
 
         def look(link: Link) -> Examined:
             self._make_table(link)
@@ -334,13 +335,3 @@ def _failure(error: HeadwaterError) -> HeadwaterError:
     if isinstance(error, Busy | InvalidRequest):
         return error
     return error if state else fault("08006", error.message)
-
-
-def _check_text(where: str) -> None:
-    if len(where) > MAX_TEXT:
-        raise InvalidRequest(
-            f"the predicate is longer than {MAX_TEXT} characters", hint="Filter more coarsely, or by several feeds."
-        )
-    if "\0" in where or not where.strip():
-        raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one, such as total > 100.")
-    check_text(where)

@@ -10,9 +10,9 @@ from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.bounded_cache import BoundedCache
 from headwater.model.literal import Value
 from headwater.model.table import Column, Key, Table
-from headwater.sources.postgres.key_order import column_named
 from headwater.sources.postgres.protocol_session import Link, Pool
 from headwater.sources.postgres.values import to_bound
+from headwater.sources.request_checks import column_of
 
 MAX_KNOWN = 10_000  # answers kept
 MAX_KEPT = 1 << 10  # bytes of a value that is kept, as it was given and as it is held
@@ -54,7 +54,7 @@ class Columns:
 
     def stored(self, table: Table, columns: Sequence[str], values: Key) -> Key:
         """See Source."""
-        into = [column_named(table, name) for name in columns]
+        into = [column_of(table, name) for name in columns]
         return tuple([self._hold(column, value) for column, value in zip(into, values, strict=True)])
 
     def _hold(self, column: Column, value: Value) -> Value:

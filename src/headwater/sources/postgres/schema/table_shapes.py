@@ -16,6 +16,7 @@ from headwater.sources.postgres.schema.relations import column_of, split_name, t
 from headwater.sources.postgres.schema.table_facts import ColumnFact
 from headwater.sources.postgres.types import TypeFact, base_of
 from headwater.sources.postgres.values import Bound, cell_reader, to_bound
+from headwater.sources.request_checks import no_column
 
 HOLD_SECONDS = 30.0  # longest wait for whoever alters a table
 _ABSENT = frozenset({"42P01", "3F000", "42809"})  # no such table, no such schema, something else of this name
@@ -45,13 +46,10 @@ class Shape(msgspec.Struct, frozen=True):
         return self.casts[self.place(name)]
 
     def place(self, name: str) -> int:
-        """Where a column stands; InvalidRequest if there is none of this name."""
+        """Return the place of a column; InvalidRequest if there is none of this name."""
         place = self.table.index.get(name)
         if place is None:
-            raise InvalidRequest(
-                f"table {self.table.name!r} has no column {name!r}",
-                hint=f"Its columns are {', '.join(column.name for column in self.table.visible)}.",
-            )
+            raise no_column(self.table, name, [column.name for column in self.table.visible])
         return place
 
     def column(self, name: str) -> Column:

@@ -16,7 +16,7 @@ from headwater.sources.postgres.schema.table_shapes import OURS, Shape, Shapes, 
 from headwater.sources.postgres.sql import Renderer, create_table, order_by
 from headwater.sources.postgres.values import Bound
 from headwater.sources.query import Args
-from headwater.sources.table_creation import check_numbered, exists
+from headwater.sources.request_checks import check_numbered, exists
 from headwater.sources.write import Result
 
 MAX_PARAMS = 30_000  # of one INSERT; the protocol ends at 65,535

@@ -16,8 +16,9 @@ import apsw
 from headwater.errors import HeadwaterError, InvalidRequest, NotSupported
 from headwater.model.literal import is_broken_text
 from headwater.model.table import Column, Key, Row, Table
+from headwater.sources.request_checks import column_of
 from headwater.sources.sqlite.connection import OURS, ident, to_error
-from headwater.sources.sqlite.key_order import as_stored, column_of
+from headwater.sources.sqlite.key_order import as_stored
 from headwater.sources.sqlite.query.affinity import affinity, declaration, doubt, may_be_strict_any
 from headwater.sources.sqlite.query.authorizer import BAD_FUNCTIONS, harden
 from headwater.sources.sqlite.query.slow_functions import PATTERN, SLOW, LinearFunctions, Tier, capped, tiers_of

@@ -8,13 +8,13 @@ from headwater.model.principal import OWNER
 from headwater.model.query.query import Query
 from headwater.sources.query import Args, Read
 from headwater.sources.read import Look
+from headwater.sources.request_checks import rows_only
 from headwater.sources.sqlite.connection_pool import Pool
 from headwater.sources.sqlite.database_file import File
 from headwater.sources.sqlite.file_head import Glance
 from headwater.sources.sqlite.query.analysis.analysis import Analyses
 from headwater.sources.sqlite.query.query_sql import query_sql
 from headwater.sources.sqlite.query.statement_execution import run_statement
-from headwater.sources.table_creation import rows_only
 
 
 class SqliteQueries:

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from headwater.errors import InvalidRequest
 from headwater.model.table import Key, Row, Table
 from headwater.sources.read import Pin
+from headwater.sources.request_checks import check_predicate
 from headwater.sources.sqlite.key_order import order
 from headwater.sources.sqlite.query.predicate_engine import Engine
 from headwater.sources.sqlite.query.predicate_python import Program, Unknown, read
 
-MAX_TEXT = 10_000
 MAX_SHAPES = 64  # shapes whose engine is kept for the next condition; conditions hold their own
 
 
@@ -82,12 +82,7 @@ class Predicates:
 
 
 def _check_text(where: str) -> None:
-    if len(where) > MAX_TEXT:
-        raise InvalidRequest(
-            f"the predicate is longer than {MAX_TEXT} characters", hint="Filter more coarsely, or by several feeds."
-        )
-    if "\0" in where or not where.strip():
-        raise InvalidRequest("the predicate is empty or holds a NUL character", hint="Write one, such as total > 100.")
+    check_predicate(where)
     try:
         where.encode()
     except UnicodeEncodeError:

@@ -13,6 +13,7 @@ from headwater.model.literal import Value
 from headwater.model.predicate import Expr
 from headwater.model.table import Row, Table
 from headwater.sources.query import Args
+from headwater.sources.request_checks import check_numbered, exists
 from headwater.sources.sqlite.capture.trigger_installation import read_kinds, reconcile, remove_triggers, set_meta
 from headwater.sources.sqlite.catalog import Catalog, intruders
 from headwater.sources.sqlite.connection import OURS, ident, sqlite_errors
@@ -21,7 +22,6 @@ from headwater.sources.sqlite.query.statement_execution import run_statement
 from headwater.sources.sqlite.row_fetch import fetch
 from headwater.sources.sqlite.sql import Renderer, column_list, create_table, order_by
 from headwater.sources.sqlite.types import to_stored
-from headwater.sources.table_creation import check_numbered, exists
 from headwater.sources.write import Result
 
 T = TypeVar("T")
