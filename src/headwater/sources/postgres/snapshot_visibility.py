@@ -1,11 +1,11 @@
-"""What a snapshot of PostgreSQL sees of the stream. Pure but for a lock and one question.
+"""Log offsets of PostgreSQL's snapshots: which received transactions a snapshot sees. Pure but for a lock.
 
-The order in which commits lie in the server's log, ours too, is not the order in which they become visible: a commit
-is written, and streamed, before others see it; where a standby must confirm it, much later. So where a read stands is
-told by its snapshot and by the numbers of the transactions that came, never by a position in the server's log. And the
-log takes in nothing that is not visible yet: what it holds, every later read sees.
+The order of commits in the server's log, and in ours, is not the order in which they become visible: a commit is
+written, and streamed, before others see it; where a standby must confirm it, much later. So the offset of a read
+follows from its snapshot and from the numbers of the received transactions, never from a position in the server's log.
+And the log takes in no commit before it is visible: every later read sees all that the log holds.
 
-Those numbers have 32 bits in the stream and 64 in a snapshot: they are compared modulo 2^32.
+Transaction numbers have 32 bits in the stream and 64 in a snapshot: they are compared modulo 2^32.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ class Snapshot(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, text: str) -> Snapshot:
-        """From PostgreSQL's text, `xmin:xmax:xip,…`."""
+        """Parse PostgreSQL's text, `xmin:xmax:xip,…`."""
         low, high, running = text.split(":")
         return cls(int(low), int(high), frozenset(map(int, filter(None, running.split(",")))))
 
     def sees(self, xid: int) -> bool:
-        """Whether it sees what transaction `xid` (of 32 bits) did, given that it was committed."""
+        """Return whether the snapshot sees the committed transaction `xid` (of 32 bits)."""
         whole = self.high + (xid - self.high + _HALF) % _ROUND - _HALF  # the one of that number nearest to `high`
         return whole < self.high and whole not in self.open
 
 
 def snapshot_now(connection: Connection) -> Snapshot:
-    """What the session sees. A standby's does not tell which transactions are open: SourceError."""
+    """Return what the session sees; SourceError on a standby, whose snapshot does not list open transactions."""
     row = connection.execute("SELECT pg_current_snapshot()::text, pg_is_in_recovery()").fetchone()
     assert row is not None
     if row[1]:
@@ -101,7 +101,7 @@ class Places(SnapshotOffsets, Protocol):
 
 
 class _Come(msgspec.Struct, frozen=True):
-    """A transaction that came; `ticket`: readers from there on see it."""
+    """A received transaction; readers with `ticket` or a later one see it."""
 
     xid: int
     upto: int
@@ -109,20 +109,20 @@ class _Come(msgspec.Struct, frozen=True):
 
 
 class Visibility:
-    """The transactions that came and that somebody may not see yet, in their order. From any thread."""
+    """The received transactions that some reader may not see yet, in order. Thread-safe."""
 
     def __init__(self, offset: int = 0) -> None:
         self._lock = threading.RLock()  # guards what follows
         self._forgotten = offset  # everything up to here is seen by every reader
-        self._kept: deque[_Come] = deque()  # visible, but perhaps not to readers that began before
-        self._visible = offset  # everything up to here is seen by whoever begins now
+        self._kept: deque[_Come] = deque()  # visible, but perhaps not to earlier readers
+        self._visible = offset  # every read that begins now sees everything up to here
         self._coming: deque[_Come] = deque()  # not known to be visible
         self._tickets = itertools.count(1)
         self._readers: set[int] = set()
         self._beginnings = 0
 
     def start(self, offset: int) -> None:
-        """Begin anew: all that came ends at `offset`, and everybody sees it."""
+        """Restart at `offset`: every reader sees everything up to there."""
         with self._lock:
             self._forgotten = self._visible = offset
             self._kept.clear()
@@ -130,12 +130,12 @@ class Visibility:
             self._beginnings += 1
 
     def log(self, xid: int, upto: int) -> None:
-        """Transaction `xid` came next, and ends at offset `upto`."""
+        """Append the received transaction `xid`, which ends at offset `upto`."""
         with self._lock:
             self._coming.append(_Come(xid, upto))
 
     def cut(self, offset: int) -> None:
-        """What lies after `offset` comes again."""
+        """Drop everything after `offset`: the stream sends it again."""
         with self._lock:
             for each in (self._coming, self._kept):
                 while each and each[-1].upto > offset:
@@ -144,14 +144,14 @@ class Visibility:
 
     @property
     def visible(self) -> int:
-        """The offset up to which whoever begins to read now sees everything."""
+        """The offset up to which every read that begins now sees everything."""
         return self._visible
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around taking a snapshot and asking about it: nothing is forgotten that it may not see.
+        """Keep what a snapshot taken inside may not see, until its offset is known.
 
-        Unavailable when all began anew meanwhile: the snapshot has no place in what came since."""
+        Unavailable if capture restarted in between: the snapshot has no offset in the new stream."""
         with self._lock:
             ticket, beginnings = next(self._tickets), self._beginnings
             self._readers.add(ticket)
@@ -165,9 +165,9 @@ class Visibility:
             raise Unavailable("the log began anew during the read", hint="Try again in a moment.")
 
     def offset_seen(self, snapshot: Snapshot) -> int:
-        """The offset just before the first transaction that `snapshot` does not see.
+        """Return the offset just before the first transaction that `snapshot` does not see.
 
-        It may see more than that: later ones, and some that did not come yet.
+        It may see more: later transactions, and some that were not received yet.
         """
         with self._lock:
             seen = self._forgotten
@@ -178,9 +178,9 @@ class Visibility:
             return seen
 
     def is_prefix(self, snapshot: Snapshot) -> bool:
-        """Whether what it sees of all that came is exactly the beginning of it, up to `offset_seen`.
+        """Return whether the received transactions that `snapshot` sees are exactly a prefix, up to `offset_seen`.
 
-        Only of what came: to know it of everything, ask when the stream has passed the snapshot.
+        Transactions not received yet do not count: ask when the stream has passed the snapshot.
         """
         with self._lock:
             every = itertools.chain(self._kept, self._coming)
@@ -188,7 +188,7 @@ class Visibility:
             return not any(snapshot.sees(each.xid) for each in rest)
 
     def exact(self, snapshot: Snapshot, passed: int) -> int | None:
-        """The offset up to which it sees everything, and nothing after; None if there is none, or not known.
+        """Return the offset up to which `snapshot` sees everything, and nothing after; None if unknown or none.
 
         `passed` is the offset of a barrier that was set after the snapshot was taken.
         """
@@ -200,7 +200,7 @@ class Visibility:
             return self.offset_seen(snapshot)
 
     def notice(self, snapshot: Snapshot) -> None:
-        """A snapshot that was just taken: what it sees, all later ones see."""
+        """Advance `visible` by a snapshot that was just taken: all later ones see what it sees."""
         with self._lock:
             ticket = next(self._tickets)
             while self._coming and snapshot.sees(self._coming[0].xid):
@@ -213,7 +213,7 @@ class Visibility:
         return len(self._kept) + len(self._coming)
 
     def _forget(self) -> None:
-        """What whoever reads now began to read after."""
+        """Drop transactions that every current reader sees."""
         oldest = min(self._readers, default=math.inf)
         while self._kept and self._kept[0].ticket < oldest:
             self._forgotten = self._kept.popleft().upto

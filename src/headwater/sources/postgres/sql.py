@@ -77,7 +77,7 @@ class Renderer:
         if self.shape.table.key:
             keys = ", ".join(map(ident, self.shape.table.key))
             return f" WHERE ({keys}) IN (SELECT {keys} {rest})"
-        # Without a key, by where they stand: the transaction's one snapshot sees nobody move them.
+        # Without a key, by ctid: in the one snapshot of the transaction no row moves.
         if not self.shape.is_partitioned:
             return f" WHERE ctid = ANY (ARRAY(SELECT ctid {rest}))"
         return f" WHERE (tableoid, ctid) IN (SELECT tableoid, ctid {rest})"
@@ -97,7 +97,7 @@ class Renderer:
                 raise InvalidRequest("a condition looks at one row; queries stand elsewhere")
 
     def _call(self, op: str, args: tuple[Expr, ...]) -> str:
-        # A literal is read as the type of the column that it stands beside.
+        # A literal is read as the type of the column that it is compared with.
         beside = next((arg.name for arg in args if isinstance(arg, Col)), None)
         if op in ("and", "or", "not", "like", "ilike") or (
             beside and self.column(beside) and self._is_odd(beside, args)

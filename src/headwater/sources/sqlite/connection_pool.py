@@ -37,7 +37,7 @@ class Pool:
 
     @contextmanager
     def read(self) -> Iterator[Connected]:
-        """A reader inside a read transaction."""
+        """Lend a reader inside a read transaction."""
         with self._places:
             reader = self._take()
             try:
@@ -68,7 +68,7 @@ class Pool:
         return reader
 
     def close(self) -> None:
-        """Close what is idle; callers still reading close nothing of ours."""
+        """Close the idle connections."""
         with self._lock:
             for reader in self._idle:
                 reader.db.close()

@@ -1,4 +1,4 @@
-"""Opening a database file for capture: what it must be, what is changed about it, and who closes it."""
+"""A database file open for capture: its checks, its journal mode and its connections."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _BUSY_STEP = 0.0005  # short and even: a foreign writer in a loop leaves only sh
 
 
 class Connected(msgspec.Struct, frozen=True):
-    """A connection and what belongs to it."""
+    """A connection with its authorizer and its catalog."""
 
     db: apsw.Connection
     guard: Guard
     catalog: Catalog
 
     def offset(self) -> int:
-        """The newest offset, in the current transaction if there is one."""
+        """Return the newest offset, in the current transaction if there is one."""
         return cast(int, next(self.guard.run(f"SELECT coalesce(max(seq), 0) FROM {CAPTURE}"))[0])
 
 
 class File:
-    """A fit database file; remembers the connections it gave out."""
+    """A fit database file, and the connections it has opened."""
 
     def __init__(self, path: str, *, vfs: str | None, config: SqliteConfig, journal_mode: str, is_new: bool) -> None:
         self.path, self._vfs, self._config = path, vfs, config
@@ -47,16 +47,16 @@ class File:
         self.journal_mode_before = "" if is_new else journal_mode
         self._lock = threading.Lock()  # guards _connections
         self._connections: list[apsw.Connection] | None = []  # None once closed
-        self.inode = os.stat(path).st_ino  # another file may come to lie at the path
+        self.inode = os.stat(path).st_ino  # another file may replace it at the path
 
     def connect(self) -> Connected:
-        """A further connection, guarded: callers' statements may run on it."""
+        """Open a guarded connection: callers' statements may run on it."""
         db = self.connect_bare()
         guard = Guard(db, self._config.statement_seconds)
         return Connected(db, guard, Catalog(guard))
 
     def connect_bare(self) -> apsw.Connection:
-        """A connection for our own statements only."""
+        """Open a connection for our own statements only."""
         db = open_file(self.path, vfs=self._vfs)
         if not self.is_there():  # what was open goes on with the old file, which the log is of
             db.close()
@@ -71,7 +71,7 @@ class File:
         return db
 
     def is_there(self) -> bool:
-        """Whether the path still leads to it."""
+        """Return whether the file is still at its path."""
         try:
             return os.stat(self.path).st_ino == self.inode
         except FileNotFoundError:
@@ -92,14 +92,14 @@ class File:
             raise SourceUnfit(f"{self.path} cannot use WAL", hint=hint)
 
     def disconnect(self, db: apsw.Connection) -> None:
-        """Close one of them."""
+        """Close one connection."""
         with self._lock:
             if self._connections and db in self._connections:
                 self._connections.remove(db)
         close_when_idle(db)
 
     def close(self) -> None:
-        """Close every connection given out."""
+        """Close every connection."""
         with self._lock:
             for db in self._connections or ():
                 close_when_idle(db)
@@ -107,7 +107,7 @@ class File:
 
 
 def close_when_idle(db: apsw.Connection) -> None:
-    """End what another thread still runs on the connection, and close it."""
+    """Interrupt what another thread still runs on the connection, and close it."""
     until = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -138,7 +138,7 @@ def _patience() -> Callable[[int], bool]:
 
 
 def open_database(path: str, *, vfs: str | None, config: SqliteConfig) -> File:
-    """The file at `path`, created if there is none; SourceUnfit says what it lacks."""
+    """Open the file at `path`, or create it; SourceUnfit if it cannot be captured."""
     fresh = not os.path.exists(path) or os.path.getsize(path) == 0
     db = open_file(path, vfs=vfs)
     try:

@@ -22,7 +22,7 @@ class Expressions:
         raise NotImplementedError
 
     def value(self, value: Value) -> str:
-        """A value that stands in the expression."""
+        """A value in the expression."""
         raise NotImplementedError
 
     def queried(self, expr: Queried) -> str:

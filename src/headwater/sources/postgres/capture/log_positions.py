@@ -21,14 +21,14 @@ _ROUND = 1 << 32  # the stream has the lower half of a transaction's number
 
 
 class _Place(msgspec.Struct):
-    """Of one transaction; `upto` is 0 while it has not come."""
+    """The offset of one transaction; `upto` is 0 until it was received."""
 
     upto: int
     tables: dict[str, int]
 
 
 class Positions:
-    """Of one database. From any thread."""
+    """Log offsets of one database. Thread-safe."""
 
     def __init__(self, barriers: Barriers, visibility: Visibility, passed: Callable[[Passed], None]) -> None:
         self._barriers, self._visibility, self._passed = barriers, visibility, passed
@@ -54,7 +54,7 @@ class Positions:
             self._expected[xid % _ROUND] = _Place(0, {})
 
     def came(self, part: Transaction, upto: int) -> None:
-        """A part of a transaction got its offsets, the last of them `upto`."""
+        """Keep the offsets of a received part of a transaction, the last of them `upto`."""
         xid = int(part.id)
         with self._changed:
             place = self._expected.get(xid)

@@ -1,5 +1,5 @@
-"""Sight: how much of what came is visible. Capture asks before it takes something in, so that whoever hears of a change
-can read it; and what a standby must still confirm is told once it has."""
+"""Visibility of received commits. Capture takes in only visible ones, so that a reader that receives a change can read
+its row; a commit that waits for a standby is captured once the standby has confirmed it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = 10  # times one is called again soon
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """Everything up to `upto` is visible, and the transaction `large`, if there is one; `trouble`: why no more is."""
+    """Everything up to `upto` is visible, and the transaction `large`, if any; `trouble` is why no more is known."""
 
     upto: int
     large: str = ""
@@ -28,7 +28,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 
 class Sight:
-    """Of one database, with a session of its own: capture waits for nobody else's. For capture's thread."""
+    """Visible commits of one database, by a session of its own. For the capture thread only."""
 
     def __init__(self, server: Server, visibility: Visibility, again: Callable[[], None]) -> None:
         self._side, self._visibility, self._again = Side(server, statement_timeout="60000"), visibility, again
@@ -36,7 +36,7 @@ class Sight:
         self._blind_since: float | None = None
 
     def see(self, held: Held) -> Seen:
-        """Ask, if there is something new."""
+        """Return what is visible; ask PostgreSQL only if something was received since."""
         large, visible = held.large, self._visibility.visible
         if not large and held.whole.offset <= visible:
             return Seen(visible)
@@ -57,8 +57,8 @@ class Sight:
         return found
 
     def gives_up(self) -> bool:
-        """Whether it could not be asked for a while; said once each time. A server that shuts down takes no sessions,
-        and waits until what it streamed is confirmed: who waits to see it has to leave."""
+        """Return True once after PostgreSQL could not be asked for a while. A server that shuts down takes no sessions
+        and waits until its stream is confirmed: capture has to stop waiting for visibility."""
         if self._blind_since is None or time.monotonic() - self._blind_since < BLIND_SECONDS:
             return False
         self._blind_since = None

@@ -37,7 +37,7 @@ _SCHEMA = frozenset(
     {"create", "alter", "drop", "comment", "security", "grant", "revoke", "reassign", "import", "refresh"}
 )
 _CONTROLS = {"publication", "subscription", "event", "system", "role", "user", "group", "database", "tablespace"}
-# Functions that leave something behind although they stand in a SELECT.
+# Functions with lasting effects that a SELECT may call.
 _WRITERS = re.compile(
     r"\b(nextval|setval|lo_\w+|pg_advisory\w*|pg_try_advisory\w*|pg_notify|set_config|pg_logical_\w+|pg_replication_\w+"
     r"|pg_create_\w+|pg_drop_\w+|pg_current_xact_id|txid_current|dblink\w*|pg_terminate\w*|pg_cancel\w*)\s*\(",
@@ -49,9 +49,9 @@ _SLOTS = re.compile(
     re.IGNORECASE,
 )
 FLOAT_ARRAYS = {1021: "real[]", 1022: "double precision[]"}
-# These run over callers' texts: what is not closed reaches to the end, so that no text takes more than linear time.
+# Callers' texts: an unclosed quote or comment reaches to the end, so that no text takes more than linear time.
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|--[^\n]*|/\*.*?(?:\*/|\Z)", re.DOTALL)
-_UNTOLD = frozenset({"42P18", "42725"})  # the type of a parameter cannot be told, or an operator is ambiguous
+_UNDETERMINED = frozenset({"42P18", "42725"})  # the type of a parameter is unknown, or an operator is ambiguous
 _MISREAD = frozenset({"42601", "42883"})  # no such syntax, or operator
 _VOLATILE = """
 SELECT 1 FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
@@ -79,7 +79,7 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 def first_word(sql: str) -> str:
-    """The first word of a statement, behind comments and brackets, in small letters."""
+    """Return the first word of a statement, after comments and brackets, in lower case."""
     at = 0
     while at < len(sql):
         if sql.startswith("/*", at):
@@ -109,7 +109,7 @@ def check_length(sql: str) -> None:
 
 
 def check_allowed(sql: str) -> str:
-    """The first word; refuses what would reach beyond its own transaction."""
+    """Return the first word; InvalidRequest for a statement with effects beyond its own transaction."""
     first = first_word(sql)
     if not first:
         raise InvalidRequest("there is no statement in the text", hint="Send one, such as SELECT 1.")
@@ -124,7 +124,7 @@ def check_allowed(sql: str) -> str:
 
 
 def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bound]]:
-    """What PostgreSQL says of `sql`, without running it; and its arguments, as it wants them. `args` None: not yet."""
+    """Return what PostgreSQL says of `sql`, without running it, and the bound arguments; None: arguments come later."""
     first = check_allowed(sql)
     if args is None:
         with places_named(sql):
@@ -144,7 +144,7 @@ def examine(link: Link, sql: str, args: Args | None) -> tuple[Statement, list[Bo
 
 @contextmanager
 def places_named(sql: str) -> Iterator[None]:
-    """Inside, who writes ? for a parameter hears how it is written here: to PostgreSQL that is an operator."""
+    """Explain the syntax of parameters in errors about a `?`, which is an operator of PostgreSQL."""
     try:
         yield
     except InvalidRequest as error:
@@ -154,7 +154,7 @@ def places_named(sql: str) -> Iterator[None]:
 
 
 def placed(sql: str, args: Args) -> tuple[str, list[Value]]:
-    """The statement with `$1`, `$2` … for its parameters, and their values in that order.
+    """Return the statement with `$1`, `$2` … for its parameters, and their values in that order.
 
     By name a parameter is written `:name`, or `$1` with an argument called `1` or `$1`.
     """
@@ -192,7 +192,7 @@ def _in_order(named: dict[str, Value]) -> list[Value]:
 
 
 def _types(link: Link, sql: str, values: Sequence[Value]) -> tuple[int, ...]:
-    """The type of each parameter: what the statement makes of it, else the value's own."""
+    """Return the type of each parameter: what the statement makes of it, else the value's own."""
     if not values:
         return link.prepare(sql)
     own = [own_type(value) for value in values]
@@ -200,12 +200,12 @@ def _types(link: Link, sql: str, values: Sequence[Value]) -> tuple[int, ...]:
     try:
         wanted = link.prepare(sql)
     except HeadwaterError as error:
-        if state_of(error) not in _UNTOLD:
+        if state_of(error) not in _UNDETERMINED:
             raise
         link.script("ROLLBACK TO headwater_look")
         wanted = link.prepare(sql, own)
     link.script("RELEASE headwater_look")
-    # Text is what a parameter becomes that nothing tells of.
+    # A parameter that the statement does not determine becomes text.
     return tuple([mine if oid == TEXT else oid for oid, mine in zip(wanted, own, strict=False)] + [*wanted[len(own) :]])
 
 
@@ -254,7 +254,7 @@ WHERE l.pid = pg_backend_pid() AND l.locktype = 'relation'
 
 
 def check_ours(link: Link) -> None:
-    """Refuse a transaction that has touched a table of ours: PostgreSQL's own locks tell."""
+    """Refuse a transaction that has locked a table of ours."""
     for schema, name in link.run(_LOCKED).texts():
         raise InvalidRequest(
             f"{schema}.{name} uses a name that begins with {OURS!r}; those are Headwater's own",

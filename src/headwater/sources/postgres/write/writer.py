@@ -1,6 +1,6 @@
-"""Writes through the server: a few threads, each transaction by itself, answered when it stands in our log.
+"""Threads that write: each transaction by itself, answered when the log holds it.
 
-PostgreSQL commits groups by itself. What fails because others wrote at the same time is run again from the start.
+PostgreSQL commits groups by itself. Work that fails because of concurrent writes is run again from the start.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from headwater.sources.write import Session, Written
 T = TypeVar("T")
 THREADS = 5  # one of them is left to other callers
 TRIES = 5  # of work that lost against others
-MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
-LOCK_SECONDS = 5.0  # a write waits so long for the locks of others, then it is told `busy`
+MAX_QUEUE = 10_000  # writes in the queue, past which callers get `busy` at once
+LOCK_SECONDS = 5.0  # longest wait of a write for locks of others; then `busy`
 NEAR_SECONDS = 0.05  # within which a commit is usually on the stream
 _XID = "SELECT pg_current_xact_id_if_assigned()::text"
 _UNSURE = "The connection broke while it was committed: look before you repeat it."
 
 
 class Positions(Protocol):
-    """Where transactions stand in the log. `xid` is the 64-bit number of pg_current_xact_id()."""
+    """Log offsets of transactions. `xid` is the 64-bit number of pg_current_xact_id()."""
 
     def expect(self, xid: int) -> None:
-        """A transaction is about to be committed: remember where it comes to stand."""
+        """Keep the offset of a transaction that is about to be committed."""
         ...
 
     def wait_for(self, xid: int, timeout: float) -> int | None:
-        """The offset of the last change of a committed transaction, once it is on the stream; None if not in time."""
+        """Return the offset of the last change of a committed transaction; None if it was not received in time."""
         ...
 
     def changes_of(self, xid: int) -> dict[str, int]:
-        """The tables it changed, with the offset of the last change of each, after `wait_for` told its offset. Once."""
+        """Return the tables it changed, with the offset of the last change of each. Once, after `wait_for`."""
         ...
 
     def barrier(self) -> int:
-        """Everything that was committed before this call is on the stream now; the offset of the newest change."""
+        """Wait until everything committed before this call was received; return the offset of the newest change."""
         ...
 
 
 def settle(positions: Positions, value: T, xid: int | None) -> Written[T]:
-    """Where a transaction that was just committed stands."""
+    """Return `value` with the offsets of a transaction that was just committed."""
     ((offset, tables),) = stand(positions, [xid])
     return Written(value, offset, tables)
 
 
 def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, dict[str, int]]]:
-    """The offsets and tables of transactions that were just committed; the head for those that changed nothing."""
+    """Return offsets and tables of transactions that were just committed; the head for those without changes."""
     try:
         found = [None if xid is None else positions.wait_for(xid, NEAR_SECONDS) for xid in xids]
         head = 0
@@ -82,13 +82,13 @@ def stand(positions: Positions, xids: Sequence[int | None]) -> list[tuple[int, d
 
 
 def transaction_id(link: Link) -> int | None:
-    """Of the transaction that is open; None if it wrote nothing."""
+    """Return the number of the open transaction; None if it wrote nothing."""
     ((text,),) = link.run(_XID).texts()
     return None if text is None else int(text)
 
 
 def finish(link: Link, positions: Positions) -> int | None:
-    """Commit, and give the number of the transaction."""
+    """Commit; return the number of the transaction."""
     xid = transaction_id(link)
     if xid is not None:
         positions.expect(xid)
@@ -113,14 +113,14 @@ class _Job:
 
 
 class _Hand:
-    """The connections of one writing thread, by the role of those it writes for; opened when they are needed."""
+    """The connections of one writing thread, by the role of the caller; opened when needed."""
 
     def __init__(self, connect: ConnectAs, abandoned: Abandoned | None) -> None:
         self._connect, self._abandoned = connect, abandoned
         self._links: dict[str, Link] = {}
 
     def link(self, role: str) -> Link:
-        """One that stands, as far as is known."""
+        """Return a connection that is alive, as far as is known."""
         found = self._links.get(role)
         if found is not None and not found.is_alive:
             found.close()
@@ -130,7 +130,7 @@ class _Hand:
         return found
 
     def clean(self) -> None:
-        """Let nothing stay for the next caller."""
+        """Remove what one caller left in the sessions, before the next one."""
         for role, link in list(self._links.items()):
             try:
                 link.clean()
@@ -138,7 +138,7 @@ class _Hand:
                 self._links.pop(role).close()
 
     def close(self) -> None:
-        """Release them."""
+        """Close the connections."""
         while self._links:
             self._links.popitem()[1].close()
 

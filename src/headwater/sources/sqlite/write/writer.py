@@ -31,7 +31,7 @@ T = TypeVar("T")
 MAX_GROUP = 256  # members of one commit: enough to hide the fsync, few enough to answer soon
 GROUP_SECONDS = 0.05  # members of a group run so long together, then it is committed and the rest make the next one
 GATHER_SECONDS = 0.0003  # at most this long, and only when the last commit had company
-MAX_QUEUE = 10_000  # past this callers are told `busy` rather than kept waiting
+MAX_QUEUE = 10_000  # writes in the queue, past which callers get `busy` at once
 
 _RECORD = f"INSERT INTO {TXN}(upto, first, ms, us) VALUES (?, ?, ?, ?)"
 _TOUCHED = f"SELECT t, max(seq) FROM {CAPTURE} WHERE seq >= ? GROUP BY t"

@@ -24,14 +24,14 @@ MAX_PARAMETERS = 999
 
 
 class Marked(msgspec.Struct, frozen=True):
-    """A statement with `$1`, `$2` …, and what each of them is called."""
+    """A statement with `$1`, `$2` …, and the name of each."""
 
     sql: str
     names: tuple[str, ...]
 
 
 def marked(sql: str) -> Marked:
-    """`sql` as PostgreSQL takes it. Names are looked for only where there are no places."""
+    """Return `sql` as PostgreSQL takes it. Names count only where there are no numbers."""
     places = [int(found["place"]) for found in _words(sql) if found["place"]]
     if places:
         if max(places) > MAX_PARAMETERS or min(places) < 1:
@@ -63,7 +63,7 @@ def _words(sql: str) -> list[re.Match[str]]:
 
 # --- values that depend on the clock --------------------------------------------------------------------------------
 
-# PostgreSQL reads these words as the time of now, wherever a date or a time may stand.
+# PostgreSQL reads these words as the current time, wherever a date or a time may be.
 _CLOCK = re.compile(r"now|today|tomorrow|yesterday", re.IGNORECASE)
 _CLOCK_BOUND = re.compile(_CLOCK.pattern.encode(), re.IGNORECASE)
 _QUOTES = b'"\\'  # inside of ranges, arrays and rows they may stand between any two letters
@@ -75,19 +75,19 @@ _MOMENTS |= {3908, 3909, 3910, 3911, 3912, 3913, 4533, 4534, 4535, 6152, 6153, 6
 
 
 def is_moment(oid: int) -> bool:
-    """Whether a value of this type may be written as `now`: dates, times, arrays and ranges of them, types of users."""
+    """Return whether `now` may be a value of this type: dates, times, their arrays and ranges, types of users."""
     return oid in _MOMENTS or oid >= 16384
 
 
 def may_say_now(sql: str) -> bool:
-    """Whether a constant in the statement may be one that the clock tells."""
+    """Return whether a constant in the statement may depend on the clock."""
     if _CLOCK.search(sql.replace('"', "")) or _HIDDEN.search(sql):
         return True
     return "--" in sql and bool(_LINE_OF_TEXT.search(sql))
 
 
 def bound_args(names: Sequence[str], types: Sequence[int], args: Mapping[str, Value]) -> list[Bound]:
-    """The arguments as PostgreSQL wants them; InvalidRequest for one that the clock would tell."""
+    """Return the bound arguments; InvalidRequest for one that depends on the clock."""
     made: list[Bound] = []
     for name, oid in zip(names, types, strict=True):
         bound = to_bound(args[name], FLOAT_ARRAYS.get(oid, ""))
