@@ -94,8 +94,8 @@ def test_every_option_of_the_spark_source_is_documented_as_it_is() -> None:
     documented = table(page("docs/spark.md"), "option", "value", "default", "meaning")
     defaults = {field.name: field.default for field in msgspec.structs.fields(options.Options)}
     expected = [
-        [code(name), words, shown(defaults[fields.split()[-1]])]
-        for name, (fields, _, words) in options._OPTIONS.items()
+        [code(name), kind.words, shown(defaults[fields.split()[-1]])]
+        for name, (fields, kind) in options._OPTIONS.items()
     ]
     assert [[name, value.replace("`", ""), default] for name, value, default, _ in documented] == expected
 

@@ -11,6 +11,8 @@ from headwater.model.control_events import LAST_EVENTS, ROW_EVENTS, ControlEvent
 SOURCES = Path(headwater.__file__).parent
 STREAM_CODE = (
     "feeds/deliver/stream.py",
+    "client/sse.py",
+    "cli/commands/tail.py",
     "serve/gateway/messages.py",
     "serve/http/handlers/table_snapshots.py",
 )

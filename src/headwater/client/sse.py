@@ -12,11 +12,10 @@ from headwater.client.retry import Backoff
 from headwater.client.transfer import Transfer
 from headwater.errors import HeadwaterError, InvalidRequest, OffsetExpired
 from headwater.model.change import Op
+from headwater.model.control_events import ROW_EVENTS, ControlEvent
 from headwater.model.formats import SNAPSHOT_FORMATS
 
 OPS = frozenset(op.word for op in Op)
-# These change the meaning of the rows before them, so every reader gets them.
-ALWAYS = frozenset({"snapshot_end", "snapshot_restart"})
 
 
 class Frame(NamedTuple):
@@ -57,7 +56,7 @@ class Feed(Transfer[dict[str, Any]]):
         self, parts: Sequence[str], query: Mapping[str, Any], backoff: Backoff, control: Collection[str] = ()
     ) -> None:
         super().__init__(parts, query, backoff)
-        self._control = ALWAYS.union(control)
+        self._control = ROW_EVENTS.union(control)
         self._upto: int | None = query.get("upto")
         self.last_id = ""
         self._done = False
@@ -97,9 +96,9 @@ class Feed(Transfer[dict[str, Any]]):
         data: dict[str, Any] = msgspec.json.decode(frame.data)
         if frame.word in OPS:
             return data
-        if frame.word == "resnapshot":
+        if frame.word == ControlEvent.RESNAPSHOT:
             raise offset_expired(data)
-        if frame.word == "failed":
+        if frame.word == ControlEvent.FAILED:
             raise error_of(data["code"], data["message"], data.get("details") or {})
         return {"event": frame.word, "id": frame.id, "data": data} if frame.word in self._control else None
 
@@ -124,7 +123,7 @@ class Follow(Transfer[tuple[str, Any]]):
         assert self._feed is not None
         for event in self._feed.take(part):
             self._backoff.progress()
-            if event.get("event") == "snapshot_restart":
+            if event.get("event") == ControlEvent.SNAPSHOT_RESTART:
                 yield "resnapshot", event["data"]["reason"]
             elif event.get("snapshot"):
                 yield "row", event["after"]

@@ -12,6 +12,7 @@ from headwater.cli.failure import OK
 from headwater.cli.filters import add_filters, add_images, filters, find_place, natural, start
 from headwater.cli.output.tables import add_output
 from headwater.cli.remote import Remote, add_server, open_remote
+from headwater.model.control_events import LAST_EVENTS, ControlEvent
 from headwater.model.formats import PLAIN
 from headwater.model.quantity import counted
 
@@ -141,10 +142,10 @@ class Notes:
         if frame.word in OPS:
             return False
         body = json.loads(frame.data)
-        if frame.word in ("resnapshot", "failed"):
-            raise lost(body) if frame.word == "resnapshot" else ended(body)
-        if frame.word == "snapshot_restart":
-            self.say(f"the snapshot begins anew, its rows come again ({body['reason']})")
+        if frame.word in LAST_EVENTS:
+            raise lost(body) if frame.word == ControlEvent.RESNAPSHOT else ended(body)
+        if frame.word == ControlEvent.SNAPSHOT_RESTART:
+            self.say(f"the snapshot restarts, its rows are sent again ({body['reason']})")
         else:
             self.verbose(_notice(frame.word, body))
         return True
@@ -152,11 +153,11 @@ class Notes:
 
 def _notice(word: str, body: dict[str, Any]) -> str:
     match word:
-        case "checkpoint":
+        case ControlEvent.CHECKPOINT:
             return f"checkpoint: everything up to {body['ts']} is here, offset {body['offset']}"
-        case "caught_up":
+        case ControlEvent.CAUGHT_UP:
             return f"caught up at offset {body['offset']}"
-        case "snapshot_end":
+        case ControlEvent.SNAPSHOT_END:
             return f"these were all rows ({counted(body['rows'], 'row')}); now changes after offset {body['offset']}"
         case _:
             return f"{word}: {json.dumps(body)}"
