@@ -18,7 +18,7 @@ from headwater.feeds.deliver.stream import Stream
 from headwater.feeds.filters.row_filter import Rule
 from headwater.serve.http.handlers.streams import _carry
 from headwater.serve.http.websocket_protocol import FramedWebSocket
-from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
+from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 
 MANY = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 400) "
 MANY += "INSERT INTO t(note) SELECT printf('%.1000c', 'x') FROM n"
@@ -28,24 +28,24 @@ class Paused:
     """Notes the connections to which the server cannot write at the moment."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.connections: set[Patience] = set()
-        inherited = Patience.pause_writing, Patience.resume_writing
+        self.connections: set[SlowReaderLimits] = set()
+        inherited = SlowReaderLimits.pause_writing, SlowReaderLimits.resume_writing
 
-        def pause(connection: Patience) -> None:
+        def pause(connection: SlowReaderLimits) -> None:
             self.connections.add(connection)
             inherited[0](connection)
 
-        def resume(connection: Patience) -> None:
+        def resume(connection: SlowReaderLimits) -> None:
             self.connections.discard(connection)
             inherited[1](connection)
 
-        monkeypatch.setattr(Patience, "pause_writing", pause)
-        monkeypatch.setattr(Patience, "resume_writing", resume)
+        monkeypatch.setattr(SlowReaderLimits, "pause_writing", pause)
+        monkeypatch.setattr(SlowReaderLimits, "resume_writing", resume)
 
-    def fill(self, client: Client, kind: type[Patience]) -> Patience:
+    def fill(self, client: Client, kind: type[SlowReaderLimits]) -> SlowReaderLimits:
         """Write until a connection of that kind is paused for good, and return it."""
 
-        def paused() -> Patience | None:
+        def paused() -> SlowReaderLimits | None:
             client.ok("sql.exec", sql=MANY)
             return next((each for each in list(self.connections) if isinstance(each, kind)), None)
 

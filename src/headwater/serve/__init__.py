@@ -1,1 +1,1 @@
-"""The wire: HTTP and RPC. No decision is taken here."""
+"""The network interfaces: HTTP, RPC, gRPC and the gateway; they convert requests and results, and decide nothing."""

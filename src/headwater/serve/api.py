@@ -1,4 +1,4 @@
-"""Api: everything the wire can ask for, gathered in one value that `app.py` builds."""
+"""The services that requests can use, in one value that `app.py` builds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _unready(status: DatabaseStatus) -> str:
 
 @dataclass
 class Api:
-    """The rooms behind the wire. Feeds and the gate join it when the server starts: they live in its loop."""
+    """The services behind the network interfaces. Feeds and gate are set when the server starts, in its event loop."""
 
     databases: ManagedDatabases
     rows: Rows
@@ -40,11 +40,11 @@ class Api:
     feeds: Feeds | None = None
     queries: Queries | None = None
     gate: Gate | None = None
-    run: Run = asyncio.to_thread  # what blocks; a server has threads for it, which databases share in turn
+    run: Run = asyncio.to_thread  # runs a blocking function; a server has threads that databases share fairly
 
     @classmethod
     def over(cls, databases: ManagedDatabases) -> Api:
-        """The whole API of `databases`."""
+        """Build the API of `databases`."""
         transactions = Transactions(databases)
         return cls(
             databases,
@@ -62,24 +62,24 @@ class Api:
         return {name: _unready(status) for name, status in found.items()}, is_full
 
     def feeding(self) -> Feeds:
-        """The feeds; Unavailable on a server without."""
+        """Return the feeds; Unavailable on a server without feeds."""
         if self.feeds is None:
-            raise Unavailable("no feeds are served here")
+            raise Unavailable("this server has no change feeds")
         return self.feeds
 
     def asking(self) -> Queries:
-        """The queries; Unavailable on a server without."""
+        """Return the queries; Unavailable on a server without queries."""
         if self.queries is None:
-            raise Unavailable("no queries are served here")
+            raise Unavailable("this server has no queries")
         return self.queries
 
     @property
     def ranges(self) -> Ranges | None:
-        """The ranges, once the databases are open, if they have any."""
+        """Return the ranges once the databases are open; None if they have none."""
         return getattr(self.databases, "ranges", None)
 
     def pulling(self) -> Ranges:
-        """The ranges; Unavailable on a server without."""
+        """Return the ranges; Unavailable on a server without ranges."""
         if self.ranges is None:
-            raise Unavailable("no bulk reads are served here")
+            raise Unavailable("this server has no bulk reads")
         return self.ranges

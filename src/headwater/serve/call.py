@@ -1,4 +1,4 @@
-"""Call: one HTTP request or WebSocket, as its handler sees it."""
+"""One HTTP request or WebSocket, as its handler sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RAW = "headwater.send"  # the key of the unwrapped `send` in a scope
 
 
 class Aborted(Exception):
-    """The response cannot be finished: the connection is cut, so that the client notices."""
+    """The response cannot be completed; the connection is cut, so that the client notices."""
 
 
 class Call:
@@ -48,11 +48,11 @@ class Call:
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
 
     def header(self, wanted: bytes) -> bytes:
-        """Return the first header of that name; b"" without one."""
+        """Return the first header with this name; b"" without one."""
         return next((value for name, value in self.scope["headers"] if name == wanted), b"")
 
     def joined(self, wanted: bytes) -> bytes:
-        """Return all headers of that name, joined by commas."""
+        """Return all headers with this name, joined by commas."""
         return b",".join(value for name, value in self.scope["headers"] if name == wanted)
 
     def abort(self) -> None:
@@ -60,7 +60,7 @@ class Call:
         raise Aborted
 
 
-Handler = Callable[[Call], Awaitable[int]]  # answers a request; returns the status it sent
+Handler = Callable[[Call], Awaitable[int]]  # answers a request; returns the status of the response
 Handlers = dict[str, Handler]  # by the names in `Route.handler`
 
 
@@ -71,11 +71,11 @@ async def gone(receive: Receive) -> None:
 
 
 def wanted_kind(accept: bytes, offered: tuple[bytes, ...], default: bytes | None = None) -> bytes:
-    """Which of `offered` an `Accept` asks for, by its weights (RFC 9110 §12.5.1).
+    """Return the media type of `offered` that an `Accept` header prefers, by its weights (RFC 9110 §12.5.1).
 
-    Of equal weights: what is named before what a range (`text/*`, `*/*`) only lets in; of what is named the first of
-    `offered`, of the rest the default, which is the first of `offered` unless given. Nothing that is acceptable: the
-    default, unless that one is excluded by `q=0` and another one is not.
+    At equal weights a type in the header precedes one matched by a range (`text/*`, `*/*`). Of several named types
+    the first of `offered` wins, of several matched types the default, which is the first of `offered` unless given.
+    If no type is acceptable, return the default, unless `q=0` excludes it and another type is not excluded.
     """
     default = default or offered[0]
     weights = _weights(accept)
@@ -92,7 +92,7 @@ def wanted_kind(accept: bytes, offered: tuple[bytes, ...], default: bytes | None
 
 
 def _weights(accept: bytes) -> dict[bytes, float]:
-    """The weight of each media range; of one that is there twice the larger. What cannot be read weighs 1."""
+    """Return the weight of each media range, the largest if it is repeated, and 1 if it cannot be parsed."""
     weights: dict[bytes, float] = {}
     for part in filter(None, map(bytes.strip, accept.lower().split(b","))):
         kind, *more = (word.strip() for word in part.split(b";"))
@@ -102,7 +102,7 @@ def _weights(accept: bytes) -> dict[bytes, float]:
 
 
 def _weight_of(weights: dict[bytes, float], kind: bytes) -> tuple[float | None, bool]:
-    """By the range that fits best, and whether that is the kind's own name; None without one."""
+    """Return the weight of the most specific matching range, and whether it is `kind` itself; None without a match."""
     for name in (kind, kind.split(b"/")[0] + b"/*", b"*/*"):
         if name in weights:
             return weights[name], name == kind

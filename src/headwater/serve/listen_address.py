@@ -1,4 +1,4 @@
-"""Binding: an address is taken before anything else is touched, or refused with what to do."""
+"""Listening sockets, bound before the server touches anything else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headwater.errors import ConfigError
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """One listening socket per address of `host`, all on one port."""
+    """Return one listening socket per address of `host`, all on the same port."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
@@ -34,7 +34,9 @@ def bind(host: str, port: int) -> list[socket.socket]:
         bound.setblocking(False)
         sockets.append(bound)
     if not sockets:
-        raise ConfigError(f"cannot listen on {host}: no address of it is on this machine")
+        raise ConfigError(
+            f"cannot listen on {host}: this machine has none of its addresses", hint="Use an address of this machine."
+        )
     return sockets
 
 
@@ -44,5 +46,5 @@ def _cannot_bind(host: str, port: int, error: OSError) -> ConfigError:
 
 
 def joined(host: str, port: int) -> str:
-    """As it is written in a URL."""
+    """Return `host:port` as in a URL, an IPv6 host in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,4 +1,4 @@
-"""Bridge: from the threads that read and commit to the loop that answers."""
+"""A bridge between the event loop and the threads that read and commit."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from headwater.model.work.work_context import UNNAMED, Holder, holder
 
 T = TypeVar("T")
 
-MAX_WAITING = 1000  # blocking calls of a database, running or waiting; beyond that callers are told to retry
-SHARES = 4  # one caller of a database may have one in so many of them waiting
+MAX_WAITING = 1000  # blocking calls of a database, running or waiting; beyond it callers receive Busy
+SHARES = 4  # one caller may have this fraction (1/n) of a database's waiting calls
 
 
 class Bridge:
-    """Turns futures of other threads into awaitables of this loop, and runs blocking calls in a few threads.
+    """Turns futures of other threads into awaitables of this event loop, and runs blocking calls in a few threads.
 
-    Futures that finish together (a group commit) wake the loop once, not once each.
+    Futures that finish together (a group commit) wake the event loop once, not once each.
     """
 
     def __init__(self, *, threads: int, most: int = MAX_WAITING) -> None:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="headwater-read")
-        self._turns = Turns(threads, most)  # touched by the loop's thread only
+        self._turns = Turns(threads, most)  # used by the event loop's thread only
         self._most_of_one = max(most // SHARES, 1)
         self._waiting: Counter[Holder] = Counter()  # calls without a thread, by database and caller; no entries of 0
         self._lock = threading.Lock()
         self._done: list[tuple[asyncio.Future[Any], Future[Any], Holder | None]] = []  # guarded by _lock
 
     def wait(self, future: Future[T]) -> asyncio.Future[T]:
-        """An awaitable of `future`. Cancelling it does not cancel the work."""
+        """Return an awaitable of `future`; cancelling it does not cancel the work."""
         return self._awaited(future, None)
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
-        """The value of `function(*args)`, which may block.
+        """Run `function(*args)`, which may block, in a thread and return its value.
 
-        Busy if too many calls of the same database wait, Unavailable after `close`.
+        Raises Busy if too many calls of the same database wait, Unavailable after `close`.
         """
         whose = holder()
         if not self._turns.take(whose):
@@ -53,11 +53,11 @@ class Bridge:
         return await self._awaited(future, whose)
 
     async def _wait(self, whose: Holder) -> None:
-        """Wait for a thread. Raises Busy where the database, or its caller, has too many calls that wait."""
+        """Wait for a thread. Raises Busy if the database or its caller has too many waiting calls."""
         if whose[1] not in UNNAMED and self._waiting[whose] >= self._most_of_one:
             raise Busy(
-                f"{self._most_of_one} of your requests are waiting already",
-                hint="Try again in a moment, or send fewer at a time.",
+                f"{self._most_of_one} of your requests are waiting, the limit of one caller",
+                hint="Retry in a moment, or send fewer requests in parallel.",
             )
         self._waiting[whose] += 1
         try:
@@ -68,7 +68,7 @@ class Bridge:
                 del self._waiting[whose]
 
     def _awaited(self, future: Future[T], whose: Holder | None) -> asyncio.Future[T]:
-        """An awaitable of `future`, which has a thread of `whose`, or None."""
+        """Return an awaitable of `future`, which uses a thread on behalf of `whose`, if given."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[T] = loop.create_future()
         future.add_done_callback(lambda done: self._finished(loop, waiter, done, whose))

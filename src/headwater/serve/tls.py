@@ -1,4 +1,4 @@
-"""TLS: the certificate of both ports, read at the start and again when asked, and who must show one of their own."""
+"""The TLS certificate of both ports, reloadable, and the authorities that verify client certificates."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ log = logging.getLogger(__name__)
 
 
 class Pems(NamedTuple):
-    """What the files held when they were last found good."""
+    """The contents of the files when they were last valid."""
 
     chain: bytes
     key: bytes
-    authorities: bytes | None  # that vouch for clients
+    authorities: bytes | None  # verify client certificates
 
 
 class Tls:
-    """A certificate and its key. `context` is that of HTTP, and what it hands out changes with a reload."""
+    """A certificate and its key; `context` is used by HTTP and serves the new certificate after a reload."""
 
     def __init__(self, config: ServeConfig) -> None:
         assert config.tls_cert is not None
@@ -37,10 +37,10 @@ class Tls:
 
     @classmethod
     def of(cls, config: ServeConfig) -> Tls | None:
-        """What `config` asks for; ConfigError where that cannot be had."""
+        """Load the certificate that `config` names; None without one, ConfigError if it cannot be loaded."""
         if config.tls_cert is not None:
             if config.tls_http_clients and config.tls_ca is None:
-                hint = "Name the authorities that vouch for them with serve.tls_ca."
+                hint = "Set serve.tls_ca to the certificates of their authorities."
                 raise ConfigError("serve.tls_http_clients is set and serve.tls_ca is not", hint=hint)
             return cls(config)
         for name in ("tls_key", "tls_ca", "tls_http_clients"):
@@ -49,16 +49,16 @@ class Tls:
         return None
 
     def reload(self) -> bool:
-        """Read the files again, for connections to come; whether they are good. What is open stays as it is."""
+        """Read the files again, for new connections; return whether they are valid. Open connections are unaffected."""
         try:
             pems = self._read()
-            self._loaded()  # on trial: half a certificate would be worse than an old one
+            self._loaded()  # validated first: half a certificate would be worse than an old one
             self._load(self.context)
         except ConfigError as error:
-            log.error("the certificate was not read again, the old one is kept: %s %s", error.message, error.hint)
+            log.error("the certificate was not reloaded, the old one remains in use: %s %s", error.message, error.hint)
             return False
         self.pems = pems
-        log.info("the certificate was read again from %s", self._chain)
+        log.info("the certificate was reloaded from %s", self._chain)
         return True
 
     def _read(self) -> Pems:
@@ -66,11 +66,11 @@ class Tls:
         pems = Pems(_bytes(self._chain), _bytes(self._key), authorities)
         if self._key == self._chain and KEY_MARK not in pems.key:
             raise ConfigError(
-                f"{self._chain} holds no key, and no other file was given",
-                hint="Name the key's file with --tls-key (serve.tls_key).",
+                f"{self._chain} contains no private key, and serve.tls_key is not set",
+                hint="Set the file of the key with --tls-key (serve.tls_key).",
             )
         if self._key.stat().st_mode & stat.S_IRWXO:
-            log.warning("others may read the key %s: chmod 600 %s", self._key, self._key)
+            log.warning("the private key %s is readable by other users: chmod 600 %s", self._key, self._key)
         return pems
 
     def _loaded(self) -> ssl.SSLContext:
@@ -83,10 +83,10 @@ class Tls:
     def _load(self, context: ssl.SSLContext) -> None:
         try:
             context.load_cert_chain(self._chain, self._key, password=_no_password)
-        except (OSError, ValueError) as error:  # that of TLS is one of them
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ConfigError(
-                f"{self._chain} and {self._key} are no certificate and key of TLS: {_reason(error)}",
-                hint="Both are PEM, the key is not encrypted, and the certificate is the key's, with its chain.",
+                f"{self._chain} and {self._key} are not a TLS certificate and its key: {_reason(error)}",
+                hint="Use PEM files, an unencrypted key, and the certificate of this key with its chain.",
             ) from None
         if self._authorities is None:
             return
@@ -94,7 +94,8 @@ class Tls:
             context.load_verify_locations(self._authorities)
         except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{self._authorities} holds no certificates: {_reason(error)}", hint="serve.tls_ca is a file of PEM."
+                f"{self._authorities} contains no certificates: {_reason(error)}",
+                hint="Set serve.tls_ca to a PEM file.",
             ) from None
         if self._asks_http:
             context.verify_mode = ssl.CERT_REQUIRED
@@ -105,12 +106,12 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {path}: {error.strerror}", hint="Look at serve.tls_cert and its like."
+            f"cannot read {path}: {error.strerror}", hint="Check serve.tls_cert, serve.tls_key and serve.tls_ca."
         ) from None
 
 
 def _no_password() -> str:
-    """Without it OpenSSL would ask at the terminal, and wait."""
+    """Raise an error, because OpenSSL would otherwise prompt at the terminal and wait."""
     raise ValueError("the key is encrypted")
 
 

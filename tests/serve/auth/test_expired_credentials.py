@@ -17,7 +17,7 @@ from tests.serve.server_fixture import Client, serving
 from tests.suite.deadlines import KEY_LIFETIME, PATIENCE
 
 from headwater.config import Secret
-from headwater.serve.limits.slow_reader_limits import Patience
+from headwater.serve.limits.slow_reader_limits import SlowReaderLimits
 
 ADMIN = {"authorization": "Bearer admin"}
 GROW = (
@@ -96,7 +96,7 @@ def masked(body: Any) -> bytes:
 def test_who_does_not_read_loses_its_connection_with_its_credential(
     client: Client, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "linger_seconds", 0.1)
+    monkeypatch.setattr(SlowReaderLimits, "linger_seconds", 0.1)
     named: dict[str, Any] = {"expires_in_seconds": KEY_LIFETIME} if how == "expired" else {}
     made = client.ok("security.token.create", name=f"{kind}-{how}", role="owner", **named)
     before = connections(client)
@@ -144,7 +144,7 @@ def test_who_reads_is_told_before_and_whoever_else_is_there_stays(client: Client
 def test_a_large_answer_is_not_cut_because_its_reader_is_slower_than_the_grace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "linger_seconds", 0.05)
+    monkeypatch.setattr(SlowReaderLimits, "linger_seconds", 0.05)
     with Whole(tmp_path) as databases, serving(databases) as client:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT)")
         client.rows(GROW)

@@ -177,7 +177,7 @@ def test_a_read_of_many_has_an_end(store: Store) -> None:
     store.put(b"large", bytes(MOST_BYTES + 1))
     assert len(store.get(b"large") or b"") == MOST_BYTES + 1, "one alone is given"
     assert store.run(lambda kv: kv.get_many(EDIT, "main", [b"x"] * MOST_KEYS)) == [None] * MOST_KEYS
-    with pytest.raises(InvalidRequest, match="keys are asked for") as refused:
+    with pytest.raises(InvalidRequest, match="keys are requested") as refused:
         store.run(lambda kv: kv.get_many(EDIT, "main", [b"x"] * (MOST_KEYS + 1)))
     assert "fewer" in refused.value.hint
 

@@ -170,7 +170,7 @@ def test_a_key_that_others_may_read_is_told_of(authority: Authority, caplog: pyt
 def test_a_certificate_without_a_key_asks_for_one(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     certificate, _ = authority.issue()
     certificate.chmod(0o644)  # it is public
-    with pytest.raises(ConfigError, match="holds no key") as found:
+    with pytest.raises(ConfigError, match="contains no private key") as found:
         Tls.of(ServeConfig(tls_cert=str(certificate)))
     assert "--tls-key" in found.value.hint and not caplog.records
 
@@ -277,7 +277,7 @@ def test_sighup_reads_the_files_again(authority: Authority) -> None:
             renewed[0].rename(certificate)
             renewed[1].rename(key)
             os.kill(process.pid, signal.SIGHUP)
-            assert "read again" in process.stdout.readline()
+            assert "reloaded" in process.stdout.readline()
         key.write_text("")
         os.kill(process.pid, signal.SIGHUP)
         assert "the old one is kept" in process.stdout.readline()
@@ -308,15 +308,15 @@ def test_unfinished_handshakes_are_counted_as_connections(
 ) -> None:
     monkeypatch.setattr(TlsServer, "seconds", 3600.0)
     with serving(NoDatabases(), **settings(authority), max_connections_per_client=2) as client:
-        crowd = client.server._uvicorn._crowd
+        connections = client.server._uvicorn._connections
         with contextlib.ExitStack() as stack:
             for _ in range(2 + RESERVE):
                 stack.enter_context(connect(client))
-            wait_until(lambda: crowd.open == 2 + RESERVE, "every handshake is counted")
+            wait_until(lambda: connections.open == 2 + RESERVE, "every handshake is counted")
             assert is_closed(stack.enter_context(connect(client)))
-            wait_until(lambda: crowd.open == 2 + RESERVE, "it is not counted any more")
-            assert crowd.refused == 1
-        wait_until(lambda: crowd.open == 0, "every handshake that was given up is forgotten")
+            wait_until(lambda: connections.open == 2 + RESERVE, "it is not counted any more")
+            assert connections.refused == 1
+        wait_until(lambda: connections.open == 0, "every handshake that was given up is forgotten")
         assert httpx.get(client.server.url + "/healthz", verify=trusted).status_code == 200
 
 
@@ -328,7 +328,7 @@ def test_handshake_that_does_not_end_is_closed(
     with serving(NoDatabases(), **settings(authority)) as client, connect(client) as open:
         open.sendall(said)
         assert is_closed(open)
-        wait_until(lambda: client.server._uvicorn._crowd.open == 0, "it is not counted any more")
+        wait_until(lambda: client.server._uvicorn._connections.open == 0, "it is not counted any more")
 
 
 def test_server_stops_while_handshakes_are_unfinished(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,7 +336,7 @@ def test_server_stops_while_handshakes_are_unfinished(authority: Authority, monk
     with contextlib.ExitStack() as stack:
         with serving(NoDatabases(), **settings(authority)) as client:
             open = stack.enter_context(connect(client))
-            wait_until(lambda: client.server._uvicorn._crowd.open == 1, "the handshake is counted")
+            wait_until(lambda: client.server._uvicorn._connections.open == 1, "the handshake is counted")
         assert is_closed(open)
 
 

@@ -1,7 +1,7 @@
-"""API keys: made once, shown once, kept as a peppered hash in a file of their own.
+"""API keys, stored as peppered hashes in one file; the text of a key is shown once, when the key is created.
 
-A key is `hw_<id>_<secret>`: the id is for lists and for revoking, the secret is 256 random bits, so one keyed hash is
-enough. The file is replaced as a whole; a server that dies meanwhile has the old one or the new one.
+A key is `hw_<id>_<secret>`: lists and revocations name the id, the secret is 256 random bits, so one keyed hash is
+enough. The file is replaced as a whole: after a crash it holds either the old keys or the new ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
 
 
 class Key(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is kept of one."""
+    """One stored key: its hash and its rights, without the secret."""
 
     id: str
     name: str
@@ -38,21 +38,21 @@ class Key(msgspec.Struct, frozen=True, omit_defaults=True):
     until_ms: int | None = None
 
     def principal(self) -> Principal:
-        """Who comes with it."""
+        """Return the caller that this key authenticates."""
         return Principal(self.name, self.role, self.scopes, self.id, self.until_ms)
 
 
 class Keys:
-    """The keys of one server. From any thread; what changes is on disk before it is answered."""
+    """The API keys of one server; thread-safe, and every change is on disk before its method returns."""
 
     def __init__(self, folder: Path, pepper: bytes | None = None) -> None:
         self._path, self._given = folder / "keys.json", pepper
-        self._lock = threading.Lock()  # one change at a time
+        self._lock = threading.Lock()  # serialises changes
         self._known: dict[str, Key] = {key.id: key for key in _read(self._path)}
 
     @property
     def signing(self) -> bytes:
-        """For what is signed by this server and checked by nobody else."""
+        """Return the secret that signs tickets; only this server verifies them."""
         return self._hash(b"tickets")
 
     def __len__(self) -> int:
@@ -67,35 +67,40 @@ class Keys:
         *,
         now_ms: int | None = None,
     ) -> tuple[str, Key]:
-        """Create a key; return its text, which is shown once, and what is kept of it."""
+        """Create a key; return its text, which is shown once, and the stored record."""
         created_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
         secret = secrets.token_urlsafe(32)
         id = "".join(secrets.choice(_ALPHABET) for _ in range(12))
         made = Key(id, name, role, self._hash(secret.encode()), created_ms, scopes, until_ms)
         with self._lock:
             if len(self._known) >= MOST:
-                raise LimitExceeded(f"there are {MOST} keys already", hint="Revoke some with security.token.revoke.")
+                raise LimitExceeded(
+                    f"the limit of {MOST} API keys is reached", hint="Revoke some with security.token.revoke."
+                )
             self._write({**self._known, id: made})
         return f"hw_{id}_{secret}", made
 
     def all(self) -> list[Key]:
-        """The oldest first."""
+        """Return all keys, oldest first."""
         return sorted(self._known.values(), key=lambda key: (key.created_ms, key.id))
 
     def revoke(self, id: str, is_seen: Callable[[Key], bool] = lambda key: True) -> Key:
-        """It lets nobody in any more; NotFound, also of one that the caller does not see."""
+        """Remove a key and return it; NotFound also for a key that the caller may not see."""
         with self._lock:
             found = self._known.get(id)
             if found is None or not is_seen(found):
                 raise NotFound(
                     f"there is no key {id!r}",
-                    hint="`headwater token list` shows them, and so does security.token.list.",
+                    hint="List the keys with `headwater token list` or security.token.list.",
                 )
             self._write({name: key for name, key in self._known.items() if name != id})
         return found
 
     def find(self, text: bytes) -> Key | None:
-        """The key that `text` is; one that has expired too. Takes the same time whatever is wrong with the secret."""
+        """Return the key with this text, also if it has expired; None if there is none.
+
+        The comparison takes the same time for every wrong secret.
+        """
         parts = _KEY.match(text)
         if parts is None:
             return None
@@ -104,7 +109,7 @@ class Keys:
         return found if hmac.compare_digest(hashed, b"\0" * 32 if found is None else found.hash) else None
 
     def has(self, id: str) -> bool:
-        """Whether it was made and not revoked."""
+        """Return whether a key with this id exists and was not revoked."""
         return id in self._known
 
     @functools.cached_property
@@ -118,17 +123,20 @@ class Keys:
         try:
             write_whole(self._path, msgspec.json.encode(list(known.values())))
         except OSError as error:
-            raise StorageFull(f"the keys cannot be written: {error.strerror}", hint="Nothing was changed.") from error
+            raise StorageFull(
+                f"the API keys cannot be written: {error.strerror}",
+                hint="No key was changed: free space on the disk and retry.",
+            ) from error
         self._known = known
 
 
 def is_key(text: bytes) -> bool:
-    """Whether `text` is written like a key."""
+    """Return whether `text` has the form of a key."""
     return _KEY.match(text) is not None
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Replace the file by `content`, for the owner's eyes only, all of it or nothing, durably."""
+    """Replace the file by `content` atomically and durably; only the owner may read it."""
     beside = path.with_suffix(".new")
     with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
@@ -149,12 +157,12 @@ def _read(path: Path) -> list[Key]:
         return []
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"{path.name} is damaged: {error}", hint="Restore it from a backup, or make new keys."
+            f"{path.name} is damaged: {error}", hint="Restore it from a backup, or create new keys."
         ) from None
 
 
 def _pepper(folder: Path) -> bytes:
-    """What the hashes are keyed with, made at the first start: the file of keys alone proves nothing."""
+    """Return the secret that keys the hashes, created at first start; without it the file of keys proves nothing."""
     path = folder / "pepper"
     try:
         found = path.read_bytes()
@@ -163,5 +171,5 @@ def _pepper(folder: Path) -> bytes:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(path, found)
     if len(found) < 32:
-        raise ConfigError("the file `pepper` is damaged", hint="Restore it from a backup, or make new keys.")
+        raise ConfigError("the file `pepper` is damaged", hint="Restore it from a backup, or create new keys.")
     return found

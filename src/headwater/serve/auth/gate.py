@@ -1,4 +1,4 @@
-"""The gate: who is asking, and may they come in. Decides from headers alone."""
+"""Authentication of callers, from request headers or gRPC metadata alone."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
-SHORTEST = 16  # characters of an admin token that others may try
-MAX_CREDENTIALS = 2  # of one request: a proxy may add its own
+SHORTEST = 16  # minimum length in characters of an admin token on an address that other machines reach
+MAX_CREDENTIALS = 2  # per request: a proxy may add its own to the client's
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:\[\]/@?#]+)(?::\d{1,5})?\Z")
 _ORIGIN = re.compile(r"https?://(.+)\Z")
-_OTHER_SITES = (b"cross-site", b"same-site")  # of Sec-Fetch-Site; another port of this machine is the same site
+_OTHER_SITES = (b"cross-site", b"same-site")  # values of Sec-Fetch-Site; other ports of this machine are same-site
 
 
 class Access(Enum):
-    """What a route asks of a caller."""
+    """Which callers a route admits."""
 
-    OPEN = "open"  # anybody: health
-    LOCKED = "locked"  # a credential, once there is one
-    METRICS = "metrics"  # locked, unless configured open
+    OPEN = "open"  # every caller: the health routes
+    LOCKED = "locked"  # callers with a credential, if the server requires one
+    METRICS = "metrics"  # as LOCKED, unless serve.metrics_open is set
 
 
 class Gate:
-    """Admits callers.
+    """Authenticates callers and rejects those without a valid credential.
 
     Locked, every route but the open ones needs a credential: the admin's token, an API key, or a JWT of an issuer that
     is trusted. Unlocked, the server listens on loopback only, everybody is `anonymous`, and no web page may drive it:
@@ -60,15 +60,15 @@ class Gate:
     ) -> None:
         self._token, self._jwts, self.keys = token, jwts, keys
         self._metrics_open = metrics_open
-        self.locked = token is not None if locked is None else locked  # whether a credential is asked for
+        self.locked = token is not None if locked is None else locked  # whether callers need a credential
         self.sessions = Sessions(self.holds)
         self.tickets = Tickets(token if signing is None else signing, seconds=ticket_seconds)
 
     @classmethod
     def of(cls, config: ServeConfig, folder: Path | None = None) -> Gate:
-        """The gate that `config` asks for; ConfigError if it would leave the door open or shut for good.
+        """Build the gate from `config`; ConfigError if it would admit every remote caller or nobody at all.
 
-        API keys are kept in `folder`.
+        `folder` is where API keys are stored.
         """
         token = None if config.token is None else config.token.encode()
         jwts = _jwts(config)
@@ -79,8 +79,8 @@ class Gate:
         keys = None if folder is None else Keys(folder, _pepper(config))
         if token is None and jwts is None and config.auth and not keys:
             raise ConfigError(
-                "authentication is on and no credential is set",
-                hint="Set HEADWATER_TOKEN, or make a key before: headwater token create.",
+                "authentication is on, and there is no admin token, API key or JWT issuer",
+                hint="Set HEADWATER_TOKEN, or create a key before the start: headwater token create.",
             )
         return cls(
             token,
@@ -93,63 +93,68 @@ class Gate:
         )
 
     def admit(self, headers: Headers, access: Access, ticket: str | None = None) -> Principal:
-        """The caller; Unauthorized or Forbidden if they may not come in. A `ticket` stands in for a header."""
+        """Return the caller; Unauthorized or Forbidden if the request is rejected. A `ticket` replaces the header."""
         if access is Access.OPEN:
             return ANONYMOUS
         if not self.locked:
-            _from_here(headers)
+            _check_local_page(headers)
             return ANONYMOUS if ticket is None else self.tickets.check(ticket)
         if ticket is not None:
-            return self.still(self.tickets.check(ticket))
+            return self.recheck(self.tickets.check(ticket))
         if access is Access.METRICS and self._metrics_open:
             return ANONYMOUS
-        return self._holder(headers)
+        return self._first_valid(headers)
 
     def admit_call(self, metadata: Headers) -> Principal:
-        """The caller of a gRPC method: no web page can be one, so nothing but the credential is looked at."""
-        return self._holder(metadata) if self.locked else ANONYMOUS
+        """Return the caller of a gRPC method; only the credential is checked, because no web page can send gRPC."""
+        return self._first_valid(metadata) if self.locked else ANONYMOUS
 
-    def _holder(self, headers: Headers) -> Principal:
-        """Who holds the first credential that is good."""
-        why = Unauthorized("a credential is needed, and none that holds was sent")
+    def _first_valid(self, headers: Headers) -> Principal:
+        """Return the owner of the first valid credential."""
+        why = Unauthorized("a credential is required, and the request has no valid one")
         sent = _credentials(headers)
-        if len(sent) > MAX_CREDENTIALS:  # guesses are limited by the request
+        if len(sent) > MAX_CREDENTIALS:  # so that one request cannot try many guesses
             raise Unauthorized(f"{len(sent)} credentials were sent", hint=f"Send at most {MAX_CREDENTIALS}.")
         for found in sent:
             try:
-                return self._who(found)
+                return self._owner_of(found)
             except Unauthorized as error:
                 why = error
         raise why
 
-    def _who(self, credential: bytes) -> Principal:
-        """Whose it is. Which kind it is may be seen from outside; whether it is a good one takes the same time."""
+    def _owner_of(self, credential: bytes) -> Principal:
+        """Return the owner of `credential`.
+
+        The time may reveal the kind of the credential, but not whether its secret is correct.
+        """
         if self._token is not None and hmac.compare_digest(credential, self._token):
             return ADMIN
         if self.keys is not None and (key := self.keys.find(credential)) is not None:
-            return self.still(key.principal())
-        if self._jwts is not None and credential.count(b".") == 2:  # is written like one
+            return self.recheck(key.principal())
+        if self._jwts is not None and credential.count(b".") == 2:  # the form of a JWT
             return self._jwts.check(credential)
-        raise Unauthorized("a credential is needed, and none that holds was sent")
+        raise Unauthorized("a credential is required, and the request has no valid one")
 
-    def still(self, who: Principal) -> Principal:
-        """Who was admitted before, if the credential holds until now; Unauthorized. Whatever was waited for meanwhile,
-        a key may have been revoked, or have expired."""
+    def recheck(self, who: Principal) -> Principal:
+        """Return `who` if their credential is still valid; Unauthorized if it was revoked or has expired.
+
+        Call this after every wait: the credential may have ended in the meantime.
+        """
         if who.until is not None and time.time_ns() // 1_000_000 >= who.until:
-            raise Unauthorized("the credential has expired", hint="Ask for another.", expired=True)
+            raise Unauthorized("the credential has expired", hint="Request a new one.", expired=True)
         if not self.holds(who):
-            raise Unauthorized("the credential was revoked", hint="Ask for another.")
+            raise Unauthorized("the credential was revoked", hint="Request a new one.")
         return who
 
     def holds(self, who: Principal) -> bool:
-        """Whether the key of `who` was not revoked; of those who came with none there is nothing to revoke."""
+        """Return whether the key of `who` was not revoked; callers without a key have nothing to revoke."""
         if not who.credential or who.credential.startswith(JWT):
             return True
         return self.keys is not None and self.keys.has(who.credential)
 
 
 def _check_reached(address: str, token: bytes | None, locked: bool) -> None:
-    """ConfigError where others reach `address`, and need nothing to come in, or nothing that takes long to guess."""
+    """Raise ConfigError if other machines reach `address` without a credential, or with one that is easy to guess."""
     if not locked:
         raise ConfigError(
             f"{address} can be reached from other machines, and no credential is set",
@@ -163,11 +168,11 @@ def _check_reached(address: str, token: bytes | None, locked: bool) -> None:
 
 
 def _pepper(config: ServeConfig) -> bytes | None:
-    """What keys are hashed with, if it is given. It signs tickets too: one that can be guessed opens every door."""
+    """Return the configured pepper, if any; a short one is rejected, because the pepper also signs tickets."""
     pepper = None if config.key_pepper is None else config.key_pepper.encode()
     if pepper is not None and len(pepper) < 32:
         raise ConfigError(
-            "the pepper of keys is shorter than 32 bytes", hint="Use HEADWATER_KEY_PEPPER=$(openssl rand -hex 32)."
+            "HEADWATER_KEY_PEPPER is shorter than 32 bytes", hint="Use HEADWATER_KEY_PEPPER=$(openssl rand -hex 32)."
         )
     return pepper
 
@@ -175,19 +180,19 @@ def _pepper(config: ServeConfig) -> bytes | None:
 def _jwts(config: ServeConfig) -> Jwts | None:
     if config.jwt_secret is None and config.jwt_keys is None:
         return None
-    from headwater.serve.auth.json_web_tokens import Jwts  # cryptography is an eighth of what a start loads
+    from headwater.serve.auth.json_web_tokens import Jwts  # lazy: cryptography is 1/8 of the start-up time
 
     return Jwts.of(config)
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`; brackets of an IPv6 address are taken off."""
+    """Return host and port of `host:port`, an IPv6 host without its brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def grpc_address(config: ServeConfig) -> str | None:
-    """Where gRPC listens, if it does. Where HTTP takes any port, so does it, unless one was asked for."""
+    """Return the address of gRPC, or None if it is off; a free port if HTTP takes one and gRPC's is the default."""
     if config.grpc == "off":
         return None
     if config.grpc == ServeConfig().grpc and split_address(config.http)[1] == 0:
@@ -196,7 +201,7 @@ def grpc_address(config: ServeConfig) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` means this machine only."""
+    """Return whether `host` is a loopback address of this machine."""
     if host.lower() == "localhost":
         return True
     try:
@@ -215,7 +220,7 @@ def _credentials(headers: Headers) -> list[bytes]:
     return found
 
 
-def _from_here(headers: Headers) -> None:
+def _check_local_page(headers: Headers) -> None:
     hosts, origins, site = [], [], b""
     for name, value in headers:
         if name == b"host":
@@ -229,16 +234,16 @@ def _from_here(headers: Headers) -> None:
             "the Host header does not name this machine",
             hint="Use http://127.0.0.1, or set HEADWATER_TOKEN and send it.",
         )
-    # A page that loads an image or a script, or links here, sends no Origin: nobody knows whose page it is.
+    # A page that loads an image or a script, or links here, sends no Origin, so its site is unknown.
     if not all(map(names_loopback, origins)) or (site in _OTHER_SITES and not origins):
         raise Forbidden(
-            "a page of another origin may not use this server",
+            "a web page of another origin may not use this server without a credential",
             hint="Set HEADWATER_TOKEN and send it, or type the address into the browser.",
         )
 
 
 def names_loopback(origin: bytes) -> bool:
-    """Whether `origin` is a page of this machine."""
+    """Return whether `origin` is a page served from this machine."""
     found = _ORIGIN.match(origin.decode("latin-1"))
     return found is not None and _names_loopback(found[1])
 

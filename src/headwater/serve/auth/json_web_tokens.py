@@ -1,4 +1,4 @@
-"""JSON Web Tokens of others: checked by a shared secret (HS256) or by the public keys of a file (RS256)."""
+"""JSON Web Tokens of other issuers, verified by a shared secret (HS256) or the public keys of a file (RS256)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from headwater.model.principal import EDITOR, JWT, OWNER, RANK, VIEWER, Principa
 
 log = logging.getLogger(__name__)
 
-REMEMBERED = 1024  # tokens that were checked: a client sends the same one with every request
-LEEWAY = 30  # seconds that two clocks may differ
+REMEMBERED = 1024  # verified tokens in the cache: a client sends the same one with every request
+LEEWAY = 30  # seconds by which the issuer's clock may differ from ours
 EXPIRED = "the token has expired"
-MAX_TIME = 1e12  # seconds: no date that anybody means is later
+MAX_TIME = 1e12  # seconds since 1970; a later time is taken for a mistake
 _BAD = "the token is not one that this server trusts"
-_CAPABILITIES = (("admin", OWNER), ("write", EDITOR), ("read", VIEWER))  # what SochDB's tokens say, the most first
-_REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (  # the narrowest first
+_CAPABILITIES = (("admin", OWNER), ("write", EDITOR), ("read", VIEWER))  # in SochDB's tokens, the highest right first
+_REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (  # subclasses before their bases
     (jwt.ExpiredSignatureError, "it has expired"),
     (jwt.ImmatureSignatureError, "its `nbf` or `iat` is in the future"),
     (jwt.InvalidAudienceError, "its `aud` is not serve.jwt_audience"),
@@ -37,13 +37,13 @@ _REASONS: tuple[tuple[type[jwt.PyJWTError], str], ...] = (  # the narrowest firs
 
 
 class Misfit(ValueError):
-    """A claim that means nothing here; the words say which, and nothing that it holds."""
+    """A claim with an unusable value; the message names the claim, and never contains its value."""
 
 
 class Jwts:
-    """Checks tokens. One that is not to be trusted is told apart from one that has expired, and from nothing else.
+    """Verifies tokens. The caller learns only whether a rejected token has expired.
 
-    Why, is in the server's log: the caller may be anybody.
+    The reason is in the server's log, because the caller may be an attacker.
     """
 
     def __init__(
@@ -56,29 +56,30 @@ class Jwts:
     ) -> None:
         self._secret, self._keys = secret, keys
         self._issuer, self._audience = issuer, audience
-        self._repeats = Repeats()  # whoever sends bad tokens does not fill the log
+        self._repeats = Repeats()  # limits the log lines caused by bad tokens
         self._checked: Callable[[str], Principal] = functools.lru_cache(REMEMBERED)(self._check)
 
     @classmethod
     def of(cls, config: ServeConfig) -> Jwts:
-        """As `config` says."""
+        """Build the verifier from `config`."""
         secret = None if config.jwt_secret is None else config.jwt_secret.encode()
         if secret is not None and len(secret) < 32:
             raise ConfigError(
-                "the secret of JWTs is shorter than 32 bytes", hint="Use HEADWATER_JWT_SECRET=$(openssl rand -hex 32)."
+                "HEADWATER_JWT_SECRET is shorter than 32 bytes",
+                hint="Use HEADWATER_JWT_SECRET=$(openssl rand -hex 32).",
             )
         keys = None if config.jwt_keys is None else _read(Path(config.jwt_keys))
         return cls(secret=secret, keys=keys, issuer=config.jwt_issuer, audience=config.jwt_audience)
 
     def check(self, text: bytes) -> Principal:
-        """Who the token speaks for; Unauthorized."""
+        """Return the caller that the token names; Unauthorized if it is not valid."""
         try:
             found = self._checked(text.decode("ascii"))
         except (jwt.PyJWTError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             self._log(_reason(error))
             if isinstance(error, jwt.ExpiredSignatureError):
                 raise _expired() from None
-            raise Unauthorized(_BAD, hint="Ask its issuer for another.") from None
+            raise Unauthorized(_BAD, hint="Request a new one from its issuer.") from None
         if found.until is not None and time.time_ns() // 1_000_000 >= found.until:
             self._log(_reason(jwt.ExpiredSignatureError()))
             raise _expired()
@@ -110,7 +111,7 @@ class Jwts:
         return _principal(claims)
 
     def _public(self, kid: object) -> Any:
-        """The key of that id; of a token without one the only key there is."""
+        """Return the key with this id; without an id the only key, if there is just one."""
         keys = [key for key in (self._keys.keys if self._keys is not None else ()) if key.key_type == "RSA"]
         fitting = [key for key in keys if kid is None or key.key_id == kid]
         if len(fitting) != 1:
@@ -127,7 +128,7 @@ def _principal(claims: dict[str, Any]) -> Principal:
     for claim in ("exp", "nbf", "iat"):
         if claim in claims and type(claims[claim]) not in (int, float):
             raise Misfit(f"its `{claim}` is no number")
-        if claim in claims and not abs(claims[claim]) <= MAX_TIME:  # NaN too
+        if claim in claims and not abs(claims[claim]) <= MAX_TIME:  # rejects NaN too
             raise Misfit(f"its `{claim}` is no time")
     return Principal(
         name[:200],
@@ -142,7 +143,7 @@ def _principal(claims: dict[str, Any]) -> Principal:
 def _role(claims: dict[str, Any]) -> str:
     """Return the role by `role`, else by `capabilities`; viewer if the token has neither.
 
-    A claim that is present but not understood is refused, never ignored: its issuer may have meant to forbid something.
+    A claim that is present but not understood is rejected, not ignored: its issuer may have meant to forbid something.
     """
     if "role" not in claims and "capabilities" not in claims:
         return VIEWER
@@ -151,7 +152,7 @@ def _role(claims: dict[str, Any]) -> str:
     if is_understood and role.lower() in RANK:
         return str(role.lower())
     words = {each.lower() for each in said} if is_understood else set()
-    # SochDB's tokens say Custom, or no role, beside capabilities.
+    # SochDB's tokens have the role Custom, or none, together with capabilities.
     if words and role.lower() in ("", "custom") and words <= {word for word, _ in _CAPABILITIES}:
         return next(found for word, found in _CAPABILITIES if word in words)
     raise Misfit(f"its `role` is none of {', '.join(RANK)}, and its `capabilities` have none of read, write, admin")
@@ -171,7 +172,7 @@ def _scopes(claims: dict[str, Any]) -> tuple[Scope, ...] | None:
 
 
 def scopes_of(given: Any) -> tuple[Scope, ...]:
-    """`["shop", "main.orders"]` as scopes: a database, or one of its tables."""
+    """Parse `["shop", "main.orders"]` as scopes: a database, or one of its tables."""
     if not isinstance(given, list) or not all(isinstance(each, str) and each for each in given):
         raise Misfit("its `scopes` are no list of texts")
     found: dict[str, set[str]] = {}
@@ -188,12 +189,12 @@ def _read(path: Path) -> jwt.PyJWKSet:
         return jwt.PyJWKSet.from_json(path.read_text())
     except (OSError, ValueError, jwt.PyJWTError) as error:
         raise ConfigError(
-            f"the keys of JWTs cannot be read: {type(error).__name__}", hint="serve.jwt_keys names a JWKS file."
+            f"the JWKS file cannot be read: {type(error).__name__}", hint="Set serve.jwt_keys to a readable JWKS file."
         ) from None
 
 
 def _reason(error: Exception) -> str:
-    """Why a token was refused, for whoever runs the server: without anything that the token holds."""
+    """Return why a token was rejected, for the server's log, without any value from the token."""
     if isinstance(error, Misfit):
         return str(error)
     if isinstance(error, jwt.MissingRequiredClaimError):
@@ -205,4 +206,4 @@ def _reason(error: Exception) -> str:
 
 
 def _expired() -> Unauthorized:
-    return Unauthorized(EXPIRED, hint="Ask its issuer for another.", expired=True)
+    return Unauthorized(EXPIRED, hint="Request a new one from its issuer.", expired=True)

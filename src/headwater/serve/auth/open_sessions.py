@@ -1,4 +1,4 @@
-"""Sessions: what is open in somebody's name, so that it ends when the name does."""
+"""Open streams by credential, so that a stream ends when its credential is revoked or expires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ End = Callable[[], object]
 
 
 class Sessions:
-    """Streams by the credential of their reader; `holds` tells whether that was not revoked. In one loop."""
+    """Open streams by the credential of their reader; `holds` returns whether it was not revoked. Not thread-safe."""
 
     def __init__(self, holds: Callable[[Principal], bool] = lambda who: True) -> None:
         self._holds = holds
@@ -21,14 +21,14 @@ class Sessions:
 
     @contextmanager
     def during(self, who: Principal, end: End) -> Iterator[None]:
-        """`end` is called if the credential expires or is revoked meanwhile, or was before."""
+        """Call `end` if the credential expires or is revoked within this context, or was revoked before it."""
         timer: asyncio.TimerHandle | None = None
         if who.until is not None:
             left = who.until / 1000 - time.time()
             timer = asyncio.get_running_loop().call_later(max(left, 0), end)
         if who.credential:
             self._open.setdefault(who.credential, set()).add(end)
-            if not self._holds(who):  # revoked after its holder came in, and before there was anything to end
+            if not self._holds(who):  # revoked after the caller was admitted and before the stream was registered
                 end()
         try:
             yield
@@ -42,7 +42,7 @@ class Sessions:
                     self._open.pop(who.credential, None)
 
     def revoke(self, credential: str) -> int:
-        """End what is open; how many that were."""
+        """End the open streams of this credential; return their number."""
         ends = list(self._open.get(credential, ()))
         for end in ends:
             end()

@@ -1,4 +1,4 @@
-"""Tickets: short-lived credentials for a URL, because browsers cannot send headers on streams."""
+"""Short-lived credentials for a URL, because browsers cannot send headers on streams."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _SIGNATURE = hashlib.sha256().digest_size
 
 
 class Tickets:
-    """Makes and checks tickets. Signed with what only the holder of the credential knows, so they outlive a restart."""
+    """Creates and verifies tickets. They are signed with the server's secret, so they remain valid after a restart."""
 
     def __init__(self, credential: bytes | None, *, seconds: float) -> None:
         self._key = hashlib.blake2b(credential or b"", person=b"headwater-ticket").digest()
         self._seconds = seconds
 
     def create(self, who: Principal) -> dict[str, Any]:
-        """A ticket for `who`, good for a short while."""
+        """Return a ticket for `who` and the time at which it expires."""
         until = time.time_ns() // 1_000_000 + int(self._seconds * 1000)
         body = msgspec.msgpack.encode((who, until))
         ticket = base64.urlsafe_b64encode(self._sign(body) + body).rstrip(b"=").decode()
         return {"ticket": ticket, "expires_at_ms": until}
 
     def check(self, ticket: str) -> Principal:
-        """Whose ticket it is; Unauthorized when it is not ours, or too old."""
+        """Return the caller that the ticket names; Unauthorized if its signature is wrong or it has expired."""
         try:
             raw = base64.b64decode(ticket + "=" * (-len(ticket) % 4), altchars=b"-_", validate=True)
             signature, body = raw[:_SIGNATURE], raw[_SIGNATURE:]
@@ -42,7 +42,7 @@ class Tickets:
             good, until, who = False, 0, ANONYMOUS
         if not good or time.time_ns() // 1_000_000 >= until:
             raise Unauthorized(
-                "the ticket is not one of ours, or too old", hint="Ask for a new one with security.ticket.create."
+                "the ticket is invalid or has expired", hint="Request a new one with security.ticket.create."
             )
         return who
 

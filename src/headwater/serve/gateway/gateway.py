@@ -30,7 +30,7 @@ from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.body_pieces import SMALL, Pieces, is_small
 from headwater.serve.rpc.envelope import unexpected
-from headwater.serve.rpc.hidden_names import told
+from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.rpc.methods import METHODS
 from headwater.serve.rpc.query_params import values_of
 from headwater.serve.thread_bridge import Bridge
@@ -39,11 +39,11 @@ from headwater.sources.write import Result, Written
 OPENING = Opening("gateway", messages.line, format=GATEWAY)
 SQL = METHODS["sql.exec"]
 
-Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | Pieces | None]]  # None: it has answered by itself
+Handler = Callable[[GatewaySocket, str | int, Any], Awaitable[bytes | Pieces | None]]  # None: the handler has answered
 
 
 class Gateway:
-    """Answers the messages of every socket. In the loop that serves."""
+    """Answers the messages of all gateway sockets. Not thread-safe."""
 
     def __init__(
         self, api: Api, bridge: Bridge, metrics: Metrics, limits: Limits, sessions: Sessions, *, most: int
@@ -51,7 +51,7 @@ class Gateway:
         self._api, self._bridge, self._metrics = api, bridge, metrics
         self._limits, self._sessions, self._most = limits, sessions, most
         self._kv = Kv(api, bridge)
-        self._open: dict[GatewaySocket, asyncio.Task[Any]] = {}  # and who serves it
+        self._open: dict[GatewaySocket, asyncio.Task[Any]] = {}  # with the task that serves it
         self._is_stopping = False
         self._handlers: dict[str, Handler] = {
             "sql": self._sql,
@@ -64,11 +64,11 @@ class Gateway:
         }
 
     async def serve(self, call: Call) -> int:
-        """One socket, to its end; an error before it is accepted leaves as it came."""
+        """Serve one socket until it closes; an error before it is accepted is raised unchanged."""
         call.who.need(VIEWER, "the gateway")
         if self._is_stopping:
-            raise Unavailable("the server is stopping", hint="Connect again in a moment.")
-        with self._limits.stay(call.who, None, client_of(call.scope)):
+            raise Unavailable("the server is stopping", hint="Reconnect in a moment.")
+        with self._limits.count_stream(call.who, None, client_of(call.scope)):
             socket = GatewaySocket(call, self._answer, most=self._most)
             task = asyncio.current_task()
             assert task is not None
@@ -81,7 +81,7 @@ class Gateway:
         return 101
 
     async def drain(self, seconds: float) -> None:
-        """Let what is being answered be answered, for at most so long; then every client is told to come again."""
+        """Finish current answers for at most `seconds`, then close every socket and ask its client to reconnect."""
         self._is_stopping = True
         for socket in list(self._open):
             socket.drain()
@@ -89,12 +89,12 @@ class Gateway:
             await asyncio.wait(list(self._open.values()), timeout=seconds)
 
     def cut(self) -> None:
-        """Wait for no answer any more."""
+        """Close every socket without waiting for answers."""
         for socket in list(self._open):
             socket.end(SERVER_STOPS)
 
     async def _answer(self, socket: GatewaySocket, text: str | None) -> None:
-        """One frame of a client: exactly one answer."""
+        """Send exactly one answer to one frame of a client."""
         asked, code = messages.read(text), "ok"
         try:
             self._limits.ask(socket.who, socket.client)
@@ -106,10 +106,10 @@ class Gateway:
                 await socket.say(asked.id, "pong" if asked.type == "ping" else "result", payload)
         except HeadwaterError as error:
             code = error.code
-            known = told(error, socket.who, self._api.databases)
+            known = without_hidden_names(error, socket.who, self._api.databases)
             await socket.say(asked.id, "error", messages.error_payload(known))
         except (RecursionError, MemoryError):
-            large = InvalidRequest("the request or its answer is too large", hint="Ask for fewer or smaller values.")
+            large = InvalidRequest("the request or its answer is too large", hint="Request fewer or smaller values.")
             code = large.code
             await socket.say(asked.id, "error", messages.error_payload(large))
         except Gone:
@@ -133,7 +133,7 @@ class Gateway:
         return messages.rows_payload(result.finish(written))
 
     def _execute(self, who: Principal, asked: messages.Sql) -> bytes | Pieces | Pending[Outcome]:
-        """In a thread, the encoding too: a large answer would hold up the loop."""
+        """Run the statement and encode its result, in a thread: a large answer would block the event loop."""
         args = values_of(asked.params, "params")
         result = self._api.statement.execute(who, asked.query, args, db=asked.namespace)
         return result if isinstance(result, Pending) else messages.rows_payload(result)
@@ -171,7 +171,7 @@ class Gateway:
         )
         begin = From(asked.start_sequence - 1 if asked.start_sequence else None)
         with contextlib.ExitStack() as held:
-            held.enter_context(self._limits.stay(socket.who, self._limits.of_message(asked), socket.client))
+            held.enter_context(self._limits.count_stream(socket.who, self._limits.of_message(asked), socket.client))
             try:
                 stream = await feeds.open_changes(socket.who, wanted, OPENING, begin)
             except InvalidRequest as error:
@@ -185,7 +185,9 @@ class Gateway:
 
     async def _unsubscribe(self, socket: GatewaySocket, id: str | int, asked: messages.Unsubscribe) -> bytes:
         if not socket.forget(asked.id):
-            raise NotFound("no such subscription on this socket", hint="Send the id with which it was asked for.")
+            raise NotFound(
+                f"no subscription {str(asked.id)[:40]!r} on this socket", hint="Send the id of its `subscribe`."
+            )
         return b'{"unsubscribed":true}'
 
     async def _ping(self, socket: GatewaySocket, id: str | int, asked: messages.Nothing) -> bytes:
@@ -198,12 +200,12 @@ def _found(value: bytes) -> bytes | Pieces:
 
 
 def _charged(socket: GatewaySocket, payload: bytes | Pieces, *, is_written: bool = False) -> bytes | Pieces:
-    """Return `payload`, counted for its reader. Raises Busy, unless a write is done: its answer is not refused."""
+    """Return `payload`, charged to its reader. Raises Busy, unless a write is done: its answer must not be rejected."""
     if isinstance(payload, Pieces) and socket.who.role != OWNER:
         try:
             payload.charge(identity(socket.who, socket.client))
         except Busy:
             if not is_written:
-                payload.release()  # the error may keep this frame for a while
+                payload.release()  # the error may keep a reference to this payload
                 raise
     return payload

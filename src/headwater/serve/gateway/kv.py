@@ -1,6 +1,6 @@
-"""Keys and values: the table `kv` of a database, for those faces that know no other.
+"""Keys and values in the table `kv` of a database, for the gateway and SochDB's gRPC services.
 
-The table is made by the first put. A value may have an end: after it nobody reads it, and a later put sweeps it out.
+The first put creates the table. An expired value is not returned, and a later put deletes it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from headwater.serve.thread_bridge import Bridge
 from headwater.sources.read import Chunk
 from headwater.sources.write import Session
 
-INDEX = f"CREATE INDEX {TABLE}_{EXPIRES} ON {TABLE} ({EXPIRES}) WHERE {EXPIRES} IS NOT NULL"  # what a sweep reads
+INDEX = f"CREATE INDEX {TABLE}_{EXPIRES} ON {TABLE} ({EXPIRES}) WHERE {EXPIRES} IS NOT NULL"  # for the sweep
 MAX_TTL = 2**31  # seconds: 68 years
-SWEEP_MS = 10_000  # between two sweeps of one database
-SWEPT = 1_000  # rows at a time: the writer is held meanwhile
-MOST_KEYS = 1_000  # in one read, or in one put
-MOST_BYTES = 16 << 20  # of the values of one read: a short request may name a long value often
+SWEEP_MS = 10_000  # minimum time between two sweeps of one database
+SWEPT = 1_000  # rows per statement: the sweep blocks the writer
+MOST_KEYS = 1_000  # in one read or one put
+MOST_BYTES = 16 << 20  # of the values in one read: a short request can name a large value many times
 PAGE = 500  # rows of a scan in one read
 
 
 class Put(Protocol):
-    """A value to put under a key, such as a message of gRPC; `ttl_seconds` 0 keeps it for good."""
+    """A value to put under a key, such as a gRPC message; with `ttl_seconds` 0 it never expires."""
 
     @property
     def key(self) -> bytes: ...
@@ -59,35 +59,35 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Kv:
-    """The table `kv` of every database. In the loop; `clock` counts milliseconds of the epoch."""
+    """The table `kv` of every database. Not thread-safe; `clock` returns milliseconds since 1970."""
 
     def __init__(
         self, api: Api, bridge: Bridge, clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000
     ) -> None:
         self._api, self._bridge, self._clock = api, bridge, clock
-        self._swept: dict[str, int] = {}  # by database: when
-        self.sweeping: dict[str, asyncio.Task[None]] = {}  # by database: the sweep that is under way
+        self._swept: dict[str, int] = {}  # time of the last sweep, by database
+        self.sweeping: dict[str, asyncio.Task[None]] = {}  # running sweeps, by database
 
     async def get(self, who: Principal, namespace: str, key: bytes) -> bytes | None:
-        """The value under `key`; None where there is none."""
+        """Return the value under `key`; None without one."""
         (found,) = await self.get_many(who, namespace, [key])
         return found
 
     async def get_many(self, who: Principal, namespace: str, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What each of `keys` has, each read by itself; RequestTooLarge where that is more than one answer holds."""
+        """Return the value of each key, read one by one; RequestTooLarge if they do not fit in one answer."""
         db = self._admit(who, namespace, VIEWER, "reading keys")
         if len(keys) > MOST_KEYS:
             raise InvalidRequest(
-                f"{len(keys)} keys are asked for, and {MOST_KEYS} are read at once", hint="Ask for fewer at a time."
+                f"{len(keys)} keys are requested, at most {MOST_KEYS} can be read at once", hint="Request fewer keys."
             )
         return await self._bridge.call(self._read, db, keys)
 
     async def put(self, who: Principal, namespace: str, entries: Sequence[Put]) -> int:
-        """Put all of them or none, in one transaction; how many. Of one key twice the last one counts."""
+        """Put all entries or none, in one transaction; return their number. The last entry of a key wins."""
         db = self._admit(who, namespace, EDITOR, "putting keys")
         if len(entries) > MOST_KEYS:
             raise InvalidRequest(
-                f"{len(entries)} entries are sent, and {MOST_KEYS} are put at once", hint="Send fewer at a time."
+                f"{len(entries)} entries are sent, at most {MOST_KEYS} can be put at once", hint="Send fewer entries."
             )
         now = self._clock()
         wanted = [(entry.key, entry.value, _end(entry, now)) for entry in entries]
@@ -102,12 +102,12 @@ class Kv:
         count = await self._write(who, db, work)
         if now - self._swept.get(db, 0) >= SWEEP_MS and db not in self.sweeping:
             self._swept[db] = now
-            # Nobody waits for it: what was put is durable, whatever becomes of the sweep.
+            # The caller does not wait for the sweep: the entries are durable even if it fails.
             self.sweeping[db] = asyncio.ensure_future(self._sweep_quietly(who, db))
         return count
 
     async def delete(self, who: Principal, namespace: str, key: bytes) -> bool:
-        """Delete `key`; whether it was there."""
+        """Delete `key`; return whether it existed."""
         db = self._admit(who, namespace, EDITOR, "deleting keys")
         now = self._clock()
 
@@ -130,10 +130,10 @@ class Kv:
         limit: int = 0,
         hold: Callable[[int], None] = lambda size: None,
     ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Keys that begin with `prefix`, and their values, in order; `limit` 0 is all.
+        """Yield the keys that begin with `prefix` and their values, in order; `limit` 0 is all.
 
-        Page by page: each page is of one moment, all of them need not be. `hold` is called with the bytes of each page,
-        which stays in memory until all of it is read.
+        Each page is consistent, several pages need not be. `hold` is called with the size in bytes of each page,
+        which stays in memory until it is read.
         """
         db = self._admit(who, namespace, VIEWER, "reading keys")
         after: bytes | None = None
@@ -152,7 +152,7 @@ class Kv:
             after = bytes(page.next_key[0])  # type: ignore[arg-type]  # a column of bytes holds bytes
 
     async def sweep(self, who: Principal, namespace: str) -> int:
-        """Delete what has ended, some of it at a time; how many."""
+        """Delete expired rows, in several statements; return their number."""
         db = self._admit(who, namespace, EDITOR, "sweeping keys")
         ended = Call("le", (Col(EXPIRES), Literal(self._clock())))
 
@@ -172,7 +172,7 @@ class Kv:
 
     async def _sweep_quietly(self, who: Principal, db: str) -> None:
         try:
-            with contextlib.suppress(HeadwaterError):  # a later one tries again
+            with contextlib.suppress(HeadwaterError):  # a later sweep retries
                 await self.sweep(who, db)
         finally:
             del self.sweeping[db]
@@ -193,9 +193,9 @@ class Kv:
             value = _of(table, row, VALUE) if row is not None and is_there else None
             found.append(value)
             size += len(key) + len(value or b"")
-            if size > MOST_BYTES and len(keys) > 1:  # one value is given whatever its size: there is no smaller way
+            if size > MOST_BYTES and len(keys) > 1:  # a single value is returned whatever its size: it cannot be split
                 raise RequestTooLarge(
-                    f"the values are larger than {MOST_BYTES} bytes together", hint="Ask for fewer keys at a time."
+                    f"the values are larger than {MOST_BYTES} bytes together", hint="Request fewer keys."
                 )
         return found
 
@@ -210,7 +210,7 @@ class Kv:
     # --- writing -----------------------------------------------------------------------------------------------------
 
     def _admit(self, who: Principal, namespace: str, role: str, what: str) -> str:
-        """The name of the database; whether it exists is for those to know who may see it."""
+        """Return the name of the database, before checking that it exists: only callers in its scope may learn that."""
         db = real_name(namespace)
         who.need(role, what)
         who.check(db, [TABLE])
@@ -222,7 +222,7 @@ class Kv:
 
 
 def _table(session: Session) -> None:
-    """The table, made if it is not there."""
+    """Create the table if it does not exist."""
     try:
         _checked(session.describe(TABLE))
     except NotFound:
@@ -231,11 +231,11 @@ def _table(session: Session) -> None:
 
 
 def _checked(table: Table) -> Table:
-    """`table`, if it is one that we would have made."""
+    """Return `table` if it has the columns of a key-value table."""
     if not holds_pairs(table):
         raise InvalidRequest(
-            f"the table {TABLE!r} is not one of keys and values",
-            hint=f"It needs ({KEY} BLOB PRIMARY KEY, {VALUE} BLOB NOT NULL, {EXPIRES} INTEGER): rename yours.",
+            f"the table {TABLE!r} does not have the columns of a key-value table",
+            hint=f"Rename it: the gateway needs ({KEY} BLOB PRIMARY KEY, {VALUE} BLOB NOT NULL, {EXPIRES} INTEGER).",
         )
     return table
 
@@ -248,7 +248,9 @@ def _put(session: Session, key: bytes, value: bytes, end: int | None) -> None:
 
 def _end(entry: Put, now: int) -> int | None:
     if not 0 <= entry.ttl_seconds <= MAX_TTL:
-        raise InvalidRequest(f"ttl_seconds is from 0 (for good) to {MAX_TTL}, not {entry.ttl_seconds}")
+        raise InvalidRequest(
+            f"ttl_seconds {entry.ttl_seconds} is out of range", hint=f"Send 0 (never expires) to {MAX_TTL}."
+        )
     return now + 1000 * entry.ttl_seconds if entry.ttl_seconds else None
 
 
@@ -263,7 +265,7 @@ def _of(table: Table, row: Row, column: str) -> bytes:
 
 
 def _beginning(prefix: bytes) -> Span | None:
-    """The span of the keys that begin with `prefix`."""
+    """Return the span of the keys that begin with `prefix`."""
     if not prefix:
         return None
     behind = prefix_end(prefix)

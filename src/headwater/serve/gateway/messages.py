@@ -1,4 +1,4 @@
-"""The messages of the JSON gateway, as SochDB's clients write them: what is asked, and how it is answered. Pure."""
+"""The messages of the JSON gateway, in the format of SochDB's clients. No I/O."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from headwater.serve.rpc.body_pieces import PIECE, Pieces, encode_with, plain_ro
 from headwater.serve.rpc.envelope import clean
 from headwater.serve.rpc.params import Params, explain
 
-LONGEST_ID = 200  # it comes back with every change
+LONGEST_ID = 200  # characters; the id is sent with every change
 EXAMPLE = 'Send one JSON object, such as {"id": "1", "type": "sql", "payload": {"query": "SELECT 1"}}.'
 _NAMESPACE = "default"
-FIELDS = {"ops": "operations", "table": "tables"}  # of a feed, and how `subscribe` calls them
-MAX_ANSWER = 16 << 20  # bytes of the rows of `sql`: a client receives a message whole
-_ERROR = b"!"  # begins the line that ends a subscription; lines of changes begin with a brace
+FIELDS = {"ops": "operations", "table": "tables"}  # our names of feed fields, and those of `subscribe`
+MAX_ANSWER = 16 << 20  # bytes of the rows of `sql`: a client receives each message as a whole
+_ERROR = b"!"  # first byte of the line that ends a subscription; lines of changes begin with a brace
 
 Id = Annotated[str, msgspec.Meta(max_length=LONGEST_ID)] | Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Sequence = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -32,7 +32,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
-    """What a client sends."""
+    """A message from a client."""
 
     id: Id
     type: str
@@ -101,7 +101,7 @@ _FAULTS = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A message that was understood, or why not. `type` is one that there is, or empty."""
+    """A decoded message, or the error that it caused; `type` is a known type, or empty."""
 
     id: str | int = ""
     type: str = ""
@@ -110,7 +110,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 def read(text: str | None) -> Asked:
-    """What a frame asks for; None is a frame that is not text."""
+    """Decode a frame; None is a binary frame."""
     if text is None:
         return Asked(error=InvalidRequest("frames are JSON text, not binary", hint=EXAMPLE))
     try:
@@ -135,7 +135,7 @@ def read(text: str | None) -> Asked:
 
 
 def _unread(text: str, fault: Exception) -> Asked:
-    """Why it is no message; under its id, where one can be made out."""
+    """Return the error for a text that is no message, with its id if there is one."""
     try:
         found = msgspec.json.decode(text)
     except _FAULTS:
@@ -151,11 +151,11 @@ def _unread(text: str, fault: Exception) -> Asked:
 
 
 def bytes_of(field: str, text: str | None, encoded: str | None) -> bytes:
-    """The bytes under `field`: a text, or anything as base64."""
+    """Return the bytes of `field`: a text, or base64."""
     if (text is None) == (encoded is None):
         raise InvalidRequest(
             f"payload: one of `{field}` and `{field}_base64` is needed",
-            hint=f"Send `{field}` as text, or `{field}_base64` for bytes that are none.",
+            hint=f"Send `{field}` as text, or `{field}_base64` for bytes that are not text.",
         )
     if text is not None:
         return text.encode()
@@ -169,12 +169,12 @@ def bytes_of(field: str, text: str | None, encoded: str | None) -> bytes:
 
 
 def frame(id: str | int, type: str, payload: bytes) -> bytes:
-    """One answer, ready to be written."""
+    """Return one answer as a frame."""
     return text_frame(b"%b%b}" % (_head(id, type), payload))
 
 
 def fragments(id: str | int, type: str, payload: Pieces) -> Iterator[bytes]:
-    """Yield one large answer, in frames ready to be written."""
+    """Yield one large answer as fragments of a frame."""
     return text_fragments(payload.around(_head(id, type), b"}"))
 
 
@@ -183,7 +183,7 @@ def _head(id: str | int, type: str) -> bytes:
 
 
 def error_payload(error: HeadwaterError) -> bytes:
-    """What a client is told of an error."""
+    """Return the payload of an error message."""
     body: dict[str, Any] = {"message": clean(error.message), "code": error.code}
     if error.details:
         body["details"] = clean(error.details)
@@ -191,7 +191,7 @@ def error_payload(error: HeadwaterError) -> bytes:
 
 
 def rows_payload(outcome: Outcome) -> bytes | Pieces:
-    """sql: names and rows in plain JSON, and what was written. Raises AnswerTooLarge, Busy."""
+    """Return the payload of `sql`: rows in plain JSON and the number of written rows. Raises AnswerTooLarge, Busy."""
     body: dict[str, Any] = {
         "columns": [clean(name) for name in outcome.columns],
         "rows": plain_rows(outcome.rows, MAX_ANSWER),
@@ -210,20 +210,20 @@ def rows_payload(outcome: Outcome) -> bytes | Pieces:
 
 
 def line(id: int | str, word: str, data: bytes) -> bytes:
-    """How a stream hands out what the gateway tells: the same for every reader, whose id comes to it later."""
+    """Return an event of a stream as a line; it is the same for every reader, `event_frames` adds the id."""
     if word in OPS:
         return data + b"\n"
     if word == ControlEvent.FAILED:
         return _ERROR + data + b"\n"
     if word == ControlEvent.RESNAPSHOT:
-        told = {"message": "changes that belong here are gone from the log", "code": OffsetExpired.code}
+        error = {"message": "changes of this subscription were evicted from the log", "code": OffsetExpired.code}
         details = {**msgspec.json.decode(data), "hint": OffsetExpired.default_hint}
-        return _ERROR + encode({**told, "details": details}) + b"\n"
+        return _ERROR + encode({**error, "details": details}) + b"\n"
     return b""
 
 
-def told(id: str | int, piece: bytes) -> bytes:
-    """`piece`, lines as `line` makes them, as the frames of one subscription."""
+def event_frames(id: str | int, piece: bytes) -> bytes:
+    """Return lines made by `line` as the frames of one subscription."""
     event = b'{"id":%b,"type":"event","payload":' % encode(id)
     frames = []
     for each in piece.split(b"\n")[:-1]:
@@ -235,6 +235,6 @@ def told(id: str | int, piece: bytes) -> bytes:
 
 
 def overrun(error: OffsetExpired) -> HeadwaterError:
-    """`error` in the words of SochDB."""
+    """Return `error` with SochDB's message."""
     error.message = f"CDC overrun: requested seq {error.after + 1} but oldest available is {error.horizon}"
     return error

@@ -1,4 +1,4 @@
-"""Why a feed was refused, in the words of SochDB's requests: they count sequences, and name their own fields. Pure."""
+"""Errors of feeds, converted to SochDB's sequence numbers and field names. No I/O."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 from headwater.errors import InvalidRequest
 
-_BEYOND = "Sequences are given out by this server: send one more than the last that you received, or 0 to begin now."
+_BEYOND = "Send the last sequence that you received plus 1, or 0 to begin now."
 
 
 def in_sequences(error: InvalidRequest, start: int, fields: Mapping[str, str]) -> InvalidRequest:
-    """`error` of a feed that was to begin with the sequence `start`; `fields` are the names of ours and of theirs."""
+    """Return `error` of a feed that should begin with sequence `start`; `fields` maps our field names to SochDB's."""
     place = f"from_offset {start - 1} "
     if place in error.message:
-        told = error.message.replace(place, f"start_sequence {start} ")
-        error.message, error.hint = told.replace("latest offset", "latest sequence"), _BEYOND
+        message = error.message.replace(place, f"start_sequence {start} ")
+        error.message, error.hint = message.replace("latest offset", "latest sequence"), _BEYOND
     for ours, theirs in fields.items():
         error.message = error.message.replace(f"`{ours}`", f"`{theirs}`")
         error.hint = error.hint.replace(f"`{ours}`", f"`{theirs}`")

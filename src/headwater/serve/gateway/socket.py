@@ -1,10 +1,10 @@
-"""One client of the JSON gateway: it is answered in order, and its subscriptions are told beside that.
+"""One client of the JSON gateway: requests are answered in order, subscriptions are sent concurrently.
 
     frames ──> inbox (bounded) ──> answers ──┐
                                              ├──> one write at a time ──> socket
     subscriptions, each a cursor ──> pieces ─┘
 
-A client that does not read is not written to: its subscriptions stay at their cursors, its requests in its socket.
+To a client that does not read nothing is written: its subscriptions stay at their cursors, its requests unread.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, NotF
 from headwater.feeds.deliver.end_reason import CLOSED, STOPPING, Ending
 from headwater.feeds.deliver.stream import Stream
 from headwater.serve.call import Call
-from headwater.serve.gateway.messages import error_payload, fragments, frame, told
+from headwater.serve.gateway.messages import error_payload, event_frames, fragments, frame
 from headwater.serve.http import websocket_protocol
 from headwater.serve.http.handlers.streams import closing
 from headwater.serve.limits.slow_reader_limits import drop, writable_of
@@ -27,23 +27,23 @@ from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.rpc.body_pieces import Pieces
 from headwater.serve.rpc.envelope import unexpected
 
-MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that were read and wait for their turn; then reading stops
+MOST_WAITING, MOST_BYTES = 64, 1 << 20  # requests that wait for their turn; beyond it reading stops
 MOST_SUBSCRIPTIONS = 64  # each may hold a piece while the client does not read
 SERVER_STOPS = Ending(STOPPING, "the server is stopping")
-CLOSE_SECONDS = 5.0  # for the last words to a client that does not read
+CLOSE_SECONDS = 5.0  # to send the close frame to a client that does not read
 
 Answer = Callable[["GatewaySocket", str | None], Awaitable[None]]
 
 
 class Received(NamedTuple):
-    """A request, and the bytes of memory that it takes."""
+    """A request, and its size in memory."""
 
     text: str | None
     size: int
 
 
 class Inbox:
-    """Requests in their order, at most so many."""
+    """A bounded queue of requests."""
 
     def __init__(self) -> None:
         self._waiting: deque[Received] = deque()
@@ -51,7 +51,7 @@ class Inbox:
         self._moved = asyncio.Event()
 
     async def put(self, received: Received) -> None:
-        """Add one, as soon as there is room."""
+        """Add a request as soon as there is room."""
         while len(self._waiting) >= MOST_WAITING or self._bytes >= MOST_BYTES:
             await self._wait()
         self._waiting.append(received)
@@ -59,7 +59,7 @@ class Inbox:
         self._moved.set()
 
     async def take(self) -> Received:
-        """The oldest."""
+        """Remove and return the oldest request."""
         while not self._waiting:
             await self._wait()
         received = self._waiting.popleft()
@@ -73,7 +73,7 @@ class Inbox:
 
 
 class GatewaySocket:
-    """Lives until the client leaves, or until it is ended. In the loop."""
+    """Serves one client until it disconnects or the server ends it. Not thread-safe."""
 
     def __init__(self, call: Call, answer: Answer, *, most: int) -> None:
         self.who, self.client = call.who, client_of(call.scope)
@@ -85,7 +85,7 @@ class GatewaySocket:
         self._followed: dict[str | int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Accept, and serve to the end."""
+        """Accept the socket and serve it until it ends."""
         with contextlib.suppress(websocket_protocol.Gone):
             await self._call.send({"type": "websocket.accept", websocket_protocol.MOST: self._most})
             tasks = [self._task(self._listen()), self._task(self._work())]
@@ -100,25 +100,25 @@ class GatewaySocket:
                 await self._close(why)
 
     def end(self, why: Ending | None = None) -> None:
-        """No more: the client left, or is told why it has to."""
+        """End the socket, with the reason that is sent to the client; None if the client has disconnected."""
         if not self._ended.done():
             self._ended.set_result(why)
 
     def expire(self) -> None:
-        """The client is nobody any more; also one that does not read is let go."""
+        """End the socket because its credential is no longer valid, even if the client does not read."""
         drop(self._call.scope)
         self.end(Ending(Unauthorized.code, "the credential was revoked, or has expired"))
 
     def drain(self) -> None:
-        """The server stops: no more after the request that is being answered."""
+        """End the socket after the request that is being answered: the server stops."""
         self._is_stopping = True
         if not self._is_answering:
             self.end(SERVER_STOPS)
 
-    # --- saying --------------------------------------------------------------------------------------------------
+    # --- sending -------------------------------------------------------------------------------------------------
 
     async def say(self, id: str | int, type: str, payload: bytes | Pieces) -> None:
-        """Send one answer; a large one piece by piece, and release its memory when the client has taken it."""
+        """Send one answer, a large one piece by piece; release its memory when the client has received it."""
         if isinstance(payload, bytes):
             await self._send(frame, id, type, payload)
             return
@@ -131,9 +131,10 @@ class GatewaySocket:
             payload.release()
 
     async def _send(self, make: Callable[..., bytes], *args: Any) -> None:
-        """One at a time: else all that waited would be written at once when the client reads again.
+        """Send the frames that `make(*args)` returns, one message at a time.
 
-        The frames are made by `make(*args)` once it is their turn, so that those that wait hold no copy.
+        Otherwise all waiting messages would be written at once when the client reads again. `make` is called when it
+        is their turn, so that waiting messages hold no copy.
         """
         async with self._writing:
             await self._call.raw({"type": websocket_protocol.FRAMES, "frames": make(*args)})
@@ -146,19 +147,17 @@ class GatewaySocket:
     # --- subscriptions -------------------------------------------------------------------------------------------
 
     def check_free(self, id: str | int) -> None:
-        """Refuse a subscription that could not be told from another one, or one too many."""
+        """Raise an error if the id is in use, or the socket has too many subscriptions."""
         if id in self._followed:
-            raise InvalidRequest(
-                f"a subscription with the id {str(id)[:40]!r} is open", hint="Its changes come under it: use another."
-            )
+            raise InvalidRequest(f"a subscription with the id {str(id)[:40]!r} is open", hint="Use another id.")
         if len(self._followed) >= MOST_SUBSCRIPTIONS:
             raise LimitExceeded(
-                f"{MOST_SUBSCRIPTIONS} subscriptions are open on this socket, and no more are granted",
+                f"{MOST_SUBSCRIPTIONS} subscriptions are open on this socket, the limit is reached",
                 hint="Name several tables in one, or open another socket.",
             )
 
     def follow(self, id: str | int, stream: Stream, left: Callable[[], object]) -> None:
-        """Tell what `stream` hands out; `left` is called when that is over."""
+        """Send the events of `stream`; call `left` when it ends."""
         task = self._followed[id] = self._task(self._pour(id, stream))
 
         def over(_: Any) -> None:
@@ -169,18 +168,18 @@ class GatewaySocket:
         task.add_done_callback(over)
 
     def forget(self, id: str | int) -> bool:
-        """End a subscription; whether there was one."""
+        """End a subscription; return whether it existed."""
         task = self._followed.pop(id, None)
         return task is not None and task.cancel()
 
     async def _pour(self, id: str | int, stream: Stream) -> None:
         while (piece := await stream.next()) is not None:
-            await self._send(told, id, piece)
+            await self._send(event_frames, id, piece)
         if stream.ending is not None and stream.ending.code == CLOSED:
-            gone = NotFound("the database is no more", hint="schema.list_databases tells which there are.")
+            gone = NotFound("the database was dropped", hint="List the databases with schema.list_databases.")
             await self.say(id, "error", error_payload(gone))
 
-    # --- hearing -------------------------------------------------------------------------------------------------
+    # --- receiving -----------------------------------------------------------------------------------------------
 
     async def _listen(self) -> None:
         while await self._hear():
@@ -188,7 +187,7 @@ class GatewaySocket:
         self.end()
 
     async def _hear(self) -> bool:
-        """Take one message. By itself: the variables of a loop would keep a message while the next one is awaited."""
+        """Receive one message, in a function of its own: a loop variable would keep it alive until the next one."""
         message = await self._call.receive()
         if message["type"] == "websocket.disconnect":
             return False
@@ -209,12 +208,12 @@ class GatewaySocket:
         return received.size
 
     def _task(self, work: Any) -> asyncio.Task[None]:
-        """A task whose failure is the end of all."""
+        """Return a task whose failure ends the socket."""
         task: asyncio.Task[None] = asyncio.ensure_future(work)
-        task.add_done_callback(self._look)
+        task.add_done_callback(self._end_on_failure)
         return task
 
-    def _look(self, task: asyncio.Task[None]) -> None:
+    def _end_on_failure(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, websocket_protocol.Gone):
             self.end()

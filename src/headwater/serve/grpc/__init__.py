@@ -1,1 +1,1 @@
-"""The gRPC faces: other people's protocols as thin mappings onto feeds, rows and ranges."""
+"""The gRPC services: protocols of other systems, mapped onto feeds, rows and ranges."""

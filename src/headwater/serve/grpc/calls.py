@@ -1,4 +1,4 @@
-"""Calls: who calls, and what becomes of a call that fails, for the methods of every face alike."""
+"""Authentication, limits, request decoding and error reporting for the methods of all gRPC services."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from headwater.serve.limits.rates import place_of
 from headwater.serve.limits.request_body import BodyReservation
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.envelope import unexpected
-from headwater.serve.rpc.hidden_names import told
+from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.thread_bridge import Bridge
 
-HEALTH = "/grpc.health.v1.Health/"  # open to everybody
-HEALTH_SECONDS = 10.0  # in which a request for health arrives
-REQUEST_SECONDS = 60.0  # in which any other request arrives
-GRACE_SECONDS = 5.0  # in which who is cut off may take the message that is on its way, and then hears why
+HEALTH = "/grpc.health.v1.Health/"  # needs no credential
+HEALTH_SECONDS = 10.0  # limit for receiving a health request
+REQUEST_SECONDS = 60.0  # limit for receiving any other request
+GRACE_SECONDS = 5.0  # time to deliver the current message and the status to a caller that is cut off
 
-SMALL = 16 << 10  # bytes of a message of a stream that is not counted: the stream itself takes more
+SMALL = 16 << 10  # bytes: smaller messages of a stream are not counted, because the stream itself takes more
 
-# Of answers that are on their way, half of it for one caller. It is apart from the memory of other answers: nothing but
-# its caller ends a call whose only answer is on its way.
+# The memory of answers that gRPC has not sent yet, half of it for one caller. It is separate from the memory of other
+# answers, because only its caller can end a call whose single answer is not sent yet.
 UNREAD = AnswerMemory()
 UNREAD.configure(max_memory=256 << 20)
 
@@ -54,7 +54,7 @@ _who: ContextVar[Principal] = ContextVar("who")  # of the call of this task
 
 
 class Caller(NamedTuple):
-    """Who calls a method, from where, the call itself, and how it is ended though it waits for its caller.
+    """The caller of a method, its address and call, and functions that end the call although it waits for its caller.
 
     `hold` counts the bytes of the page from which a stream sends, in place of the page before; it raises Busy.
     """
@@ -71,7 +71,7 @@ Pour = Callable[[Caller, Any], AsyncIterator[Any]]  # one request, many answers
 
 
 class Unread:
-    """The memory of the answer that one call has on its way, counted in `UNREAD`."""
+    """The memory of the answer of one call that is not sent yet, counted in `UNREAD`."""
 
     def __init__(self, who: Principal, address: str) -> None:
         self._key = None if who.role == OWNER else identity(who, address)
@@ -90,14 +90,14 @@ class Unread:
         self._size = size
 
     def release(self) -> None:
-        """Count nothing any more."""
+        """Stop counting."""
         size, self._size = self._size, 0
         if size:
             UNREAD.release(size, self._key)
 
 
-class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Asks every caller who they are before it is looked whether there is such a method."""
+class AuthInterceptor(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
+    """Authenticates every caller before the method is looked up."""
 
     def __init__(self, gate: Gate, limits: Limits) -> None:
         self._gate, self._limits = gate, limits
@@ -105,7 +105,7 @@ class Doorman(aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in it
         self._reflection = RequestSlots(total=16, each=4, waiting=64, seconds=REQUEST_SECONDS)
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
-        """The method, or one that refuses."""
+        """Return the handler of the method, or one that rejects the call."""
         if details.method.startswith(HEALTH):
             return receive_by(self._health, await continuation(details), lambda context: place_of(address_of(context)))
         try:
@@ -155,7 +155,7 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
         async for answer in handler.stream_stream(requests(), context):
             yield answer
 
-    # A handler of a stream of requests fits a call of any kind, and reads them itself.
+    # A handler for a stream of requests fits a call of any kind, and reads the requests itself.
     if handler.unary_unary is not None:
         return grpc.stream_unary_rpc_method_handler(answer_one, response_serializer=handler.response_serializer)
     answer = answer_one if handler.unary_stream is not None else answer_stream
@@ -163,7 +163,7 @@ def receive_by(slots: RequestSlots, handler: Any, key: Key) -> Any:
 
 
 class Calls:
-    """Turns the methods of the faces into handlers of gRPC."""
+    """Turns the methods of the services into handlers of gRPC."""
 
     def __init__(
         self,
@@ -182,7 +182,7 @@ class Calls:
         self._slots = RequestSlots(total=16, each=6, waiting=max_streams, seconds=REQUEST_SECONDS)
 
     def one(self, name: str, request: str, answer: Answer) -> grpc.RpcMethodHandler[Any, Any]:
-        """A method with one answer."""
+        """Return the handler of a method with one answer."""
 
         async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> Any:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
@@ -191,10 +191,10 @@ class Calls:
                 db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 waits = bool(getattr(asked, "wait_ms", 0))
-                with self._limits.stay(caller.who, db, caller.address) if waits else nullcontext():
+                with self._limits.count_stream(caller.who, db, caller.address) if waits else nullcontext():
                     call.answer = _bytes(await answer(caller, asked))
                 if waits:
-                    self._gate.still(caller.who)  # the answer may have come after the credential ended
+                    self._gate.recheck(caller.who)  # the credential may have ended before the answer was ready
                 if len(call.answer) > UNCOUNTED:
                     call.hold()
             return call.answer
@@ -202,7 +202,7 @@ class Calls:
         return grpc.stream_unary_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
 
     def many(self, name: str, request: str, pour: Pour) -> grpc.RpcMethodHandler[Any, Any]:
-        """A method with a stream of answers, which ends when its caller may not stay."""
+        """Return the handler of a method with a stream of answers, which ends with the caller's credential."""
 
         async def handle(_: Any, context: aio.ServicerContext[Any, Any]) -> None:
             async with _Call(name, context, self._metrics, self._max_bytes) as call:
@@ -211,13 +211,13 @@ class Calls:
                 db = await self._limits.of_call(asked)
                 self._limits.enter(caller.who, db)
                 call.release_body()
-                staying = self._limits.stay(caller.who, db, caller.address)
+                staying = self._limits.count_stream(caller.who, db, caller.address)
                 with staying, self._gate.sessions.during(caller.who, call.expire), self._stalls.watch(call):
                     answers = pour(caller, asked)
                     try:
                         async for each in answers:
                             await call.write(_bytes(each))
-                            del each  # its caller has it, and the next one may come much later
+                            del each  # the caller has received it, and the next one may follow much later
                     finally:
                         call.page.release()
                         await answers.aclose()  # type: ignore[attr-defined]  # every one is a generator
@@ -225,7 +225,7 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(handle, response_serializer=_bytes)  # reads the request itself
 
     def none(self, path: str, services: Sequence[str]) -> grpc.RpcMethodHandler[Any, Any]:
-        """For a method that there is not. Who need not say who they are is not told what there is."""
+        """Return the handler of an unknown method. Unauthenticated callers must not learn which methods exist."""
         is_open = path.startswith(HEALTH)
         hint = (
             "It has Check and Watch." if is_open else f"Services are {', '.join(services)}; reflection lists methods."
@@ -241,9 +241,9 @@ class Calls:
         return grpc.stream_stream_rpc_method_handler(refuse)  # fits a call of any kind
 
     def _admitted(self, context: aio.ServicerContext[Any, Any], call: _Call) -> Caller:
-        """Who calls; LimitExceeded where that is too often."""
-        caller = Caller(self._gate.still(_who.get()), address_of(context), context, call.cut, call.hold_page)
-        call.told = lambda error: told(error, caller.who, self._databases)
+        """Return the caller; LimitExceeded if it exceeds its rate."""
+        caller = Caller(self._gate.recheck(_who.get()), address_of(context), context, call.cut, call.hold_page)
+        call.redact = lambda error: without_hidden_names(error, caller.who, self._databases)
         call.unread, call.page = (Unread(caller.who, caller.address) for _ in range(2))
         self._limits.ask(caller.who, caller.address)
         return caller
@@ -257,20 +257,20 @@ class Calls:
         call.body.take(len(data))
         CALLER.set(caller.who.account)
         asked = await self._bridge.call(call.read, request, data)
-        self._gate.still(caller.who)  # a thread may take its time
+        self._gate.recheck(caller.who)  # the credential may have ended while a thread decoded the request
         return asked
 
     async def _received(self, caller: Caller) -> bytes:
         """Return the request. Raises Busy, InvalidRequest, and Unauthorized if the credential has ended."""
         data = await self._slots.receive(identity(caller.who, caller.address), caller.context)
         if data is None:
-            raise InvalidRequest("the request has no message", hint="Send one, be it empty.")
-        self._gate.still(caller.who)
+            raise InvalidRequest("the request has no message", hint="Send one message, which may be empty.")
+        self._gate.recheck(caller.who)
         return bytes(data)
 
 
 class _Call:
-    """One call: counts it, and tells the caller why it failed."""
+    """One call: counts it, and reports its failure to the caller."""
 
     def __init__(self, name: str, context: aio.ServicerContext[Any, Any], metrics: Metrics, max_bytes: int) -> None:
         self._name, self._context, self._metrics, self._max_bytes = name, context, metrics, max_bytes
@@ -278,17 +278,17 @@ class _Call:
         self._cut: HeadwaterError | None = None
         self._writing = False
         self._written = 0  # messages
-        self._last: asyncio.TimerHandle | None = None  # ends it if the message on its way is not taken
+        self._last: asyncio.TimerHandle | None = None  # ends the call if the current message is not received in time
         self.body: BodyReservation | None = None  # of a large request
         self.answer = b""
-        self.unread = self.page = Unread(ANONYMOUS, "")  # until its caller is known
-        self.told: Callable[[HeadwaterError], HeadwaterError] = lambda error: error  # as its caller may hear it
+        self.unread = self.page = Unread(ANONYMOUS, "")  # until the caller is known
+        self.redact: Callable[[HeadwaterError], HeadwaterError] = lambda error: error  # removes hidden names
 
     def read(self, message: str, data: bytes) -> Any:
-        """The request; InvalidRequest where it is none, or too large."""
+        """Return the decoded request; InvalidRequest if it is invalid or too large."""
         if len(data) > self._max_bytes:
             raise RequestTooLarge(
-                f"the message is larger than {self._max_bytes} bytes", hint="Send less, in several calls."
+                f"the message is larger than {self._max_bytes} bytes", hint="Split it into several calls."
             )
         try:
             return decode(message, data)
@@ -296,34 +296,34 @@ class _Call:
             raise InvalidRequest(str(error)) from None
 
     def hold(self) -> None:
-        """Count the answer until gRPC has sent it, or the call is over. Raises Busy if too many are unread."""
+        """Count the answer until gRPC has sent it, or the call has ended. Raises Busy if too many bytes are unread."""
         self.unread.hold(len(self.answer))
         done: Any = lambda _: self.unread.release()  # noqa: E731  # the stubs name its argument
         self._context.add_done_callback(done)
 
     def hold_page(self, size: int) -> None:
-        """Count `size` bytes besides the message on its way, and no longer those before. Raises Busy."""
+        """Count `size` bytes besides the current message, replacing the previous page. Raises Busy."""
         self.page.release()
         if size > SMALL:
             self.page.hold(size)
 
     def release_body(self) -> None:
-        """Count the request no more."""
+        """Stop counting the request."""
         if self.body is not None:
             self.body.release()
 
     def expire(self) -> None:
-        """The credential ended."""
+        """End the call because its credential is no longer valid."""
         self.cut(Unauthorized("the credential was revoked, or has expired", expired=True))
 
     async def write(self, message: bytes) -> None:
-        """Send one answer of many, which is counted until it is sent. Raises Busy if too many are unread."""
+        """Send one answer of a stream, counted until it is sent. Raises Busy if too many bytes are unread."""
         if len(message) > SMALL:
             self.unread.hold(len(message))
         self._writing = True
         try:
             await self._context.write(message)
-        except aio.InternalError as error:  # gRPC could not send it: there is nobody to send it to
+        except aio.InternalError as error:  # the caller has disconnected
             raise asyncio.CancelledError from error
         finally:
             self.unread.release()
@@ -334,11 +334,11 @@ class _Call:
 
     @property
     def pending(self) -> int | None:
-        """Which message its caller has not taken yet; None where it waits for none."""
+        """Return the number of the message that the caller has not received yet; None if there is none."""
         return self._written if self._writing else None
 
     def cut(self, error: HeadwaterError) -> None:
-        """End it with `error`. No status can follow half a message: a caller that does not read hears nothing."""
+        """End the call with `error`; a caller that does not read gets no status, because half a message is pending."""
         if self._cut is None and self._task is not None:
             self._cut = error
             if self._writing:
@@ -359,13 +359,13 @@ class _Call:
         if isinstance(error, asyncio.CancelledError):
             if self._cut is None or self._writing:
                 self._metrics.called(self._name, "CANCELLED")
-                return  # the caller left or does not read, or the server stops
+                return  # the caller disconnected or does not read, or the server stops
             if self._task is not None:
                 self._task.uncancel()
             error = self._cut
         if not isinstance(error, HeadwaterError):
             error = Unavailable("the server is stopping") if isinstance(error, aio.UsageError) else _defect(error)
-        error = self.told(error)
+        error = self.redact(error)
         self._metrics.called(self._name, error.grpc_status)
         await self._context.abort(errors.status(error), errors.text(error), errors.trailers(error))
 
@@ -377,7 +377,7 @@ def _defect(error: BaseException) -> HeadwaterError:
 
 
 def address_of(context: aio.ServicerContext[Any, Any]) -> str:
-    """Where a call comes from."""
+    """Return the address of the caller."""
     kind, _, address = context.peer().partition(":")
     host = address.rpartition(":")[0] if kind in ("ipv4", "ipv6") else address
     return host.strip("[]").replace("%5B", "").replace("%5D", "")
@@ -392,7 +392,7 @@ def _refusing(error: HeadwaterError, limits: Limits) -> grpc.RpcMethodHandler[An
     async def refuse(requests: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         why = error
         try:
-            limits.ask_in_vain(address_of(context))
+            limits.count_rejected_credential(address_of(context))
         except LimitExceeded as too_often:
             why = too_often
         await context.abort(errors.status(why), errors.text(why), errors.trailers(why))

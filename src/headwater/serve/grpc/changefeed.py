@@ -1,4 +1,4 @@
-"""headwater.v1.ChangeFeedService: spans of keys followed from a time on, in the manner of CockroachDB's design."""
+"""headwater.v1.ChangeFeedService: changes of key spans from a time on, modelled on CockroachDB's rangefeeds."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from headwater.serve.limits.limits import identity
 from headwater.serve.metrics.changefeed_metrics import Numbers
 from headwater.serve.thread_bridge import Bridge
 
-CATCH_UP_SECONDS = 0.25  # longest a feed waits at first for what was committed before it
+CATCH_UP_SECONDS = 0.25  # longest initial wait of a feed for earlier commits
 
 
 class ChangeFeedService:
-    """Thin over the log: each call is a feed of its own."""
+    """The change feed service; each call is a feed of its own."""
 
     service = "headwater.v1.ChangeFeedService"
 
@@ -47,17 +47,17 @@ class ChangeFeedService:
         self._api, self._run = api, bridge.call
         self._image = images()
         self._stopping = False
-        self._waiting = Waiting(sys.maxsize)  # each is a stream, of which there are only so many
+        self._waiting = Waiting(sys.maxsize)  # no limit of its own: streams are limited
         self._rooms: Rooms | None = None
         self._numbers = numbers
-        self._spans: Counter[Hashable] = Counter()  # of the open feeds, by caller who is no owner; no entries of 0
+        self._spans: Counter[Hashable] = Counter()  # spans of the open feeds by caller, without owners; no entries of 0
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Face."""
+        """See Service."""
         return {"ChangeFeed": self._pour}
 
     def drain(self) -> None:
-        """The server goes away: every feed says its last checkpoint, and ends."""
+        """Let every feed send its last checkpoint and end: the server stops."""
         self._stopping = True
         self._waiting.drain()
 
@@ -70,7 +70,7 @@ class ChangeFeedService:
         self._numbers.open += 1
         try:
             feed, spans = await self._open(caller.who, asked)
-            # Before anything can be cut off: a call cannot fail while these are on their way with a first message.
+            # Before anything can be cut off: a call cannot fail while these are sent with a first message.
             await caller.context.send_initial_metadata(())
             account = identity(caller.who, caller.address)
             with nullcontext() if caller.who.role == OWNER else self._slowed(feed, account, spans):
@@ -81,7 +81,7 @@ class ChangeFeedService:
                                 yield self._sent(page)
         except HeadwaterError as error:
             if feed is None and "threshold" not in error.extra and "ranges" not in error.extra:
-                raise  # the status says all there is to say
+                raise  # the status contains the whole error
             last = [] if feed is None else feed.checkpoints()
             self._numbers.slow += error.extra.get("reason") == SLOW
             with self._watched(caller, feed):
@@ -93,7 +93,7 @@ class ChangeFeedService:
 
     @contextmanager
     def _slowed(self, feed: ChangeFeed, account: Hashable, spans: int) -> Iterator[None]:
-        """Let the feed make its checkpoints the less often the more spans all feeds of its caller have."""
+        """Make the checkpoints of the feed rarer, the more spans all feeds of its caller have."""
         feed.least = lambda: least_interval(self._spans[account])
         self._spans[account] += spans
         try:
@@ -107,14 +107,14 @@ class ChangeFeedService:
         self._numbers.events += len(events)
         self._numbers.checkpoints += sum(isinstance(event, CheckpointBytes) for event in events)
         made = response(events)
-        events.clear()  # the next page may come much later, and until then the feed would hold this one
+        events.clear()  # otherwise the feed would keep this page until the next one
         return made
 
     def _watched(self, caller: Caller, feed: ChangeFeed | None) -> _Watch:
         return _Watch(self._feeds().config.slow_consumer_seconds, lambda: self._cut(caller, feed))
 
     def _cut(self, caller: Caller, feed: ChangeFeed | None) -> None:
-        """Its reader takes nothing: what it is told now it would not see, so the end itself tells it."""
+        """End the call of a slow reader; the status has the last checkpoint, because the reader would read no event."""
         self._numbers.slow += 1
         error = slow()
         if feed is not None and feed.promised:
@@ -124,7 +124,7 @@ class ChangeFeedService:
     # --- opening -----------------------------------------------------------------------------------------------------
 
     async def _open(self, who: Principal, asked: Any) -> tuple[ChangeFeed, int]:
-        """Return a feed, and how many spans each of its checkpoints is about."""
+        """Return a feed, and the number of spans in each of its checkpoints."""
         name = real_name(asked.db or None)
         who.check(name, tables_of(asked))
         feeds, base = self._feeds(), base_of(asked)
@@ -133,7 +133,7 @@ class ChangeFeedService:
         await self._run(_settle, database)
         ranges = self._api.pulling()
         watched, held = await self._run(spans_of, who, name, database, ranges, asked)
-        count = max(len(held if asked.only_resolved else watched), 1)  # ranges are looked up before each checkpoint
+        count = max(len(held if asked.only_resolved else watched), 1)  # ranges are checked before each checkpoint
         pace = Pace(max(interval, least_interval(count)), feeds.config.slow_consumer_seconds, asked.only_resolved)
         cursor = await self._run(begin, database.log, base)
 
@@ -147,11 +147,11 @@ class ChangeFeedService:
         spans = Spans(database.source, watched)
         feed = ChangeFeed(database, is_there, spans, cursor, base.ts or 0, pace, self._shared(), words)
         if held:
-            feed.look = lambda: self._look(who, held)
+            feed.look = lambda: self._check_ranges(who, held)
         return feed, count
 
-    async def _look(self, who: Principal, held: list[Held]) -> None:
-        """Whether every range is still what it was."""
+    async def _check_ranges(self, who: Principal, held: list[Held]) -> None:
+        """Raise an error if one of the ranges was split, merged or moved."""
         await self._run(lambda: [enter(who, self._api.pulling(), each) for each in held])
 
     def _feeds(self) -> Feeds:
@@ -166,14 +166,14 @@ class ChangeFeedService:
 
 
 def _settle(database: Database) -> None:
-    """What was committed before the call is durable now, and belongs to the catch-up."""
+    """Make earlier commits durable, so that they belong to the catch-up."""
     database.catch_up(CATCH_UP_SECONDS)
-    with suppress(HeadwaterError):  # a full disk: what is durable can be told all the same
+    with suppress(HeadwaterError):  # a full disk: the durable part can be sent nevertheless
         database.log.flush()
 
 
 class _Watch:
-    """Calls `late` unless its block is left in time."""
+    """Calls `late` unless its block ends in time."""
 
     def __init__(self, seconds: float, late: Callable[[], None]) -> None:
         self._seconds, self._late = seconds, late

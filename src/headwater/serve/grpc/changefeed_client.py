@@ -1,4 +1,4 @@
-"""The other end: a change feed as a client reads it, without a word of gRPC in what it raises."""
+"""A client of change feeds whose errors do not depend on gRPC."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = (("grpc.max_receive_message_length", -1),)  # a message is as large as
 
 
 class Ended(Exception):
-    """The feed is over: why, the remedy if there is one, and whether to come again from the last checkpoint."""
+    """The end of a feed: the error, a hint, and whether to reconnect from the last checkpoint."""
 
     def __init__(self, error: grpc.RpcError) -> None:
         trailers = {each.key: str(each.value) for each in error.trailing_metadata() or ()}
@@ -30,7 +30,7 @@ class Ended(Exception):
 
 
 class Dialled:
-    """A server. With `tls` the connection is encrypted, and `ca` is who is trusted besides the usual."""
+    """A connection to a server. With `tls` it is encrypted, and `ca` is trusted besides the system's authorities."""
 
     def __init__(self, address: str, token: str | None = None, *, tls: bool = False, ca: bytes | None = None) -> None:
         if tls:
@@ -41,13 +41,13 @@ class Dialled:
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
 
     def close(self) -> None:
-        """Let the connection go."""
+        """Close the connection."""
         self._channel.close()
 
     def feed(
         self, db: str, spans: list[dict[str, str]], base: int | None, *, is_offset: bool = False, **more: Any
     ) -> Iterator[dict[str, Any]]:
-        """The events of a feed after `base`, a time or an offset, each as a dict with its kind; Ended at its end."""
+        """Yield the events of a feed after `base`, a time or an offset, as dicts with their kind; Ended at its end."""
         request = message("headwater.v1.ChangeFeedRequest")(db=db, spans=spans, **more)
         if base is not None and is_offset:
             request.base_offset = base
@@ -67,11 +67,11 @@ class Dialled:
 
 
 def _plain(event: Any) -> dict[str, Any]:
-    """An event as JSON has it: keys in hex, times as text, rows as they are."""
+    """Return an event as JSON: keys in hex, times as text, rows as they are."""
     kind = event.WhichOneof("event")
-    told = getattr(event, kind)
+    content = getattr(event, kind)
     found: dict[str, Any] = {"event": kind}
-    for field, value in told.ListFields():
+    for field, value in content.ListFields():
         found[field.name] = _shown(field, value)
     if kind == "value":
         found.setdefault("value", None)

@@ -1,4 +1,4 @@
-"""What a change feed says, as messages: events and errors as those of changefeed.proto."""
+"""Events and errors of change feeds, encoded as the messages of changefeed.proto."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _EVENTS = b"\x0a"  # the tag of `events` in a ChangeFeedResponse
 
 
 class CheckpointBytes(bytes):
-    """A checkpoint, encoded."""
+    """An encoded checkpoint."""
 
 
 class Words:
-    """Encodes events; with `with_diff` also what a row was before. From any thread: a large row takes its time."""
+    """Encodes events; with `with_diff` also the previous row. Thread-safe: a large row is encoded in a thread."""
 
     def __init__(self, image: PerTable[Image], with_diff: bool) -> None:
         self._image, self._with_diff = image, with_diff
@@ -43,7 +43,7 @@ class Words:
         }
 
     def __call__(self, event: Event) -> bytes:
-        """Return the event as `response` takes it."""
+        """Return the event, encoded for `response`."""
         data = encoded(self._kinds[type(event)](event))
         return CheckpointBytes(data) if type(event) is Checkpoint else data
 
@@ -69,7 +69,7 @@ class Words:
 
 
 def images() -> PerTable[Image]:
-    """How rows of each table are written: plain JSON, as in pulls."""
+    """Return how rows of each table are encoded: plain JSON, as in pulls."""
     return PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
 
 
@@ -85,20 +85,20 @@ def response(events: list[bytes]) -> bytes:
 
 
 def timestamp(ts: Timestamp) -> Any:
-    """A hybrid time."""
+    """Return a hybrid timestamp as a message."""
     return _made("Timestamp", ms=ts_ms(ts), counter=ts & MAX_COUNTER)
 
 
 def _delete_range(emptied: Emptied) -> Any:
     part = emptied.part
-    told = _made(
+    content = _made(
         "DeleteRange", span=_span(emptied.watched), ts=timestamp(part.ts), offset=emptied.offset, txn_id=part.id
     )
-    return _made("ChangeFeedEvent", delete_range=told)
+    return _made("ChangeFeedEvent", delete_range=content)
 
 
 def _schema_change(reshaped: Reshaped) -> Any:
-    told = _made(
+    content = _made(
         "SchemaChange",
         table=reshaped.table.name,
         ddl=reshaped.ddl,
@@ -106,15 +106,15 @@ def _schema_change(reshaped: Reshaped) -> Any:
         ts=timestamp(reshaped.part.ts),
         offset=reshaped.offset,
     )
-    return _made("ChangeFeedEvent", schema_change=told)
+    return _made("ChangeFeedEvent", schema_change=content)
 
 
 def _checkpoint(checkpoint: Checkpoint) -> Any:
     watched, ts, offset, generation = checkpoint
-    told = _made("Checkpoint", ts=timestamp(ts), offset=offset, generation=generation)
+    content = _made("Checkpoint", ts=timestamp(ts), offset=offset, generation=generation)
     if watched is not None:
-        told.span.CopyFrom(_span(watched))
-    return _made("ChangeFeedEvent", checkpoint=told)
+        content.span.CopyFrom(_span(watched))
+    return _made("ChangeFeedEvent", checkpoint=content)
 
 
 def _steady(steady: Steady) -> Any:
@@ -126,14 +126,14 @@ def _span(watched: Watched) -> Any:
 
 
 def failure(error: HeadwaterError) -> Any:
-    """Why a stream ends."""
+    """Return the event that reports why a stream ends."""
     words = f"{error.message}. {error.hint}" if error.hint else error.message
-    told = _made("Error", reason=_reason(error), message=words, retryable=error.retryable)
+    content = _made("Error", reason=_reason(error), message=words, retryable=error.retryable)
     if "threshold" in error.extra:
-        told.threshold.CopyFrom(timestamp(parse_ts(error.extra["threshold"])))
+        content.threshold.CopyFrom(timestamp(parse_ts(error.extra["threshold"])))
     if isinstance(error, StaleEpoch):
-        told.spans.extend([_heir(error.extra["table"], one) for one in error.extra["ranges"]])
-    return _made("ChangeFeedEvent", error=told)
+        content.spans.extend([_heir(error.extra["table"], one) for one in error.extra["ranges"]])
+    return _made("ChangeFeedEvent", error=content)
 
 
 def _reason(error: HeadwaterError) -> str:

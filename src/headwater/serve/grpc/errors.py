@@ -1,6 +1,6 @@
-"""What a gRPC client is told when a call fails: status, text and trailers of an error.
+"""Status, text and trailers of an error for gRPC clients.
 
-The texts of SochDB's gate are kept word for word: its clients look at them.
+The texts of authentication errors are SochDB's, word for word: its clients compare them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ Metadata = tuple[tuple[str, str], ...]
 
 
 def status(error: HeadwaterError) -> grpc.StatusCode:
-    """The status that fits."""
+    """Return the gRPC status of an error."""
     return grpc.StatusCode[error.grpc_status]
 
 
 def text(error: HeadwaterError) -> str:
-    """The message, as clients of the older system know it where it has one."""
+    """Return the message, in SochDB's words if SochDB has one for this error."""
     if isinstance(error, Unauthorized):
         if error.extra.get("expired"):
             return "Authentication token has expired."
@@ -38,7 +38,7 @@ def text(error: HeadwaterError) -> str:
 
 
 def trailers(error: HeadwaterError) -> Metadata:
-    """Code, remedy, and what a program may want of the details."""
+    """Return the trailers: code, hint, and the details that a program may use."""
     found: dict[str, Any] = {"headwater-code": error.code}
     if error.hint:
         found["headwater-hint"] = error.hint
@@ -53,7 +53,7 @@ def trailers(error: HeadwaterError) -> Metadata:
 
 
 def _ascii(value: Any) -> str:
-    """Trailers are printable ASCII; what is not is written as an escape."""
+    """Return `value` as printable ASCII, as trailers require; other characters are escaped."""
     return "".join(
         sign if " " <= sign <= "~" else sign.encode("unicode_escape", "surrogatepass").decode() for sign in str(value)
     )

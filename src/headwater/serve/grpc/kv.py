@@ -13,7 +13,7 @@ from headwater.serve.thread_bridge import Bridge
 
 
 class KvService:
-    """What goes wrong is told by the status; the field `error` of the answers stays empty."""
+    """The key-value service. Errors are reported by the status; the field `error` of the answers stays empty."""
 
     service = "sochdb.v1.KvService"
 
@@ -21,7 +21,7 @@ class KvService:
         self._kv, self._bridge = kv, bridge
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Face."""
+        """See Service."""
         return {
             "Get": self._get,
             "Put": self._put,
@@ -41,7 +41,7 @@ class KvService:
         return _made("KvPutResponse", success=True)
 
     async def _delete(self, caller: Caller, asked: Any) -> Any:
-        """`success` tells whether there was one."""
+        """Delete a key; `success` is whether it existed."""
         return _made("KvDeleteResponse", success=await self._kv.delete(caller.who, asked.namespace, asked.key))
 
     async def _scan(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
@@ -61,12 +61,12 @@ class KvService:
         return await self._encoded(sum(len(key) + len(value or b"") for key, value in pairs), made)
 
     async def _batch_put(self, caller: Caller, asked: Any) -> Any:
-        """All of them or none."""
+        """Put all entries or none."""
         count = await self._kv.put(caller.who, asked.namespace, asked.entries)
         return _made("KvBatchPutResponse", success_count=count)
 
     async def _encoded(self, size: int, made: Callable[[], Any]) -> bytes:
-        """Return the message that `made` returns, encoded; one of many bytes in a thread."""
+        """Return the message from `made`, encoded; a large one in a thread."""
         if size <= LARGE:
             return _bytes(made)
         return await self._bridge.call(_bytes, made)

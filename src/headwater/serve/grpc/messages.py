@@ -13,8 +13,8 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-LARGE = 64 << 10  # bytes: a message that is not decoded in the loop
-MAX_FIELDS = 100_000  # of a large message: the library makes an object of each element
+LARGE = 64 << 10  # bytes: larger messages are decoded in a thread, not in the event loop
+MAX_FIELDS = 100_000  # of a large message: the library creates an object for each element
 FOLDER = resources.files("headwater.serve.grpc") / "protos"
 
 
@@ -23,7 +23,7 @@ _classes: dict[str, Any] = {}
 
 
 def pool() -> descriptor_pool.DescriptorPool:
-    """Every file of ours."""
+    """Return the pool with all of our files."""
     with _lock:
         return _pool()
 
@@ -38,7 +38,7 @@ def _pool() -> descriptor_pool.DescriptorPool:
 
 
 def message(name: str) -> Any:
-    """The class of the message `name`, such as `sochdb.v1.SubscribeEvent`: one, whatever thread asks for it first.
+    """Return the class of the message `name`, such as `sochdb.v1.SubscribeEvent`; the same for every thread.
 
     A cache alone would let two threads make two of them, and a message of one does not fit into one of the other.
     """
@@ -78,11 +78,11 @@ def check_fields(data: bytes) -> None:
 
 
 _VARINT, _BYTES = 0, 2
-_SIZES = {1: 8, 3: 0, 4: 0, 5: 4}  # bytes behind a tag, by kind; 3 and 4 are the ends of a group
+_SIZES = {1: 8, 3: 0, 4: 0, 5: 4}  # bytes after a tag, by kind; 3 and 4 are the ends of a group
 
 
 def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the number at `place`, and where it ends."""
+    """Return the number at `place`, and its end."""
     value = shift = 0
     while True:
         byte = data[place]
@@ -96,9 +96,9 @@ def _varint(data: bytes, place: int) -> tuple[int, int]:
 
 
 def decode(name: str, data: bytes) -> Any:
-    """A message of that name; ValueError where `data` is none, or has too many fields."""
+    """Decode a message of that name; ValueError if `data` is invalid, or has too many fields."""
     check_fields(data)
     try:
         return message(name).FromString(data)
-    except Exception as error:  # its own kind of error, of no public name in every version
+    except Exception as error:  # the library's own error, without a public name in every version
         raise ValueError(f"not a {name}: {error}") from None

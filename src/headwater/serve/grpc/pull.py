@@ -1,4 +1,4 @@
-"""headwater.v1.PullService: ranges of a table, pulled page by page in JimDB's manner."""
+"""headwater.v1.PullService: ranges of a table, pulled page by page as in JimDB."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ from headwater.serve.grpc.messages import message
 from headwater.serve.thread_bridge import Bridge
 
 PAGE_ROWS = 2_000
-PAGE_BYTES = 2 << 20  # a client takes messages of 4 MiB unless it is told otherwise
+PAGE_BYTES = 2 << 20  # clients receive messages of up to 4 MiB by default
 MOST_WAIT_MS = 60_000
-AS_STATUS = (Unauthorized, Forbidden, InvalidRequest)  # whatever else goes wrong is told in the answer
-LOST = (WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED)  # reasons for which it is the log that is gone
+AS_STATUS = (Unauthorized, Forbidden, InvalidRequest)  # reported by the status; other errors are in the answer
+LOST = (WAL_HORIZON_EXCEEDED, LOG_GENERATION_CHANGED)  # reasons that mean that the log was evicted
 
 
 class OutOfBound(HeadwaterError):
-    """A key that does not lie in the range it was sent for."""
+    """A key outside the range of its request."""
 
     code = "out_of_bound"
 
     def __init__(self, key: bytes, of: Range) -> None:
-        super().__init__(f"the key does not lie in range {of.id}", hint="Send keys of the range, or none.")
+        super().__init__(f"the key is outside range {of.id}", hint="Send keys of the range, or none.")
         self.key, self.of = key, of
 
 
 class PullService:
-    """Thin over the ranges: versions, epochs and leases are those of `pull.*`."""
+    """The pull service; versions, epochs and leases are those of `pull.*`."""
 
     service = "headwater.v1.PullService"
 
@@ -62,12 +62,12 @@ class PullService:
         self._image = PerTable(lambda table: Image(table, shown(table, Shape("")), PLAIN))
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Face."""
+        """See Service."""
         return {
             "ListRanges": self._list,
-            "CdcRegister": _told("CdcRegisterResponse", self._register),
-            "CdcPullSnapshot": _told("CdcPullSnapshotResponse", self._snapshot),
-            "CdcPullLog": _told("CdcPullLogResponse", self._log),
+            "CdcRegister": _with_error_field("CdcRegisterResponse", self._register),
+            "CdcPullSnapshot": _with_error_field("CdcPullSnapshotResponse", self._snapshot),
+            "CdcPullLog": _with_error_field("CdcPullLogResponse", self._log),
         }
 
     async def _list(self, caller: Caller, asked: Any) -> Any:
@@ -87,7 +87,7 @@ class PullService:
         return _made("CdcRegisterResponse", init_snapshot_version=found.version)
 
     def _enter(self, who: Principal, asked: Any) -> Entered:
-        # Of a range with replicas there are none of another configuration: such an epoch is of no range of ours.
+        # Ranges have no replicas here, so an epoch with another configuration belongs to no range.
         epoch = asked.range_epoch.version if not asked.range_epoch.conf_ver else 0
         return self._api.pulling().enter(who, asked.range_id, epoch)
 
@@ -107,13 +107,13 @@ class PullService:
         else:
             try:
                 found = rows_page(one.database, one.table, span, version, limits)
-            except Conflict:  # emptied or altered since: the log goes on, and so do the rows, as of now
+            except Conflict:  # truncated or altered since: the log continues, and the rows are read as of now
                 _, version = durable_now(one.database)
                 found = rows_page(one.database, one.table, span, version, limits)
-        data = list(self._rows_told(found))
+        data = list(self._row_messages(found))
         return _encoded("CdcPullSnapshotResponse", current_snapshot_version=version, snapshot_data=data, end=found.end)
 
-    def _rows_told(self, found: Rows) -> Iterator[Any]:
+    def _row_messages(self, found: Rows) -> Iterator[Any]:
         kind, write = message("headwater.v1.CdcChangeData"), self._image(found.table)
         for key, row in found.rows:
             unknown: Unknown = set()
@@ -140,10 +140,10 @@ class PullService:
             raise error
         check_log(log, after)
         found = log_page(one.database, one.table, _part(one.range, asked), after, upto, limits)
-        data = [self._seen_told(each) for each in found.seen]
+        data = [self._change_message(each) for each in found.seen]
         return _encoded("CdcPullLogResponse", log_data=data, current_log_index=found.upto)
 
-    def _seen_told(self, seen: Seen) -> Any:
+    def _change_message(self, seen: Seen) -> Any:
         unknown: Unknown = set()
         write = self._image(seen.table)
         return _made(
@@ -161,23 +161,23 @@ class PullService:
         )
 
 
-# --- what is asked -------------------------------------------------------------------------------------------
+# --- requests ------------------------------------------------------------------------------------------------
 
 
 def _limits(asked: Any) -> Limits:
     if asked.limit > PAGE_ROWS:
-        raise RequestTooLarge(f"limit {asked.limit} is too large", hint=f"A page holds at most {PAGE_ROWS}.")
+        raise RequestTooLarge(f"limit {asked.limit} is too large", hint=f"Send at most {PAGE_ROWS}.")
     return Limits(asked.limit or PAGE_ROWS, PAGE_BYTES)
 
 
 def _number(value: int, field: str) -> int:
     if value >= 2**63:
-        raise InvalidRequest(f"{field} {value} was never given out", hint="Send back what you were told.")
+        raise InvalidRequest(f"{field} {value} is out of range", hint="Send a value that you received.")
     return value
 
 
 def _part(one: Range, asked: Any) -> Span:
-    """The part of the range that is asked for."""
+    """Return the requested part of the range."""
     if not asked.start_key and not asked.end_key:
         return one.span
     start, end = max(asked.start_key, one.span.start), asked.end_key or one.span.end
@@ -189,7 +189,7 @@ def _part(one: Range, asked: Any) -> Span:
 
 
 def _behind(span: Span, last_key: bytes, one: Range) -> Span | None:
-    """What of `span` lies behind a key; None where that is nothing."""
+    """Return the part of `span` after a key; None if it is empty."""
     if not last_key:
         return span
     if not span.contains(last_key):
@@ -197,7 +197,7 @@ def _behind(span: Span, last_key: bytes, one: Range) -> Span | None:
     return span.intersect(Span(last_key + b"\0"))
 
 
-# --- what is told --------------------------------------------------------------------------------------------
+# --- answers -------------------------------------------------------------------------------------------------
 
 
 def _made(name: str, **fields: Any) -> Any:
@@ -205,7 +205,7 @@ def _made(name: str, **fields: Any) -> Any:
 
 
 def _encoded(name: str, **fields: Any) -> bytes:
-    """Return a message as bytes: in the thread that made it, for a page of large rows takes its time."""
+    """Return a message as bytes, encoded in the calling thread, because a page of large rows takes time."""
     return bytes(_made(name, **fields).SerializeToString())
 
 
@@ -221,10 +221,10 @@ def _range(one: Range) -> Any:
     )
 
 
-def _told(name: str, answer: Callable[[Principal, Any], Awaitable[Any]]) -> Answer:
-    """`answer`, with what goes wrong in its field `error`."""
+def _with_error_field(name: str, answer: Callable[[Principal, Any], Awaitable[Any]]) -> Answer:
+    """Return `answer` with errors reported in the field `error` of its message."""
 
-    async def told(caller: Caller, asked: Any) -> Any:
+    async def answer_or_error(caller: Caller, asked: Any) -> Any:
         caller.who.need(VIEWER, "a pull")
         try:
             return await answer(caller.who, asked)
@@ -233,11 +233,11 @@ def _told(name: str, answer: Callable[[Principal, Any], Awaitable[Any]]) -> Answ
         except HeadwaterError as error:
             return _made(name, error=cdc_error(error, asked))
 
-    return told
+    return answer_or_error
 
 
 def cdc_error(error: HeadwaterError, asked: Any) -> Any:
-    """An error as pullers are told of it."""
+    """Return an error as a CDCError message."""
     made = _made("CDCError", detail=f"{error.message}. {error.hint}" if error.hint else error.message)
     reason = str(error.extra.get("resnapshot_reason", WAL_HORIZON_EXCEEDED))
     if isinstance(error, StaleEpoch):

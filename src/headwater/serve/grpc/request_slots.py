@@ -15,12 +15,12 @@ from grpc import aio
 
 from headwater.errors import Busy, InvalidRequest
 
-WINDOW = 16 << 10  # bytes of a stream that are taken before its request is read
-CONTENDED_SECONDS = 5.0  # that a request may take to arrive while another one waits for its slot
+WINDOW = 16 << 10  # bytes of a stream that are received before its request is read
+CONTENDED_SECONDS = 5.0  # limit for receiving a request while another one waits for its slot
 
 
 class RequestSlots:
-    """Receive `total` requests at a time, at most `each` of them of one caller. Use it in one loop.
+    """Receives `total` requests concurrently, at most `each` of one caller. Not thread-safe.
 
     A request that does not arrive within `seconds` is refused, and so is one of a caller with `waiting` requests that
     wait already.
@@ -29,7 +29,7 @@ class RequestSlots:
     def __init__(self, *, total: int, each: int, waiting: int, seconds: float) -> None:
         self.total, self.each, self.waiting, self.seconds = total, each, waiting, seconds
         self._free = asyncio.Semaphore(total)
-        self._waiting = 0  # requests, for a slot that a request of another caller has
+        self._waiting = 0  # requests that wait for a slot that another caller uses
         self._callers: dict[Hashable, _Caller] = {}
         self._arriving: dict[asyncio.Timeout, float] = {}  # oldest first: when the read of each began
 
@@ -42,7 +42,9 @@ class RequestSlots:
                 received = await context.read()
         except TimeoutError:
             if is_read:
-                raise InvalidRequest("the request arrived too slowly", hint="Send it again, in one go.") from None
+                raise InvalidRequest(
+                    "the request arrived too slowly", hint="Send the request again without pauses."
+                ) from None
             raise _busy() from None
         return None if received is aio.EOF else received  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -91,7 +93,7 @@ class RequestSlots:
 
 
 class _Caller:
-    """The requests of one caller that are received or wait for it."""
+    """The requests of one caller that are being received or wait for a slot."""
 
     __slots__ = ("calls", "free")
 
@@ -100,4 +102,4 @@ class _Caller:
 
 
 def _busy() -> Busy:
-    return Busy("too many requests are being received", hint="Try again in a moment, or send fewer at a time.")
+    return Busy("too many requests are being received", hint="Retry in a moment, or send fewer requests in parallel.")

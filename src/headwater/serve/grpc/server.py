@@ -1,4 +1,4 @@
-"""The gRPC server: its port beside HTTP, in the same loop, with health and reflection."""
+"""The gRPC server: a port of its own in the event loop of HTTP, with health and reflection."""
 
 from __future__ import annotations
 
@@ -14,79 +14,79 @@ from grpc_reflection.v1alpha import reflection
 from headwater.errors import ConfigError, LimitExceeded
 from headwater.model.principal import ANONYMOUS
 from headwater.serve.grpc import errors
-from headwater.serve.grpc.calls import Answer, Calls, Doorman, Pour, address_of
+from headwater.serve.grpc.calls import Answer, AuthInterceptor, Calls, Pour, address_of
 from headwater.serve.grpc.messages import pool
 from headwater.serve.grpc.request_slots import WINDOW
 from headwater.serve.limits.limits import Limits
 from headwater.serve.listen_address import joined
 from headwater.serve.tls import Pems, Tls
 
-SPARE = 1 << 20  # bytes by which a message may be too large and still be refused in our own words
+SPARE = 1 << 20  # bytes above the limit up to which a message is rejected with our own error
 OPTIONS = (
-    ("grpc.so_reuseport", 0),  # else two servers would share the port, and each see half of the calls
+    ("grpc.so_reuseport", 0),  # else two servers would share the port, and each would receive half of the calls
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 30_000),  # finds readers that are gone without a word
+    ("grpc.keepalive_time_ms", 30_000),  # detects readers that vanished
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     ("grpc.server_handshake_timeout_ms", 10_000),
     ("grpc.http2.lookahead_bytes", WINDOW),
-    ("grpc.http2.bdp_probe", 0),  # it would let the window of every stream grow to megabytes
-    ("grpc.max_connection_idle_ms", 600_000),  # clients come back by themselves
+    ("grpc.http2.bdp_probe", 0),  # would let the window of every stream grow to megabytes
+    ("grpc.max_connection_idle_ms", 600_000),  # clients reconnect by themselves
 )
 
 
-class Face(Protocol):
-    """A service: its name in the .proto file, and what answers its methods."""
+class Service(Protocol):
+    """A service: its name in the .proto file, and its methods."""
 
     service: str
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """By the name of the method; the .proto file tells which of them stream."""
+        """Return the methods by name; the .proto file defines which of them stream."""
         ...
 
 
 @runtime_checkable
 class Drains(Protocol):
-    """A service with streams that have no end of their own."""
+    """A service with streams that do not end on their own."""
 
     def drain(self) -> None:
-        """Let every reader say good-bye."""
+        """End every stream after its last message."""
         ...
 
 
 class GrpcServer:
-    """The faces on one address. Start and stop it in one loop."""
+    """The services on one address. Start and stop it in one event loop."""
 
     def __init__(
         self,
         calls: Calls,
-        doorman: Doorman,
-        faces: list[Face],
+        auth: AuthInterceptor,
+        services: list[Service],
         limits: Limits,
         *,
         max_bytes: int,
         max_streams: int,
         max_connections: int,
     ) -> None:
-        self._calls, self._doorman, self._faces, self._limits = calls, doorman, faces, limits
-        self._max_bytes, self._max_streams = max_bytes, max_streams  # of a message, of a connection
+        self._calls, self._auth, self._services, self._limits = calls, auth, services, limits
+        self._max_bytes, self._max_streams = max_bytes, max_streams  # per message; per connection
         self._max_connections = max_connections
         self._server: Any = None
         self._health: Any = None
-        self._cutting: asyncio.Future[None] | None = None  # kept, or it might be forgotten before it is done
+        self._cutting: asyncio.Future[None] | None = None  # a reference, so that it is not garbage-collected
 
     async def start(self, addresses: list[tuple[str, int]], tls: Tls | None = None) -> None:
-        """Accept on these addresses, all of which were free a moment ago."""
+        """Start to accept calls on these addresses."""
         options = [
             *OPTIONS,
             ("grpc.max_receive_message_length", self._max_bytes + SPARE),
             ("grpc.max_concurrent_streams", self._max_streams),
             ("grpc.max_allowed_incoming_connections", self._max_connections),  # unfinished TLS handshakes included
         ]
-        self._server = aio.server(interceptors=[self._doorman], options=options)
-        for face in self._faces:
-            self._server.add_generic_rpc_handlers((_Handlers(face, self._calls),))
-        names = [face.service for face in self._faces]
+        self._server = aio.server(interceptors=[self._auth], options=options)
+        for service in self._services:
+            self._server.add_generic_rpc_handlers((_Handlers(service, self._calls),))
+        names = [service.service for service in self._services]
         self._health = _Health(self._limits)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for name in ("", *names):
@@ -94,7 +94,7 @@ class GrpcServer:
         reflection.enable_server_reflection(
             [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server, pool=_with_health()
         )
-        self._server.add_generic_rpc_handlers((_Nothing(self._calls, names),))  # the last to be asked
+        self._server.add_generic_rpc_handlers((_Nothing(self._calls, names),))  # after all other handlers
         credentials = None if tls is None else _credentials(tls)
         for host, port in addresses:
             where = joined(host, port)
@@ -110,37 +110,37 @@ class GrpcServer:
         await self._server.start()
 
     async def stop(self, seconds: float) -> None:
-        """No more calls; those that are open may finish for so long."""
+        """Accept no more calls; open ones may finish within `seconds`."""
         if self._server is not None:
-            for face in self._faces:
-                if isinstance(face, Drains):
-                    face.drain()
+            for service in self._services:
+                if isinstance(service, Drains):
+                    service.drain()
             await self._health.enter_graceful_shutdown()
             await self._server.stop(seconds)
 
     def cut(self) -> None:
-        """Do not wait for open calls, also if a stop does already."""
+        """End open calls without waiting, also during a stop."""
         if self._server is not None:
             self._cutting = asyncio.ensure_future(self._server.stop(None))
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  # has no stubs
-    """Health for everybody; who watches it takes a place, as who reads any other stream."""
+    """The health service, which needs no credential; a watcher counts as a stream."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self._limits = limits
 
     async def Watch(self, request: Any, context: aio.ServicerContext[Any, Any]) -> None:  # named by gRPC
-        """What the health is, now and whenever it changes."""
+        """Send the health, now and whenever it changes."""
         try:
-            with self._limits.stay(ANONYMOUS, None, address_of(context)):
+            with self._limits.count_stream(ANONYMOUS, None, address_of(context)):
                 await self._watch(request.service, context)
         except LimitExceeded as error:
             await context.abort(errors.status(error), errors.text(error), errors.trailers(error))
 
     async def _watch(self, service: str, context: aio.ServicerContext[Any, Any]) -> None:
-        """Write the status whenever it changed. Inherited, a client that reads nothing held the lock for all others."""
+        """Write the status after each change; the inherited method would hold the lock while a client is stalled."""
         changed, last = self._server_watchers[service], None
         self._watcher_count_by_service[service] += 1
         try:
@@ -162,39 +162,39 @@ class _Health(health.aio.HealthServicer):  # type: ignore[name-defined, misc]  #
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
-    """Finds the methods of one face."""
+    """Finds the methods of one service."""
 
-    def __init__(self, face: Face, calls: Calls) -> None:
-        found = pool().FindServiceByName(face.service)
+    def __init__(self, service: Service, calls: Calls) -> None:
+        found = pool().FindServiceByName(service.service)
         self._found: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
-        for name, method in face.methods().items():
+        for name, method in service.methods().items():
             described = found.FindMethodByName(name)
-            path, request = f"/{face.service}/{name}", described.input_type.full_name
+            path, request = f"/{service.service}/{name}", described.input_type.full_name
             make: Any = calls.many if described.server_streaming else calls.one
             self._found[path] = make(path, request, method)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Its handler."""
+        """Return the handler of a method; None if it is not one of this service."""
         return self._found.get(details.method)
 
 
 class _Nothing(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
-    """Finds no method: says so as every other refusal is said."""
+    """Rejects calls of unknown methods like every other rejected call."""
 
     def __init__(self, calls: Calls, services: list[str]) -> None:
         self._calls, self._services = calls, services
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        """One that refuses."""
+        """Return a handler that rejects the call."""
         return self._calls.none(details.method, self._services)
 
 
 def _credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Of the certificate that `tls` has at the moment of each connection."""
+    """Return credentials with the certificate that `tls` has when a connection is made."""
     shown = tls.pems
 
-    def again() -> Any:
-        """Called in a thread of gRPC before each handshake; None: what it has is still right."""
+    def reload() -> Any:
+        """Return a new configuration, or None if it is unchanged; gRPC calls this in a thread before each handshake."""
         nonlocal shown
         if tls.pems is shown:
             return None
@@ -202,7 +202,7 @@ def _credentials(tls: Tls) -> grpc.ServerCredentials:
         return _configuration(shown)
 
     asks = tls.pems.authorities is not None
-    return grpc.dynamic_ssl_server_credentials(_configuration(shown), again, require_client_authentication=asks)
+    return grpc.dynamic_ssl_server_credentials(_configuration(shown), reload, require_client_authentication=asks)
 
 
 def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
@@ -210,7 +210,7 @@ def _configuration(pems: Pems) -> grpc.ServerCertificateConfiguration:
 
 
 def _with_health() -> Any:
-    """Our files, and those of the two services that come with gRPC."""
+    """Return our files and those of gRPC's own health and reflection services."""
     from google.protobuf import descriptor_pb2
     from grpc_reflection.v1alpha import reflection_pb2
 
@@ -218,5 +218,5 @@ def _with_health() -> Any:
     for file in (health_pb2.DESCRIPTOR, reflection_pb2.DESCRIPTOR):
         copied = descriptor_pb2.FileDescriptorProto()
         file.CopyToProto(copied)
-        found.Add(copied)  # the same again is nothing new
+        found.Add(copied)  # adding the same file again has no effect
     return found

@@ -1,4 +1,4 @@
-"""The faces of a server, made ready to start."""
+"""The gRPC services of a server, ready to start."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from headwater.config import ServeConfig
 from headwater.serve.api import Api
 from headwater.serve.auth.gate import Gate
 from headwater.serve.gateway.kv import Kv
-from headwater.serve.grpc.calls import Calls, Doorman
+from headwater.serve.grpc.calls import AuthInterceptor, Calls
 from headwater.serve.grpc.changefeed import ChangeFeedService
 from headwater.serve.grpc.kv import KvService
 from headwater.serve.grpc.pull import PullService
-from headwater.serve.grpc.server import Face, GrpcServer
+from headwater.serve.grpc.server import GrpcServer, Service
 from headwater.serve.grpc.sochdb import SubscriptionService
 from headwater.serve.grpc.stalled_calls import Stalls
 from headwater.serve.limits.limits import Limits
@@ -18,11 +18,11 @@ from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.thread_bridge import Bridge
 
 
-def open_faces(
+def open_services(
     api: Api, gate: Gate, bridge: Bridge, limits: Limits, metrics: Metrics, config: ServeConfig
 ) -> GrpcServer:
-    """Every face there is."""
-    faces: list[Face] = [
+    """Create the gRPC server with all services."""
+    services: list[Service] = [
         PullService(api, bridge),
         ChangeFeedService(api, bridge, metrics.changefeeds),
         SubscriptionService(api, bridge),
@@ -33,8 +33,8 @@ def open_faces(
     calls = Calls(gate, limits, metrics, api.databases, bridge, max_bytes=most, max_streams=streams, stalls=stalls)
     return GrpcServer(
         calls,
-        Doorman(gate, limits),
-        faces,
+        AuthInterceptor(gate, limits),
+        services,
         limits,
         max_bytes=most,
         max_streams=streams,

@@ -1,4 +1,4 @@
-"""sochdb.v1.SubscriptionService: feeds as SochDB's clients ask for them."""
+"""sochdb.v1.SubscriptionService: change feeds for SochDB's clients."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from headwater.serve.thread_bridge import Bridge
 OPS = {1: ("insert",), 2: ("update",), 3: ("delete", "truncate"), 4: ("schema_change",)}
 ROW_OPS = [word for number in (1, 2, 3) for word in OPS[number]]
 WORDS = frozenset(op.word for op in Op)
-FIELDS = {"where": "where_predicate", "ops": "operations", "table": "tables"}  # of Subscribe; WatchKey is never narrow
+FIELDS = {"where": "where_predicate", "ops": "operations", "table": "tables"}  # of Subscribe; WatchKey has no filters
 MOST_NAMES = 1_000  # tables, or operations, of one subscription
-SIZE = 4  # bytes that say how long a message is
+SIZE = 4  # bytes of the length before each message
 
 
 def frame(id: int | str, word: str, data: bytes) -> bytes:
-    """A message behind its length. What is no change has no message: gRPC has a status for it, or nothing."""
+    """Return a message with its length; other events have no message, gRPC reports them by the status."""
     return len(data).to_bytes(SIZE, "big") + data if word in WORDS else b""
 
 
-@functools.lru_cache(maxsize=8)  # streams that keep up with each other are handed the same piece
+@functools.lru_cache(maxsize=8)  # streams at the same position receive the same piece
 def messages(piece: bytes) -> list[bytes]:
-    """The messages in `piece`."""
+    """Return the messages in `piece`."""
     found, at = [], 0
     while at < len(piece):
         end = at + SIZE + int.from_bytes(piece[at : at + SIZE], "big")
@@ -56,11 +56,11 @@ EVENTS = Opening("grpc", frame, format=EVENT)
 
 @dataclass(eq=False)
 class Held:
-    """A subscription: as long as its stream is open."""
+    """A subscription, which exists while its stream is open."""
 
     id: str
     owner: str
-    namespace: str  # as it was asked for
+    namespace: str  # as requested
     db: str
     tables: tuple[str, ...]
     start: int
@@ -69,14 +69,14 @@ class Held:
     cancelled: bool = False
 
     def is_for(self, who: Principal) -> bool:
-        """Whether it is any business of `who`."""
+        """Return whether `who` may see it."""
         mine = who.tables(self.db)
         fits = mine is None or (bool(self.tables) and mine.issuperset(self.tables))
         return fits and may_see(who, self.owner)
 
 
 class SubscriptionService:
-    """Streams without a stored subscription: what is listed is what is open now."""
+    """Streams without a stored subscription; the list contains the open ones."""
 
     service = "sochdb.v1.SubscriptionService"
 
@@ -86,7 +86,7 @@ class SubscriptionService:
         self._numbers = itertools.count(1)
 
     def methods(self) -> Mapping[str, Answer | Pour]:
-        """See Face."""
+        """See Service."""
         return {
             "Subscribe": self._subscribe,
             "WatchKey": self._watch,
@@ -129,7 +129,7 @@ class SubscriptionService:
 
     async def _watch(self, caller: Caller, asked: Any) -> AsyncIterator[bytes]:
         db, table, key = real_name(asked.namespace), asked.table, asked.key
-        everywhere = bool(key) and not table  # one key, of whatever table
+        everywhere = bool(key) and not table  # one key, in any table
         raw = not everywhere and table == kv_table.TABLE and await self._holds_pairs(caller.who, db)
         opening = EVENTS if everywhere else Opening("grpc", frame, format=WATCH, key=_place(key, raw=raw))
         params = SubscribeTable(db=db, table=table or None, ops=ROW_OPS)
@@ -143,31 +143,31 @@ class SubscriptionService:
             self._api.feeding().close_stream(stream)
 
     async def _of_key(self, events: list[bytes], key: bytes) -> list[bytes]:
-        """Return what those of `events` that are of `key` are to its watcher; of many bytes, made in a thread."""
+        """Return the events of `key` as messages for its watcher; many bytes are encoded in a thread."""
         if sum(map(len, events)) <= LARGE:
             return _all_seen(events, key)
         return await self._bridge.call(_all_seen, events, key)
 
     async def _holds_pairs(self, who: Principal, db: str) -> bool:
-        """Whether keys of the table `kv` are the bytes that were put; it may be somebody's own table."""
+        """Return whether the keys of the table `kv` are the bytes that were put; `kv` may be a table of the user."""
         who.need(VIEWER, "a stream")
         who.check(db, [kv_table.TABLE])
         table = (await self._bridge.call(self._api.databases.get(db).describe)).get(kv_table.TABLE)
         return table is None or kv_table.holds_pairs(table)
 
     async def _open(self, caller: Caller, params: SubscribeTable, opening: Opening, start: int = 0) -> Stream:
-        """From the sequence `start` on; 0 is now."""
+        """Open a stream from the sequence `start` on; 0 is now."""
         caller.who.need(VIEWER, "a stream")
         begin = From(start - 1) if start else From()
         try:
             return await self._api.feeding().open_changes(caller.who, params, opening, begin)
         except InvalidRequest as error:
-            told = in_sequences(error, start, FIELDS)
-            # A predicate that cannot be held exactly is refused; of methods there is none that we do not serve.
+            refused = in_sequences(error, start, FIELDS)
+            # A predicate that cannot be evaluated exactly is rejected as invalid: the method itself is supported.
             kind = InvalidRequest if isinstance(error, NotSupported) else type(error)
-            raise kind(told.message, hint=told.hint) from None
+            raise kind(refused.message, hint=refused.hint) from None
 
-    # --- what is open --------------------------------------------------------------------------------------------
+    # --- open subscriptions --------------------------------------------------------------------------------------
 
     async def _list(self, caller: Caller, asked: Any) -> Any:
         who = caller.who
@@ -192,7 +192,7 @@ class SubscriptionService:
         return _made("CancelSubscriptionResponse", success=True)
 
 
-# --- what is asked -------------------------------------------------------------------------------------------------
+# --- requests ------------------------------------------------------------------------------------------------------
 
 
 def _ops(numbers: Any) -> list[str] | None:
@@ -204,11 +204,11 @@ def _ops(numbers: Any) -> list[str] | None:
 
 
 def _place(key: bytes, *, raw: bool) -> bytes | None:
-    """The bytes of `key` in the order of the source, where it has `raw` ones; None is every key."""
+    """Return `key` as ordered bytes of the source, or as it is if `raw`; None means every key."""
     return (encode_key((key,)) if raw else key) if key else None
 
 
-# --- what is told --------------------------------------------------------------------------------------------------
+# --- answers -------------------------------------------------------------------------------------------------------
 
 
 def _made(name: str, **fields: Any) -> Any:
@@ -232,23 +232,23 @@ def _all_seen(events: list[bytes], key: bytes) -> list[bytes]:
 
 
 def _seen(event: bytes, key: bytes) -> bytes:
-    """What who watches `key` of every table is told of `event`; nothing where it is another's."""
+    """Return the message about `event` for a watcher of `key` in every table; empty if it concerns another key."""
     found = message("sochdb.v1.SubscribeEvent").FromString(event)
-    told = {name: getattr(found, name) for name in ("sequence", "timestamp_us", "unavailable")}
+    fields = {name: getattr(found, name) for name in ("sequence", "timestamp_us", "unavailable")}
     is_all = not found.key and bool(found.ddl)  # a table was emptied
-    if found.before_key == key:  # the row went to another key: of this one it was taken
-        return bytes(_made("WatchKeyEvent", **told, operation=3, before_value=found.before_value).SerializeToString())
+    if found.before_key == key:  # the row moved to another key, so this key was deleted
+        return bytes(_made("WatchKeyEvent", **fields, operation=3, before_value=found.before_value).SerializeToString())
     if found.key != key and not is_all:
         return b""
     moved = bool(found.before_key)
     before = b"" if moved else found.before_value
-    told |= {"operation": 1 if moved else found.operation, "after_value": found.after_value, "before_value": before}
-    return bytes(_made("WatchKeyEvent", **told).SerializeToString())
+    fields |= {"operation": 1 if moved else found.operation, "after_value": found.after_value, "before_value": before}
+    return bytes(_made("WatchKeyEvent", **fields).SerializeToString())
 
 
 async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
-    """The messages of `stream`, as they come, until it ends."""
-    await caller.context.send_initial_metadata(())  # from here on nothing is missed
+    """Yield the messages of `stream` until it ends."""
+    await caller.context.send_initial_metadata(())  # from here on no event is missed
     while True:
         piece = stream.ready()
         if piece is None:
@@ -262,7 +262,7 @@ async def _pieces(caller: Caller, stream: Stream) -> AsyncIterator[list[bytes]]:
 
 
 def _why(stream: Stream, db: str) -> HeadwaterError:
-    """Why a stream that nobody cancelled has ended."""
+    """Return the error of a stream that ended without being cancelled."""
     ending = stream.ending
     assert ending is not None
     if ending.error is not None:
@@ -273,5 +273,5 @@ def _why(stream: Stream, db: str) -> HeadwaterError:
         error.message = f"CDC overrun: requested seq {stream.cursor + 1} but oldest available is {log.horizon}"
         return error
     if ending.code == STOPPING:
-        return Unavailable(ending.message, hint="Connect again in a moment.")
-    return NotFound(f"there is no database {db!r} any more")
+        return Unavailable(ending.message, hint="Reconnect in a moment.")
+    return NotFound(f"the database {db!r} was dropped")

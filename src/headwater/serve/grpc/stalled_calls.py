@@ -1,4 +1,4 @@
-"""Stalls: callers that leave an answer unread are let go. Looked at now and then: a message costs nothing for it."""
+"""Cut-off of gRPC callers that leave an answer unread, checked periodically, so that messages cost nothing."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import Protocol
 
 from headwater.errors import HeadwaterError, Unavailable
 
-LOOKS = 4  # in the time that a message may wait
+CHECKS = 4  # within the time that a message may wait
 
 
 class Pouring(Protocol):
-    """A call with many answers."""
+    """A call with a stream of answers."""
 
     @property
     def pending(self) -> int | None:
-        """Which message its caller has not taken yet; None where it waits for none."""
+        """Return the number of the message that the caller has not received yet; None if there is none."""
         ...
 
     def cut(self, error: HeadwaterError) -> None:
-        """End it."""
+        """End the call with `error`."""
         ...
 
 
 class Stalls:
-    """Ends a call of which the same message waits for `seconds`, or a look longer. In one loop."""
+    """Ends a call whose current message waits for `seconds`, plus at most one check interval. Not thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -35,7 +35,7 @@ class Stalls:
 
     @contextmanager
     def watch(self, call: Pouring) -> Iterator[None]:
-        """As long as it lasts."""
+        """Watch a call while the context is open."""
         self._seen[call] = None, 0.0
         if self._timer is None:
             self._later()
@@ -48,9 +48,9 @@ class Stalls:
                 self._timer = None
 
     def _later(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._seconds / LOOKS, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._seconds / CHECKS, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = asyncio.get_running_loop().time()
         for call, (waited, since) in self._seen.items():
             pending = call.pending
@@ -62,8 +62,8 @@ class Stalls:
 
 
 def unread(seconds: float) -> Unavailable:
-    """For a caller that does not read."""
+    """Return the error for a caller that does not read."""
     return Unavailable(
         f"an answer was left unread for {seconds:g} s",
-        hint="Take the answers faster, or resume where you stopped; serve.stall_seconds is the limit.",
+        hint="Read faster, or resume from your last position; the limit is serve.stall_seconds.",
     )

@@ -1,4 +1,4 @@
-"""Which web pages may read our answers: the CORS headers of an answer, and of the question a browser asks first."""
+"""CORS headers of responses and preflights: which web pages may read them."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ MAX_AGE = b"600"
 
 
 class Cors:
-    """With a credential the origins of the settings may use the server; without one only pages of this machine."""
+    """With a credential the configured origins may use the server; without one only pages of this machine."""
 
     def __init__(self, origins: tuple[str, ...], *, locked: bool) -> None:
         self._origins = frozenset(origin.rstrip("/").encode() for origin in origins)
         self._locked = locked
 
     def admits(self, origin: bytes) -> bool:
-        """Whether a page of `origin` may read answers."""
+        """Return whether a page of `origin` may read responses."""
         if not self._locked:
             return names_loopback(origin)
         return b"*" in self._origins or origin in self._origins
 
     def headers(self, origin: bytes) -> Headers:
-        """For an answer to a page of `origin`."""
+        """Return the CORS headers of a response to a page of `origin`."""
         if not self.admits(origin):
             return [(b"vary", b"origin")]
         return [
@@ -41,7 +41,7 @@ class Cors:
         ]
 
     def preflight(self, origin: bytes) -> Headers:
-        """For the question before a request, besides `headers`: twice the same one, and a browser refuses both."""
+        """Return the further headers of a preflight, without those of `headers`: browsers reject repeated ones."""
         if not self.admits(origin):
             return []
         return [

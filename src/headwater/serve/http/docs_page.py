@@ -36,7 +36,7 @@ def page() -> str:
 
 
 def _route(route: Route) -> str:
-    needed = "none" if route.access is Access.OPEN else "if the server asks for one"
+    needed = "none" if route.access is Access.OPEN else "if the server requires one"
     cells = (route.method, f"<code>{escape(route.path)}</code>", escape(", ".join(route.query)), needed)
     return _row(*cells, escape(route.summary))
 

@@ -1,7 +1,7 @@
 """Cache of requests that were answered by 304: an identical request is answered by 304 while nothing was committed.
 
-Each time the database's head and the caller's credential are checked; everything else follows from the bytes of the
-request, which are the same.
+Each time, the database's head and the caller's credential are checked; everything else is determined by the bytes of
+the request, which are the same.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headwater.serve.limits.limits import Limits
 
 MAX_REQUESTS = 10_000
 MAX_BYTES = 32 << 20  # of all requests
-MAX_HEAD = 8 << 10  # bytes of one request, each header counted with `HEADER` bytes more
+MAX_HEAD = 8 << 10  # bytes of one request, including `HEADER` bytes per header
 HEADER = 128  # bytes of memory that a header takes besides its text
 PREFIX = "/api/v1/q/"
 
@@ -31,18 +31,18 @@ class Remembered(msgspec.Struct, frozen=True):
 
     who: Principal
     prepared: Prepared
-    moment: Hashable  # the head of the database then
+    moment: Hashable  # the head of the database at that time
     headers: Headers
     size: int  # of the request, in bytes
 
 
 class NotModifiedCache:
-    """The last requests that were answered by 304. Belongs to the loop."""
+    """The last requests that were answered by 304. Not thread-safe."""
 
     def __init__(self, api: Api, gate: Gate, limits: Limits) -> None:
         self._api, self._gate, self._limits = api, gate, limits
         self._known: dict[Hashable, Remembered] = {}
-        self._bytes = 0  # of the known requests
+        self._bytes = 0  # of the cached requests
 
     def remember(self, scope: Scope, who: Principal, prepared: Prepared, moment: Hashable, headers: Headers) -> None:
         """Remember a request that was answered by 304 with `headers`."""
@@ -60,14 +60,14 @@ class NotModifiedCache:
         self._bytes += size
 
     async def answer(self, scope: Scope, send: Send) -> bool:
-        """Answer by 304 and return True, if the request is known and its answer still holds."""
+        """Answer by 304 and return True, if the request is cached and its answer is still valid."""
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             return False
         key = _key(scope)
         found = self._known.get(key)
         if found is None:
             return False
-        if not self._is_still(found, scope):
+        if not self._is_current(found, scope):
             self._forget(key)
             return False
         await send({"type": "http.response.start", "status": 304, "headers": found.headers})
@@ -79,11 +79,11 @@ class NotModifiedCache:
         if found is not None:
             self._bytes -= found.size
 
-    def _is_still(self, found: Remembered, scope: Scope) -> bool:
+    def _is_current(self, found: Remembered, scope: Scope) -> bool:
         try:
             asking = self._api.asking()
             is_same = (
-                self._gate.still(found.who) is found.who
+                self._gate.recheck(found.who) is found.who
                 and asking.get(found.who, found.prepared.id) is found.prepared
                 and asking.answering(found.prepared.db).moment() == found.moment
             )
@@ -97,7 +97,7 @@ class NotModifiedCache:
 
 
 def _size(scope: Scope) -> int:
-    """Return about how many bytes of memory the request takes."""
+    """Return the approximate memory of the request in bytes."""
     text = sum(len(name) + len(value) for name, value in scope["headers"])
     target = len(scope.get("raw_path") or b"") + len(scope["query_string"])
     return target + text + HEADER * len(scope["headers"])

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, built from ROUTES and METHODS so that it cannot lag behind them."""
+"""The OpenAPI 3.1 document, built from ROUTES and METHODS so that it is always complete."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _REF = "#/components/schemas/{name}"
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Return the whole document."""
     _, schemas = msgspec.json.schema_components([method.params for method in METHODS.values()], ref_template=_REF)
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Headwater",
             "version": __version__,
-            "description": "A SQL database made live: a data API, and every committed change in a log.",
+            "description": "A data API for SQL databases, and a log of every committed change.",
         },
         "paths": {path: _path(path) for path in dict.fromkeys(route.path for route in ROUTES)},
         "components": {
@@ -62,20 +62,20 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _parameters(route: Route) -> list[dict[str, Any]]:
-    """Placeholders of the path, then what may stand behind the question mark."""
-    held = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in route.placeholders]
-    return held + [{"name": name, "in": "query", "schema": _schema(route, name)} for name in route.query]
+    """Return the placeholders of the path, then the parameters of the query string."""
+    in_path = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in route.placeholders]
+    return in_path + [{"name": name, "in": "query", "schema": _schema(route, name)} for name in route.query]
 
 
 def _schema(route: Route, name: str) -> dict[str, Any]:
-    """What a parameter looks like. `start` and `after` are places in the log, but for pulls of rows keys."""
+    """Return the schema of a parameter. `start` and `after` are offsets, but keys in pulls of rows."""
     if route.path.startswith("/api/v1/pull/") and (name in ("start", "end") or route.handler + name in _KEYED):
         return _KEY
     return _QUERY.get(name, _TEXT)
 
 
 def _request() -> dict[str, Any]:
-    """One alternative per method, told apart by its name."""
+    """Return one alternative per method, distinguished by its name."""
     return {
         "oneOf": [
             {
@@ -101,9 +101,9 @@ def _ref(name: str) -> dict[str, str]:
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _KEYED = ("pull_snapshotafter",)
-_KEY = {"type": "string", "pattern": "^([0-9a-f]{2})*$", "description": "An encoded key in hex."}
+_KEY = {"type": "string", "pattern": "^([0-9a-f]{2})*$", "description": "An encoded key, hexadecimal."}
 _OFFSET = {"type": "integer", "minimum": 0, "maximum": MAX_OFFSET}
-_WORDS = {"type": "string", "description": "Words with commas between them.", "examples": ["insert,update"]}
+_WORDS = {"type": "string", "description": "Comma-separated words.", "examples": ["insert,update"]}
 _QUERY: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("from_offset", "upto", "after", "range", "epoch"), _OFFSET),
     "args": {"type": "string", "description": "A JSON array of values.", "examples": ["[1]", '[{"t":"i64","v":1}]']},
@@ -115,7 +115,11 @@ _QUERY: dict[str, dict[str, Any]] = {
     "format": {"enum": list(CHANGE_FORMATS)},
     "shard": {"type": "string", "pattern": "^[0-9]{1,9}/[0-9]{1,9}$", "examples": ["0/4"]},
     "start": {"enum": ["latest", "earliest", "snapshot"]},
-    "ts": {"type": "string", "description": "A time: ms of the epoch, or as events carry it.", "examples": ["1.0"]},
+    "ts": {
+        "type": "string",
+        "description": "A time in ms since 1970, or a timestamp of an event.",
+        "examples": ["1.0"],
+    },
     "txn": {"enum": [ATOMIC, ATOMIC_STRICT]},
     "compression": {"enum": [LZ4]},
 }
@@ -156,20 +160,20 @@ _PROBLEM = {
 }
 _PROBLEM_CONTENT = {"application/problem+json": {"schema": _ref("Problem")}}
 _RESPONSES = {
-    "200": {"description": "As asked."},
+    "200": {"description": "The requested data."},
     "default": {"description": "An error.", "content": _PROBLEM_CONTENT},
 }
 _RPC_RESPONSES = {
-    "200": {"description": "The answer, or why there is none.", "content": _json(_ref("Answer"))},
-    "204": {"description": "The request had no id."},
-    "default": {"description": "The request was not read.", "content": _json(_ref("Answer"))},
+    "200": {"description": "The result or an error, in an envelope.", "content": _json(_ref("Answer"))},
+    "204": {"description": "The request was a notification, without an id."},
+    "default": {"description": "The request was rejected before it was decoded.", "content": _json(_ref("Answer"))},
 }
 _ROW_CONTENT = {kind: {"schema": {"type": "object"}} for kind in ("application/json", OBJECTS)}
 _ROW_RESPONSES = {
-    "200": {"description": "The row as it is now.", "content": _ROW_CONTENT},
+    "200": {"description": "The current row.", "content": _ROW_CONTENT},
     "201": {"description": "The row was created.", "content": _ROW_CONTENT},
     "204": {"description": "The row was deleted."},
-    "304": {"description": "The row still has the tag of If-None-Match."},
-    "412": {"description": "If-Match or If-None-Match forbids it.", "content": _PROBLEM_CONTENT},
+    "304": {"description": "The row still has the ETag of If-None-Match."},
+    "412": {"description": "A condition in If-Match or If-None-Match is not met.", "content": _PROBLEM_CONTENT},
     "default": {"description": "An error.", "content": _PROBLEM_CONTENT},
 }

@@ -1,4 +1,4 @@
-"""What a request asks for behind its question mark, as the parameters that RPC methods take."""
+"""Query strings of requests, parsed to the parameters of RPC methods."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ MAX_OFFSET = 2**63 - 1
 
 
 def parse_query(query: bytes, known: tuple[str, ...], path: str) -> dict[str, str]:
-    """The parameters by name; unknown ones, repeated ones and bad escapes are refused."""
+    """Return the parameters by name; InvalidRequest for unknown or repeated ones and bad escapes."""
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict")
     except ValueError:
         if query:
-            raise InvalidRequest("the query string cannot be read", hint="Write it as name=value&name=value.") from None
+            raise InvalidRequest("the query string cannot be read", hint="Send name=value&name=value.") from None
         pairs = []
     found: dict[str, str] = {}
     for name, value in pairs:
         if name not in known:
-            hint = f"It takes {', '.join(known)}." if known else "Leave it out."
+            hint = f"Known parameters are {', '.join(known)}." if known else "Omit it."
             what = f"{path} takes no parameter {name[:40]!r}" if known else f"{path} takes no query string"
             raise InvalidRequest(what, hint=hint)
         if name in found:
-            raise InvalidRequest(f"parameter {name!r} is given twice", hint=f"Send {name} once.")
+            raise InvalidRequest(f"parameter {name!r} is repeated", hint=f"Send {name} once.")
         found[name] = value
     return found
 
 
 def ticket_in(query: bytes) -> str | None:
-    """The ticket in a query string of which nothing else is known yet, and nothing is refused."""
+    """Return the ticket in a query string, without checking anything else in it."""
     if b"ticket" not in query and b"%" not in query:
         return None
     pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
@@ -45,22 +45,22 @@ def ticket_in(query: bytes) -> str | None:
 
 
 def digits(text: str, most: int) -> bool:
-    """Whether `text` is a number of at most `most` digits: 0 to 9, not what else Unicode counts with."""
+    """Return whether `text` has at most `most` characters, all of them ASCII digits."""
     return text.isascii() and text.isdigit() and len(text) <= most
 
 
 def number(query: dict[str, str], name: str) -> int | None:
-    """The offset in parameter `name`."""
+    """Return the offset in parameter `name`; None without one."""
     text = query.get(name)
     if text is None:
         return None
     if not digits(text, 19) or int(text) > MAX_OFFSET:
-        raise InvalidRequest(f"{name} {text[:40]!r} is not an offset", hint="Offsets are 0, 1, 2 …")
+        raise InvalidRequest(f"{name} {text[:40]!r} is not an offset", hint="Send an integer from 0.")
     return int(text)
 
 
 def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[SubscribeTable, int | None]:
-    """The filter of a stream without a subscription, and where it ends. Rows are shown unless asked otherwise."""
+    """Return the filter of a stream without a subscription, and its end. Rows are included by default."""
     include = _words(query, "include")
     start: Any = query.get("start")
     if "ts" in query:
@@ -69,8 +69,8 @@ def changes_asked(values: dict[str, str], query: dict[str, str]) -> tuple[Subscr
         start = {"ts": int(query["ts"]) if digits(query["ts"], 15) else query["ts"]}
     elif start is not None and start not in ("latest", "earliest", "snapshot"):
         raise InvalidRequest(
-            f"start {start[:40]!r} is not a place to start from",
-            hint="Say latest, earliest or snapshot; for an offset use from_offset=3, for a time ts=1763172000000.",
+            f"start {start[:40]!r} is unknown",
+            hint="Send latest, earliest or snapshot; for an offset use from_offset=3, for a time ts=1763172000000.",
         )
     params = SubscribeTable(
         db=values["db"],
@@ -113,7 +113,7 @@ def _json(query: dict[str, str], name: str, wanted: type) -> Any:
 
 
 def _lits(values: Any, field: str) -> list[Any] | None:
-    """Plain JSON values are as good as Lits here."""
+    """Return the values as Lits; plain JSON values are accepted too."""
     if values is None:
         return None
     if not isinstance(values, list):
@@ -126,7 +126,7 @@ def _bounds(given: Any) -> Any:
 
 
 def plain_spans(given: Any) -> Any:
-    """Spans of keys whose values are Lits or plain, with Lits."""
+    """Return spans with Lits as key values; plain JSON values are accepted too."""
     if given is None:
         return None
     if not all(isinstance(span, dict) for span in given):

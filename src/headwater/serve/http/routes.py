@@ -1,4 +1,4 @@
-"""ROUTES: every HTTP route as data; the server, the OpenAPI document and the auth tests follow it."""
+"""The table of HTTP routes, used by the server, the OpenAPI document and the tests of authentication."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FILTERS = ("pk", "pk_range", "spans", "ops", "columns", "include", "format", "wh
 
 @dataclass(frozen=True)
 class Route:
-    """One route. `handler` names a method of the application; an `rpc` one answers in envelopes."""
+    """One route. `handler` names a method of the application; an `rpc` route answers in envelopes."""
 
     method: str
     path: str
@@ -24,30 +24,30 @@ class Route:
     summary: str
     access: Access = Access.LOCKED
     rpc: bool = False
-    stream: bool = False  # answered piece by piece by `Streams`
+    stream: bool = False  # answered piece by piece, by `Streams`
     websocket: bool = False
-    query: tuple[str, ...] = ()  # parameters it takes behind the question mark
+    query: tuple[str, ...] = ()  # parameters of its query string
 
     @property
     def allow(self) -> str:
-        """The Allow header: every method that is served at its path."""
+        """Return the Allow header: every method of the routes with this path."""
         here = [route.method for route in ROUTES if route.path == self.path]
         return ", ".join("GET, HEAD" if method == "GET" else method for method in here)
 
     @property
     def placeholders(self) -> list[str]:
-        """The names in braces in its path."""
+        """Return the names in braces in the path."""
         return [part[1:-1] for part in self.path.split("/") if part[:1] == "{"]
 
     def takes(self, method: str) -> bool:
-        """Whether a request by `method` is for this route."""
+        """Return whether the route answers requests with `method`."""
         return method == self.method or (method == "HEAD" and self.method == "GET")
 
 
 ROUTES = (
     Route("POST", "/api/v1/rpc", "rpc", "One RPC request in its envelope.", rpc=True),
     Route("POST", "/api/v1/sql/exec", "sql", "One SQL statement, answered in an envelope.", rpc=True),
-    Route("GET", "/", "index", "What this server is and where its doors are."),
+    Route("GET", "/", "index", "Name, version and routes of this server."),
     Route("GET", "/healthz", "healthz", "200 while the process is alive.", Access.OPEN),
     Route(
         "GET",
@@ -57,9 +57,9 @@ ROUTES = (
         Access.OPEN,
         query=("db",),
     ),
-    Route("GET", "/metrics", "metrics", "Numbers for Prometheus.", Access.METRICS),
-    Route("GET", "/openapi.json", "openapi", "This document."),
-    Route("GET", "/docs", "docs", "The routes and methods as a page."),
+    Route("GET", "/metrics", "metrics", "Metrics for Prometheus.", Access.METRICS),
+    Route("GET", "/openapi.json", "openapi", "The OpenAPI document."),
+    Route("GET", "/docs", "docs", "A page that lists the routes and methods."),
     Route("GET", "/api/v1/cdc/sse/{sub_id}", "sse", "A subscription as server-sent events.", stream=True, query=STREAM),
     Route("GET", "/api/v1/cdc/ws/{sub_id}", "ws", "A subscription as a WebSocket.", websocket=True, query=STREAM),
     Route("GET", GATEWAY, "gateway", "SQL, keys and changes in JSON messages.", websocket=True, query=("ticket",)),
@@ -99,7 +99,7 @@ ROUTES = (
         "GET",
         "/api/v1/pull/{db}/{table}/log",
         "pull_log",
-        "Changes of a table in a stretch of the log: Arrow.",
+        "Changes of a table in an offset range of the log: Arrow.",
         stream=True,
         query=("after", "upto", "generation", "shape", "start", "end", "columns", "where", "compression", "ticket"),
     ),
@@ -107,7 +107,7 @@ ROUTES = (
         "GET",
         "/api/v1/pull/{db}/log",
         "pull_tables",
-        "Changes of several tables in a stretch of the log, rows as JSON: Arrow.",
+        "Changes of several tables in an offset range of the log, rows as JSON: Arrow.",
         stream=True,
         query=("tables", "after", "upto", "generation", "ticket"),
     ),
@@ -116,13 +116,13 @@ ROUTES = (
         "GET",
         f"{QUERY}/events",
         "query_events",
-        "When a prepared query is stale: server-sent events, or a WebSocket by upgrade.",
+        "Invalidations of a prepared query: server-sent events, or a WebSocket by upgrade.",
         stream=True,
         websocket=True,
         query=("args", *STREAM),
     ),
     Route("GET", ROW, "get_row", "One row by its key, with its ETag."),
-    Route("PUT", ROW, "put_row", "Make a row exactly this: create it or replace it."),
+    Route("PUT", ROW, "put_row", "Create or replace one row."),
     Route("PATCH", ROW, "patch_row", "Set columns of one row."),
     Route("DELETE", ROW, "delete_row", "Delete one row."),
 )
@@ -131,9 +131,9 @@ PATTERNS = [(route.path.split("/"), route) for route in ROUTES if "{" in route.p
 
 
 def find(path: str, raw_path: bytes, method: str = "GET") -> tuple[Route | None, dict[str, str]]:
-    """The route of a request and the values of its placeholders; a slash inside a value is sent as %2F.
+    """Return the route of a request and the values of its placeholders; a slash inside a value is sent as %2F.
 
-    Where nothing at the path takes `method`, the first route there: it can say what is allowed.
+    If no route of the path has `method`, return the first one: its error names the allowed methods.
     """
     route = BY_PATH.get(path)
     if route is not None:
@@ -152,7 +152,7 @@ def find(path: str, raw_path: bytes, method: str = "GET") -> tuple[Route | None,
 
 
 def key_parts(raw_path: bytes) -> tuple[str, ...]:
-    """The values with commas between them at the end of a path; a comma inside a value is sent as %2C."""
+    """Return the comma-separated values at the end of a path; a comma inside a value is sent as %2C."""
     return tuple(map(_unquoted, raw_path.decode("ascii", "replace").rpartition("/")[2].split(",")))
 
 

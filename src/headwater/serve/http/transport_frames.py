@@ -1,4 +1,4 @@
-"""How each transport frames what it sends: pure functions from id, word and JSON to bytes."""
+"""Framing of events for each transport: pure functions from id, event name and JSON to bytes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterable, Iterator
 from headwater.feeds.formats.frame import Enclosing
 from headwater.model.change import Op
 
-RETRY_MS = 2000  # an EventSource waits this long before it connects again
+RETRY_MS = 2000  # how long an EventSource waits before it reconnects
 SSE_OPENING = b"retry: %d\n" % RETRY_MS
-SSE_PING = b": ping\n"  # a comment, in the block that the next frame ends
+SSE_PING = b": ping\n"  # a comment; the next frame ends its block
 SSE_FAREWELL = b"retry: %d\n\n" % RETRY_MS
-FRAGMENT = 1 << 20  # bytes, about
+FRAGMENT = 1 << 20  # approximate bytes
 _CONTINUATION, _TEXT, _FINAL = 0x00, 0x01, 0x80  # in the first byte of a WebSocket frame
 
 
 def sse_opening(place: int | None) -> bytes:
-    """The first words of a stream that nothing else remembers the place of: a browser that is cut off before the
-    first frame comes back with this id."""
+    """Return the first bytes of a stream without a stored position, with its current offset as id.
+
+    A browser that is disconnected before the first event reconnects with this id.
+    """
     return SSE_OPENING if place is None else SSE_OPENING + b"id: %d\n\n" % place
 
 
@@ -25,7 +27,7 @@ OPS = frozenset(op.word for op in Op)
 
 
 class _Sse:
-    """One event of a text/event-stream. Compact JSON has no line breaks."""
+    """Frames an event of a text/event-stream. Compact JSON has no line breaks."""
 
     enclosing = Enclosing(b"id: ", b"\nevent: ", b"\ndata: ", b"\n\n")
 
@@ -36,7 +38,7 @@ class _Sse:
 
 
 class _Ndjson:
-    """A change is a line by itself; what else there is to say is an object with `event`."""
+    """Frames a change as a line of its own, and every other event as an object with `event`."""
 
     enclosing = Enclosing(None, None, b"", b"\n")
 
@@ -50,12 +52,12 @@ sse, ndjson = _Sse(), _Ndjson()
 
 
 def websocket(id: int | str, word: str, data: bytes) -> bytes:
-    """One whole text frame of the WebSocket protocol, as a server sends it: unmasked."""
+    """Return one unmasked text frame of the WebSocket protocol."""
     return text_frame(b'{"id":%s,"event":"%s","data":%s}' % (_id(id), word.encode(), data))
 
 
 def text_frame(payload: bytes, first: int = _FINAL | _TEXT) -> bytes:
-    """`payload` as a WebSocket text frame, or as the frame that `first`, its first byte, says."""
+    """Return `payload` as a WebSocket text frame, or as the kind of frame in the byte `first`."""
     size = len(payload)
     if size < 126:
         return bytes((first, size)) + payload
@@ -66,16 +68,16 @@ def text_frame(payload: bytes, first: int = _FINAL | _TEXT) -> bytes:
 
 def text_fragments(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the frames of one text message. Control frames may be written between them (RFC 6455 §5.4)."""
-    held: list[bytes] = []
+    buffered: list[bytes] = []
     size, kind = 0, _TEXT
     for piece in pieces:
-        held.append(piece)
+        buffered.append(piece)
         size += len(piece)
         if size >= FRAGMENT:
-            yield text_frame(b"".join(held), kind)
-            held.clear()
+            yield text_frame(b"".join(buffered), kind)
+            buffered.clear()
             size, kind = 0, _CONTINUATION
-    yield text_frame(b"".join(held), _FINAL | kind)
+    yield text_frame(b"".join(buffered), _FINAL | kind)
 
 
 def _id(id: int | str) -> bytes:

@@ -1,4 +1,4 @@
-"""The WebSocket protocol of uvicorn, taught to write frames that were made before, once for all readers."""
+"""uvicorn's WebSocket protocol, extended to write frames that are encoded once for all readers."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from websockets.protocol import State
 from headwater.errors import Busy
 from headwater.serve.call import Scope
 from headwater.serve.limits import request_body
-from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
+from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 
-FRAMES = "headwater.frames"  # our own ASGI message: whole frames, ready to be written
-MOST = "headwater.most"  # beside an accept: bytes of a message of this client, where the usual limit is too small
-SIZE = "headwater.size"  # beside a received message: the bytes that are counted until the application calls `answered`
-PARSED_BYTES = 4 << 10  # given to the parser at a time: it turns all of them into frames, of six bytes or more
-TURN_FRAMES = 200  # after which other connections have their turn
+FRAMES = "headwater.frames"  # our own ASGI message: encoded frames
+MOST = "headwater.most"  # in an accept: the maximum bytes of a message from this client, if larger than usual
+SIZE = "headwater.size"  # in a received message: bytes that are counted until the application calls `answered`
+PARSED_BYTES = 4 << 10  # given to the parser at once: it turns all of them into frames of at least six bytes
+TURN_FRAMES = 200  # after which other connections get their turn
 MAX_SHORT_FRAGMENTS = 1_000  # of one message
 SHORT_FRAGMENT = 1 << 10  # bytes; longer fragments are limited by the size of their message
 MAX_CONTROL_FRAMES = 500  # pings and pongs of a client within a second
-INVALID_DATA, POLICY_VIOLATION, TRY_AGAIN_LATER = 1007, 1008, 1013  # codes of a close
+INVALID_DATA, POLICY_VIOLATION, TRY_AGAIN_LATER = 1007, 1008, 1013  # close codes
 
 
-class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
-    """As inherited, and with the message FRAMES. Without compression a frame is the same for every reader.
+class FramedWebSocket(SlowReaderLimits, WebSocketsSansIOProtocol):
+    """Adds the message FRAMES and limits on received data. Without compression a frame is the same for every reader.
 
     Received bytes are parsed a few at a time, and only while the application has taken all messages before them. A
     client that sends endless fragments or pings is closed, and so is one whose message does not end in time.
@@ -35,19 +35,19 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
     Received bytes count as those of HTTP bodies do, until the application has answered their message.
     """
 
-    _memory: request_body.BodyReservation  # of all that was received and is not answered
-    _unanswered = 0  # bytes of memory of the messages that the application has, or will have
+    _memory: request_body.BodyReservation  # of all received and unanswered data
+    _unanswered = 0  # bytes in memory of the messages that the application has, or will receive
     _deadline: asyncio.TimerHandle | None = None  # of the message that is being received
 
     _unparsed = b""  # received, and not given to the parser yet
-    _is_scheduled = False  # the parser will go on in the next turn
+    _is_scheduled = False  # parsing continues in the next turn
     _short_fragments = 0  # of the message that is being received
-    _control_frames = 0  # received in the second that began at
+    _control_frames = 0  # received in the second that began at the next field
     _control_since = 0.0
-    _pong = b""  # that waits until the client reads again
+    _pong = b""  # waits until the client reads again
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As inherited."""
+        """Connect as inherited, and start to count memory."""
         super().connection_made(transport)
         self._memory = request_body.BodyReservation(self.client[0] if self.client else "")
 
@@ -55,7 +55,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         """Parse as inherited, but in small parts and several turns."""
         if not self.handshake_initiated:
             super().data_received(data)
-            if not self.handshake_initiated:  # the library refused its head; inherited, nobody sent what it answered
+            if not self.handshake_initiated:  # the library rejected the request; uvicorn would not send its response
                 self.transport.write(b"".join(self.conn.data_to_send()))
                 self.transport.close()
                 self.drop()
@@ -65,7 +65,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Parse what was received, for one turn. What is left waits for the next one or for the application."""
+        """Parse received data for one turn; the rest waits for the next turn or for the application."""
         self._is_scheduled = False
         frames, start, data = 0, 0, self._unparsed
         while start < len(data) and self._may_parse() and frames < TURN_FRAMES:
@@ -87,7 +87,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             self._resume_reading()
 
     def _may_parse(self) -> bool:
-        """Whether the handshake is over, and the application has taken all messages or wants no more."""
+        """Return whether the handshake is over, and the application has received all messages or wants no more."""
         is_wanted = self.queue.empty() or self.close_sent
         return self.handshake_complete and is_wanted and not self.transport.is_closing()
 
@@ -102,10 +102,10 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _count(self) -> None:
-        """Count all bytes that are held, and give an unfinished message its deadline. Closes where memory is short."""
+        """Count all bytes in memory and set the deadline of an unfinished message; close if memory is short."""
         if not self.handshake_complete:  # one read at most
             return
-        if self.disconnected or self.transport.is_closing():  # nothing of it is parsed any more
+        if self.disconnected or self.transport.is_closing():  # received data is not parsed any more
             self._unparsed, self.frames = b"", []
             self.conn.reader.discard()
             self._message_ended()
@@ -119,7 +119,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             return
         if not unfinished:
             self._message_ended()
-        elif self._deadline is None and self._may_parse():  # else it is we who read no further
+        elif self._deadline is None and self._may_parse():  # else the server itself paused reading
             self._deadline = self.loop.call_later(request_body.BODY_SECONDS, self._give_up)
 
     def _message_ended(self) -> None:
@@ -132,12 +132,12 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         self._refuse(f"a message did not end within {request_body.BODY_SECONDS:g} s")
 
     def answered(self, size: int) -> None:
-        """Count a message of `size` bytes no more."""
+        """Stop counting a message of `size` bytes."""
         self._unanswered -= size
         self._count()
 
     async def run_asgi(self) -> None:
-        """As inherited; afterwards nobody has a message of this client."""
+        """Run as inherited; then no message of this client is in memory."""
         try:
             await super().run_asgi()
         finally:
@@ -147,16 +147,16 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             self._count()
 
     async def receive(self) -> Any:
-        """As inherited; what was received behind the message is parsed before anything is read."""
+        """Receive as inherited; data after the message is parsed before more is read."""
         message = await self.queue.get()
         if not self._is_scheduled:
             self._parse()
         return message
 
     async def send(self, message: Any) -> None:
-        """As inherited; frames wait, like any other message, while the reader's buffer is full."""
+        """Send as inherited; FRAMES, like other messages, wait while the client's buffer is full."""
         if message["type"] != FRAMES:
-            if self.conn.eof_sent:  # uvicorn, as it stops, has answered by itself
+            if self.conn.eof_sent:  # uvicorn has already closed the connection, because it stops
                 raise ClientDisconnected
             if message["type"] == "websocket.accept" and MOST in message:
                 self.conn.max_message_size = message[MOST]
@@ -167,7 +167,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
                 self.close_timer.cancel()
                 self.close_timer = self.loop.call_later(self.close_timeout, self._close)
             if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
-                self.handshake_complete = True  # refused with a status: uvicorn would call that an error of ours
+                self.handshake_complete = True  # rejected with a status: uvicorn would log that as an application error
             return
         if not self.writable.is_set():
             await self.writable.wait()
@@ -176,25 +176,25 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         self.transport.write(message["frames"])
 
     def handle_connect(self, event: Any) -> None:
-        """As inherited."""
+        """Connect as inherited, and add the connection to the scope."""
         super().handle_connect(event)
         if not self.close_sent:
             self.scope[CONNECTION] = self  # type: ignore[literal-required]  # before its task runs
 
     def handle_text(self, event: Any) -> None:
-        """As inherited."""
+        """Handle text as inherited, and release the frame."""
         self._short_fragments = 0
         super().handle_text(event)
-        event.data = b""  # the parser keeps the event until the next frame has arrived
+        event.data = b""  # the parser keeps the event until the next frame arrives
 
     def handle_bytes(self, event: Any) -> None:
-        """As inherited."""
+        """Handle bytes as inherited, and release the frame."""
         self._short_fragments = 0
         super().handle_bytes(event)
         event.data = b""
 
     def handle_cont(self, event: Any) -> None:
-        """As inherited; a message must get on with every fragment, and have few that are short."""
+        """Handle a fragment as inherited; close if it is empty, or if too many are short."""
         self._short_fragments += len(event.data) < SHORT_FRAGMENT
         if not event.data and not event.fin:
             self._refuse("a fragment is empty")
@@ -212,26 +212,26 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         output = self.conn.data_to_send()  # of all pings that were parsed together
         if self.transport.is_closing():
             return
-        if self.writable.is_set() or self.conn.close_sent is not None:  # then a close is among the output
+        if self.writable.is_set() or self.conn.close_sent is not None:  # then the output contains a close
             self.transport.write(b"".join(output))
         elif output:
             self._pong = output[-1]
         self._count_control_frame()
 
     def handle_pong(self, event: Any) -> None:
-        """As inherited."""
+        """Handle a pong as inherited, and count it."""
         super().handle_pong(event)
         self._count_control_frame()
 
     def resume_writing(self) -> None:
-        """As inherited."""
+        """Resume as inherited, and send the pong that waits."""
         super().resume_writing()
         pong, self._pong = self._pong, b""
         if pong and not self.close_sent and not self.transport.is_closing():
             self.transport.write(pong)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As inherited."""
+        """Close as inherited, and release memory and timers."""
         super().connection_lost(exc)
         self._count()
 
@@ -240,27 +240,27 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         if now - self._control_since >= 1.0:
             self._control_since, self._control_frames = now, 0
         self._control_frames += 1
-        if self.conn.current_size is None:  # what is being received began after this frame
+        if self.conn.current_size is None:  # the message that is being received began after this frame
             self._message_ended()
         if self._control_frames > MAX_CONTROL_FRAMES:
             self._refuse(f"more than {MAX_CONTROL_FRAMES} pings and pongs in a second")
 
     def _refuse(self, reason: str, code: int = POLICY_VIOLATION) -> None:
-        """Close the connection of a client that costs more than it asks for."""
+        """Close the connection of a client that exceeds a limit."""
         if not self.transport.is_closing():
             self.conn.fail(code, reason)
             self.handle_parser_exception()
 
     def handle_parser_exception(self) -> None:
-        """As inherited; the client has a moment to read why."""
+        """Close as inherited; the client has a moment to read the reason."""
         super().handle_parser_exception()
         self.drop()
         self._count()
 
     def shutdown(self) -> None:
-        """As inherited, unless the connection is closing already. Inherited, that raised and stopped the shutdown.
+        """Shut down as inherited; on a closing connection uvicorn would raise, and stop the shutdown of the others.
 
-        A client that does not read what was written holds up the shutdown for a moment only.
+        A client that does not read delays the shutdown for a moment only.
         """
         if self.handshake_complete and self.conn.state is not State.OPEN:
             self.close_sent = True
@@ -268,17 +268,17 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         self.drop()
 
     def keepalive_timeout(self) -> None:
-        """As inherited."""
+        """Time out as inherited, and disconnect the client."""
         super().keepalive_timeout()
         self.drop()
 
     def _close(self) -> None:
-        """The client did not answer our good-bye."""
+        """Abort the connection: the client did not answer the close frame."""
         self.transport.close()
         self.watch()
 
     def send_receive_event_to_app(self) -> None:
-        """As inherited, with SIZE; text that is none ends the connection. Inherited, it wrote a traceback for each."""
+        """Deliver as inherited, with SIZE; close on invalid UTF-8, for which uvicorn would log a traceback."""
         self._message_ended()
         data, self.frames = b"".join(self.frames), []
         if self.close_sent:
@@ -291,7 +291,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
             except UnicodeDecodeError:
                 self._refuse("text frames are UTF-8", INVALID_DATA)
                 return
-            if not message["text"].isascii():  # it takes up to four bytes a character, and a parser keeps its UTF-8
+            if not message["text"].isascii():  # a str takes up to 4 bytes per character, and a parser keeps its UTF-8
                 size += sys.getsizeof(message["text"])
         try:
             self._memory.take(self._unanswered + size)
@@ -304,7 +304,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
         self._pause_reading()
 
     def send_500_response(self) -> None:
-        """To who has no answer yet while the server stops: come again. Inherited, it said 500, and fell over twice."""
+        """Reply 503 to a handshake that is unanswered while the server stops; uvicorn would reply 500 and raise."""
         if self.initial_response or self.handshake_complete or self.conn.eof_sent:
             return
         self.conn.send_response(self.conn.reject(503, "The server is stopping.\n"))
@@ -312,7 +312,7 @@ class FramedWebSocket(Patience, WebSocketsSansIOProtocol):
 
 
 def answered(scope: Scope, size: int) -> None:
-    """Count a received message of `size` bytes no more: its application has answered it."""
+    """Stop counting a received message of `size` bytes, which the application has answered."""
     connection: Any = scope.get(CONNECTION)
     if connection is not None:
         connection.answered(size)

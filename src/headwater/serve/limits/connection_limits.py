@@ -1,4 +1,4 @@
-"""Crowd: how many connections are open, and from where, so that no client takes them all."""
+"""Limits on open connections, in total and per client address."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import resource
 from headwater.errors import LimitExceeded
 from headwater.serve.limits.rates import place_of
 
-RESERVE = 64  # connections above each limit on which health is still answered
+RESERVE = 64  # connections above each limit that may still request the health routes
 HEALTH = ("/healthz", "/readyz")
-MIN_SPARE_FILES = 200  # descriptors that connections leave to databases, the log and their threads
+MIN_SPARE_FILES = 200  # file descriptors reserved for databases, the log and their threads
 _FILES = "the limit of open files (ulimit -n, LimitNOFILE=), which lowers serve.max_connections here"
-_OPEN_FILES = (1 << 16, 10_240)  # to try where the hard limit is none: macOS grants less than it says
+_OPEN_FILES = (1 << 16, 10_240)  # values to try if there is no hard limit: macOS grants less than it reports
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard one, and return what it is now."""
+    """Raise the soft limit of open files to the hard one, and return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard,) if hard != resource.RLIM_INFINITY else _OPEN_FILES:
         if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -29,17 +29,17 @@ def raise_open_files() -> int:
 
 
 def spare_files(files: int) -> int:
-    """Return how many of `files` descriptors are kept from connections."""
+    """Return how many of `files` file descriptors connections may not use."""
     return max(files // 5, MIN_SPARE_FILES)
 
 
 def connections_for(files: int, *, ports: int) -> int:
-    """Return how many connections each of `ports` may have, where the process may open `files` files."""
+    """Return how many connections each of `ports` ports may have if the process may open `files` files."""
     return max((files - spare_files(files)) // ports - RESERVE, files // (4 * ports), 1)
 
 
-class Crowd:
-    """At most `most` connections, and `per_client` from one address. In one loop."""
+class ConnectionLimits:
+    """Counts connections: at most `most` in total and `per_client` from one address. Not thread-safe."""
 
     def __init__(self, most: int, per_client: int) -> None:
         self._most, self._per_client = most, per_client
@@ -49,7 +49,7 @@ class Crowd:
         self.refused = 0
 
     def enter(self, address: str) -> LimitExceeded | None:
-        """One connection more; why it gets no answer but health."""
+        """Count a new connection; return an error if it is over a limit, and may request the health routes only."""
         here = self.add(address)
         if here <= self._per_client and self.open <= self._most:
             return None
@@ -62,28 +62,26 @@ class Crowd:
         else:
             what = f"{self._most} connections are open"
             setting = _FILES if self.is_lowered else "serve.max_connections"
-        return LimitExceeded(
-            f"{what}, and no more are granted", hint=f"Close some, use them again, or raise {setting}."
-        )
+        return LimitExceeded(f"{what}, the limit is reached", hint=f"Close or reuse connections, or raise {setting}.")
 
     def add(self, address: str) -> int:
-        """Count one connection more, whatever the limits; return how many are open from there."""
+        """Count a new connection without checking the limits; return how many are open from its address."""
         place = place_of(address)
         here = self._from[place] = self._from.get(place, 0) + 1
         self.open += 1
         return here
 
-    def is_crowded(self, address: str) -> bool:
-        """Whether there are more than the limits allow, so that only health is answered."""
+    def is_over_limit(self, address: str) -> bool:
+        """Return whether a limit is exceeded, so that only health requests are answered."""
         return self._from.get(place_of(address), 0) > self._per_client or self.open > self._most
 
     def is_full(self, address: str) -> bool:
-        """Whether there is no place left, not even to say so."""
+        """Return whether the reserve above a limit is used up too, so that a connection is closed without an answer."""
         here = self._from.get(place_of(address), 0)
         return here > self._per_client + RESERVE or self.open > self._most + RESERVE
 
     def leave(self, address: str) -> None:
-        """One connection less."""
+        """Uncount a connection that was closed."""
         place = place_of(address)
         self.open -= 1
         self._from[place] -= 1

@@ -1,4 +1,4 @@
-"""Limits: how much each caller and each database may ask of the server. Health is asked for without."""
+"""Limits on the requests of each caller and each database; health requests are not limited."""
 
 from __future__ import annotations
 
@@ -13,52 +13,52 @@ from headwater.model.principal import Principal
 from headwater.model.work.work_context import CALLER, UNNAMED, WHOSE
 from headwater.serve.api import Api
 from headwater.serve.call import Scope
-from headwater.serve.limits.connection_limits import Crowd
+from headwater.serve.limits.connection_limits import ConnectionLimits
 from headwater.serve.limits.rates import Buckets, place_of, too_often
 from headwater.serve.limits.stream_limits import Places, client_of
 from headwater.serve.limits.tenant_quotas import Limited, Tenants
 
 MOST_RANGES = 10_000
-_HINT = "Ask less often, or raise serve.rate."
-_ALL = ("db", "sub_id")  # of cdc.list: without both it is of every database
+_HINT = "Send requests less often, or raise serve.rate."
+_ALL = ("db", "sub_id")  # cdc.list without both fields covers every database
 
 
 class Limits:
-    """In the loop that serves. Where no limit is set nothing is looked up but a counter."""
+    """The limits of one server; not thread-safe. Without a configured limit a request costs one lookup."""
 
     def __init__(self, config: ServeConfig, api: Api, places: Places) -> None:
         self._api, self._places = api, places
         self._callers = None if config.rate is None else Buckets(config.rate, config.burst)
         databases = api.databases
         self.tenants = Tenants(databases.quota if isinstance(databases, Limited) else lambda _: QuotasConfig())
-        self._ranges: dict[int, str] = {}  # databases of ranges that were asked for
+        self._ranges: dict[int, str] = {}  # database of each range that was requested
         self.refused_callers = 0  # requests
-        self.crowd = Crowd(config.max_connections, config.max_connections_per_client)
+        self.connections = ConnectionLimits(config.max_connections, config.max_connections_per_client)
 
-    # --- who asks ----------------------------------------------------------------------------------------------------
+    # --- per caller --------------------------------------------------------------------------------------------------
 
     def ask(self, who: Principal, address: str) -> None:
-        """One request of `who`; LimitExceeded if they asked too often."""
+        """Count a request of `who`; LimitExceeded if they exceed their rate."""
         if self._callers is not None:
             self._take(identity(who, address), f"by {who.name!r}")
 
-    def ask_in_vain(self, address: str) -> None:
-        """One request with a credential that does not hold: guesses count by where they come from."""
+    def count_rejected_credential(self, address: str) -> None:
+        """Count a request without a valid credential, by its address, to limit guesses."""
         if self._callers is not None:
             self._take(place_of(address), f"from {address}")
 
-    def _take(self, key: object, told: str) -> None:
+    def _take(self, key: object, subject: str) -> None:
         assert self._callers is not None
         if wait := self._callers.take(key):
             self.refused_callers += 1
-            raise too_often(told, self._callers.rate, wait, _HINT)
+            raise too_often(subject, self._callers.rate, wait, _HINT)
 
-    # --- for which database ------------------------------------------------------------------------------------------
+    # --- per database ------------------------------------------------------------------------------------------------
 
     def enter(self, who: Principal, db: str | None) -> None:
-        """One request for `db`, of which it is from now on; LimitExceeded if there were too many.
+        """Count a request for `db` and do its work in the name of `db`; LimitExceeded if its rate is exceeded.
 
-        Who has no business there takes nothing of it. They are refused later, in the words of the scopes.
+        A caller who may not see `db` is not counted here: the scope check rejects the request later.
         """
         if db is None or not who.sees(db):
             return
@@ -69,7 +69,7 @@ class Limits:
             tenant.enter()
 
     def again(self, who: Principal, db: str, scope: Scope) -> None:
-        """As `ask` and `enter`, in short, of a request that is answered at once to one who sees `db`."""
+        """Count a request that is answered immediately, as `ask` and `enter` do; the caller may see `db`."""
         if self._callers is not None:
             self.ask(who, client_of(scope))
         tenant = self.tenants.get(db)
@@ -77,18 +77,18 @@ class Limits:
             tenant.enter()
 
     @contextmanager
-    def stay(self, who: Principal, db: str | None, address: str) -> Iterator[None]:
-        """One stream or waiting poll of `db`, as long as it lasts; LimitExceeded if there are too many."""
+    def count_stream(self, who: Principal, db: str | None, address: str) -> Iterator[None]:
+        """Count a stream or waiting poll of `db` while it is open; LimitExceeded if there are too many."""
         tenant = self.tenants.get(db) if db is not None and who.sees(db) else None
         with self._places.take(address):
             if tenant is None:
                 yield
                 return
-            with tenant.stay():
+            with tenant.count_stream():
                 yield
 
     def of_path(self, who: Principal, values: dict[str, str]) -> str | None:
-        """The database that a route is asked about, if it is about one."""
+        """Return the database that the values of a route name, if they name one."""
         if "db" in values:
             return real_name(values["db"])
         if "sub_id" in values:
@@ -112,7 +112,7 @@ class Limits:
         return real_name(found.db or getattr(found, "default_db", None))
 
     def of_message(self, asked: object) -> str | None:
-        """The database that a call of gRPC names, if it does."""
+        """Return the database that a gRPC request names, if it names one."""
         for name in ("namespace", "db"):
             given = getattr(asked, name, None)
             if isinstance(given, str):
@@ -120,7 +120,7 @@ class Limits:
         return None
 
     async def of_call(self, asked: object) -> str | None:
-        """The database that a call of gRPC is about: the one it names, or that of the range it names."""
+        """Return the database that a gRPC request names, directly or by a range id."""
         found, id = self.of_message(asked), getattr(asked, "range_id", 0)
         if found is not None or not id or self._api.ranges is None:
             return found
@@ -130,7 +130,7 @@ class Limits:
                 return None
             if len(self._ranges) >= MOST_RANGES:
                 self._ranges.clear()
-            self._ranges[id] = owner[0]  # for good: another range has another id
+            self._ranges[id] = owner[0]  # never stale: range ids are not reused
         return self._ranges[id]
 
     def _of_subscription(self, id: str) -> str | None:
@@ -140,10 +140,10 @@ class Limits:
         try:
             return self._api.asking().get(who, id).db
         except HeadwaterError:
-            return None  # whoever answers will say it
+            return None  # the handler reports the unknown query
 
 
 def identity(who: Principal, address: str) -> Hashable:
-    """Return whose budget it is: that of the account, or of the address where the caller has no account of its own."""
+    """Return the key of the caller's budget: the account, or the address of a caller without an account."""
     account = who.account
     return place_of(address) if account in UNNAMED else (account,)

@@ -1,4 +1,4 @@
-"""Rates: how often somebody may ask. A bucket of tokens is one number: the moment at which it is full again."""
+"""Token buckets that limit request rates. A bucket is one number: the time at which it is full again."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Callable, Hashable
 
 from headwater.errors import LimitExceeded
 
-MOST = 20_000  # buckets that are not full, whose owners asked a moment ago
-_ROUNDING = 1e-9  # seconds: who waits exactly as long as told is let in
+MOST = 20_000  # buckets that are not full: owners of the others need no entry
+_ROUNDING = 1e-9  # seconds: a caller who waits exactly as long as required is admitted
 
 
 class Buckets:
-    """One bucket for each key: `burst` tokens, refilled by `rate` per second; what is not known is full.
+    """One bucket per key, with `burst` tokens, refilled by `rate` per second; an unknown key has a full bucket.
 
-    In one loop, so without a lock. Never more than `most`: full ones are forgotten first, then the oldest.
+    Not thread-safe. Holds at most `most` buckets: full ones are evicted first, then the oldest.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class Buckets:
         return len(self._full)
 
     def take(self, key: Hashable) -> float:
-        """Take a token; 0.0, or in how many seconds there will be one, and nothing was taken."""
+        """Take a token and return 0.0; without a token, return the seconds until there is one."""
         now = self._clock()
         full = self._full.get(key)
         if full is None:
@@ -48,15 +48,15 @@ class Buckets:
         return 0.0
 
     def _forget(self, now: float) -> None:
-        """Make room, for many at a time: each look at all of them is then paid by many who came."""
-        kept = {key: full for key, full in self._full.items() if full > now}
-        for key in list(kept)[: max(len(kept) - self._most * 3 // 4, 0)]:
-            del kept[key]
-        self._full = kept
+        """Evict many buckets at once, so that the scan over all of them is rare."""
+        not_full = {key: full for key, full in self._full.items() if full > now}
+        for key in list(not_full)[: max(len(not_full) - self._most * 3 // 4, 0)]:
+            del not_full[key]
+        self._full = not_full
 
 
 def too_often(who: str, rate: float, wait: float, hint: str) -> LimitExceeded:
-    """What is told to who asks again before `wait` seconds are over."""
+    """Return the error for a caller who must wait `wait` seconds before the next request."""
     after = max(int(wait * 1000 + 0.999), 1)
     return LimitExceeded(
         f"more than {rate:g} requests per second {who}", hint=f"Wait {after} ms. {hint}", retry_after_ms=after
@@ -65,7 +65,7 @@ def too_often(who: str, rate: float, wait: float, hint: str) -> LimitExceeded:
 
 @functools.lru_cache(maxsize=4096)
 def place_of(address: str) -> str:
-    """Whom an address belongs to: of IPv6 a whole /64 is one customer's."""
+    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""The body of a request: of a type that is taken, and read whole within bounds; and how a request is refused."""
+"""Request bodies: content type, size and memory limits, checks on JSON; and the error that rejects a request."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from headwater.serve.call import Headers, Receive, Scope
 from headwater.serve.limits.rates import place_of
 
 JSON = b"application/json"
-MAX_RECEIVING = 256 << 20  # bytes of all unanswered requests, messages of WebSockets included; half from one address
-UNCOUNTED = 64 << 10  # bytes: what came of a smaller body is not counted
-BODY_SECONDS = 300.0  # in which a body arrives, however steadily it comes
-LARGE = 256 << 10  # bytes: a body that is not decoded in the loop
-MAX_ELEMENTS = 500_000  # of JSON: marks between values and names, and beginnings of lists and objects
-MAX_WRITTEN = 1_000_000  # the same of a request that writes
+MAX_RECEIVING = 256 << 20  # bytes of all unanswered requests, WebSocket messages included; half of it from one address
+UNCOUNTED = 64 << 10  # bytes: smaller bodies are not counted
+BODY_SECONDS = 300.0  # limit for the whole body, however steadily it arrives
+LARGE = 256 << 10  # bytes: larger bodies are decoded in a thread, not in the event loop
+MAX_ELEMENTS = 500_000  # of JSON: commas, colons, and opening brackets and braces
+MAX_WRITTEN = 1_000_000  # the same for a request that writes
 MAX_EXPONENTS = 1_000  # numbers with an exponent of three digits
 _EXPONENT = re.compile(rb"[0-9.][eE][+-]?0*[1-9][0-9]{2}")
 _HALF = re.compile(rb"\\u[dD](?:[c-fC-F]|[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F]))")
-_PAIR = 'Send both halves of the pair, or the character itself; what is no text goes as {"t":"bytes","b64":…}.'
+_PAIR = 'Send both halves of the pair, or the character itself; send binary data as {"t":"bytes","b64":…}.'
 
 
 class Refusal(Exception):
-    """A request that goes no further, with the status and headers to say so."""
+    """A rejected request, with the status and headers of its response."""
 
     def __init__(self, error: HeadwaterError, *, status: int = 0, headers: Headers | None = None) -> None:
         super().__init__(error.message)
@@ -40,20 +40,20 @@ class Refusal(Exception):
 
 
 def retry_after(error: HeadwaterError) -> tuple[bytes, bytes]:
-    """The header that tells when to come again: in whole seconds, and a second where nothing better is known."""
+    """Return the Retry-After header: in whole seconds, at least 1."""
     return b"retry-after", b"%d" % max(-(-int(error.extra.get("retry_after_ms", 0)) // 1000), 1)
 
 
 class Gone(Exception):
-    """The client left: there is nobody to answer."""
+    """The client disconnected before the request was complete."""
 
 
 def no_json(body: bytes, fault: Exception, hint: str) -> InvalidRequest:
-    """What to say of a body of which our parser said `fault`."""
+    """Return the error for a body on which the JSON parser raised `fault`."""
     if isinstance(fault, RecursionError):
         return InvalidRequest("the body is not JSON: nested too deeply", hint=hint)
-    told = str(fault)
-    if "surrogate" in told or (("truncated" in told or "escape" in told) and _has_half(body)):
+    reason = str(fault)
+    if "surrogate" in reason or (("truncated" in reason or "escape" in reason) and _has_half(body)):
         return InvalidRequest(
             r"a text in the body holds half a character (a lone surrogate: \ud800 to \udfff)", hint=_PAIR
         )
@@ -61,11 +61,11 @@ def no_json(body: bytes, fault: Exception, hint: str) -> InvalidRequest:
 
 
 def _has_half(body: bytes) -> bool:
-    """Return whether the parser met half a character: it calls that truncated, or a bad escape."""
+    """Return whether the parser met a lone surrogate, which it reports as truncated input or a bad escape."""
     if len(body) > LARGE:  # a third parse of it would take too long
         return _HALF.search(body) is not None
     with contextlib.suppress(ValueError, RecursionError):
-        json.loads(body)  # it lets such halves pass
+        json.loads(body)  # accepts lone surrogates
         return True
     return False
 
@@ -74,7 +74,7 @@ def check_elements(body: bytes, most: int) -> None:
     """Raise RequestTooLarge if JSON has more than `most` elements.
 
     A parser holds the interpreter's lock until it is done: a body of millions of empty lists would stop every other
-    request for seconds. Elements are counted by the marks that separate them, outside of texts.
+    request for seconds. Elements are counted by their separators, outside of strings.
     """
     if len(body) <= LARGE or _marks(body) <= most:
         return
@@ -82,12 +82,12 @@ def check_elements(body: bytes, most: int) -> None:
     if outside is not None and _marks(outside) <= most:
         return
     raise RequestTooLarge(
-        f"the request has more than {most} values, names and lists", hint="Send less, in several requests."
+        f"the request has more than {most} JSON values, names and lists", hint="Split it into several requests."
     )
 
 
 def check_exponents(body: bytes) -> None:
-    """Raise RequestTooLarge if JSON has many numbers such as 1e308: the parser takes 0.1 ms for each of them."""
+    """Raise RequestTooLarge if JSON has many numbers such as 1e308: the parser takes 0.1 ms for each."""
     if len(body) <= MAX_EXPONENTS * len("1e308,") or _exponents(body) <= MAX_EXPONENTS:
         return
     outside = _outside_texts(body, MAX_WRITTEN)
@@ -95,12 +95,12 @@ def check_exponents(body: bytes) -> None:
         return
     raise RequestTooLarge(
         f"the request has more than {MAX_EXPONENTS} numbers with an exponent of three digits",
-        hint="Send fewer of them in one request, or write them without an exponent.",
+        hint="Send fewer per request, or write them without an exponent.",
     )
 
 
 def _outside_texts(body: bytes, most: int) -> bytes | None:
-    """Return what is outside the texts of JSON, if there are at most `most` of them, and any."""
+    """Return the JSON without its strings; None if it has none, or more than `most`."""
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if b"\\" in body else body
     return b"".join(plain.split(b'"')[::2]) if 0 < plain.count(b'"') <= 2 * most else None
 
@@ -114,7 +114,7 @@ def _marks(body: bytes) -> int:
 
 
 class BodyMemory:
-    """Count the bytes of all bodies that are being received or worked on. Use it in one loop."""
+    """Counts the bytes of all bodies that are being received or processed. Not thread-safe."""
 
     def __init__(self, total: int = MAX_RECEIVING) -> None:
         self.total = total
@@ -127,29 +127,29 @@ class BodyMemory:
         return self._used
 
     def take(self, place: str, count: int) -> None:
-        """Count `count` bytes from one client address. Raises Busy where it or all addresses have too many."""
+        """Count `count` bytes from one client address. Raises Busy if this address, or all together, have too many."""
         mine = self._by_place.get(place, 0)
         if self._used + count > self.total or mine + count > self.total // 2:
             raise Busy(
-                f"{self._used >> 20} MiB of unfinished requests are held, {mine >> 20} MiB of them from your address",
-                hint="Try again in a moment, or send fewer large requests at a time.",
+                f"unfinished requests use {self._used >> 20} MiB, {mine >> 20} MiB of them from your address",
+                hint="Retry in a moment, or send fewer large requests in parallel.",
             )
         self._used += count
         self._by_place[place] = mine + count
 
     def release(self, place: str, count: int) -> None:
-        """Give `count` bytes back."""
+        """Uncount `count` bytes of one client address."""
         self._used -= count
         left = self._by_place.pop(place, 0) - count
         if left > 0:
             self._by_place[place] = left
 
 
-BODIES = BodyMemory()  # one process has one memory
+BODIES = BodyMemory()  # shared by all servers of the process
 
 
 class BodyReservation:
-    """The memory of one body from `client`, or of all messages of a WebSocket, until they are answered."""
+    """The memory of one body from `client`, or of all messages of a WebSocket, until the server has answered."""
 
     __slots__ = ("_client", "_counted")
 
@@ -157,7 +157,7 @@ class BodyReservation:
         self._client, self._counted = client, 0
 
     def take(self, size: int) -> None:
-        """Hold `size` bytes in all, more or fewer than before; few of them are not counted. Raises Busy."""
+        """Count `size` bytes in total, replacing the previous count; small sizes count as 0. Raises Busy."""
         counted = size if size > UNCOUNTED else 0
         if counted > self._counted:
             BODIES.take(place_of(self._client), counted - self._counted)
@@ -172,12 +172,12 @@ class BodyReservation:
         self.release()
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Count no bytes any more."""
         self.take(0)
 
 
 async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReservation) -> bytes:
-    """The whole body; a refusal as soon as it is larger than `most` bytes, comes too slowly, or finds no memory."""
+    """Return the whole body; Refusal if it exceeds `most` bytes, arrives too slowly, or memory is short."""
     if int(header(scope["headers"], b"content-length") or 0) > most:
         raise await _too_large(scope, receive, most, 0)
     message = await receive()
@@ -191,7 +191,9 @@ async def read_body(scope: Scope, receive: Receive, most: int, memory: BodyReser
         async with asyncio.timeout(BODY_SECONDS):
             return await _read_parts(scope, receive, most, message, memory)
     except TimeoutError:
-        slow = InvalidRequest(f"the body did not end within {BODY_SECONDS:g} s", hint="Send it again, in one go.")
+        slow = InvalidRequest(
+            f"the body did not end within {BODY_SECONDS:g} s", hint="Send the request again without pauses."
+        )
         raise Refusal(slow, status=408, headers=[(b"connection", b"close")]) from None
 
 
@@ -218,15 +220,15 @@ async def _read_parts(scope: Scope, receive: Receive, most: int, message: Any, m
 
 
 async def _too_large(scope: Scope, receive: Receive, most: int, seen: int, *, more: bool = True) -> Refusal:
-    """The refusal, after reading a little more."""
+    """Return the refusal, after reading a little more of the body."""
     if more:
         await _pass_over(scope, receive, 2 * most - seen)
-    error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Send less, in several requests.")
+    error = RequestTooLarge(f"the body is larger than {most} bytes", hint="Split it into several requests.")
     return Refusal(error, headers=[(b"connection", b"close")])
 
 
 async def _pass_over(scope: Scope, receive: Receive, most: int) -> None:
-    """Read at most so many bytes more: a client that is still sending would see a reset instead of a refusal."""
+    """Read at most `most` more bytes: a client that is still sending would see a reset instead of the refusal."""
     more = not header(scope["headers"], b"expect")
     while more and most >= 0:
         message = await receive()
@@ -235,7 +237,7 @@ async def _pass_over(scope: Scope, receive: Receive, most: int) -> None:
 
 
 def header(headers: Headers, wanted: bytes) -> bytes:
-    """The first header of that name."""
+    """Return the first header with this name; b"" without one."""
     for name, value in headers:
         if name == wanted:
             return value
@@ -243,10 +245,12 @@ def header(headers: Headers, wanted: bytes) -> bytes:
 
 
 def check_type(headers: Headers, *kinds: bytes) -> bytes:
-    """The type of the body, which is one of `kinds`; a refusal with 415."""
+    """Return the content type of the body, one of `kinds`; otherwise raise a Refusal with 415."""
     found = header(headers, b"content-type").split(b";")[0].strip().lower()
     if found not in kinds:
         first = kinds[0].decode()
         named = " or ".join(kind.decode() for kind in kinds)
-        raise Refusal(InvalidRequest(f"the body is not {named}", hint=f"Send content-type: {first}."), status=415)
+        raise Refusal(
+            InvalidRequest(f"the content type is not {named}", hint=f"Send content-type: {first}."), status=415
+        )
     return found

@@ -1,4 +1,4 @@
-"""Limits on answers that are open at a time: of all callers, and of each who is not an owner."""
+"""Limits on responses that are open concurrently, in total and per caller; owners have no share of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headwater.serve.limits.stream_limits import client_of
 
 
 class Shares:
-    """Count the open answers of one kind, named by `what`. Use it in one loop."""
+    """Counts the open responses of one kind, which `what` names in errors. Not thread-safe."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -23,12 +23,14 @@ class Shares:
 
     @contextmanager
     def take(self, call: Call, most: int, share: int) -> Iterator[None]:
-        """Count one, as long as it lasts. Raises LimitExceeded if `most` are open, or `share` of its caller."""
-        caller, hint = identity(call.who, client_of(call.scope)), "Try again in a moment, or open fewer."
+        """Count a response while it is open. Raises LimitExceeded if `most` are open, or `share` of its caller."""
+        caller, hint = identity(call.who, client_of(call.scope)), "Retry in a moment, or open fewer."
         if self._open >= most:
-            raise LimitExceeded(f"{most} {self._what} are open already", hint=hint)
+            raise LimitExceeded(f"{most} {self._what} are open, the limit of this server", hint=hint)
         if self._open_by[caller] >= share and call.who.role != OWNER:
-            raise LimitExceeded(f"{share} {self._what} of {call.who.name!r} are open already", hint=hint)
+            raise LimitExceeded(
+                f"{share} {self._what} of {call.who.name!r} are open, the limit of one caller", hint=hint
+            )
         self._open += 1
         self._open_by[caller] += 1
         try:

@@ -1,4 +1,4 @@
-"""Patience: how long a connection is held for a client that does not read, and when it must be given up."""
+"""Cut-off of clients that do not read their responses."""
 
 from __future__ import annotations
 
@@ -8,51 +8,51 @@ from typing import Any, Protocol
 
 from headwater.serve.call import Scope
 
-CONNECTION = "headwater.connection"  # where a scope keeps it
+CONNECTION = "headwater.connection"  # the key of the connection in an ASGI scope
 STALL_SECONDS = 300.0
-LINGER_SECONDS = 5.0  # for what is on its way to a client that is being let go
-PROGRESS = 64 << 10  # bytes: who reads less in `stall_seconds` reads nothing
+LINGER_SECONDS = 5.0  # time to deliver the last bytes to a client that is being disconnected
+PROGRESS = 64 << 10  # bytes: a client that reads fewer in `stall_seconds` counts as stalled
 
 
 class Droppable(Protocol):
-    """A connection that can be taken from its client."""
+    """A connection that the server can close while its client is connected."""
 
     def drop(self) -> None:
-        """The client may not stay. What was sent may still arrive, but not for long."""
+        """Disconnect the client after a short time in which sent data may still arrive."""
         ...
 
 
-class Patience(asyncio.Protocol):
-    """Before a protocol of uvicorn: cuts off a client that reads nothing for `stall_seconds`, or was let go.
+class SlowReaderLimits(asyncio.Protocol):
+    """Mixin for uvicorn protocols: disconnects a client that reads nothing for `stall_seconds`, or was dropped.
 
-    A transport that is closed waits, without an end, for its client to take what was written before.
+    Without it a closed transport waits for ever for its client to read the buffered data.
     """
 
     stall_seconds = STALL_SECONDS
     linger_seconds = LINGER_SECONDS
     transport: asyncio.Transport
-    writable: asyncio.Event  # not set while the client reads too little of what was written
+    writable: asyncio.Event  # cleared while the client reads too little of the written data
     loop: asyncio.AbstractEventLoop
-    _unread: int | None = None  # bytes that waited for the client
+    _unread: int | None = None  # bytes in the write buffer at the last check
     _since = 0.0
-    _looking: asyncio.TimerHandle | None = None
-    _letting_go: asyncio.TimerHandle | None = None
+    _stall_timer: asyncio.TimerHandle | None = None
+    _linger_timer: asyncio.TimerHandle | None = None
     _on_lost: Callable[[], object] | None = None
 
     def pause_writing(self) -> None:
-        """As inherited."""
+        """Start the stall timer, and pause as inherited."""
         super().pause_writing()
         self.watch()
 
     def resume_writing(self) -> None:
-        """As inherited."""
+        """Resume as inherited; stop counting unread bytes if the buffer is empty."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._unread = None
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As inherited."""
-        for timer in (self._looking, self._letting_go):
+        """Stop the timers, and close as inherited."""
+        for timer in (self._stall_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
         if self._on_lost is not None:
@@ -61,22 +61,22 @@ class Patience(asyncio.Protocol):
 
     def drop(self) -> None:
         """See Droppable."""
-        if self._letting_go is None:
-            self._letting_go = self.loop.call_later(self.linger_seconds, self.transport.abort)
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(self.linger_seconds, self.transport.abort)
 
     def watch(self) -> None:
-        """From now on the client is to read what waits for it."""
+        """Start to measure whether the client reads the buffered data."""
         self._unread, self._since = self.transport.get_write_buffer_size(), self.loop.time()
-        if self._looking is None and self._unread:  # one timer for however many pauses
-            self._looking = self.loop.call_later(self.stall_seconds, self._look)
+        if self._stall_timer is None and self._unread:  # one timer for any number of pauses
+            self._stall_timer = self.loop.call_later(self.stall_seconds, self._check_stall)
 
-    def _look(self) -> None:
-        self._looking = None
+    def _check_stall(self) -> None:
+        self._stall_timer = None
         if self._unread is None:
             return
         left = self._since + self.stall_seconds - self.loop.time()
         if left > 0:
-            self._looking = self.loop.call_later(left, self._look)
+            self._stall_timer = self.loop.call_later(left, self._check_stall)
         elif self._unread - self.transport.get_write_buffer_size() >= PROGRESS:
             self.watch()
         else:
@@ -84,7 +84,7 @@ class Patience(asyncio.Protocol):
 
 
 def drop(scope: Scope) -> None:
-    """Let the client of this request go, where the server knows how."""
+    """Disconnect the client of this request, if its connection supports it."""
     connection: Any = scope.get(CONNECTION)
     if connection is not None:
         connection.drop()

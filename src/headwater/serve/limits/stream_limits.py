@@ -1,4 +1,4 @@
-"""Places: how many streams and waiting polls each client has, so that none takes them all."""
+"""Limit on open streams and waiting polls per client address."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headwater.serve.limits.rates import place_of
 
 
 class Places:
-    """At most `most` for each client, who is known by address: of IPv6 by its /64."""
+    """Counts streams and polls: at most `most` per client, by its address, or by the /64 of an IPv6 address."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -19,12 +19,12 @@ class Places:
 
     @contextmanager
     def take(self, client: str) -> Iterator[None]:
-        """One place, as long as it lasts; LimitExceeded when the client has them all."""
+        """Count a stream or poll while it is open; LimitExceeded if the client has too many."""
         place = place_of(client)
         taken = self._taken.get(place, 0)
         if taken >= self._most:
             raise LimitExceeded(
-                f"{taken} streams and waiting polls are open from {client}, and no more are granted",
+                f"{taken} streams and waiting polls are open from {client}, the limit is reached",
                 hint="Close one, read several tables by one subscription, or raise serve.max_streams_per_client.",
             )
         self._taken[place] = taken + 1
@@ -37,6 +37,6 @@ class Places:
 
 
 def client_of(scope: Scope) -> str:
-    """The address of who asks."""
+    """Return the client address of a request."""
     address: str = (scope.get("client") or ("",))[0]
     return address

@@ -1,4 +1,4 @@
-"""Tenants: what each database takes of the server in requests and streams, and no more than its quota."""
+"""Quotas per database: request rate and open streams."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Quota = Callable[[str], QuotasConfig | None]
 
 @runtime_checkable
 class Limited(Protocol):
-    """Databases that may take so much and no more."""
+    """Databases that have quotas."""
 
     def quota(self, name: str) -> QuotasConfig | None:
-        """What the database `name` may take; None if there is none of that name."""
+        """Return the quota of the database `name`; None if there is no such database."""
         ...
 
 
 class Tenant:
-    """One database, and what it takes now."""
+    """The request and stream counters of one database."""
 
     __slots__ = ("_bucket", "_most", "_name", "refused_requests", "refused_streams", "requests", "streams")
 
@@ -33,20 +33,20 @@ class Tenant:
         self.requests = self.streams = self.refused_requests = self.refused_streams = 0
 
     def enter(self) -> None:
-        """One request more."""
+        """Count a request; LimitExceeded if the rate of the database is exceeded."""
         if self._bucket is not None and (wait := self._bucket.take(self._name)):
             self.refused_requests += 1
-            hint = f"The limit is that of all who use {self._name!r}: ask less often, or raise its rate."
+            hint = f"All callers of {self._name!r} share this limit: send requests less often, or raise its rate."
             raise too_often(f"for the database {self._name!r}", self._bucket.rate, wait, hint)
         self.requests += 1
 
     @contextmanager
-    def stay(self) -> Iterator[None]:
-        """One stream or waiting poll more, as long as it lasts."""
+    def count_stream(self) -> Iterator[None]:
+        """Count a stream or waiting poll while it is open; LimitExceeded if there are too many."""
         if self._most is not None and self.streams >= self._most:
             self.refused_streams += 1
             raise LimitExceeded(
-                f"{self.streams} streams and waiting polls of {self._name!r} are open, and no more are granted",
+                f"{self.streams} streams and waiting polls of {self._name!r} are open, the limit is reached",
                 hint="Close one, read several tables by one subscription, or raise its max_streams.",
             )
         self.streams += 1
@@ -57,19 +57,19 @@ class Tenant:
 
 
 class Tenants:
-    """Every database that was asked for. In one loop."""
+    """The counters of every requested database. Not thread-safe."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota = quota
         self._known: dict[str, Tenant] = {}
 
     def get(self, name: str) -> Tenant | None:
-        """The database `name`; None if there is none: nothing is kept of names that anybody may think of."""
+        """Return the counters of `name`; None, and nothing stored, for a database that does not exist."""
         found = self._known.get(name)
         if found is None and (quota := self._quota(name)) is not None:
             found = self._known[name] = Tenant(name, quota)
         return found
 
     def all(self) -> dict[str, Tenant]:
-        """By name; those that were dropped are left out."""
+        """Return the counters by database, without dropped databases."""
         return {name: one for name, one in list(self._known.items()) if self._quota(name) is not None}

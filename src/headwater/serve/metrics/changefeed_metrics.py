@@ -1,4 +1,4 @@
-"""The numbers of change feeds for Prometheus."""
+"""Prometheus metrics of change feeds."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ CHANGEFEED_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> k
     "headwater_changefeeds": ("gauge", "Open change feeds.", ()),
     "headwater_changefeed_events_total": ("counter", "Events sent on change feeds, checkpoints included.", ()),
     "headwater_changefeed_checkpoints_total": ("counter", "Checkpoints sent on change feeds.", ()),
-    "headwater_changefeed_catchups": ("gauge", "Change feeds that read what they missed.", ()),
-    "headwater_changefeed_catchups_waiting": ("gauge", "Change feeds that wait for a place to do so.", ()),
+    "headwater_changefeed_catchups": ("gauge", "Change feeds that read their backlog.", ()),
+    "headwater_changefeed_catchups_waiting": ("gauge", "Change feeds that wait to read their backlog.", ()),
     "headwater_changefeed_slow_consumers_total": ("counter", "Change feeds ended because their reader was slow.", ()),
 }
 
 
 @dataclass
 class Numbers:
-    """What the change feeds of a server have done."""
+    """Counters of a server's change feeds."""
 
     open: int = 0
     events: int = 0
     checkpoints: int = 0
     slow: int = 0
-    catchups: Catchups | None = None  # once there was a feed
+    catchups: Catchups | None = None  # None before the first feed
 
 
 CHANGEFED: dict[str, Callable[[Numbers], float]] = {

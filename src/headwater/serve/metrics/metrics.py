@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: requests as they are answered, log and capture as they are when asked."""
+"""Prometheus metrics: requests are counted when answered, log and capture are read at each scrape."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_rpc_request_seconds": ("histogram", "Time to answer an RPC request.", ("method",)),
     "headwater_http_responses_total": ("counter", "HTTP responses sent.", ("route", "status")),
     "headwater_grpc_calls_total": ("counter", "gRPC calls that ended.", ("method", "status")),
-    "headwater_requests_total": ("counter", "Requests for a database that were let in.", ("db",)),
+    "headwater_requests_total": ("counter", "Accepted requests for a database.", ("db",)),
     "headwater_limited_total": (
         "counter",
         "Requests refused by a limit: of the caller, of connections, or of the database by rate or streams.",
@@ -41,17 +41,17 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_writes_total": ("counter", "Transactions committed through the server.", ("db",)),
     "headwater_capture_lag_changes": ("gauge", "Changes committed and not yet in the log.", ("db",)),
     "headwater_capture_lag_seconds": ("gauge", "Age of the oldest change not yet in the log.", ("db",)),
-    "headwater_capture_failed": ("gauge", "1 while capture stands still because of an error.", ("db",)),
+    "headwater_capture_failed": ("gauge", "1 while capture is stopped by an error.", ("db",)),
     "headwater_capture_table_rows": ("gauge", "Rows waiting in the capture table.", ("db",)),
-    "headwater_slot_lag_bytes": ("gauge", "Bytes of its log that PostgreSQL keeps for our slot.", ("db",)),
+    "headwater_slot_lag_bytes": ("gauge", "WAL bytes that PostgreSQL retains for the replication slot.", ("db",)),
     "headwater_slot_safe_bytes": (
         "gauge",
-        "Bytes it may still keep before the slot is lost; absent: no limit.",
+        "WAL bytes left before PostgreSQL invalidates the slot; absent without a limit.",
         ("db",),
     ),
     "headwater_slot_confirmed_seconds": (
         "gauge",
-        "Time since PostgreSQL was last told to forget some of its log, while there is some.",
+        "Time since a WAL position was last confirmed to PostgreSQL, while the slot has a backlog.",
         ("db",),
     ),
     "headwater_slot_wal_status": ("gauge", "Always 1; the state of the slot as a label.", ("db", "wal_status")),
@@ -72,13 +72,17 @@ METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, 
     "headwater_pulls": ("gauge", "Bulk pulls being answered.", ()),
     "headwater_pull_bytes_total": ("counter", "Bytes of Arrow sent on bulk pulls.", ()),
     "headwater_pull_rows_total": ("counter", "Rows and images of changes sent on bulk pulls.", ()),
-    "headwater_pull_cache_hits_total": ("counter", "Slices of the log that were ready.", ()),
-    "headwater_pull_cache_misses_total": ("counter", "Slices of the log that had to be made.", ()),
-    "headwater_pull_cache_bytes": ("gauge", "Size of the slices that are kept ready.", ()),
-    "headwater_pull_worker_starts_total": ("counter", "Starts of the bulk worker; more than 1: it died.", ()),
+    "headwater_pull_cache_hits_total": ("counter", "Log slices served from the pull cache.", ()),
+    "headwater_pull_cache_misses_total": ("counter", "Log slices not in the pull cache.", ()),
+    "headwater_pull_cache_bytes": ("gauge", "Size of the pull cache.", ()),
+    "headwater_pull_worker_starts_total": ("counter", "Starts of the bulk worker; above 1 it has crashed.", ()),
     "headwater_subscriptions": ("gauge", "Stored subscriptions.", ("db",)),
     "headwater_subscriptions_paused": ("gauge", "Subscriptions that are paused.", ("db",)),
-    "headwater_subscriptions_pressured": ("gauge", "Subscriptions past half of what the log retains.", ("db",)),
+    "headwater_subscriptions_pressured": (
+        "gauge",
+        "Subscriptions that lag by more than half of the retained log.",
+        ("db",),
+    ),
     "headwater_subscriptions_lost": ("gauge", "Subscriptions that need a new snapshot.", ("db",)),
     "headwater_subscription_lag_changes_max": ("gauge", "Lag of the subscription furthest behind.", ("db",)),
     "headwater_subscription_lag_changes_sum": ("gauge", "Lag of all subscriptions together.", ("db",)),
@@ -125,7 +129,7 @@ _WORKED: dict[str, Callable[[Numbers], float]] = {
 
 
 class Metrics:
-    """The numbers of one server, in a registry of its own."""
+    """The metrics of one server, in a registry of its own."""
 
     def __init__(
         self,
@@ -139,7 +143,7 @@ class Metrics:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._registry, self._methods = CollectorRegistry(), methods
-        self.changefeeds = Changefeeds()  # their service counts here
+        self.changefeeds = Changefeeds()  # updated by the change feed service
         self._registry.register(_Pulled(status, feeds, pulls, queries, limits, self.changefeeds, clock))
         self._requests = self._counter("headwater_rpc_requests_total")
         self._responses = self._counter("headwater_http_responses_total")
@@ -152,7 +156,7 @@ class Metrics:
         self._sent: dict[tuple[str, int], Counter] = {}
 
     def answered(self, method: str, code: str, seconds: float) -> None:
-        """One RPC request was answered. Names that are not methods are counted together."""
+        """Count an answered RPC request; names that are not methods are counted together."""
         pair = self._answered.get((method, code))
         if pair is None:
             pair = self._children(method, code)
@@ -160,22 +164,22 @@ class Metrics:
         pair[1].observe(seconds)
 
     def responded(self, route: str, status: int) -> None:
-        """One HTTP response was sent."""
+        """Count an HTTP response."""
         child = self._sent.get((route, status))
         if child is None:
             child = self._sent[route, status] = self._responses.labels(route, str(status))
         child.inc()
 
     def called(self, method: str, status: str) -> None:
-        """One gRPC call, of a method that there is or `unknown`, has ended."""
+        """Count a finished gRPC call of a known method, or of `unknown`."""
         self._calls.labels(method, status).inc()
 
     def said(self, type: str, code: str) -> None:
-        """One message of the gateway, of a type that there is or `unknown`, was answered."""
+        """Count an answered gateway message of a known type, or of `unknown`."""
         self._messages.labels(type, code).inc()
 
     def text(self) -> bytes:
-        """Everything, in Prometheus' text form. May block: it asks for the status of each database."""
+        """Return all metrics in Prometheus' text format. May block: it reads the status of each database."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str) -> Counter:
@@ -192,7 +196,7 @@ class Metrics:
 
 
 class _Pulled(Collector):
-    """What is read from the databases when Prometheus asks. What is not known is absent."""
+    """Metrics that are read from the databases at each scrape; unknown values are absent."""
 
     def __init__(
         self,
@@ -233,8 +237,8 @@ class _Pulled(Collector):
         if self._pulls is not None:
             for name, of in _WORKED.items():
                 yield _family(name, [((), float(of(self._pulls.numbers)))])
-        for name, told in CHANGEFED.items():
-            yield _family(name, [((), float(told(self._changefeeds)))])
+        for name, value_of in CHANGEFED.items():
+            yield _family(name, [((), float(value_of(self._changefeeds)))])
         if self._queries is not None:
             for name, samples in asked(self._queries):
                 yield _family(name, samples)
@@ -243,9 +247,12 @@ class _Pulled(Collector):
 def _limited(limits: Limits) -> Iterator[Metric]:
     tenants = limits.tenants.all()
     yield _family("headwater_requests_total", [((db,), float(one.requests)) for db, one in tenants.items()])
-    yield _family("headwater_connections", [((), float(limits.crowd.open))])
+    yield _family("headwater_connections", [((), float(limits.connections.open))])
     yield _family("headwater_database_streams", [((db,), float(one.streams)) for db, one in tenants.items()])
-    refused = [(("caller", ""), float(limits.refused_callers)), (("connections", ""), float(limits.crowd.refused))]
+    refused = [
+        (("caller", ""), float(limits.refused_callers)),
+        (("connections", ""), float(limits.connections.refused)),
+    ]
     for db, one in tenants.items():
         refused += [(("rate", db), float(one.refused_requests)), (("streams", db), float(one.refused_streams))]
     yield _family("headwater_limited_total", refused)

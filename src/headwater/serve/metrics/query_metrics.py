@@ -1,4 +1,4 @@
-"""The numbers of queries for Prometheus."""
+"""Prometheus metrics of queries."""
 
 from __future__ import annotations
 
@@ -9,45 +9,57 @@ from headwater.model.answer_limits import MEMORY
 from headwater.queries.queries import Queries
 
 QUERY_METRICS: dict[str, tuple[str, str, tuple[str, ...]]] = {  # name -> kind, help, labels
-    "headwater_queries_prepared": ("gauge", "Prepared queries that are kept.", ()),
-    "headwater_answer_memory_bytes": ("gauge", "Memory of the answers being made.", ()),
-    "headwater_query_requests_total": ("counter", "Answers asked for.", ()),
-    "headwater_query_conditional_total": ("counter", "Of those with a tag of an answer they had.", ()),
-    "headwater_query_not_modified_total": ("counter", "Of those whose answer was current.", ()),
+    "headwater_queries_prepared": ("gauge", "Prepared queries in memory.", ()),
+    "headwater_answer_memory_bytes": ("gauge", "Memory of query results in preparation.", ()),
+    "headwater_query_requests_total": ("counter", "Query requests.", ()),
+    "headwater_query_conditional_total": ("counter", "Query requests with an ETag.", ()),
+    "headwater_query_not_modified_total": ("counter", "Query requests answered as not modified.", ()),
     "headwater_query_executed_total": ("counter", "Queries run.", ()),
-    "headwater_query_shared_total": ("counter", "Answers that came of another request's run.", ()),
-    "headwater_query_uncacheable_total": ("counter", "Answers without a tag: of volatile queries.", ()),
-    "headwater_query_uncacheable_reasons_total": ("counter", "The same, by why.", ("reason",)),
-    "headwater_query_fallback_total": ("counter", "Queries that depend on whole tables or rows, by why.", ("reason",)),
+    "headwater_query_shared_total": ("counter", "Query requests answered from a concurrent request's execution.", ()),
+    "headwater_query_uncacheable_total": (
+        "counter",
+        "Query results without an ETag, because the query is volatile.",
+        (),
+    ),
+    "headwater_query_uncacheable_reasons_total": ("counter", "Query results without an ETag, by reason.", ("reason",)),
+    "headwater_query_fallback_total": (
+        "counter",
+        "Queries that depend on whole tables or rows, by reason.",
+        ("reason",),
+    ),
     "headwater_query_analysed_total": (
         "counter",
-        "Queries understood, and down to what: row, column, table, or none.",
+        "Analysed queries by the precision of their dependencies: row, column, table, or none.",
         ("precision",),
     ),
-    "headwater_query_watched": ("gauge", "Instances whose last relevant change is tracked.", ("db",)),
-    "headwater_query_routed_changes_total": ("counter", "Changes looked at for the sake of queries.", ("db",)),
-    "headwater_query_routed_seconds_total": ("counter", "Time that took.", ("db",)),
-    "headwater_query_guarded": ("gauge", "Instances that hold guards.", ("db",)),
-    "headwater_query_guard_suppressed_total": (
+    "headwater_query_watched": ("gauge", "Query instances whose last relevant change is tracked.", ("db",)),
+    "headwater_query_routed_changes_total": ("counter", "Changes matched against query dependencies.", ("db",)),
+    "headwater_query_routed_seconds_total": (
         "counter",
-        "Changes that matter to a watched instance, and by its guards left its answer as it was.",
+        "Time spent matching changes against query dependencies.",
         ("db",),
     ),
-    "headwater_query_guard_allowed_total": ("counter", "Tags that were current only by guards.", ("db",)),
-    "headwater_query_compared_total": ("counter", "Stale answers that were compared with the next.", ()),
-    "headwater_query_unchanged_total": ("counter", "Of those were no other: invalidated for nothing.", ()),
-    "headwater_etag_hit_rate": ("gauge", "Share of tags sent that were current.", ()),
-    "headwater_304_rate": ("gauge", "Share of requests answered by `not modified`.", ()),
-    "headwater_avg_etag_compute_time": ("gauge", "Seconds to make or look at a tag, on average.", ()),
-    "headwater_query_dependency_size": ("gauge", "Places of tables in a query, on average.", ()),
-    "headwater_false_invalidation_ratio": ("gauge", "Share of stale answers that were the same all the same.", ()),
+    "headwater_query_guarded": ("gauge", "Query instances with guards.", ("db",)),
+    "headwater_query_guard_suppressed_total": (
+        "counter",
+        "Relevant changes that did not invalidate a query instance because of its guards.",
+        ("db",),
+    ),
+    "headwater_query_guard_allowed_total": ("counter", "ETags that remained current only because of guards.", ("db",)),
+    "headwater_query_compared_total": ("counter", "Stale query results compared with their replacement.", ()),
+    "headwater_query_unchanged_total": ("counter", "Invalidations after which the result was unchanged.", ()),
+    "headwater_etag_hit_rate": ("gauge", "Share of received ETags that were current.", ()),
+    "headwater_304_rate": ("gauge", "Share of query requests answered as not modified.", ()),
+    "headwater_avg_etag_compute_time": ("gauge", "Average seconds to compute or check an ETag.", ()),
+    "headwater_query_dependency_size": ("gauge", "Average number of table references per query.", ()),
+    "headwater_false_invalidation_ratio": ("gauge", "Share of invalidations after which the result was unchanged.", ()),
 }
 
 Samples = list[tuple[tuple[str, ...], float]]
 
 
 def asked(queries: Queries) -> Iterator[tuple[str, Samples]]:
-    """Name and samples of each."""
+    """Yield the name and the samples of each metric."""
     numbers, versions = queries.numbers, queries.versions()
     plain = {
         "headwater_queries_prepared": queries.kept,

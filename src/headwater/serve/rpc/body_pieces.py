@@ -1,4 +1,4 @@
-"""Encoding of answers in pieces: another thread waits for one piece at most, and no second copy is made of the rows."""
+"""Response bodies encoded in pieces, so that a thread holds the interpreter for one piece, and rows are not copied."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from headwater.serve.call import Send
 from headwater.sources.query import Read
 from headwater.sources.write import Result
 
-PIECE = 1 << 20  # bytes, about
-SMALL = 64 << 10  # bytes of values: a smaller answer of few rows is encoded at once
-MANY = 100  # rows, from which on an answer is not small
-_BASE64 = PIECE // 4 * 3  # bytes of which base64 makes a piece
-_CELL = 24  # bytes that a value takes in JSON besides its text
-_BROKEN = re.compile("[\udc80-\udcff]")  # what stands for bytes that are not UTF-8
+PIECE = 1 << 20  # approximate bytes
+SMALL = 64 << 10  # bytes of values: a smaller answer with few rows is encoded in one step
+MANY = 100  # rows: an answer with as many is not small
+_BASE64 = PIECE // 4 * 3  # input bytes whose base64 is one piece
+_CELL = 24  # bytes of a value in JSON besides its text
+_BROKEN = re.compile("[\udc80-\udcff]")  # surrogates that represent bytes that are not UTF-8
 _SPECIAL = re.compile(r'[",\r\n]')  # in CSV
-_PLACE = f'"{secrets.token_hex(16)}"'.encode()  # where pieces go into JSON text; nobody else can write it
+_PLACE = f'"{secrets.token_hex(16)}"'.encode()  # stands for the pieces in JSON text; random: no value contains it
 
 Write = Callable[[Any], Any]
 _encode = msgspec.json.Encoder().encode
 
 
 def is_small(read: Read | Result) -> bool:
-    """Return whether an answer can be encoded at once, on the event loop."""
+    """Return whether an answer is small enough to encode on the event loop."""
     return len(read.rows) < MANY and bytes_of(read.rows) < SMALL
 
 
@@ -79,39 +79,39 @@ class Pieces:
             if self.size > self._most:
                 raise too_large(self._most)
             self._reservation.take(self.size)
-        except HeadwaterError:  # it may keep this object for a while
+        except HeadwaterError:  # the error may keep a reference to this object
             self._pieces.clear()
             self._reservation.release()
             raise
         self._pieces.append(piece)
 
     def around(self, before: bytes, after: bytes) -> Pieces:
-        """Put `before` and `after` around the body, which may be larger for it."""
+        """Put `before` and `after` around the body; the size limit does not apply to them."""
         self._pieces = [before, *self._pieces, after]
         self.size += len(before) + len(after)
         return self
 
     def charge(self, caller: Hashable) -> None:
-        """Count the memory of a finished body for its reader, who may take its time. Raises Busy."""
+        """Charge the memory of a finished body to its reader, who may read slowly. Raises Busy."""
         self._reservation.charge(caller)
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._pieces.clear()
         self._reservation.release()
 
     def joined(self) -> bytes:
-        """Return the body as one."""
+        """Return the body as one bytes object."""
         return b"".join(self._pieces)
 
 
 def size_of(body: bytes | Pieces) -> int:
-    """Return the bytes of a body."""
+    """Return the size of a body in bytes."""
     return len(body) if isinstance(body, bytes) else body.size
 
 
 async def send_body(send: Send, body: bytes | Pieces) -> None:
-    """Send a whole body, piece by piece as the reader takes it, and release its memory."""
+    """Send a whole body, piece by piece as the client reads it, and release its memory."""
     if isinstance(body, Pieces):
         try:
             for piece in body:
@@ -123,7 +123,7 @@ async def send_body(send: Send, body: bytes | Pieces) -> None:
 
 
 def encode_with(value: Any) -> bytes | Pieces:
-    """Return `value` as JSON; it may hold the pieces of one answer."""
+    """Return `value` as JSON; it may contain the pieces of one answer."""
     held: list[Pieces] = []
 
     def place(found: Any) -> msgspec.Raw:
@@ -140,7 +140,7 @@ def encode_with(value: Any) -> bytes | Pieces:
 
 
 def data_pieces(read: Read, write: Write, *, named: bool = False, most: int | None = None) -> Pieces:
-    """Return `data` of an answer: columns and rows, each row an array, or an object where `named`."""
+    """Return `data` of an answer: columns and rows, each row an array, or an object if `named`."""
     body = Pieces(most)
     body.add(b'{"columns":' + _encode([{"name": name} for name in read.columns]) + b',"rows":')
     _JsonRows(body, write, read.columns if named else None).write_all(read.rows)
@@ -156,7 +156,7 @@ def plain_rows(rows: Sequence[Row], most: int) -> Pieces:
 
 
 def batches(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Yield the rows in groups of about one piece; a row that is larger is alone."""
+    """Yield the rows in groups of about one piece; a larger row is a group of its own."""
     start = heavy = 0
     for place, row in enumerate(rows):
         heavy += weight(row) + _CELL * len(row)
@@ -218,7 +218,7 @@ class _JsonRows:
             yield _encode(self._write(value))
 
     def _filled(self, empty: Any, content: bytes, parts: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield what `write` makes of the value `empty`, with `parts` in place of its `content`."""
+        """Yield the JSON that `write` returns for `empty`, with `parts` in place of its `content`."""
         before, _, after = _encode(self._write(empty)).rpartition(content)
         mark = content[:1] if content == b'""' else b""
         yield before + mark
@@ -227,8 +227,10 @@ class _JsonRows:
 
 
 def csv_pieces(read: Read) -> Pieces:
-    """RFC 4180, with CRLF. NULL is empty, an empty text is quoted. Written here, for `csv` of Python is not the same
-    in every version, and one tag is one sequence of bytes."""
+    """Return CSV as in RFC 4180, with CRLF; NULL is empty, an empty text is quoted.
+
+    Python's `csv` is not used: its output differs between versions, and one ETag must mean one sequence of bytes.
+    """
     body = Pieces()
     body.add(_utf8(",".join(map(_quoted, read.columns)) + "\r\n"))
     for batch in batches(read.rows):
@@ -279,7 +281,7 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def _broken_bytes(text: str) -> bytes | None:
-    """Return the bytes that `text` stands for where they are not UTF-8; else None."""
+    """Return the bytes that `text` represents if they are not UTF-8; else None."""
     if not any(_BROKEN.search(part) for part in _parts(text)):
         return None
     found = bytearray()

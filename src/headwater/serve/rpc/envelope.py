@@ -1,4 +1,4 @@
-"""The RPC envelope: one request in, one answer out, whatever the body holds."""
+"""The RPC envelope: decodes a request, calls its method and encodes the answer or the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headwater.serve.limits.request_body import MAX_ELEMENTS, MAX_WRITTEN, check
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc import params
 from headwater.serve.rpc.body_pieces import Pieces, encode_with, is_small
-from headwater.serve.rpc.hidden_names import told
+from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.rpc.methods import METHODS, Method, refusal
 from headwater.serve.thread_bridge import Bridge
 from headwater.sources.write import Result, Written
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 VERSION = "1.0"
 SQL_ID = "sql.exec.http"
-LARGE = 64 << 10  # bytes of parameters: converting them would hold up the loop
+LARGE = 64 << 10  # bytes of parameters: converting more would block the event loop
 _EXAMPLE = 'Send one JSON object, such as {"id": 1, "method": "system.ping", "params": {}}.'
 _SQL_EXAMPLE = 'Send one JSON object, such as {"sql": "SELECT 1", "args": []}.'
 
@@ -42,7 +42,7 @@ Reply = tuple[int, bytes | Pieces]  # HTTP status and body
 
 
 class TooOften(Exception):
-    """A request that was refused because there were too many for its database: `body` says so to who sent it."""
+    """A request over the rate limit of its database; `body` is the error response."""
 
     def __init__(self, error: HeadwaterError, body: bytes) -> None:
         super().__init__(error.message)
@@ -50,7 +50,7 @@ class TooOften(Exception):
 
 
 class Envelope(msgspec.Struct, forbid_unknown_fields=True):
-    """A request. Without an id (or with null) it is a notification: nobody waits for the answer."""
+    """A request. Without an id (or with null) it is a notification, and gets no answer."""
 
     method: str
     skeinql: Any = VERSION
@@ -59,7 +59,7 @@ class Envelope(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Identified(msgspec.Struct):
-    """The id of a request of which nothing else is understood."""
+    """The id of a request whose other fields cannot be decoded."""
 
     id: Id = None
 
@@ -77,7 +77,7 @@ _BAD_JSON = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 def error_body(id: str | int | None, error: HeadwaterError) -> bytes:
-    """An error envelope."""
+    """Return an error envelope."""
     body: dict[str, Any] = {"code": error.code, "message": clean(error.message)}
     if error.details:
         body["details"] = clean(error.details)
@@ -85,14 +85,14 @@ def error_body(id: str | int | None, error: HeadwaterError) -> bytes:
 
 
 def unexpected(error: Exception, doing: str) -> HeadwaterError:
-    """What the caller is told of a defect of ours: nothing but where to look for it."""
+    """Log a defect of the server and return the error for the caller, which names only the log entry."""
     request = uuid.uuid4().hex
     log.error("request %s failed in %s", request, doing, exc_info=error)
-    return HeadwaterError("internal error", hint="The server's log has the reason.", request_id=request)
+    return HeadwaterError("internal error", hint="Search the server's log for the request_id.", request_id=request)
 
 
 class Rpc:
-    """Answers envelopes. Never raises but for cancellation, and TooOften."""
+    """Answers envelopes. Raises nothing but cancellation and TooOften."""
 
     def __init__(self, api: Api, bridge: Bridge, metrics: Metrics, limits: Limits) -> None:
         self._api = api
@@ -101,10 +101,10 @@ class Rpc:
         self._limits = limits
 
     async def envelope(self, who: Principal, body: bytes, client: str) -> Reply:
-        """The answer to the request in `body`."""
+        """Return the answer to the request in `body`."""
         try:
             request = await self._decode(who, len(body), _envelope, body)
-        except HeadwaterError as error:  # of the threads
+        except HeadwaterError as error:  # the threads are busy or stopped
             return error.status, error_body(None, error)
         if isinstance(request, tuple):
             return request
@@ -112,21 +112,21 @@ class Rpc:
         return (204, b"") if request.id is None else (status, reply)
 
     async def sql(self, who: Principal, body: bytes, client: str) -> Reply:
-        """The answer to `body`, the bare parameters of sql.exec."""
+        """Return the answer to `body`, the bare parameters of sql.exec."""
         method = METHODS["sql.exec"]
         try:
             who.need(method.role, method.name, method.instead)
             fault = await self._decode(who, len(body), _no_object, body, _SQL_EXAMPLE)
         except Forbidden:
-            return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # refuses, and counts it
-        except HeadwaterError as error:  # of the threads
+            return await self._answer(who, Envelope(method.name, id=SQL_ID), client)  # rejects and counts it
+        except HeadwaterError as error:  # the threads are busy or stopped
             return error.status, error_body(SQL_ID, error)
         if fault is not None:
             return 400, error_body(SQL_ID, fault)
         return await self._answer(who, Envelope(method.name, id=SQL_ID, params=msgspec.Raw(body)), client)
 
     async def _decode(self, who: Principal, size: int, function: Callable[..., T], *args: Any) -> T:
-        """Return `function(*args)`, which decodes `size` bytes; many of them in a thread."""
+        """Return `function(*args)`, which decodes `size` bytes; a large body is decoded in a thread."""
         if size <= LARGE_BODY:
             return function(*args)
         CALLER.set(who.account)
@@ -143,13 +143,13 @@ class Rpc:
             if isinstance(reply, Pieces) and who.role != OWNER:
                 reply.charge(identity(who, client))
         except HeadwaterError as error:
-            code, reply = error.code, error_body(request.id, told(error, who, self._api.databases))
+            code, reply = error.code, error_body(request.id, without_hidden_names(error, who, self._api.databases))
             refused = error if "retry_after_ms" in error.extra else None
         except RecursionError:
-            deep = InvalidRequest("the request is nested too deeply", hint="Send a flatter one.")
+            deep = InvalidRequest("the request is nested too deeply", hint="Send a request with fewer nested levels.")
             code, reply = deep.code, error_body(request.id, deep)
         except MemoryError:
-            large = InvalidRequest("the answer does not fit in memory", hint="Ask for fewer or smaller values.")
+            large = InvalidRequest("the answer does not fit in memory", hint="Request fewer or smaller values.")
             code, reply = large.code, error_body(request.id, large)
         except Exception as error:
             code, reply = "internal", error_body(request.id, unexpected(error, request.method))
@@ -161,7 +161,7 @@ class Rpc:
 
     async def _call(self, who: Principal, request: Envelope, client: str) -> Any:
         if request.skeinql != VERSION:
-            raise UnsupportedVersion(f"version {str(request.skeinql)[:40]!r} is not spoken here")
+            raise UnsupportedVersion(f"skeinql version {str(request.skeinql)[:40]!r} is not supported")
         method = METHODS.get(request.method)
         if method is None:
             raise refusal(request.method)
@@ -172,9 +172,9 @@ class Rpc:
         db = self._limits.of_params(who, found)
         self._limits.enter(who, db)
         if isinstance(found, (params.Poll, params.PullDescribe)) and found.wait_ms:
-            with self._limits.stay(who, db, client):
+            with self._limits.count_stream(who, db, client):
                 result = await self._run(who, method, found)
-                self._check_credential(who)  # the wait may have outlasted it
+                self._check_credential(who)  # the credential may have ended during the wait
                 return result
         return await self._run(who, method, found, is_large=size > LARGE)
 
@@ -194,11 +194,11 @@ class Rpc:
 
     def _check_credential(self, who: Principal) -> None:
         if self._api.gate is not None:
-            self._api.gate.still(who)
+            self._api.gate.recheck(who)
 
     def _block(self, who: Principal, method: Method, found: params.Params) -> Any:
-        """In a thread, the encoding too: a large answer would hold up the loop."""
-        self._check_credential(who)  # the call may have waited for the thread
+        """Call a blocking method and encode its result, in a thread: a large answer would block the event loop."""
+        self._check_credential(who)  # the credential may have ended while the call waited for a thread
         result = method.call(self._api, who, found)
         if isinstance(result, Pending):
             return result
@@ -207,7 +207,7 @@ class Rpc:
 
 
 def _is_read(name: str) -> bool:
-    """Return whether the method only reads: an answer to a write is not refused once the write is done."""
+    """Return whether the method only reads: the answer to a finished write must not be rejected."""
     return name in METHODS and METHODS[name].role == VIEWER
 
 
@@ -227,7 +227,7 @@ def _params(method: Method, raw: msgspec.Raw) -> params.Params:
 
 
 def _envelope(body: bytes) -> Envelope | Reply:
-    """Return the request in `body`, or the answer that there is none."""
+    """Return the request in `body`, or an error response if it contains none."""
     check_exponents(body)
     try:
         return _envelopes.decode(body)
@@ -236,7 +236,7 @@ def _envelope(body: bytes) -> Envelope | Reply:
 
 
 def _no_envelope(body: bytes, error: Exception) -> Reply:
-    """Why `body` is not a request: 400 if it is not even an object, else an error for the id it names."""
+    """Return the error for a `body` that is not a request: 400 unless it is an object, else an error with its id."""
     fault = _no_object(body, _EXAMPLE)
     if fault is not None:
         return 400, error_body(None, fault)
@@ -248,7 +248,7 @@ def _no_envelope(body: bytes, error: Exception) -> Reply:
 
 
 def _no_object(body: bytes, hint: str) -> InvalidRequest | None:
-    """Return why `body` is not a JSON object, if it is not. No values are made of a large one."""
+    """Return an error if `body` is not a JSON object; a large one is checked without building its values."""
     check_exponents(body)
     try:
         if len(body) <= LARGE_BODY:
@@ -264,7 +264,7 @@ def _no_object(body: bytes, hint: str) -> InvalidRequest | None:
 
 
 def clean(found: Any) -> Any:
-    """`found` with every text fit for JSON: a name in the database need not be valid Unicode."""
+    """Return `found` with every text valid for JSON: a name in the database need not be valid Unicode."""
     if isinstance(found, dict):
         return {name: clean(value) for name, value in found.items()}
     return found.encode("utf-8", "backslashreplace").decode() if isinstance(found, str) else found

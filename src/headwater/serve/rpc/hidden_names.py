@@ -1,4 +1,4 @@
-"""Errors as a caller may see them: without names of databases and tables that are outside the caller's scopes."""
+"""Errors without the names of databases and tables that are outside the caller's scopes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from headwater.errors import HeadwaterError, NotFound
 from headwater.model.principal import Principal
 from headwater.model.suggestion import nearest
 
-HOW = "`db` names it (--db on the command line, `namespace` in gRPC and the gateway)."
+HOW = "Set the database with `db` (--db on the command line, `namespace` in gRPC and the gateway)."
 
 
-def told(error: HeadwaterError, who: Principal, databases: ManagedDatabases) -> HeadwaterError:
-    """Return `error` as `who` may see it."""
+def without_hidden_names(error: HeadwaterError, who: Principal, databases: ManagedDatabases) -> HeadwaterError:
+    """Return `error` without names that `who` may not see."""
     if error.names_tables and any(scope.tables for scope in who.scopes or ()):
-        # A foreign key, or a trigger, names tables that the caller did not write to.
-        return type(error)("the database refuses the change: a constraint or a trigger", hint="Nothing was kept.")
+        # A foreign key or a trigger may name tables that the caller did not write to.
+        return type(error)("a constraint or a trigger rejects the change", hint="Nothing was written.")
     if not isinstance(error, NotFound) or "database" not in error.extra:
         return error
     name = error.extra["database"]

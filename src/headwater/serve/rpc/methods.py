@@ -1,4 +1,4 @@
-"""METHODS: every RPC method as data, with what it takes, who may call it and what it does."""
+"""The table of RPC methods: parameters, role, summary and implementation of each."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from headwater.serve.rpc import params, query_methods, query_params, query_patch
 from headwater.serve.rpc.table_types import table_of
 
 READ, WRITE, OWN = VIEWER, EDITOR, OWNER
-VIEWERS_READ = "Viewers read by query.select, query.prepare and data.get."
+VIEWERS_READ = "Viewers can read with query.select, query.prepare and data.get."
 
 
 @dataclass(frozen=True)
 class Method:
-    """One method. A `blocking` one runs in a thread; the others only hand work to the writer."""
+    """One method. A `blocking` one runs in a thread; the others only submit work to the writer."""
 
     name: str
     params: type[params.Params]
@@ -42,7 +42,7 @@ class Method:
     role: str
     summary: str
     blocking: bool = False
-    instead: str = ""  # what those may do who lack the role
+    instead: str = ""  # alternatives for a caller without the role
 
 
 def _then(result: Any, step: Callable[[Any], Any]) -> Any:
@@ -283,7 +283,7 @@ def _key(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError:
-        raise InvalidRequest("`at` is not a key in hex", hint="Send a key as it was received.") from None
+        raise InvalidRequest("`at` is not a hexadecimal key", hint="Send a key as pull.ranges returns it.") from None
 
 
 # --- the tables ------------------------------------------------------------------------------------------
@@ -291,63 +291,76 @@ def _key(text: str) -> bytes:
 METHODS: dict[str, Method] = {
     method.name: method
     for method in (
-        Method("system.ping", params.Nothing, _ping, READ, "Is the server there?"),
+        Method("system.ping", params.Nothing, _ping, READ, "Check that the server answers."),
         Method("system.version", params.Nothing, _version, READ, "Name and version."),
-        Method("system.capabilities", params.Nothing, _capabilities, READ, "What this build serves."),
-        Method("stats.snapshot", params.MaybeDatabase, _stats, READ, "Numbers of log and capture.", True),
+        Method("system.capabilities", params.Nothing, _capabilities, READ, "Methods and features of this build."),
+        Method("stats.snapshot", params.MaybeDatabase, _stats, READ, "Statistics of log and capture.", True),
         Method("data.get", params.Get, _get, READ, "One row by its primary key, with its ETag.", True),
         Method("data.insert", params.Insert, _insert, WRITE, "Insert rows, all or none."),
         Method("data.update", params.Update, _update, WRITE, "Set columns of the rows that match."),
         Method("data.delete", params.Delete, _delete, WRITE, "Delete the rows that match."),
         Method("sql.exec", params.SqlExec, _sql, WRITE, "Run one SQL statement.", True, VIEWERS_READ),
         Method("tx.begin", params.Begin, _begin, READ, "Open a transaction on one database.", True),
-        Method("tx.commit", params.Finish, _commit, READ, "Make a transaction durable."),
-        Method("tx.rollback", params.Finish, _rollback, READ, "Forget a transaction."),
+        Method("tx.commit", params.Finish, _commit, READ, "Commit a transaction."),
+        Method("tx.rollback", params.Finish, _rollback, READ, "Roll back a transaction."),
         Method("schema.create_database", params.Database, _create_database, OWN, "Create a database.", True),
         Method("schema.drop_database", params.Database, _drop_database, OWN, "Delete a database.", True),
         Method("schema.list_databases", params.Nothing, _list_databases, READ, "Names of databases.", True),
         Method("schema.list_tables", params.MaybeDatabase, _list_tables, READ, "Names of tables.", True),
-        Method("schema.describe_table", params.TableName, _describe_table, READ, "A table's shape.", True),
+        Method(
+            "schema.describe_table",
+            params.TableName,
+            _describe_table,
+            READ,
+            "Columns and primary key of a table.",
+            True,
+        ),
         Method("schema.create_table", params.CreateTable, _create_table, OWN, "Create a table.", True),
         Method("schema.drop_table", params.DropTable, _drop_table, OWN, "Drop a table."),
-        Method("cdc.subscribe_table", params.Subscribe, _subscribe_table, READ, "Make a durable subscription.", True),
+        Method("cdc.subscribe_table", params.Subscribe, _subscribe_table, READ, "Create a durable subscription.", True),
         Method(
-            "cdc.subscribe_query", params.SubscribeToQuery, _subscribe_query, READ, "Be told when an answer is stale."
+            "cdc.subscribe_query",
+            params.SubscribeToQuery,
+            _subscribe_query,
+            READ,
+            "Subscribe to invalidations of a query.",
         ),
         Method(
             "query.subscribe",
             query_params.QuerySubscribe,
             _query_subscribe,
             READ,
-            "Where a query tells that it is stale.",
+            "URLs of the invalidation stream of a query.",
         ),
-        Method("cdc.poll", params.Poll, _poll, READ, "The next changes, at once or when there are some."),
-        Method("cdc.ack", params.Ack, _ack, READ, "Move the cursor: this was dealt with.", True),
-        Method("cdc.pause", params.Subscription, _pause, READ, "Deliver nothing for now.", True),
-        Method("cdc.resume", params.Subscription, _resume, READ, "Deliver again.", True),
-        Method("cdc.close", params.Subscription, _close, READ, "Forget a subscription.", True),
-        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions, and how they stand.", True),
+        Method("cdc.poll", params.Poll, _poll, READ, "The next changes; can wait for some."),
+        Method("cdc.ack", params.Ack, _ack, READ, "Acknowledge changes: advance the cursor.", True),
+        Method("cdc.pause", params.Subscription, _pause, READ, "Pause delivery.", True),
+        Method("cdc.resume", params.Subscription, _resume, READ, "Resume delivery.", True),
+        Method("cdc.close", params.Subscription, _close, READ, "Delete a subscription.", True),
+        Method("cdc.list", params.ListSubscriptions, _list, READ, "Subscriptions with their cursor and lag.", True),
         Method("cdc.seek", params.Seek, _seek, READ, "Move a cursor to an offset or a time.", True),
-        Method("cdc.backtest", params.Subscribe, _backtest, READ, "What a subscription would have seen.", True),
+        Method("cdc.backtest", params.Subscribe, _backtest, READ, "Changes a subscription would have received.", True),
         Method(
-            "query.prepare", query_params.Prepare, query_methods.prepare, READ, "Keep a query; its id is its content's."
+            "query.prepare", query_params.Prepare, query_methods.prepare, READ, "Store a query; its id is a hash of it."
         ),
         Method(
-            "query.execute_prepared", query_params.Execute, query_methods.execute, READ, "Ask a query that is kept."
+            "query.execute_prepared", query_params.Execute, query_methods.execute, READ, "Execute a prepared query."
         ),
-        Method("query.select", query_params.Select, query_methods.select, READ, "Ask a query."),
+        Method("query.select", query_params.Select, query_methods.select, READ, "Execute a query."),
         Method(
-            "query.explain", query_params.Explain, query_methods.explain, READ, "What a query depends on, in words."
+            "query.explain", query_params.Explain, query_methods.explain, READ, "Dependencies of a query, in words."
         ),
         Method(
-            "query.patch", query_params.Patch, query_patch.patch_method, READ, "How an answer changed since its tag."
+            "query.patch", query_params.Patch, query_patch.patch_method, READ, "Difference of a result since an ETag."
         ),
-        Method("pull.describe", params.PullDescribe, _pull_describe, READ, "A table, and how far its log goes."),
+        Method("pull.describe", params.PullDescribe, _pull_describe, READ, "A table and the offsets of its log."),
         Method("pull.ranges", params.PullRanges, _pull_ranges, READ, "The key ranges of a table.", True),
-        Method("pull.register", params.PullRegister, _pull_register, READ, "Keep the log for a snapshot.", True),
-        Method("pull.release", params.PullRelease, _pull_release, READ, "Keep it no longer.", True),
-        Method("pull.split", params.PullSplit, _pull_split, OWN, "Make two ranges of one.", True),
-        Method("pull.merge", params.PullMerge, _pull_merge, OWN, "Make one range of two.", True),
+        Method("pull.register", params.PullRegister, _pull_register, READ, "Retain the log for a snapshot.", True),
+        Method(
+            "pull.release", params.PullRelease, _pull_release, READ, "Stop retaining the log for a subscriber.", True
+        ),
+        Method("pull.split", params.PullSplit, _pull_split, OWN, "Split a range in two.", True),
+        Method("pull.merge", params.PullMerge, _pull_merge, OWN, "Merge two adjacent ranges.", True),
         Method(
             "security.ticket.create",
             params.Nothing,
@@ -360,14 +373,18 @@ METHODS: dict[str, Method] = {
             params.TokenCreate,
             security_methods.create,
             OWN,
-            "Make an API key, shown once.",
+            "Create an API key; it is shown once.",
             True,
         ),
         Method(
             "security.token.list", params.Nothing, security_methods.listed, OWN, "The API keys, without their secrets."
         ),
         Method(
-            "security.token.revoke", params.TokenRevoke, security_methods.revoke, OWN, "End an API key and its streams."
+            "security.token.revoke",
+            params.TokenRevoke,
+            security_methods.revoke,
+            OWN,
+            "Revoke an API key and end its streams.",
         ),
     )
 }
@@ -376,11 +393,16 @@ LATER_GROUPS = ("merge.", "vector.", "view.")
 
 
 def refusal(name: str) -> HeadwaterError:
-    """Why `name`, which is not in METHODS, is not served."""
+    """Return the error for `name`, which is not in METHODS."""
     if name.startswith(LATER_GROUPS):
-        return NotSupported(f"Method '{name}' is not supported in this build", hint="It comes later.")
+        return NotSupported(
+            f"Method '{name}' is not supported in this build",
+            hint="system.capabilities lists the methods of this build.",
+        )
     if name.startswith("cluster."):
-        return NotSupported(f"Method '{name}' is not supported", hint="A server stands alone for now.")
+        return NotSupported(
+            f"Method '{name}' is not supported", hint="Clusters are not supported: use the methods of one server."
+        )
     near = difflib.get_close_matches(name[:80], METHODS, n=1, cutoff=0.7)
     hint = f"Did you mean {near[0]}?" if near else "system.capabilities lists the methods of this build."
     return NotSupported(f"Method '{name[:80]}' is not supported in this build", hint=hint)

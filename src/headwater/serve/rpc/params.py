@@ -1,4 +1,4 @@
-"""What each RPC method takes. Every field is honoured, refused as not served, or unknown and refused."""
+"""The parameters of each RPC method. Unknown fields, and known ones that are not supported, are rejected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT = re.compile(r"(.*) - at `(?:key in )?\$(.*)`\Z", re.DOTALL)
 
 
 class Params(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """The base: `unserved` names fields we know and cannot honour; empty or false values of them are fine."""
+    """The base of all parameters; `unserved` names fields that are accepted only if empty or false."""
 
     unserved: ClassVar[tuple[str, ...]] = ()
 
@@ -280,7 +280,7 @@ class PullSplit(Params):
 
 
 class RangeName(Params):
-    """A range as its reader knows it."""
+    """A range by its id and epoch."""
 
     id: Count
     epoch: Count
@@ -295,7 +295,7 @@ class PullMerge(Params):
 
 
 def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
-    """The parameters in `raw`; InvalidRequest names the field at fault."""
+    """Return the parameters in `raw`; InvalidRequest names the wrong field."""
     try:
         found = decoder.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -303,12 +303,12 @@ def decode(decoder: msgspec.json.Decoder[Any], raw: msgspec.Raw | bytes) -> Any:
     for name in type(found).unserved:
         value = getattr(found, name)
         if value is not None and value is not False and value != [] and value != {}:
-            raise NotSupported(f"`{name}` is not served", hint="Leave the field out.")
+            raise NotSupported(f"`{name}` is not supported", hint="Omit the field.")
     return found
 
 
 def explain(error: Exception, root: str, expected: type[msgspec.Struct]) -> InvalidRequest:
-    """What msgspec found, said with the path of the field and with what is expected."""
+    """Return msgspec's error as InvalidRequest, with the path of the field and the expected fields."""
     hint = f"Expected {shape(expected)}."
     if isinstance(error, RecursionError):
         return InvalidRequest(f"{root}: nested too deeply", hint=hint)
@@ -320,7 +320,7 @@ def explain(error: Exception, root: str, expected: type[msgspec.Struct]) -> Inva
 
 @functools.cache
 def shape(expected: type[msgspec.Struct]) -> str:
-    """The fields of a struct as a person writes them; a `?` marks those that may be left out."""
+    """Return the fields of a struct as readable text; a `?` marks optional fields."""
     return _shape(inspect.type_info(expected))
 
 

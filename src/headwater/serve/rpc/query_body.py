@@ -1,4 +1,4 @@
-"""Answers of queries as the wire has them: JSON of rows or objects, CSV, Arrow. One tag, one sequence of bytes."""
+"""Query results encoded as JSON rows or objects, CSV or Arrow; one ETag means one sequence of bytes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from headwater.sources.query import Read
 
 
 def rpc_format(name: str | None) -> str:
-    """The format of an answer over RPC; InvalidRequest, NotSupported."""
+    """Return the result format of an RPC request; InvalidRequest if unknown, NotSupported if not implemented."""
     if name in UNSERVED_FORMATS:
-        raise NotSupported(f"result_format {name!r} is not served", hint=f"Use one of {', '.join(QUERY_FORMATS)}.")
+        raise NotSupported(f"result_format {name!r} is not supported", hint=f"Use one of {', '.join(QUERY_FORMATS)}.")
     if name is not None and name not in QUERY_FORMATS:
         raise InvalidRequest(f"unknown result_format {name[:40]!r}", hint=f"Use one of {', '.join(QUERY_FORMATS)}.")
     return name or ROWS
 
 
 def data_of(read: Read, format: str) -> dict[str, Any]:
-    """`data` of an answer."""
+    """Return `data` of an answer."""
     write = to_plain if format == PLAIN else to_lit
     rows: list[Any]
     if format == OBJECTS:
@@ -43,17 +43,17 @@ def data_of(read: Read, format: str) -> dict[str, Any]:
 
 
 def columns_of(read: Read) -> list[dict[str, Any]]:
-    """`columns` of an answer."""
+    """Return `columns` of an answer."""
     return [{"name": name} for name in read.columns]
 
 
 def check_names(columns: tuple[str, ...]) -> None:
-    """Objects cannot hold two columns of one name."""
+    """Raise InvalidRequest if two columns have one name: an object cannot hold both."""
     for name, count in Counter(columns).items():
         if count > 1:
             raise InvalidRequest(
                 f"two columns are called {name!r}; an object can hold only one",
-                hint='Give them different names with AS, or ask for "rows_json".',
+                hint='Give them different names with AS, or set result_format to "rows_json".',
             )
 
 
@@ -65,7 +65,7 @@ def encode_data(read: Read, format: str) -> Pieces:
 
 
 def body_of(answer: Answer, format: str) -> bytes | Pieces:
-    """The body of a GET."""
+    """Return the body of a GET response."""
     assert answer.read is not None
     if format == CSV:
         return csv_pieces(answer.read)
@@ -80,7 +80,7 @@ def written_data(read: Read, format: str) -> dict[str, Any] | Pieces:
 
 
 def _arrow(read: Read) -> Pieces:
-    """Columns of any kind: what a column holds is only known by looking."""
+    """Return an Arrow stream; the type of each column is derived from its values."""
     table = Table("answer", tuple(Column(name, _kind(read, place)) for place, name in enumerate(_unique(read.columns))))
     schema = arrow.schema(table)
     if read.truncated:
@@ -102,9 +102,9 @@ def _kind(read: Read, place: int) -> str:
 
 
 def _unique(names: tuple[str, ...]) -> list[str]:
-    """Arrow's columns are found by name: the second `a` is called `a_2`."""
+    """Return distinct names, because Arrow finds columns by name: the second `a` becomes `a_2`."""
     found: dict[str, None] = {}
-    numbers: dict[str, int] = {}  # the last that a name got
+    numbers: dict[str, int] = {}  # the last suffix used for a name
     for name in names:
         made, number = name, numbers.get(name, 1)
         while made in found:
@@ -116,7 +116,7 @@ def _unique(names: tuple[str, ...]) -> list[str]:
 
 
 def about(answer: Answer) -> dict[str, Any]:
-    """query.select, query.execute_prepared, but for the rows."""
+    """Return the result of query.select and query.execute_prepared without its rows."""
     seen = token(answer.instance.prepared.db, answer.seen)
     return {
         "etag": answer.etag,

@@ -1,4 +1,4 @@
-"""The methods of queries: prepare, execute, select, explain."""
+"""The RPC methods query.prepare, query.execute_prepared, query.select and query.explain."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def text_of(api: Api, who: Principal, p: Text, *, tx: str | None = None) -> Quer
     Raises InvalidRequest unless the request has either `sql` or `query`.
     """
     if (p.sql is None) == (p.query is None):
-        raise InvalidRequest("a query is either `sql` or `query`", hint="Send one of them.")
+        raise InvalidRequest("the request needs either `sql` or `query`", hint="Send one of them.")
     if p.sql is not None:
         return QueryText(p.sql, real_name(p.db))
-    held = None if tx is None else api.transactions.database_of(tx)
-    query, db = parse_query_of(p.query, db=p.db if held is None else held)
+    tx_db = None if tx is None else api.transactions.database_of(tx)
+    query, db = parse_query_of(p.query, db=p.db if tx_db is None else tx_db)
     who.glimpse(db)
     source = api.databases.get(db)
     with who.understanding(db):
@@ -59,7 +59,7 @@ async def explain(api: Api, who: Principal, p: Explain) -> Any:
     """query.explain"""
     if p.query_id is not None:
         if p.sql is not None or p.query is not None or p.db is not None:
-            raise InvalidRequest("`query_id` names a query already", hint="Send it alone.")
+            raise InvalidRequest("`query_id` excludes `sql`, `query` and `db`", hint="Send only `query_id`.")
         found = await api.asking().explain_prepared(who, p.query_id)
     else:
         text = text_of(api, who, p)
@@ -104,12 +104,10 @@ async def _written(api: Api, answer: Answer, format: str) -> dict[str, Any]:
 
 
 async def _in_transaction(api: Api, who: Principal, p: Select, sql: str) -> dict[str, Any]:
-    """A tag is a promise about committed rows: inside a transaction there is none, nor a token."""
+    """Execute a query inside a transaction, without ETag and token: both describe committed rows only."""
     for name in ("if_none_match", "min_causality"):
         if getattr(p.cache, name) is not None:
-            raise InvalidRequest(
-                f"cache.{name} means nothing inside a transaction", hint="Leave it out, or leave `tx`."
-            )
+            raise InvalidRequest(f"cache.{name} cannot be used inside a transaction", hint="Omit it, or omit `tx`.")
     format = query_body.rpc_format(p.result_format)
     is_object = format == OBJECTS
     args = values_of(p.args)

@@ -1,4 +1,4 @@
-"""What the methods of queries take."""
+"""The parameters of the query methods."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from headwater.errors import InvalidRequest, NotSupported
 from headwater.model.literal import Value, from_json
 from headwater.serve.rpc.params import Params
 
-CANNOT = "Leave it out."
-MAX_ARGS = 32_766  # SQLite's own limit; converting more would hold up the loop
+CANNOT = "Omit it."
+MAX_ARGS = 32_766  # SQLite's own limit; converting more would block the event loop
 
 
 class Text(Params):
@@ -89,9 +89,11 @@ class Patch(Text):
 
 
 def values_of(args: list[Any] | dict[str, Any], field: str = "args") -> list[Value] | dict[str, Value]:
-    """Arguments as values: Lits or plain JSON. `field` is where the request has them."""
+    """Return the arguments, Lits or plain JSON, as values; errors name `field`."""
     if len(args) > MAX_ARGS:
-        raise InvalidRequest(f"`{field}` has {len(args)} values; at most {MAX_ARGS} can be bound")
+        raise InvalidRequest(
+            f"`{field}` has {len(args)} values; at most {MAX_ARGS} can be bound", hint="Send fewer values."
+        )
     if isinstance(args, dict):
         return {name: _value(body, f"{field}.{name}") for name, body in args.items()}
     return [_value(body, f"{field}[{place}]") for place, body in enumerate(args)]
@@ -105,8 +107,8 @@ def _value(body: Any, path: str) -> Value:
 
 
 def check_cache(cache: Cache) -> None:
-    """What is known and not served is refused."""
+    """Raise NotSupported for cache options that are not implemented."""
     if cache.mode not in (None, "default"):
-        raise NotSupported(f"cache.mode {cache.mode[:40]!r} is not served", hint=CANNOT)
+        raise NotSupported(f"cache.mode {cache.mode[:40]!r} is not supported", hint=CANNOT)
     if cache.persist:
-        raise NotSupported("cache.persist is not served", hint="Prepare the query to keep it.")
+        raise NotSupported("cache.persist is not supported", hint="Store the query with query.prepare.")

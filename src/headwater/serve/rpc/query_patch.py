@@ -1,4 +1,4 @@
-"""Patches on the wire: 226 of a GET that says what it has, and query.patch."""
+"""Patches between query results: 226 responses to a GET with `A-IM`, and query.patch."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from headwater.serve.rpc.query_params import Patch, values_of
 from headwater.sources.query import Read
 
 MANIPULATION = b"headwater-rows"
-MAX_PATCHED = 8 << 20  # bytes of an answer
+MAX_PATCHED = 8 << 20  # bytes of a result: larger ones get no patches
 PATCHED = 226  # IM Used, RFC 3229
 
 
 def has_patches(read: Read) -> bool:
-    """Return whether patches are made between answers like this one."""
+    """Return whether results like this one can be patched."""
     return not read.truncated and bytes_of(read.rows) <= MAX_PATCHED
 
 
 def wants_patch(a_im: bytes, format: str) -> bool:
-    """Whether a request takes patches, and its format has any."""
+    """Return whether a request accepts patches and its format supports them."""
     named = [part.split(b";")[0].strip().lower() for part in a_im.split(b",")]
     return MANIPULATION in named and format not in (CSV, ARROW)
 
 
 def patched(results: Results, answer: Answer, format: str, tags: Sequence[str]) -> tuple[int, bytes]:
-    """The status and body of an answer to one who takes patches, and may hold what one of `tags` names."""
+    """Return status and body for a client that accepts patches, and may have the result that one of `tags` names."""
     assert answer.read is not None
     place = answer.instance.prefix(format)
     base = next((found for tag in tags if (found := results.find(place, tag)) is not None), None)
-    fresh = _kept(results, answer, format, base)
+    fresh = _remembered(results, answer, format, base)
     if base is not None:
         made = patch.diff(base, fresh, include_full=False)
         if not made["reset"]:
@@ -53,8 +53,8 @@ def patched(results: Results, answer: Answer, format: str, tags: Sequence[str]) 
     return 200, msgspec.json.encode({"etag": answer.etag, "data": data})
 
 
-def _kept(results: Results, answer: Answer, format: str, base: patch.Answer | None) -> patch.Answer:
-    """The answer as it is sent, remembered for the next patch."""
+def _remembered(results: Results, answer: Answer, format: str, base: patch.Answer | None) -> patch.Answer:
+    """Return the result as it is sent, and store it as the base of the next patch."""
     assert answer.read is not None and answer.etag is not None
     place, analysis = answer.instance.prefix(format), answer.instance.analysis
     fresh = patch.Answer.of(
@@ -76,7 +76,7 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
     asking = api.asking()
     if p.query_id is not None:
         if p.sql is not None or p.query is not None or p.db is not None:
-            raise InvalidRequest("`query_id` names a query already", hint="Send it without `sql`, `query` and `db`.")
+            raise InvalidRequest("`query_id` excludes `sql`, `query` and `db`", hint="Send only `query_id`.")
         query = asking.get(who, p.query_id)
     else:
         text = text_of(api, who, p)
@@ -86,18 +86,18 @@ async def patch_method(api: Api, who: Principal, p: Patch) -> Any:
     if answer.read is None:
         return about(answer)
     if not has_patches(answer.read) or not answer.instance.analysis.is_cacheable:
-        reason = "cannot be kept" if has_patches(answer.read) else "is too large"
-        raise NotSupported(f"there are no patches: the answer {reason}", hint="Ask for the answer itself.")
+        reason = "is not cacheable" if has_patches(answer.read) else "is too large"
+        raise NotSupported(f"there are no patches: the result {reason}", hint="Request the whole result.")
     if answer.etag is None:
-        problem = "there is no patch now: where the answer stands among the changes is not known yet"
-        raise Unavailable(problem, hint="Try again in a moment, or ask for the answer itself.")
+        problem = "there is no patch yet: the offset of the result is not known"
+        raise Unavailable(problem, hint="Retry in a moment, or request the whole result.")
     made: bytes = await asking.run(_diff, asking.results, answer, format, p)
     return about(answer) | {"data": msgspec.Raw(made)}
 
 
 def _diff(results: Results, answer: Answer, format: str, p: Patch) -> bytes:
     base = None if p.base_etag is None else results.find(answer.instance.prefix(format), opaque(p.base_etag))
-    fresh = _kept(results, answer, format, base)
+    fresh = _remembered(results, answer, format, base)
     if base is not None:
         made = patch.diff(base, fresh, include_full=p.include_full)
     elif p.client_state is not None:
@@ -111,4 +111,4 @@ def _state(body: Any) -> ClientState:
     try:
         return msgspec.convert(body, ClientState)
     except (msgspec.ValidationError, RecursionError) as error:
-        raise InvalidRequest(f"client_state: {error}", hint="Send mode and rows, as docs/js-client.md says.") from None
+        raise InvalidRequest(f"client_state: {error}", hint="Send mode and rows, see docs/js-client.md.") from None

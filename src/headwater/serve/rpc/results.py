@@ -1,4 +1,4 @@
-"""Results of the rooms as the JSON of the RPC wire."""
+"""Results of the services, converted to the JSON of RPC."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROW_FORMATS = {None: to_lit, formats.OBJECTS: to_lit, formats.PLAIN: to_plain}
 
 
 def check_row_format(name: str | None) -> None:
-    """InvalidRequest unless rows can be written in format `name`."""
+    """Raise InvalidRequest unless rows can be written in format `name`."""
     if name not in ROW_FORMATS:
         raise InvalidRequest(f"unknown format {name!r}", hint="Use objects_json or plain_json.")
 
@@ -43,7 +43,7 @@ def found(result: Found, format: str | None) -> dict[str, Any]:
 
 
 def row_body(table: Table, row: Row, *, lits: bool) -> bytes:
-    """The row routes: the object of columns. Plain JSON leaves out what the source did not send."""
+    """Return a row as a JSON object for the row routes; plain JSON omits values that the source did not send."""
     pairs = [(column.name, row[table.index[column.name]]) for column in table.visible]
     if lits:
         return msgspec.json.encode({name: to_lit(value) for name, value in pairs})

@@ -43,7 +43,7 @@ def create(api: Api, who: Principal, p: params.TokenCreate) -> Any:
 
 def _label(p: params.TokenCreate) -> str:
     if p.name is not None and p.label is not None and p.name != p.label:
-        raise InvalidRequest("`name` and `label` are two names of one thing", hint="Send one of them.")
+        raise InvalidRequest("`name` and `label` differ, and both set the label of the key", hint="Send one of them.")
     name = p.name or p.label or "token"
     if not is_label(name):
         raise InvalidRequest("`name` has control characters", hint="Use printable characters.")
@@ -66,24 +66,26 @@ def listed(api: Api, who: Principal, p: params.Nothing) -> Any:
 
 
 async def revoke(api: Api, who: Principal, p: params.TokenRevoke) -> Any:
-    """security.token.revoke. What is open in its name ends."""
+    """security.token.revoke. Open streams of the key end."""
     id = p.id if p.token_id is None else p.token_id
     if id is None or (p.id is not None and p.id != id):
-        raise InvalidRequest("`id` names the key", hint="Send `id`, or `token_id`, as security.token.list has it.")
+        raise InvalidRequest(
+            "`id` is missing, or differs from `token_id`", hint="Send the `id` of a key from security.token.list."
+        )
     await asyncio.to_thread(_keys(api).revoke, id, lambda key: _is_below(who, key))
     return {"id": id, "token_id": id, "revoked": True, "streams_ended": _gate(api).sessions.revoke(id)}
 
 
 def _gate(api: Api) -> Gate:
     if api.gate is None:
-        raise NotSupported("no tickets and no keys are given out here")
+        raise NotSupported("this server issues no tickets and API keys")
     return api.gate
 
 
 def _keys(api: Api) -> Keys:
     found = _gate(api).keys
     if found is None:
-        raise NotSupported("no keys are kept here", hint="It needs a data directory.")
+        raise NotSupported("this server stores no API keys", hint="Start it with a data directory.")
     return found
 
 
@@ -92,25 +94,25 @@ def _scopes(given: list[str]) -> tuple[Scope, ...]:
         return scopes_of(given)
     except ValueError:
         raise InvalidRequest(
-            "`scopes` has an empty text", hint='Send ["shop", "main.orders"], or leave it out.'
+            "`scopes` has an empty name", hint='Send ["shop", "main.orders"], or omit the field.'
         ) from None
 
 
 def _check_within(who: Principal, scopes: tuple[Scope, ...] | None) -> None:
     if scopes is None and who.scopes is not None:
-        raise Forbidden("a key without scopes reaches further than the caller", hint="Name scopes.")
+        raise Forbidden("a key without scopes has more rights than the caller", hint="Send `scopes` within your own.")
     for scope in scopes or ():
         who.check(scope.db, scope.tables or None)
 
 
 def _unknown(api: Api, scopes: tuple[Scope, ...]) -> list[str]:
-    """Of `scopes`, which the caller may know of, those that name nothing that is there now."""
+    """Return the scopes that name no existing database or table; the caller may see all of `scopes`."""
     found, there = [], api.databases.names()
     for scope in scopes:
         if scope.db not in there:
             found += _texts(scope)
         elif scope.tables:
-            with suppress(HeadwaterError):  # of a database that does not answer nothing is known
+            with suppress(HeadwaterError):  # a database that is not available reports no tables
                 tables = api.databases.get(scope.db).describe()
                 found += [f"{scope.db}.{table}" for table in scope.tables if table not in tables]
     return found

@@ -1,4 +1,4 @@
-"""A table to create, from the type descriptions of the wire to the model's columns."""
+"""Conversion of the type descriptions in schema.create_table to the columns of the model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MAX_NAME = 255
 
 
 def table_of(params: CreateTable) -> Table:
-    """The table that `params` describes."""
+    """Return the table that `params` describes."""
     check_name(params.table, "table")
     if not params.columns:
-        raise InvalidRequest("`columns` is empty", hint="A table has at least one column.")
+        raise InvalidRequest("`columns` is empty", hint="Send at least one column.")
     names = [check_name(column.name, "column") for column in params.columns]
     _once(names, "columns")
     _once(params.primary_key, "primary_key")
@@ -32,7 +32,7 @@ def table_of(params: CreateTable) -> Table:
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` if a table or column may be called so."""
+    """Return `name` if it is valid for a table or column; else raise InvalidRequest."""
     if not name or len(name) > MAX_NAME or "\0" in name:
         raise InvalidRequest(f"{name[:40]!r} cannot name a {what}", hint=f"Use 1 to {MAX_NAME} characters.")
     return name
@@ -41,7 +41,7 @@ def check_name(name: str, what: str) -> str:
 def _once(names: list[str], field: str) -> None:
     twice = [name for name, count in Counter(map(str.lower, names)).items() if count > 1]
     if twice:
-        raise InvalidRequest(f"{field}: {twice[0]!r} is named twice")
+        raise InvalidRequest(f"{field}: {twice[0]!r} is repeated", hint="Send each name once.")
 
 
 def _column(column: ColumnDesc, key: tuple[str, ...]) -> Column:
@@ -49,15 +49,15 @@ def _column(column: ColumnDesc, key: tuple[str, ...]) -> Column:
     kind = "u64" if column.type.unsigned else "str" if column.type.kind == "varchar" else column.type.kind
     if column.auto_increment and (key != (column.name,) or kind not in _WHOLE):
         raise NotSupported(
-            f"auto_increment on column {column.name!r} is not served",
-            hint="Only a primary key of one i64 or u64 column counts up by itself.",
+            f"auto_increment on column {column.name!r} is not supported",
+            hint="Only a primary key of one i64 or u64 column can auto-increment.",
         )
     nullable = column.name not in key if column.nullable is None else column.nullable
     return Column(column.name, kind, nullable=nullable, auto=column.auto_increment)
 
 
 def _check_type(name: str, type: TypeDesc) -> None:
-    """A limit or collation that nobody would enforce is refused, not dropped."""
+    """Raise an error for a type, limit or collation that the database would not enforce, instead of dropping it."""
     if type.kind not in _KINDS:
         raise InvalidRequest(f"column {name!r}: unknown kind {type.kind!r}", hint=nearest(type.kind, _KINDS))
     if type.unsigned and type.kind not in _WHOLE:
@@ -65,10 +65,10 @@ def _check_type(name: str, type: TypeDesc) -> None:
     for field in ("max", "precision", "scale"):
         if getattr(type, field) is not None:
             raise NotSupported(
-                f"column {name!r}: `{field}` is not served",
-                hint="Leave it out: texts have no limit here and decimals are kept digit for digit.",
+                f"column {name!r}: `{field}` is not supported",
+                hint="Omit it: texts have no length limit, and decimals keep all digits.",
             )
     for field, served in (("charset", _CHARSETS), ("collation", _COLLATIONS)):
         wanted = getattr(type, field)
         if wanted is not None and wanted.lower() not in served:
-            raise NotSupported(f"column {name!r}: {field} {wanted!r} is not served", hint=f"Use {served[0]}.")
+            raise NotSupported(f"column {name!r}: {field} {wanted!r} is not supported", hint=f"Use {served[0]}.")

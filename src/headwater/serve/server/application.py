@@ -50,14 +50,14 @@ from headwater.serve.limits.stream_limits import client_of
 from headwater.serve.metrics.metrics import Metrics
 from headwater.serve.rpc.body_pieces import Pieces, send_body, size_of
 from headwater.serve.rpc.envelope import SQL_ID, Reply, Rpc, TooOften, clean, error_body, unexpected
-from headwater.serve.rpc.hidden_names import told
+from headwater.serve.rpc.hidden_names import without_hidden_names
 from headwater.serve.thread_bridge import Bridge
 
 Answer = Callable[[Principal, bytes, str], Coroutine[Any, Any, Reply]]
 Page = Callable[[Principal, Request], Awaitable[Response]]
 
 PROBLEM = b"application/problem+json"
-NOT_KEPT = {"cache-control": "no-store"}
+NO_STORE = {"cache-control": "no-store"}
 
 
 class Application:
@@ -95,7 +95,7 @@ class Application:
             "metrics": self._text,
             "openapi": self._openapi,
             "docs": self._docs,
-        } | RowPages(api, bridge, gate.still, max_body=max_body).pages()
+        } | RowPages(api, bridge, gate.recheck, max_body=max_body).pages()
         self._handlers: Handlers = {
             "rpc": self._rpc(rpc.envelope),
             "sql": self._rpc(rpc.sql),
@@ -149,20 +149,20 @@ class Application:
         if access is not Access.OPEN:
             self._limits.ask(principal, client_of(scope))
         if route is None:
-            raise NotFound(f"there is nothing at {scope['path'][:200]}", hint="GET / lists what there is.")
+            raise NotFound(f"there is no route {scope['path'][:200]}", hint="GET / lists the routes.")
         try:
             return await self._serve_to(principal, scope, receive, send, route, values)
         except HeadwaterError as error:
-            raise told(error, principal, self._api.databases) from None
+            raise without_hidden_names(error, principal, self._api.databases) from None
         except Refusal as refusal:
-            refusal.error = told(refusal.error, principal, self._api.databases)
+            refusal.error = without_hidden_names(refusal.error, principal, self._api.databases)
             raise
 
     async def _serve_to(
         self, principal: Principal, scope: Scope, receive: Receive, send: Send, route: Route, values: dict[str, str]
     ) -> int:
         known = route.query
-        is_strict = known and route.access is not Access.OPEN  # health checks may add anything
+        is_strict = known and route.access is not Access.OPEN  # health checks may send any query string
         query = parse_query(scope["query_string"], known, route.path) if is_strict else {}
         call = Call(scope, receive, send, principal, values, query)
         if scope["type"] == "websocket" or (route.websocket and not route.stream):
@@ -171,10 +171,10 @@ class Application:
         if not route.takes(scope["method"]):
             allow = [(b"allow", route.allow.encode())]
             hint = f"Send {route.allow.replace(', ', ' or ')}."
-            error = InvalidRequest(f"{scope['method'][:20]} is not served at {route.path}", hint=hint)
+            error = InvalidRequest(f"{scope['method'][:20]} is not allowed at {route.path}", hint=hint)
             raise Refusal(error, status=405, headers=allow)
         if scope["query_string"] and not known and route.access is not Access.OPEN:
-            raise InvalidRequest(f"{route.path} takes no query string", hint="Leave it out.")
+            raise InvalidRequest(f"{route.path} takes no query string", hint="Omit it.")
         if values:
             self._limits.enter(principal, self._limits.of_path(principal, values))
         handler = _found(self._handlers, route)
@@ -191,12 +191,12 @@ class Application:
         if scope["type"] != "websocket" or not route.websocket:
             error = InvalidRequest(
                 f"{route.path} is {'' if route.websocket else 'not '}a WebSocket",
-                hint="Send `Upgrade: websocket`." if route.websocket else "Ask for it with plain HTTP.",
+                hint="Send `Upgrade: websocket`." if route.websocket else "Request it with plain HTTP.",
             )
             raise Refusal(error, status=426 if route.websocket else 400, headers=[(b"upgrade", b"websocket")])
         origin = header(scope["headers"], b"origin")
         if origin and not self._cors.admits(origin):
-            raise Forbidden("a page of this origin may not use this server", hint="Add it to serve.cors_origins.")
+            raise Forbidden("a web page of this origin may not use this server", hint="Add it to serve.cors_origins.")
         await call.receive()  # websocket.connect
         return await _found(self._websockets, route)(call)
 
@@ -208,7 +208,7 @@ class Application:
                 return self._gate.admit(scope["headers"], access, ticket)
             return self._admit_without(scope, access, ticket)
         except Unauthorized:
-            self._limits.ask_in_vain(client_of(scope))
+            self._limits.count_rejected_credential(client_of(scope))
             raise
 
     def _admit_without(self, scope: Scope, access: Access, ticket: str) -> Principal:
@@ -228,7 +228,7 @@ class Application:
             try:
                 with BodyReservation(client) as memory:
                     asked = await read_body(call.scope, call.receive, self._max_body, memory)
-                    self._gate.still(call.who)  # the key may have been revoked while the body was received
+                    self._gate.recheck(call.who)  # the key may have been revoked while the body was received
                     answering = answer(call.who, asked, client)
                     if b"wait" in asked or b"\\u" in asked:  # a call that may wait ends when its client disconnects
                         status, body = await _unless_gone(call.receive, answering)
@@ -246,14 +246,14 @@ class Application:
 
     async def _index(self, principal: Principal, request: Request) -> Response:
         doors = [{"method": route.method, "path": route.path, "summary": route.summary} for route in ROUTES]
-        return JSONResponse({"name": "headwater", "version": __version__, "routes": doors}, headers=NOT_KEPT)
+        return JSONResponse({"name": "headwater", "version": __version__, "routes": doors}, headers=NO_STORE)
 
     async def _healthz(self, principal: Principal, request: Request) -> Response:
-        return JSONResponse({"status": "ok"}, headers=NOT_KEPT)
+        return JSONResponse({"status": "ok"}, headers=NO_STORE)
 
     async def _readyz(self, principal: Principal, request: Request) -> Response:
         name = request.query_params.get("db")
-        if name is not None:  # which databases exist is not for everybody to know
+        if name is not None:  # only authenticated callers may learn which databases exist
             self._admit(request.scope, Access.LOCKED, ("db",)).glimpse(real_name(name))
         unready, is_storage_full = await self._bridge.call(self._api.readiness)
         if name is not None:
@@ -264,25 +264,25 @@ class Application:
         body = {"ready": ready} | ({"reasons": reasons} if reasons else {})
         if is_storage_full:
             body["storage_full"] = True
-        return JSONResponse(body, status_code=200 if ready else 503, headers=NOT_KEPT)
+        return JSONResponse(body, status_code=200 if ready else 503, headers=NO_STORE)
 
     async def _docs(self, principal: Principal, request: Request) -> Response:
-        return HTMLResponse(docs_page.page(), headers=NOT_KEPT | {"content-security-policy": docs_page.POLICY})
+        return HTMLResponse(docs_page.page(), headers=NO_STORE | {"content-security-policy": docs_page.POLICY})
 
     async def _text(self, principal: Principal, request: Request) -> Response:
         if principal.scopes is not None:
-            raise Forbidden("the numbers are those of all databases", hint="Use a credential without scopes.")
+            raise Forbidden("the metrics cover all databases", hint="Use a credential without scopes.")
         text = await self._bridge.call(self._metrics.text)
-        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST} | NOT_KEPT)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST} | NO_STORE)
 
     async def _openapi(self, principal: Principal, request: Request) -> Response:
-        return JSONResponse(openapi.document(), headers=NOT_KEPT)
+        return JSONResponse(openapi.document(), headers=NO_STORE)
 
 
 def _found(handlers: Handlers, route: Route) -> Handler:
     handler = handlers.get(route.handler)
     if handler is None:
-        raise Unavailable(f"{route.path} is not served here", hint="This server has no feeds or no bulk reads.")
+        raise Unavailable(f"{route.path} is not available", hint="This server has no feeds or no bulk reads.")
     return handler
 
 
@@ -290,7 +290,7 @@ def _page(page: Page) -> Handler:
     """Return a handler for a page that uses Starlette's request and response."""
 
     async def handle(call: Call) -> int:
-        call.scope["path_params"] = call.values  # where Starlette keeps them
+        call.scope["path_params"] = call.values  # where Starlette expects them
         response = await page(call.who, Request(call.scope, call.receive))
         await response(call.scope, call.receive, call.send)
         return response.status_code
@@ -311,15 +311,15 @@ async def _stream(handler: Handler, call: Call, route: Route) -> int:
 
 
 def _cut_off() -> HeadwaterError:
-    """Return the error of a request that was not done when the server stopped. Its write may be queued already."""
+    """Return the error of a request that was not finished when the server stopped; its write may be queued already."""
     return Unavailable(
-        "the server stopped before the request was done",
-        hint="It may or may not have been carried out: look before you repeat it.",
+        "the server stopped before the request was finished",
+        hint="The request may have been executed: check before you repeat it.",
     )
 
 
 async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> Reply:
-    """The answer; Gone, and no more work on it, as soon as the client left."""
+    """Return the answer; raise Gone and cancel the work as soon as the client disconnects."""
     working, leaving = asyncio.ensure_future(answer), asyncio.ensure_future(receive())
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -333,11 +333,11 @@ async def _unless_gone(receive: Receive, answer: Coroutine[Any, Any, Reply]) -> 
 
 
 def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
-    """`send`, which puts on every head of an answer what browsers are to be told."""
+    """Return a `send` that adds the security headers to every response."""
     tls = scope["scheme"] in ("https", "wss")
     full = [*extra, UNSHARED] if scope.get("method") in ("GET", "HEAD") else extra
 
-    async def tell(message: MutableMapping[str, Any]) -> None:
+    async def send_guarded(message: MutableMapping[str, Any]) -> None:
         if message["type"].endswith("http.response.start"):
             if message["status"] == 304:
                 message["headers"] = [*message["headers"], *extra]
@@ -345,11 +345,11 @@ def _guarded(scope: Scope, send: Send, extra: Headers) -> Send:
                 message["headers"] = shielded([*message["headers"], *full], tls=tls)
         await send(message)
 
-    return tell
+    return send_guarded
 
 
 def _as_http(send: Send) -> Send:
-    """`send` for a WebSocket that is refused with a status before it is one."""
+    """Return a `send` for a WebSocket that is rejected with an HTTP status before it is accepted."""
 
     async def refused(message: MutableMapping[str, Any]) -> None:
         if message["type"].startswith("http."):
@@ -369,12 +369,12 @@ async def _refuse(send: Send, route: Route | None, refusal: Refusal) -> int:
 
 
 def problem(error: HeadwaterError, status: int) -> bytes:
-    """`error` as application/problem+json."""
+    """Return `error` as application/problem+json."""
     kind = f"urn:headwater:error:{error.code}"
     body = {"type": kind, "title": error.message, "status": status, "code": error.code}
     if error.hint:
         body["hint"] = error.hint
-    return msgspec.json.encode(clean({**body, **error.details, **body}))  # first as a person reads it
+    return msgspec.json.encode(clean({**body, **error.details, **body}))  # in the order in which a person reads them
 
 
 async def _send(send: Send, status: int, kind: bytes, body: bytes | Pieces, extra: Headers | None = None) -> None:

@@ -1,4 +1,4 @@
-"""The HTTP protocol of uvicorn with bounds: how large the head of a request may be, and how long each part may take."""
+"""uvicorn's HTTP protocol with limits on the size of request headers and on the time that each part may take."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from headwater.errors import HeadwaterError, InvalidRequest, LimitExceeded, Requ
 from headwater.model.log_throttle import Repeats, counted
 from headwater.serve.call import Receive, Scope, Send
 from headwater.serve.http.security_headers import shielded
-from headwater.serve.limits.connection_limits import HEALTH, Crowd
+from headwater.serve.limits.connection_limits import HEALTH, ConnectionLimits
 from headwater.serve.limits.request_body import Refusal
-from headwater.serve.limits.slow_reader_limits import CONNECTION, Patience
+from headwater.serve.limits.slow_reader_limits import CONNECTION, SlowReaderLimits
 from headwater.serve.server.application import PROBLEM, problem
 
-CROWDED_SECONDS = 2  # that a connection too many has to ask for its health
-MAX_PIPELINED = 16  # parsed requests that wait for the answer to the one before
-MAX_PARSED = 64 << 10  # bytes given to the parser before looking whether a request waits
-HEADER_BYTES = 32  # that a header counts for beside its name and value, as in RFC 7541 §4.1: each is three objects
+OVER_LIMIT_SECONDS = 2  # time in which a connection over the limit must request the health routes
+MAX_PIPELINED = 16  # parsed requests that wait for the response to the previous one
+MAX_PARSED = 64 << 10  # bytes given to the parser before checking whether requests are queued
+HEADER_BYTES = 32  # added to name and value of each header, as in RFC 7541 §4.1: each header is three objects
 
 _ABSOLUTE = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
 
 
 class Seldom(logging.LoggerAdapter[logging.Logger]):
-    """Repeats a warning at most once a minute: everybody who connects can send what is no HTTP."""
+    """Logs a repeated warning at most once a minute: any client can cause one by sending invalid HTTP."""
 
     repeats = Repeats()
 
     @property
     def level(self) -> int:
-        """As the logger's."""
+        """Return the logger's level."""
         return self.logger.level
 
     def warning(self, msg: object, *args: object, **named: Any) -> None:
-        """As inherited, with the number of those that were left out."""
+        """Log as inherited, with the number of suppressed repeats."""
         left_out = self.repeats.again(str(msg), time.monotonic())
         if left_out is not None:
             super().warning(counted(str(msg), left_out), *args, **named)
 
 
 class HeldFlow(FlowControl):
-    """As inherited, but reading resumes only while `may_read()` is true. `release` resumes it later.
+    """Flow control that resumes reading only while `may_read()` is true; `release` resumes it later.
 
     uvicorn resumes reading whenever a response ends or an application asks for its body, although pipelined requests
     are still queued: a client that reads no responses could queue requests without end.
@@ -56,96 +56,101 @@ class HeldFlow(FlowControl):
     def __init__(self, transport: asyncio.Transport, may_read: Callable[[], bool]) -> None:
         super().__init__(transport)
         self._may_read = may_read
-        self._is_wanted = False  # somebody tried to resume reading
+        self._is_wanted = False  # a caller tried to resume reading
 
     @property
     def writable(self) -> asyncio.Event:
-        """Return the event that is set while the client reads what is written."""
+        """Return the event that is set while the client reads its responses."""
         return self._is_writable_event
 
     def pause_reading(self) -> None:
-        """As inherited."""
+        """Pause as inherited, and cancel a wanted resume."""
         self._is_wanted = False
         super().pause_reading()
 
     def resume_reading(self) -> None:
-        """As inherited, or note that it is wanted."""
+        """Resume as inherited, or remember that it is wanted."""
         self._is_wanted = not self._may_read()
         if not self._is_wanted:
             super().resume_reading()
 
     def release(self) -> None:
-        """Resume reading if that was wanted before and is possible now."""
+        """Resume reading if that was wanted before and is allowed now."""
         if self._is_wanted:
             self.resume_reading()
 
 
-class BoundedHttp(Patience, HttpToolsProtocol):
-    """As inherited, but a head (target and headers) ends soon and is small, or the connection does. So does a body
-    that comes too slowly, and an answer that nobody reads.
+class BoundedHttp(SlowReaderLimits, HttpToolsProtocol):
+    """Closes a connection whose request headers are too large or too slow, or whose body arrives too slowly.
+
+    Slow readers of responses are cut off as in SlowReaderLimits.
 
     At most MAX_PIPELINED requests are queued. Received bytes behind them stay unparsed, and nothing more is read, until
     the queue is empty.
     """
 
     max_head = 64 << 10  # bytes
-    head_seconds = 10.0  # from its first byte to its last
-    body_seconds = 20.0  # the same of a body, and a second more for each
-    body_rate = 1_000  # bytes that came
+    head_seconds = 10.0  # from the first byte of the headers to the last
+    body_seconds = 20.0  # the same for a body, plus one second for each
+    body_rate = 1_000  # received bytes
 
     def __init__(
-        self, *args: Any, crowd: Crowd | None = None, handshake_done: Callable[[], None] | None = None, **named: Any
+        self,
+        *args: Any,
+        connections: ConnectionLimits | None = None,
+        handshake_done: Callable[[], None] | None = None,
+        **named: Any,
     ) -> None:
         super().__init__(*args, **named)
         self.logger = Seldom(self.logger)  # type: ignore[assignment]
-        self._crowd, self._handshake_done = crowd, handshake_done
-        self._crowded: LimitExceeded | None = None  # why there is no place for it
-        self._upgraded = False  # the connection is a WebSocket now, and not ours
+        self._connections, self._handshake_done = connections, handshake_done
+        self._over_limit: LimitExceeded | None = None  # set if the connection is over a limit
+        self._upgraded = False  # the connection is a WebSocket now, and another protocol's
         self._in_head = False
-        self._head = 0  # bytes of target and headers that the parser told of
-        self._unparsed = 0  # bytes that came since the head began: the parser keeps half a header to itself
+        self._head = 0  # bytes of target and headers that the parser has reported
+        self._unparsed = 0  # bytes received since the headers began: the parser does not report half a header
         self._too_slow: asyncio.TimerHandle | None = None
-        self._body_until = 0.0  # when the body must be there; 0: none is on its way
+        self._body_until = 0.0  # deadline of the body; 0: no body is being received
         self._body_timer: asyncio.TimerHandle | None = None
 
-        self._unparsed_data = b""  # received behind queued requests
+        self._unparsed_data = b""  # received after the queued requests
         self._running: Any = None  # the cycle that is being answered; `cycle` is the one that was parsed last
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """As inherited; who never asks anything is as idle as who asked before."""
+        """Start as inherited; a connection without a first request counts as idle."""
         super().connection_made(transport)
         self.flow: HeldFlow = HeldFlow(transport, self._may_read)
         self.writable = self.flow.writable
-        if self._crowd is not None:
-            self._enter(self._crowd)
+        if self._connections is not None:
+            self._enter(self._connections)
         self._idle()
 
-    def _enter(self, crowd: Crowd) -> None:
+    def _enter(self, connections: ConnectionLimits) -> None:
         address = "" if self.client is None else self.client[0]
-        if self._handshake_done is not None:  # until now it was counted there
+        if self._handshake_done is not None:  # the handshake counted the connection until now
             self._handshake_done()
-        self._crowded = crowd.enter(address)
-        self._on_lost = lambda: crowd.leave(address)
-        if self._crowded is not None:
-            self.head_seconds = self.timeout_keep_alive = CROWDED_SECONDS
-            self.app = _only_health(self.app, self._crowded)
-            if crowd.is_full(address):
+        self._over_limit = connections.enter(address)
+        self._on_lost = lambda: connections.leave(address)
+        if self._over_limit is not None:
+            self.head_seconds = self.timeout_keep_alive = OVER_LIMIT_SECONDS
+            self.app = _only_health(self.app, self._over_limit)
+            if connections.is_full(address):
                 self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """As inherited."""
+        """Close as inherited, and stop the timers."""
         self._head_ended()
         self._body_ended()
         self._unset_keepalive_if_required()
         self.pipeline.clear()
         self._unparsed_data = b""
-        if self._running is not None and not self._running.response_complete:  # inherited: only the last one learns it
+        if self._running is not None and not self._running.response_complete:  # uvicorn notifies only the last cycle
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse as inherited, but keep what is behind a queued request for later."""
+        """Parse as inherited, but keep the bytes after a queued request for later."""
         if self._unparsed_data or self.pipeline:
             self._unparsed_data += data
             self.flow.pause_reading()
@@ -160,7 +165,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
                 return
 
     def resume_writing(self) -> None:
-        """As inherited."""
+        """Resume as inherited, and continue to parse."""
         super().resume_writing()
         self._read_on()
 
@@ -168,7 +173,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         return not self.pipeline and not self._unparsed_data and not self.flow.write_paused
 
     def _read_on(self) -> None:
-        """Parse what was kept, and resume reading, once no request is queued and the client reads its answers."""
+        """Parse the stored bytes and resume reading, once no request is queued and the client reads its responses."""
         if self.pipeline or self.flow.write_paused or self.transport.is_closing():
             return
         data, self._unparsed_data = self._unparsed_data, b""
@@ -176,22 +181,24 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         self.flow.release()
 
     def _parse(self, data: bytes) -> None:
-        """As data_received was inherited, and look whether a head is still open afterwards: mostly it is not."""
+        """Parse as inherited, then check whether request headers are incomplete: mostly they are not."""
         super().data_received(data)
         if self._in_head:
             self._head_goes_on(len(data))
         elif self._body_until or (self.cycle is not None and self.cycle.more_body):
             self._body_goes_on(len(data))
         elif not self._upgraded and (self.cycle is None or self.cycle.response_complete):
-            self._idle()  # blank lines, or the rest of a body that nobody wanted
+            self._idle()  # blank lines, or the rest of a body that no handler read
 
     def handle_websocket_upgrade(self) -> None:
-        """As inherited."""
-        if self._crowded is not None:
-            self._refuse(429, self._crowded)
+        """Upgrade as inherited, unless a request waits for its response or the connection is over a limit."""
+        if self._over_limit is not None:
+            self._refuse(429, self._over_limit)
             return
-        if self.cycle is not None and not self.cycle.response_complete:  # its answer would land among the frames
-            self._refuse(400, InvalidRequest("a request waits for its answer", hint="Upgrade another connection."))
+        if (
+            self.cycle is not None and not self.cycle.response_complete
+        ):  # its response would be written between the frames
+            self._refuse(400, InvalidRequest("an earlier request waits for its response", hint="Upgrade another one."))
             return
         self._upgraded = True
         super().handle_websocket_upgrade()
@@ -199,20 +206,20 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         framed._on_lost, self._on_lost = self._on_lost, None
 
     def on_response_complete(self) -> None:
-        """As inherited."""
+        """Continue as inherited, and parse stored bytes."""
         super().on_response_complete()
         if self.transport.is_closing():
             self.watch()
         elif not self.pipeline and (self._unparsed_data or self.flow.read_paused):
-            self.loop.call_soon(self._read_on)  # later: this is the inside of an application's send
+            self.loop.call_soon(self._read_on)  # later, because this runs inside an application's send
 
     def timeout_keep_alive_handler(self) -> None:
-        """As inherited."""
+        """Close an idle connection as inherited."""
         super().timeout_keep_alive_handler()
         self.watch()
 
     def drop(self) -> None:
-        """As inherited; no further request is taken."""
+        """Disconnect as inherited, and accept no further request."""
         for cycle in (self.cycle, self._running):
             if cycle is not None:
                 cycle.keep_alive = False
@@ -221,7 +228,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
     def _head_goes_on(self, size: int) -> None:
         if self.transport.is_closing():
             return
-        if self._too_slow is None:  # what came with its first byte may belong to the request before
+        if self._too_slow is None:  # the bytes before the first one of the headers may belong to the previous request
             self._watch()
             return
         self._unparsed += size
@@ -238,7 +245,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
             self._too_slow = None
 
     def _body_goes_on(self, size: int) -> None:
-        """A body was on its way before these bytes, or is now."""
+        """Extend the deadline of the body by the received bytes."""
         if not self.cycle.more_body or self.transport.is_closing():
             self._body_ended()
         elif not self._body_until:
@@ -254,21 +261,21 @@ class BoundedHttp(Patience, HttpToolsProtocol):
             self._body_timer = None
 
     def _give_up_body(self) -> None:
-        """Look whether it is late: every byte that came moved the time."""
+        """Check whether the body is late: every received byte moves its deadline."""
         self._body_timer = None
         if self.transport.is_closing():
             return
         left = self._body_until - self.loop.time()
-        if self.flow.read_paused:  # it is we who read no further
+        if self.flow.read_paused:  # the server itself paused reading
             left, self._body_until = self.body_seconds, self.loop.time() + self.body_seconds
         if left > 0:
             self._body_timer = self.loop.call_later(left, self._give_up_body)
             return
         cycle = self.cycle
         if not cycle.response_started:
-            slow = InvalidRequest("the body came too slowly", hint="Send it again, in one go.")
+            slow = InvalidRequest("the body arrived too slowly", hint="Send the request again without pauses.")
             self._write_refusal(408, slow)
-            cycle.disconnected = True  # nobody else has anything to answer
+            cycle.disconnected = True  # no other response may be sent
             cycle.message_event.set()
         self.transport.close()
         self.drop()
@@ -278,21 +285,21 @@ class BoundedHttp(Patience, HttpToolsProtocol):
             later = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             self.timeout_keep_alive_task = later
 
-    # --- what the parser tells ---------------------------------------------------------------------------------------
+    # --- parser callbacks --------------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """As inherited."""
+        """Begin a request as inherited."""
         super().on_message_begin()
         self._in_head = True
         self._head = self._unparsed = 0
 
     def on_url(self, url: bytes) -> None:
-        """As inherited."""
+        """Add to the target as inherited, and count its bytes."""
         self._count(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As inherited, but for trailers behind a chunked body: what they say comes too late to count."""
+        """Add a header as inherited; ignore trailers of a chunked body: the request is already dispatched."""
         self._count(len(name) + len(value) + HEADER_BYTES)
         if self._in_head:
             super().on_header(name, value)
@@ -300,12 +307,12 @@ class BoundedHttp(Patience, HttpToolsProtocol):
     def _count(self, size: int) -> None:
         self._head += size
         if self._head > self.max_head:
-            raise ValueError("the head is too large")  # ends the parser, which asks for send_400_response
+            raise ValueError("the head is too large")  # stops the parser, which calls send_400_response
 
     def on_headers_complete(self) -> None:
-        """As inherited. RFC 9112 §3.2.2: the authority in the target counts, not the Host header."""
+        """Dispatch as inherited. RFC 9112 §3.2.2: the authority in the target replaces the Host header."""
         self._head_ended()
-        if len(self.pipeline) >= MAX_PIPELINED:  # _end_of_heads sees to it, unless the parser finds other ends
+        if len(self.pipeline) >= MAX_PIPELINED:  # _end_of_heads prevents it for usual line ends
             raise ValueError("too many requests are pipelined")
         self.scope[CONNECTION] = self  # type: ignore[literal-required]
         if self.url[:1] != b"/" and (absolute := _ABSOLUTE.match(self.url)) is not None:
@@ -320,18 +327,20 @@ class BoundedHttp(Patience, HttpToolsProtocol):
     # --- refusals ----------------------------------------------------------------------------------------------------
 
     def send_400_response(self, msg: str) -> None:
-        """To what is no HTTP, or too much of it."""
+        """Reply to a malformed or oversized request."""
         if self._head > self.max_head:
             self._refuse(431, _too_large(self.max_head))
         else:
-            self._refuse(400, InvalidRequest("this is not a request of HTTP/1.1", hint="Look at what was sent."))
+            self._refuse(
+                400, InvalidRequest("the received data is not an HTTP/1.1 request", hint="Check protocol and port.")
+            )
 
     def _give_up(self) -> None:
-        if self.flow.read_paused:  # pipelined: it is we who read no further
+        if self.flow.read_paused:  # pipelined: the server itself paused reading
             self._watch()
             return
         slow = InvalidRequest(
-            f"the headers did not end within {self.head_seconds:g} s", hint="Send the request again, in one go."
+            f"the headers did not end within {self.head_seconds:g} s", hint="Send the request again without pauses."
         )
         self._refuse(408, slow)
 
@@ -339,7 +348,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
         self._head_ended()
         if self.transport.is_closing():
             return
-        if self.cycle is None or self.cycle.response_complete:  # else it would land inside another answer
+        if self.cycle is None or self.cycle.response_complete:  # else it would be written inside another response
             self._write_refusal(status, error)
         self.transport.close()
         self.drop()
@@ -353,7 +362,7 @@ class BoundedHttp(Patience, HttpToolsProtocol):
 
 
 def _end_of_heads(data: bytes, start: int) -> int:
-    """Return where the part of `data` from `start` ends that holds at most MAX_PIPELINED heads and MAX_PARSED bytes."""
+    """Return where to stop parsing `data` from `start`: after MAX_PIPELINED requests or MAX_PARSED bytes."""
     most = min(len(data), start + MAX_PARSED)
     end = start
     for _ in range(MAX_PIPELINED - 1):  # one more may have begun before `start`, its last line break cut in two
@@ -365,7 +374,7 @@ def _end_of_heads(data: bytes, start: int) -> int:
 
 
 def _only_health(app: Any, error: LimitExceeded) -> Any:
-    """`app` for a connection too many."""
+    """Return `app` for a connection over the limit: it answers the health routes only."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in HEALTH:
@@ -386,7 +395,7 @@ def _too_large(most: int) -> HeadwaterError:
 
 
 def _unchunked(cycle: Any, app: Any) -> Any:
-    """`app` for HTTP/1.0, which knows no chunks: a body of unknown length goes as it is and ends the connection."""
+    """Return `app` for HTTP/1.0, which has no chunks: a body of unknown length ends with the connection."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         unknown = False

@@ -1,4 +1,4 @@
-"""The server: sockets, uvicorn in the caller's loop, and a stop that lets open requests finish."""
+"""The server: sockets, uvicorn in the caller's event loop, and a stop that lets open requests finish."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from headwater.serve.http.handlers.pulls import Pulls
 from headwater.serve.http.handlers.streams import Streams
 from headwater.serve.http.handlers.table_snapshots import Snapshots
 from headwater.serve.http.websocket_protocol import FramedWebSocket
-from headwater.serve.limits.connection_limits import Crowd, connections_for, raise_open_files, spare_files
+from headwater.serve.limits.connection_limits import ConnectionLimits, connections_for, raise_open_files, spare_files
 from headwater.serve.limits.limits import Limits
 from headwater.serve.limits.stream_limits import Places
 from headwater.serve.listen_address import bind, joined
@@ -44,16 +44,16 @@ from headwater.serve.server.tls_handshakes import Done, TlsServer
 from headwater.serve.thread_bridge import Bridge
 from headwater.serve.tls import Tls
 
-READ_THREADS = 8  # SQLite releases the GIL while it reads; more would only queue on it
+READ_THREADS = 8  # SQLite releases the GIL while it reads; more threads would only queue for it
 KEEP_ALIVE_SECONDS = 75  # longer than the 60 s after which proxies drop an idle connection
 BACKLOG = 2048
-MAX_FRAME = 64 << 10  # bytes a WebSocket client may send at a time
+MAX_FRAME = 64 << 10  # bytes of a frame from a WebSocket client
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class Server:
-    """HTTP on the address of `config`, answered by `api`. Start and stop it in one loop."""
+    """HTTP and gRPC on the addresses of `config`, answered by `api`. Start and stop it in one event loop."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Server:
     ) -> None:
         self._config = config
         self._api = api
-        self._open_feeds = open_feeds  # in the loop that serves
+        self._open_feeds = open_feeds  # called in the event loop of the server
         self._gate = Gate.of(config, folder)
         self._tls = Tls.of(config)
         self._bridge: Bridge | None = None
@@ -77,22 +77,22 @@ class Server:
         self._grpc_sockets: list[socket.socket] = []
         self._grpc: Any = None
         self._is_lowered = False  # whether the limit of open files lowered max_connections
-        self._hurried = False  # a stop does not wait for anybody
-        self.addresses: list[tuple[str, int]] = []  # as bound, so port 0 shows the real one
-        self.grpc_addresses: list[tuple[str, int]] = []  # none: gRPC is off
+        self._hurried = False  # a stop does not wait for open requests
+        self.addresses: list[tuple[str, int]] = []  # as bound: with port 0 the real port
+        self.grpc_addresses: list[tuple[str, int]] = []  # empty if gRPC is off
 
     @property
     def url(self) -> str:
-        """Where to reach it from here."""
+        """Return the URL of the server on this machine."""
         return f"{'http' if self._tls is None else 'https'}://{joined(*self.addresses[0])}"
 
     @property
     def grpc_address(self) -> str:
-        """Where to reach gRPC from here."""
+        """Return the address of gRPC on this machine."""
         return joined(*self.grpc_addresses[0])
 
     def bind(self) -> None:
-        """Take the address, before anything else is touched; ConfigError if it cannot be had."""
+        """Bind the addresses before anything else is touched; ConfigError if that is not possible."""
         self._sockets = bind(*split_address(self._config.http))
         self.addresses = [each.getsockname()[:2] for each in self._sockets]
         address = grpc_address(self._config)
@@ -101,55 +101,57 @@ class Server:
                 self._grpc_sockets = bind(*split_address(address))
             except ConfigError as error:
                 self.unbind()
-                hint = "Choose another address for gRPC with --grpc, or none: --grpc off."
+                hint = "Choose another address for gRPC with --grpc, or turn it off: --grpc off."
                 raise ConfigError(f"gRPC {error.message}", hint=hint) from None
             self.grpc_addresses = [each.getsockname()[:2] for each in self._grpc_sockets]
         self._warn()
 
     def _warn(self) -> None:
-        """Of an address that others reach, where what they send can be read on its way."""
+        """Warn about an address that other machines reach without encryption."""
         for host, port in (*self.addresses, *self.grpc_addresses):
             if self._tls is None and not is_loopback(host):
-                log.warning("%s is reached without TLS: set serve.tls_cert, or let a proxy do it", joined(host, port))
+                log.warning(
+                    "%s is reachable without TLS: set serve.tls_cert, or terminate TLS in a proxy", joined(host, port)
+                )
 
     def _speaks_grpc(self) -> bool:
-        """Whether the library is here; ConfigError if it is not, and gRPC was asked for."""
+        """Return whether grpcio is installed; ConfigError if it is not, and gRPC is configured."""
         if importlib.util.find_spec("grpc") is not None:
             return True
         if self._config.grpc != ServeConfig().grpc:
-            raise ConfigError("gRPC needs the library grpcio", hint="pip install 'headwater[grpc]'")
-        log.info("gRPC is off: pip install 'headwater[grpc]'")
+            raise ConfigError("gRPC needs the package grpcio", hint="pip install 'headwater[grpc]'")
+        log.info("gRPC is off, grpcio is not installed: pip install 'headwater[grpc]'")
         return False
 
     def unbind(self) -> None:
-        """Give the addresses back if nobody listens on them yet."""
+        """Close bound sockets that no server listens on yet."""
         for each in (*self._sockets, *self._grpc_sockets):
             each.close()
         self._sockets, self._grpc_sockets = [], []
 
     async def start(self) -> None:
-        """Accept; binds first unless that is done."""
+        """Start to accept connections; binds the addresses first unless `bind` was called."""
         if not self._sockets:
             self.bind()
         files = self._limit_connections()
         sockets, self._sockets = self._sockets, []
         self._bridge = Bridge(threads=READ_THREADS)
         self._api.gate, self._api.run = self._gate, self._bridge.call
-        self._api.transactions.check_credential = self._gate.still
+        self._api.transactions.check_credential = self._gate.recheck
         self._api.feeds = None if self._open_feeds is None else self._open_feeds()
         databases = self._api.databases
         self._api.queries = databases.open_queries(self._bridge.call) if isinstance(databases, Prepares) else None
         if self._api.feeds is not None and self._api.queries is not None:
             self._api.feeds.serve_queries(Subscribed(self._api.queries))
         limits = Limits(self._config, self._api, Places(self._config.max_streams_per_client))
-        limits.crowd.is_lowered = self._is_lowered
+        limits.connections.is_lowered = self._is_lowered
         metrics = self._metrics(self._api.feeds, limits)
         application = self._application(self._bridge, self._api.feeds, metrics, limits)
         self._gateway = application.gateway
         if self.grpc_addresses:
             await self._start_grpc(metrics, limits)
-        settings = _settings(application, self._config, limits.crowd, files)
-        self._uvicorn = _Uvicorn(settings, self._tls, limits.crowd)
+        settings = _settings(application, self._config, limits.connections, files)
+        self._uvicorn = _Uvicorn(settings, self._tls, limits.connections)
         self._task = asyncio.create_task(self._uvicorn.serve(sockets=sockets))
         ready = asyncio.create_task(self._uvicorn.ready.wait())
         await asyncio.wait({self._task, ready}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +160,7 @@ class Server:
             await self._task
 
     def _limit_connections(self) -> int:
-        """Lower `serve.max_connections` to what the limit of open files allows; return that limit."""
+        """Lower `serve.max_connections` to the limit of open files; return that limit."""
         files, most = raise_open_files(), self._config.max_connections
         allowed = connections_for(files, ports=2 if self.grpc_addresses else 1)
         is_noticed = most != ServeConfig().max_connections or allowed < self._config.max_connections_per_client
@@ -174,14 +176,14 @@ class Server:
         return files
 
     async def _start_grpc(self, metrics: Metrics, limits: Limits) -> None:
-        """Faces on the address that was kept for them."""
-        from headwater.serve.grpc.services import open_faces  # imported late: grpcio is not everybody's
+        """Start the gRPC services on the sockets bound for them."""
+        from headwater.serve.grpc.services import open_services  # imported late: grpcio is optional
 
         for each in self._grpc_sockets:
             each.close()
         self._grpc_sockets = []
         assert self._bridge is not None
-        self._grpc = open_faces(self._api, self._gate, self._bridge, limits, metrics, self._config)
+        self._grpc = open_services(self._api, self._gate, self._bridge, limits, metrics, self._config)
         await self._grpc.start(self.grpc_addresses, self._tls)
 
     def _metrics(self, feeds: Feeds | None, limits: Limits) -> Metrics:
@@ -223,7 +225,7 @@ class Server:
         if self._uvicorn is None or self._task is None or self._bridge is None:
             return
         if self._api.feeds is not None:
-            self._api.feeds.readers.stop()  # streams have no end of their own to wait for
+            self._api.feeds.readers.stop()  # streams would not end on their own
         if self._api.ranges is not None:
             self._api.ranges.drain()
         left = await self._drain_gateway(self._config.drain_seconds)
@@ -245,20 +247,20 @@ class Server:
         self._uvicorn = None
 
     async def _drain_gateway(self, seconds: float) -> float:
-        """Before uvicorn closes its WebSockets, which it does at once; how much time is left for the others."""
+        """Drain the gateway, because uvicorn closes WebSockets immediately; return the seconds left."""
         began = time.monotonic()
         if self._gateway is not None:
             await self._gateway.drain(seconds)
         return max(seconds - (time.monotonic() - began), 0.0)
 
     def reload(self) -> bool:
-        """Read the certificate again; whether it is good. Open streams go on."""
+        """Reload the certificate; return whether it is valid. Open streams continue."""
         return self._tls is None or self._tls.reload()
 
     async def serve(self, *, started: Callable[[], None] = lambda: None) -> None:
         """Start, wait for SIGTERM or SIGINT, stop. A second signal does not wait for open requests.
 
-        With TLS, SIGHUP reads the certificate again; without, it ends the process, as it always did.
+        With TLS, SIGHUP reloads the certificate; without TLS it ends the process.
         """
         asked = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -284,7 +286,7 @@ class Server:
         asked.set()
 
     def _hurry(self) -> None:
-        """Cut off what is open, on both ports."""
+        """Close open requests and streams on both ports."""
         self._hurried = True
         if self._uvicorn is not None:
             self._uvicorn.force_exit = True
@@ -297,11 +299,11 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its own signal handlers, with our TLS, and with a moment at which it is known to accept."""
+    """uvicorn without its signal handlers, with our TLS server, and with an event that is set once it accepts."""
 
-    def __init__(self, config: uvicorn.Config, tls: Tls | None, crowd: Crowd) -> None:
+    def __init__(self, config: uvicorn.Config, tls: Tls | None, connections: ConnectionLimits) -> None:
         super().__init__(config)
-        self._tls, self._crowd = tls, crowd
+        self._tls, self._connections = tls, connections
         self.ready = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -309,7 +311,7 @@ class _Uvicorn(uvicorn.Server):
             await super().startup(sockets)
         else:
             await super().startup([])
-            encrypted = TlsServer(self._tls.context, self._crowd, self._protocol)
+            encrypted = TlsServer(self._tls.context, self._connections, self._protocol)
             encrypted.listen(sockets or [], self.config.backlog)
             self.servers.append(encrypted)  # type: ignore[arg-type]  # is closed and waited for
         self.ready.set()
@@ -325,7 +327,7 @@ class _Uvicorn(uvicorn.Server):
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """For asyncio.Runner: uvloop where it is installed."""
+    """Return the loop factory for asyncio.Runner: uvloop if it is installed."""
     if importlib.util.find_spec("uvloop") is None:
         return None
     import uvloop
@@ -337,20 +339,22 @@ def _patient(kind: type[T], config: ServeConfig) -> type[T]:
     return type(kind.__name__, (kind,), {"stall_seconds": config.stall_seconds})
 
 
-def _settings(application: Application, config: ServeConfig, crowd: Crowd, files: int) -> uvicorn.Config:
+def _settings(
+    application: Application, config: ServeConfig, connections: ConnectionLimits, files: int
+) -> uvicorn.Config:
     http, framed = _patient(BoundedHttp, config), _patient(FramedWebSocket, config)
     return uvicorn.Config(
         application,
-        http=functools.partial(http, crowd=crowd),  # type: ignore[arg-type]  # is only called
+        http=functools.partial(http, connections=connections),  # type: ignore[arg-type]  # is only called
         ws=framed,
         ws_max_size=MAX_FRAME,
-        ws_per_message_deflate=False,  # a compressed frame would be one reader's own
+        ws_per_message_deflate=False,  # a compressed frame could not be shared between readers
         lifespan="off",
         log_config=None,
         access_log=False,
-        proxy_headers=False,  # a forwarded header is a claim of the caller
+        proxy_headers=False,  # the client could forge a forwarded header
         server_header=False,
-        backlog=min(BACKLOG, spare_files(files) // 2),  # all of it is accepted before the first one is counted
+        backlog=min(BACKLOG, spare_files(files) // 2),  # all of it is accepted before the first connection is counted
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=config.drain_seconds,  # type: ignore[arg-type]  # goes to wait_for, which takes floats
     )

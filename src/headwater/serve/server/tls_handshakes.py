@@ -1,7 +1,7 @@
-"""TLS handshakes of HTTP: each is counted as a connection from its first byte on, and ends within a time.
+"""TLS handshakes of HTTP, which count as connections from their first byte and have a time limit.
 
-asyncio's own servers tell of a connection only when its handshake has succeeded: whoever never ends one would take
-sockets that no limit counts.
+asyncio's servers report a connection only after its handshake: clients that never finish one would use sockets that no
+limit counts.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ import ssl
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from headwater.serve.limits.connection_limits import Crowd
-from headwater.serve.server.http_protocol import CROWDED_SECONDS
+from headwater.serve.limits.connection_limits import ConnectionLimits
+from headwater.serve.server.http_protocol import OVER_LIMIT_SECONDS
 
 HANDSHAKE_SECONDS = 10.0
-PAUSE_SECONDS = 0.5  # after a connection could not be accepted: most likely the process has no descriptor left
+PAUSE_SECONDS = 0.5  # after a failed accept: most likely no file descriptor is left
 log = logging.getLogger(__name__)
 
 Done = Callable[[], None]
 
 
 class TlsServer:
-    """Accept connections, carry out their TLS handshakes and hand them to a protocol. In one loop.
+    """Accepts connections, performs their TLS handshakes and passes them to a protocol. Not thread-safe.
 
-    `make` returns the protocol of a connection; it is given what to call once the protocol counts the connection.
+    `make` returns the protocol of a connection; its argument is called once the protocol counts the connection.
     """
 
     seconds = HANDSHAKE_SECONDS
 
-    def __init__(self, context: ssl.SSLContext, crowd: Crowd, make: Callable[[Done], asyncio.Protocol]) -> None:
-        self._context, self._crowd, self._make = context, crowd, make
+    def __init__(
+        self, context: ssl.SSLContext, connections: ConnectionLimits, make: Callable[[Done], asyncio.Protocol]
+    ) -> None:
+        self._context, self._connections, self._make = context, connections, make
         self._tasks: set[asyncio.Task[None]] = set()
 
     def listen(self, sockets: Sequence[socket.socket], backlog: int) -> None:
-        """Accept from now on."""
+        """Start to accept connections."""
         for each in sockets:
             each.listen(backlog)
             self._begin(self._accept(each))
 
     def close(self) -> None:
-        """Accept no more, and give up the handshakes that are going on."""
+        """Stop accepting, and cancel unfinished handshakes."""
         for task in list(self._tasks):
             task.cancel()
 
@@ -60,37 +62,37 @@ class TlsServer:
         while True:
             try:
                 connection, (address, *_) = await loop.sock_accept(listening)
-            except ConnectionAbortedError:  # it was given up before we came to it
+            except ConnectionAbortedError:  # the client closed it before it was accepted
                 continue
             except OSError as error:
                 log.error("a connection could not be accepted: %s", error.strerror)
                 await asyncio.sleep(PAUSE_SECONDS)
                 continue
-            self._crowd.add(address)
-            if self._crowd.is_full(address):
-                self._crowd.refused += 1
-                self._crowd.leave(address)
+            self._connections.add(address)
+            if self._connections.is_full(address):
+                self._connections.refused += 1
+                self._connections.leave(address)
                 connection.close()
             else:
                 self._begin(self._handshake(connection, address))
-            await asyncio.sleep(0)  # asyncio accepts without a pause while others wait
+            await asyncio.sleep(0)  # lets other tasks run: accept does not suspend while connections wait
 
     async def _handshake(self, connection: socket.socket, address: str) -> None:
-        """Carry out one handshake; the protocol has its connection from then on."""
-        crowd, is_counted = self._crowd, True
-        seconds = min(self.seconds, CROWDED_SECONDS) if crowd.is_crowded(address) else self.seconds
+        """Perform one handshake; then the protocol owns the connection."""
+        connections, is_counted = self._connections, True
+        seconds = min(self.seconds, OVER_LIMIT_SECONDS) if connections.is_over_limit(address) else self.seconds
 
         def done() -> None:
             nonlocal is_counted
             if is_counted:
                 is_counted = False
-                crowd.leave(address)
+                connections.leave(address)
 
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._make(done), connection, ssl=self._context, ssl_handshake_timeout=seconds
             )
-        except (OSError, ssl.SSLError):  # too late, cut off, not TLS at all
+        except (OSError, ssl.SSLError):  # too late, closed, or not TLS
             connection.close()
         finally:
             done()

@@ -1,4 +1,4 @@
-"""What a pull asks for behind its question mark: versions, spans, columns, conditions. Pure."""
+"""Query strings of bulk pulls: versions, spans, columns and conditions. No I/O."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ MAX_KEY = 16 << 10  # bytes
 
 
 def version_in(text: str) -> tuple[str, int]:
-    """The generation and the offset of a version."""
+    """Return the generation and the offset of a version."""
     generation, _, offset = text.rpartition(".")
     if not generation or not digits(offset, 18):
         raise InvalidRequest(
-            f"version {text[:60]!r} cannot be read", hint="Leave it out to be sent to the present one."
+            f"version {text[:60]!r} cannot be read", hint="Omit it to be redirected to the current version."
         )
     return generation, int(offset)
 
 
 def offset_in(query: dict[str, str], name: str) -> int:
-    """An offset that has to be given."""
+    """Return a required offset."""
     found = number(query, name)
     if found is None:
         raise InvalidRequest(f"`{name}` is missing", hint="Send after=N&upto=M: changes after N up to and with M.")
@@ -31,23 +31,23 @@ def offset_in(query: dict[str, str], name: str) -> int:
 
 
 def range_in(query: dict[str, str]) -> tuple[int, int] | None:
-    """The id and the epoch of a range."""
+    """Return the id and the epoch of a range; None without a range."""
     if ("range" in query) != ("epoch" in query):
-        raise InvalidRequest("`range` and `epoch` belong together", hint="Send both as pull.ranges told them.")
+        raise InvalidRequest("`range` and `epoch` belong together", hint="Send both as pull.ranges returned them.")
     found, epoch = number(query, "range"), number(query, "epoch")
     return None if found is None or epoch is None else (found, epoch)
 
 
 def span_in(query: dict[str, str]) -> Span:
-    """The keys from `start` to before `end`."""
+    """Return the span of keys from `start` to before `end`."""
     start, end = _key(query, "start") or b"", _key(query, "end")
     if end is not None and start >= end:
-        raise InvalidRequest("`start` is not below `end`", hint="Keys compare byte by byte.")
+        raise InvalidRequest("`start` is not below `end`", hint="Send bounds in byte order.")
     return Span(start, end)
 
 
 def rest_of(span: Span, query: dict[str, str]) -> Span:
-    """What of `span` lies behind the key `after`."""
+    """Return the part of `span` after the key `after`."""
     after = _key(query, "after")
     if after is None:
         return span
@@ -56,12 +56,12 @@ def rest_of(span: Span, query: dict[str, str]) -> Span:
 
 
 def pick_in(query: dict[str, str], span: Span) -> Pick:
-    """The rows and columns asked for."""
+    """Return the requested rows and columns."""
     return Pick(span, names_in(query, "columns"), query.get("where"))
 
 
 def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
-    """A list of names with commas between them, or as JSON where a name has one itself."""
+    """Return a list of names: comma-separated, or JSON for names with commas."""
     text = query.get(name)
     if text is None:
         return None
@@ -74,10 +74,10 @@ def names_in(query: dict[str, str], name: str) -> tuple[str, ...] | None:
 
 
 def compression_in(query: dict[str, str]) -> str | None:
-    """How buffers are to be compressed."""
+    """Return the requested compression of Arrow buffers."""
     found = query.get("compression")
     if found not in (None, LZ4):
-        raise InvalidRequest(f"compression {found[:60]!r} is not known", hint="Send compression=lz4, or leave it out.")
+        raise InvalidRequest(f"compression {found[:60]!r} is not known", hint="Send compression=lz4, or omit it.")
     return found
 
 

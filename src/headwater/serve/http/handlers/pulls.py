@@ -1,4 +1,4 @@
-"""Bulk pulls over HTTP: rows of a key range as of one version, and changes of a stretch of the log, as Arrow."""
+"""Bulk pulls over HTTP: rows of a key range as of one version, and changes of an offset range, as Arrow."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from headwater.serve.http.handlers.table_snapshots import FOREVER
 from headwater.serve.http.query_string import number
 from headwater.serve.limits.shares import Shares
 
-AT_ONCE = 64  # each holds a thread of the worker and a piece of its answer
+AT_ONCE = 64  # concurrent pulls; each holds a thread of the worker and a piece of its response
 SHARE = 32  # of them for one caller who is not an owner
 
 Run = Callable[..., Any]
@@ -53,16 +53,16 @@ class Pulls:
 
     @property
     def numbers(self) -> Numbers:
-        """For metrics."""
+        """Return the counters for metrics."""
         return self._worker.numbers
 
     @property
     def worker_pid(self) -> int | None:
-        """The process that does the work, if there is one."""
+        """Return the process id of the worker, if it runs."""
         return self._worker.pid
 
     async def close(self) -> None:
-        """After the last request."""
+        """Close the worker, after the last request."""
         await self._worker.stop()
 
     # --- the routes ------------------------------------------------------------------------------------------
@@ -72,13 +72,13 @@ class Pulls:
         return {"pull_snapshot": self.snapshot, "pull_log": self.log, "pull_tables": self.tables}
 
     async def snapshot(self, call: Call) -> int:
-        """Rows as of one version, or where the present version is."""
+        """Send rows as of one version, or redirect to the current version."""
         db, table = _asked(call)
         database = self._databases.database(db)
         if "version" not in call.query:
             return await self._redirect(call, database, table)
         generation, offset = version_in(call.query["version"])
-        _check_kept(database, generation, offset)
+        _check_retained(database, generation, offset)
         await self._run(_check_where, call, database, db, table)
         pick = pick_in(call.query, rest_of(await self._span(call, db, table), call.query))
         tag = _tag(db, table, *(f"{name}={value}" for name, value in sorted(call.query.items()) if name != "ticket"))
@@ -90,36 +90,38 @@ class Pulls:
         return await self._pour(call, SnapshotJob(await self._run(self._bulk.place, db), table, offset, pick), headers)
 
     async def log(self, call: Call) -> int:
-        """Changes of one table in (after, upto]."""
+        """Send the changes of one table in (after, upto]."""
         db, table = _asked(call)
         database = self._databases.database(db)
         await self._run(_check_where, call, database, db, table)
-        after, upto = self._stretch(call, database)
+        after, upto = self._offsets(call, database)
         shape, pick = number(call.query, "shape"), pick_in(call.query, span_in(call.query))
         compression, place = compression_in(call.query), await self._run(self._bulk.place, db)
-        return await self._pour(call, LogJob(place, table, after, upto, shape, pick, compression), _of_stretch(upto))
+        return await self._pour(
+            call, LogJob(place, table, after, upto, shape, pick, compression), _offset_headers(upto)
+        )
 
     async def tables(self, call: Call) -> int:
-        """Changes of several tables in (after, upto]."""
+        """Send the changes of several tables in (after, upto]."""
         db = real_name(call.values["db"])
         names = names_in(call.query, "tables") or ()
         wanted = () if names in ((), ("*",)) else names
         call.who.check(db, wanted or None)
-        after, upto = self._stretch(call, self._databases.database(db))
+        after, upto = self._offsets(call, self._databases.database(db))
         place = await self._run(self._bulk.place, db)
-        return await self._pour(call, TablesJob(place, wanted, after, upto), _of_stretch(upto))
+        return await self._pour(call, TablesJob(place, wanted, after, upto), _offset_headers(upto))
 
-    def _stretch(self, call: Call, database: Database) -> tuple[int, int]:
-        """What of the log is asked for; only what is durable is there."""
+    def _offsets(self, call: Call, database: Database) -> tuple[int, int]:
+        """Return the requested offsets; only durable ones are available."""
         after, upto = offset_in(call.query, "after"), offset_in(call.query, "upto")
         log = database.log
         if upto < after:
-            raise InvalidRequest(f"`upto` {upto} lies before `after` {after}", hint="Send after=N&upto=M with N ≤ M.")
-        _check_kept(database, call.query.get("generation", log.generation), after)
+            raise InvalidRequest(f"`upto` {upto} is before `after` {after}", hint="Send after=N&upto=M with N ≤ M.")
+        _check_retained(database, call.query.get("generation", log.generation), after)
         if upto > log.durable:
             raise InvalidRequest(
                 f"offset {upto} is not in the log yet; the newest there is {log.durable}",
-                hint="Wait for it by pull.describe with `after` and `wait_ms`.",
+                hint="Wait for it with pull.describe with `after` and `wait_ms`.",
             )
         return after, upto
 
@@ -130,7 +132,7 @@ class Pulls:
         found: Span = await self._run(self._find, call.who, db, table, *named)
         both = found.intersect(span)
         if both is None:
-            raise InvalidRequest("no key lies both in the range and in the span", hint="Send one of them.")
+            raise InvalidRequest("range and span have no key in common", hint="Send one of them.")
         return both
 
     async def _redirect(self, call: Call, database: Database, table: str) -> int:
@@ -163,7 +165,7 @@ class Pulls:
         return 200
 
     async def _begun(self, call: Call, job: Job, answers: list[Answer]) -> tuple[AsyncIterator[bytes], bytes]:
-        """The answer with its first piece: whatever can be refused is refused before it comes."""
+        """Return the answer and its first piece; errors are raised before a status is sent."""
         while True:
             answers.append(await self._worker.answer(job))
             pieces = answers[-1].pieces()
@@ -171,7 +173,7 @@ class Pulls:
                 return pieces, await anext(pieces)
             except HeadwaterError:
                 if answers[-1].has_left:
-                    call.abort()  # there is nobody to tell
+                    call.abort()  # the client has disconnected
                 if not answers[-1].died or len(answers) > 1 or not await self._worker.is_dead():
                     raise
 
@@ -181,12 +183,12 @@ class Pulls:
             try:
                 await _carry(call, first, pieces)
             except HeadwaterError:
-                call.abort()  # too late for a status: without its end mark nobody takes the body for whole
+                call.abort()  # too late for a status: without its end mark the body is recognised as incomplete
         await call.send({"type": "http.response.body", "body": b""})
 
 
 def _asked(call: Call) -> tuple[str, str]:
-    """The database and the table of a route, which have to be the caller's business."""
+    """Return the database and the table of a route, after checking that the caller may see them."""
     db, table = real_name(call.values["db"]), call.values["table"]
     call.who.check(db, [table])
     return db, table
@@ -205,7 +207,7 @@ async def _carry(call: Call, first: bytes, pieces: AsyncIterator[bytes]) -> None
 
 
 def _check_where(call: Call, database: Database, db: str, table: str) -> None:
-    """Raise Forbidden if the request has a `where` that the caller may not send. Blocks."""
+    """Raise Forbidden if the caller may not send the `where` of the request. Blocks."""
     if "where" in call.query:
         source = database.source
         source.check_sql(call.who.role)
@@ -213,7 +215,7 @@ def _check_where(call: Call, database: Database, db: str, table: str) -> None:
             check_calls(source.condition(shape, call.query["where"]).calls, call.who, db)
 
 
-def _check_kept(database: Database, generation: str, after: int) -> None:
+def _check_retained(database: Database, generation: str, after: int) -> None:
     log = database.log
     if generation != log.generation:
         raise lost(after, log.horizon, log.latest, LOG_GENERATION_CHANGED, "the log began a new generation since")
@@ -223,12 +225,12 @@ def _check_kept(database: Database, generation: str, after: int) -> None:
         raise InvalidRequest(f"offset {after} does not exist yet; the newest is {log.latest}")
 
 
-def _of_stretch(upto: int) -> Headers:
+def _offset_headers(upto: int) -> Headers:
     return [(b"cache-control", b"no-store"), (b"x-headwater-offset", b"%d" % upto)]
 
 
 def _tag(*parts: str) -> bytes:
-    # Weak: where one batch ends and the next begins depends on what is in the table by now; the rows do not.
+    # Weak: the boundaries between batches depend on the current table, the rows do not.
     digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "surrogateescape"), digest_size=12)
     return b'W/"p.%s"' % digest.hexdigest().encode()
 

@@ -27,8 +27,8 @@ from headwater.serve.rpc.query_patch import MANIPULATION, PATCHED, has_patches, 
 
 CAUSALITY = b"x-headwater-causality"
 TRUNCATED = (b"x-headwater-truncated", b"true")
-MAX_GROUPS = 2_048  # bytes: proxies hold all headers of an answer in 4 or 8 KiB
-MAX_ARGS = 8_192  # characters: what proxies let through of a URL
+MAX_GROUPS = 2_048  # bytes: proxies limit all headers of a response to 4 or 8 KiB
+MAX_ARGS = 8_192  # characters: the limit of proxies for a URL
 KINDS = {
     b"application/json": ROWS,
     b"application/vnd.headwater.objects+json": OBJECTS,
@@ -86,7 +86,7 @@ class QueryHandler:
         before = answering.moment()
         answer = await self._answer(request)
         reply = await self._render(request, answer)
-        if answer.read is None and answering.moment() == before:  # nothing was committed while it was answered
+        if answer.read is None and answering.moment() == before:  # nothing was committed while the query ran
             self._not_modified.remember(call.scope, call.who, request.prepared, before, reply.headers)
         return reply
 
@@ -103,13 +103,13 @@ class QueryHandler:
     # --- answer ------------------------------------------------------------------------------------------------------
 
     async def _answer(self, request: _Request) -> Answer:
-        """Return the answer; without rows if one of the client's tags still holds."""
+        """Return the answer, without rows if one of the client's ETags is still valid."""
         wanted, known = request.conditions.if_match, request.conditions.if_none_match
         if wanted is not None and not wanted.any:
             strong = [tag.opaque for tag in wanted.tags if not (tag.weak or tag.opaque.endswith(ENCODED))]
             now = await self._ask(request, strong)
             if not now.not_modified or (now.etag or "W/").startswith("W/"):
-                raise PreconditionFailed("the answer is not the one If-Match demands", hint="Ask without it.")
+                raise PreconditionFailed("the result does not match If-Match", hint="Omit the header.")
         return await self._ask(request, () if known is None else known.opaque)
 
     async def _ask(self, request: _Request, tags: Sequence[str]) -> Answer:
@@ -127,7 +127,7 @@ class QueryHandler:
             return _Reply(304, [*headers, *etag])
         if request.patch and etag and has_patches(answer.read):
             status, body = await self._patch(request, answer)
-            if status == PATCHED:  # a cache that does not know patches must not store it
+            if status == PATCHED:  # a cache that does not support patches must not store it
                 headers = [NO_STORE, *headers[1:], (b"im", MANIPULATION)]
         else:
             status, body = 200, await self._body(request, answer)
@@ -176,9 +176,9 @@ def args_in(text: str | None) -> list[Value] | dict[str, Value]:
 
 
 def groups(db: str, tables: Sequence[str]) -> bytes:
-    """Cache-Groups (RFC 9875): the tables an answer depends on, as a list of strings that structured fields allow.
+    """Return Cache-Groups (RFC 9875): the tables of a result, as a list of strings that structured fields allow.
 
-    Where they are too many for a header, the database alone.
+    If they do not fit in a header, return the database alone.
     """
     found = ", ".join(_group(f"{db}.{name}") for name in tables)
     return (found if len(found) <= MAX_GROUPS else _group(db)).encode()
@@ -207,7 +207,7 @@ def _floor(call: Call) -> Token | None:
 
 
 def _echoed(conditions: Conditions, answer: Answer) -> bytes:
-    """Return the client's own tag: a cache may freshen only a stored response with the same tag."""
+    """Return the client's own ETag: a cache may freshen only a stored response with the same tag."""
     assert conditions.if_none_match is not None
     tag = next(tag for tag in conditions.if_none_match.tags if tag.opaque == answer.matched)
     return str(tag).encode("latin-1")

@@ -1,4 +1,4 @@
-"""The row routes: a row at its own address, with an ETag, changed under the conditions of RFC 9110."""
+"""The row routes: one row per URL, with an ETag and the conditional requests of RFC 9110."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from headwater.serve.thread_bridge import Bridge
 
 CAUSALITY = "x-headwater-causality"
 CACHED = {"cache-control": "private, no-cache", "vary": "Accept"}
-KEPT_BY_NOBODY = {"cache-control": "no-store", "vary": "Accept"}
+NO_STORE = {"cache-control": "no-store", "vary": "Accept"}
 HINT = 'Send the columns as an object, such as {"name": "Ada"}.'
 
 Page = Callable[[Principal, Request], Awaitable[Response]]
@@ -50,13 +50,13 @@ Page = Callable[[Principal, Request], Awaitable[Response]]
 class RowPages:
     """Answers the row routes."""
 
-    def __init__(self, api: Api, bridge: Bridge, still: Callable[[Principal], object], *, max_body: int) -> None:
-        """`still` raises if the credential of a caller does not hold any more."""
+    def __init__(self, api: Api, bridge: Bridge, recheck: Callable[[Principal], object], *, max_body: int) -> None:
+        """`recheck` raises Unauthorized if the credential of a caller is no longer valid."""
         self._api, self._rows = api, Resources(api.databases, api.transactions)
-        self._bridge, self._still, self._max_body = bridge, still, max_body
+        self._bridge, self._recheck, self._max_body = bridge, recheck, max_body
 
     def pages(self) -> dict[str, Page]:
-        """By the names that the routes have for them."""
+        """Return the pages by handler name."""
         return {"get_row": self._get, "put_row": self._put, "patch_row": self._patch, "delete_row": self._delete}
 
     async def _get(self, who: Principal, request: Request) -> Response:
@@ -64,7 +64,7 @@ class RowPages:
         conditions = Conditions.of(request.method, request.scope["headers"])
         address, floor = _address(request), _floor(request)
         shown = await self._bridge.call(self._read, who, address, self._answering(address))
-        headers = CACHED if floor is None else KEPT_BY_NOBODY
+        headers = CACHED if floor is None else NO_STORE
         if shown.causality is not None:
             headers = headers | {CAUSALITY: to_header(shown.causality)}
         self._demand(floor, address, shown.offset)
@@ -72,7 +72,7 @@ class RowPages:
         etag = lits_etag(shown.etag) if lits else shown.etag
         outcome = conditions.decide(request.method, etag)
         if outcome.verdict is Verdict.FAILED:
-            raise PreconditionFailed("the row is not as If-Match demands", hint="Read it without, then decide.")
+            raise PreconditionFailed("the row does not match If-Match", hint="Read the row again without the header.")
         if outcome.verdict is Verdict.NOT_MODIFIED:
             return Response(status_code=304, headers={**headers, "etag": outcome.tag or etag})
         if weight(shown.row) <= UNCOUNTED:
@@ -100,7 +100,7 @@ class RowPages:
         return Response(body, status, {**headers, "etag": etag, "content-type": kind})
 
     def _answering(self, address: Address) -> Answering | None:
-        """What is known of the log; None on a server without queries."""
+        """Return the state of the log; None on a server without queries."""
         queries = self._api.queries
         return None if queries is None else queries.answering(real_name(address.db))
 
@@ -113,8 +113,7 @@ class RowPages:
         return msgspec.structs.replace(shown, causality=seen)
 
     async def _check_floor(self, request: Request) -> None:
-        """Of a write: it must come after what its sender has seen. The database itself is written: who waited would
-        not see more of it."""
+        """Check the causality token of a write, without waiting: waiting would not advance the database itself."""
         floor, address = _floor(request), _address(request)
         if floor is not None:
             look = await self._bridge.call(self._api.databases.get(real_name(address.db)).look)
@@ -123,14 +122,14 @@ class RowPages:
             self._demand(floor, address, look.head)
 
     def _check_logged(self, floor: Token, address: Address) -> None:
-        """Where the head of the database is not known, what is logged is there. Unavailable for more than that."""
+        """Raise Unavailable if the token is newer than the log, and the head of the database is unknown."""
         known = self._answering(address)
         logged = 0 if known is None else known.database.log.latest
         if lacking(floor_of(floor, address.db, [address.table]), {address.table: logged, WHOLE: logged}):
-            raise Unavailable("how far the database came is not known just now", hint="Try again in a moment.")
+            raise Unavailable("the head of the database is not known at the moment", hint="Retry in a moment.")
 
     def _demand(self, floor: Token | None, address: Address, offset: int) -> None:
-        """PreconditionFailed unless the database, which is at `offset`, has what the token tells of."""
+        """Raise PreconditionFailed unless the database, which is at `offset`, has reached the token."""
         if floor is None:
             return
         known = self._answering(address)
@@ -141,7 +140,7 @@ class RowPages:
     async def _put(self, who: Principal, request: Request) -> Response:
         _admit(who, EDITOR, request)
         if "content-range" in request.headers:
-            raise InvalidRequest("a part of a row cannot be put", hint="Send the whole row, or use PATCH.")
+            raise InvalidRequest("PUT with Content-Range is not supported", hint="Send the whole row, or use PATCH.")
         conditions = Conditions.of("PUT", request.scope["headers"])
         await self._check_floor(request)
         with BodyReservation(client_of(request.scope)) as memory:
@@ -162,9 +161,9 @@ class RowPages:
         with BodyReservation(client_of(request.scope)) as memory:
             body = await read_body(request.scope, request.receive, self._max_body, memory)
         if body:
-            raise InvalidRequest("DELETE takes no body", hint="Leave it out; conditions go into headers.")
+            raise InvalidRequest("DELETE takes no body", hint="Omit it, and send conditions in headers.")
         await self._check_floor(request)
-        self._still(who)
+        self._recheck(who)
         pending = self._rows.delete(who, _address(request), conditions)
         deleted = pending.finish(await self._bridge.wait(pending.future))
         seen = {} if deleted.causality is None else {CAUSALITY: to_header(deleted.causality)}
@@ -173,8 +172,8 @@ class RowPages:
     async def _written(self, request: Request, pending: Pending[Shown]) -> Response:
         shown = pending.finish(await self._bridge.wait(pending.future))
         here = request.scope["raw_path"].decode("latin-1")
-        # The tag belongs to the row in this answer, which need not be, letter for letter, what was sent.
-        headers = KEPT_BY_NOBODY | {"content-location": here}
+        # The ETag belongs to the row in this response, which may differ in form from the request.
+        headers = NO_STORE | {"content-location": here}
         if shown.created:
             headers["location"] = here
         if shown.causality is not None:
@@ -184,9 +183,9 @@ class RowPages:
     async def _body(self, who: Principal, request: Request, memory: BodyReservation) -> Body:
         kind = check_type(request.scope["headers"], JSON, OBJECTS.encode())
         body = await read_body(request.scope, request.receive, self._max_body, memory)
-        self._still(who)  # a body may take its time
+        self._recheck(who)  # the credential may have ended while the body was received
         columns = _columns(body) if len(body) <= LARGE else await self._bridge.call(_columns, body)
-        self._still(who)  # so may a thread
+        self._recheck(who)  # or while a thread decoded it
         return Body(columns, kind != JSON)
 
 
@@ -198,7 +197,7 @@ class _InPieces(Response):
         self.raw_headers, self._pieces = like.raw_headers, body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
+        """Send the response and release its memory."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send_body(send, self._pieces)
 
@@ -214,7 +213,7 @@ def _wants_lits(request: Request) -> bool:
 
 
 def _admit(who: Principal, role: str, request: Request) -> None:
-    """Forbidden unless the caller may do this to rows of this table."""
+    """Raise Forbidden unless the caller may do this to rows of this table."""
     who.need(role, f"{request.method} of a row")
     who.check(real_name(request.path_params["db"]), [request.path_params["table"]])
 
@@ -232,6 +231,6 @@ def _columns(body: bytes) -> dict[str, Any]:
 
 
 def _floor(request: Request) -> Token | None:
-    """What the request says that its sender has seen."""
+    """Return the causality token of the request, if it has one."""
     given = request.headers.get(CAUSALITY)
     return None if given is None else from_header(given)

@@ -1,4 +1,4 @@
-"""The stream routes: each opens a stream of the feeds and carries its pieces to one reader, until either ends."""
+"""The stream routes: each opens a stream of the feeds and sends its pieces to one reader."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ NDJSON = Opening("ndjson", transport_frames.ndjson, ping=b"\n")
 UNBUFFERED: Headers = [(b"cache-control", b"no-store, no-transform"), (b"x-accel-buffering", b"no")]
 
 _LAST_ID = re.compile(r"\d{1,18}|s:[A-Za-z0-9_-]{1,4096}", re.ASCII)
-BAD_FRAME = "bad_frame"  # the end of a stream whose client sent what it may not send
+BAD_FRAME = "bad_frame"  # the stream ended because its client sent an invalid frame
 CLOSE = {CLOSED: 1000, COMPLETE: 1000, STOPPING: 1012, RESNAPSHOT_REQUIRED: 4410, BAD_FRAME: 1008}
 CLOSE |= {Unauthorized.code: 4401, LimitExceeded.code: 4429}
 ENDED = "the credential was revoked, or has expired"
-OTHER_CLOSE = 4400  # ended by an error, which was told before
+OTHER_CLOSE = 4400  # ended by an error, which was sent before
 
 
 class Frame(msgspec.Struct, forbid_unknown_fields=True):
-    """What a WebSocket client may say."""
+    """A message from a WebSocket client."""
 
     ack: Annotated[int, msgspec.Meta(ge=0)] | str | None = None
     pause: bool | None = None
@@ -94,7 +94,9 @@ class Streams:
     def _limited(self, handler: Handler) -> Handler:
         async def answer(call: Call) -> int:
             call.who.need(VIEWER, "a stream")
-            with self._limits.stay(call.who, self._limits.of_path(call.who, call.values), client_of(call.scope)):
+            with self._limits.count_stream(
+                call.who, self._limits.of_path(call.who, call.values), client_of(call.scope)
+            ):
                 return await handler(call)
 
         return answer
@@ -127,7 +129,7 @@ class Streams:
         return await self._pour(call, stream, kind, first)
 
     async def _pour(self, call: Call, stream: Stream | Batches, kind: bytes, first: bytes) -> int:
-        """Send what the stream hands out, until it ends or the reader leaves."""
+        """Send the pieces of the stream until it ends or the reader disconnects."""
         send = call.send
         leaving = asyncio.ensure_future(gone(call.receive))
         leaving.add_done_callback(lambda _: stream.leave())
@@ -172,7 +174,7 @@ class Streams:
         return 101
 
     async def _listen(self, call: Call, stream: Stream) -> None:
-        """Take what the client says: acks and pauses."""
+        """Receive the client's messages: acks and pauses."""
         while True:
             message = await call.receive()
             if message["type"] == "websocket.disconnect":
@@ -194,11 +196,11 @@ class Streams:
             raise InvalidRequest('frames are JSON text, such as {"ack": 17}')
         frame = _frames.decode(text)
         if "sub_id" not in call.values:
-            raise InvalidRequest("nothing is kept of this stream: there is nothing to ack or to pause")
+            raise InvalidRequest("this stream has no subscription that can be acknowledged or paused")
         self._limits.ask(call.who, client_of(call.scope))
         self._limits.enter(call.who, self._limits.of_path(call.who, call.values))
         if frame == Frame():
-            raise InvalidRequest('a frame says something, such as {"ack": 17} or {"pause": true}')
+            raise InvalidRequest('the frame is empty; send one, such as {"ack": 17} or {"pause": true}')
         id, subscriptions = call.values["sub_id"], self._feeds.subscriptions
         if isinstance(frame.ack, str):
             place = frame.ack.removeprefix("s:")
@@ -210,7 +212,7 @@ class Streams:
 
 
 def _expire(call: Call, stream: Stream | Batches) -> None:
-    """Its reader is nobody any more: told so where the transport can say it. Also who does not read is let go."""
+    """End a stream whose credential is no longer valid, with an error if the transport allows it."""
     drop(call.scope)
     if isinstance(stream, Stream):
         stream.stop(Unauthorized(ENDED))
@@ -220,7 +222,7 @@ def _expire(call: Call, stream: Stream | Batches) -> None:
 
 @contextmanager
 def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
-    """Cancel the task of now when the credential of `call` ends; Unauthorized if its answer has not begun."""
+    """Cancel the current task when the credential of `call` ends; Unauthorized if its response has not begun."""
     task = asyncio.current_task()
     assert task is not None
     ended = False
@@ -235,7 +237,7 @@ def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
         with sessions.during(call.who, cut):
             yield
     except asyncio.CancelledError:
-        if not ended or call.started:  # the server stops, or the reader notices that the answer has no end
+        if not ended or call.started:  # the server stops, or the reader notices the missing end of the response
             raise
         if task.uncancel():  # the server stops at the same moment
             raise
@@ -243,7 +245,7 @@ def _while_credential_holds(sessions: Sessions, call: Call) -> Iterator[None]:
 
 
 async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], field: str) -> None:
-    """Send every piece of `stream`, in a task of its own: how deep a coroutine stands is paid at every wake-up."""
+    """Send every piece of `stream`, in a task of its own: each wake-up costs the depth of the coroutine."""
     carrying = asyncio.ensure_future(_pieces(call.raw, stream, frame, field, writable_of(call.scope)))
     try:
         await carrying
@@ -254,7 +256,7 @@ async def _carry(call: Call, stream: Stream | Batches, frame: dict[str, Any], fi
 async def _pieces(
     send: Send, stream: Stream | Batches, frame: dict[str, Any], field: str, writable: asyncio.Event
 ) -> None:
-    """Take a piece only when it can be written: who reads nothing holds what was written, and no piece more."""
+    """Send pieces, taking each only when it can be written: a stalled reader then holds no further piece."""
     ready = stream.ready
     while True:
         if not writable.is_set():
@@ -272,19 +274,19 @@ async def _pieces(
 
 
 def begin(call: Call) -> From:
-    """Where the reader says it was: the parameter wins over the header; an empty header is none."""
+    """Return the reader's position: the parameter precedes the header; an empty header counts as none."""
     offset = number(call.query, "from_offset")
     last_id = call.header(b"last-event-id").decode("latin-1").strip()
     if last_id and not _LAST_ID.fullmatch(last_id):
         raise InvalidRequest("invalid Last-Event-ID header", hint="Send the id of the last frame you received.")
     found = From(offset, last_id)
     if found.place:
-        Position.parse(found.place)  # refused here, whether or not there is a snapshot to go on with
+        Position.parse(found.place)  # rejected here, whether or not there is a snapshot to resume
     return found
 
 
 def closing(ending: Ending | None) -> dict[str, Any]:
-    """Code and reason of the last frame of a WebSocket."""
+    """Return the close code and reason of a WebSocket."""
     assert ending is not None
     reason = f"{ending.code}: {ending.message}".encode()[:120].decode("utf-8", "ignore")
     return {"code": CLOSE.get(ending.code, OTHER_CLOSE), "reason": reason}

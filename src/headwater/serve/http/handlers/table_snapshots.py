@@ -33,8 +33,8 @@ from headwater.serve.call import ARROW_KIND, NDJSON_KIND, Call, gone, wanted_kin
 from headwater.serve.http.query_string import digits
 from headwater.serve.limits.shares import Shares
 
-WORKING = 4  # threads that read at the same time; a snapshot that waits for its reader holds none of them
-AT_ONCE = 64  # each holds a temporary file
+WORKING = 4  # concurrently reading threads; a snapshot that waits for its reader holds none of them
+AT_ONCE = 64  # concurrent snapshots; each holds a temporary file
 SHARE = 32  # of them for one caller who is not an owner
 FOREVER = b"private, max-age=31536000, immutable"
 Run = Callable[..., Any]
@@ -51,18 +51,21 @@ class Snapshots:
         self._shares = Shares("snapshots")
 
     def close(self) -> None:
-        """After the last request."""
+        """End the threads, after the last request."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     async def answer(self, call: Call) -> int:
-        """One table, or where its present version is."""
+        """Send one table, or redirect to its current version."""
         db, table = real_name(call.values["db"]), call.values["table"]
         call.who.check(db, [table])
         database = self._databases.database(db)
         kind = wanted_kind(call.joined(b"accept"), (NDJSON_KIND, ARROW_KIND))
         format = call.query.get("format", FORMATS[0])
         if format not in FORMATS or (kind == ARROW_KIND and "format" in call.query):
-            raise InvalidRequest(f"format {format[:40]!r} is not served here", hint=f"NDJSON comes as {FORMATS}.")
+            raise InvalidRequest(
+                f"format {format[:40]!r} is not supported",
+                hint=f"NDJSON supports {', '.join(FORMATS)}; Arrow has no format.",
+            )
         if "version" not in call.query:
             return await self._redirect(call, database, db, table)
         offset = await self._run(_offset, database, call.query["version"], db, table)
@@ -85,7 +88,7 @@ class Snapshots:
             await self._send(call, body, kind, tag, offset)
         except HeadwaterError:
             if body.left.is_set():
-                call.abort()  # there is nobody to tell
+                call.abort()  # the client has disconnected
             raise
         finally:
             leaving.cancel()
@@ -109,7 +112,7 @@ class Snapshots:
         await self._run(shape_of, database.source, table)
         await self._run(database.catch_up, CATCH_UP_SECONDS)
         url = snapshot_url(db, table, f"{database.log.generation}.{database.log.latest}")
-        for name in ("format", "ticket"):  # a browser that came by a ticket has nothing else to come in by
+        for name in ("format", "ticket"):  # a browser that authenticated with a ticket has no other credential
             if name in call.query:
                 url += f"&{name}={quote(call.query[name], safe='')}"
         headers = [(b"location", url.encode()), (b"cache-control", b"no-store"), (b"content-length", b"0")]
@@ -132,7 +135,7 @@ class Snapshots:
                     call.abort()
                 await call.send({"type": "http.response.body", "body": piece, "more_body": True})
         except HeadwaterError as error:
-            # Too late for a status: the body stays without its end, so that nobody takes it for whole.
+            # Too late for a status: the body gets no end, so that clients recognise it as incomplete.
             said = {"event": ControlEvent.FAILED, "data": {"code": error.code, "message": error.message}}
             if kind == NDJSON_KIND:
                 last = msgspec.json.encode(said) + b"\n"
@@ -142,7 +145,7 @@ class Snapshots:
 
 
 class _Body:
-    """The pieces of one answer. A step that runs is over before `close` is: the loop may give up on it any time."""
+    """The pieces of one response. `close` waits for a running step, which the event loop may abandon at any time."""
 
     def __init__(
         self,
@@ -157,26 +160,26 @@ class _Body:
         self._asked, self._yield_turn = (database, db, table, offset, kind, format), yield_turn
         self._pieces: Pieces | None = None
         self._lock = threading.Lock()
-        self.left = threading.Event()  # the reader did
+        self.left = threading.Event()  # set when the reader disconnects
 
     def open(self) -> None:
-        """Everything that can be refused is refused here."""
+        """Open the snapshot; every error that can be reported as a status is raised here."""
         with self._lock:
             self._pieces = _opened(*self._asked, self._has_left)
 
     def _has_left(self) -> bool:
-        """Return whether the reader left. Every long loop asks it, so it is where other snapshots get their turn."""
+        """Return whether the reader has disconnected; long loops call this, so other snapshots get their turn here."""
         self._yield_turn()
         return self.left.is_set()
 
     def next(self) -> bytes | None:
-        """The next piece; None at the end."""
+        """Return the next piece; None at the end."""
         with self._lock:
             assert self._pieces is not None
             return next(self._pieces, None)
 
     def close(self) -> None:
-        """Give back what it holds."""
+        """Release the snapshot."""
         with self._lock:
             if self._pieces is not None:
                 self._pieces.close()
@@ -186,7 +189,7 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
     generation, _, text = version.rpartition(".")
     if not generation or not digits(text, 18):
         raise InvalidRequest(
-            f"version {version[:60]!r} cannot be read", hint="Leave it out to be sent to the present one."
+            f"version {version[:60]!r} cannot be read", hint="Omit it to be redirected to the current version."
         )
     log, offset = database.log, int(text)
     if generation != log.generation or offset + 1 < log.horizon:
@@ -203,7 +206,7 @@ def _offset(database: Database, version: str, db: str, table: str) -> int:
 
 
 def _opened(database: Database, db: str, table: str, offset: int, kind: bytes, format: str, gone: Gone) -> Pieces:
-    """The pieces of the body, after everything that can be refused was looked at."""
+    """Return the pieces of the body, after the request was checked."""
     chunks = read_as_of(database.source, database.log, table, offset, gone=gone)
     return _arrow(chunks, database.source.describe()[table]) if kind == ARROW_KIND else _lines(chunks, db, format)
 
