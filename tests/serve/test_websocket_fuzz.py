@@ -121,7 +121,7 @@ def told_to_gateway(served: Served, frames: list[str | bytes]) -> None:
         for frame in frames:
             client.socket.send(frame)
             found = client.answer()
-            while found["type"] == "error" and found["payload"]["message"].startswith("the database is no more"):
+            while found["type"] == "error" and found["payload"]["message"].startswith("the database was dropped"):
                 found = client.answer()
             assert found["payload"].get("code") != "internal", (frame, found)
             known = known_id(frame)

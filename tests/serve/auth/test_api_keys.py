@@ -10,7 +10,7 @@ from headwater.model.principal import Scope
 from headwater.serve.auth.api_keys import Keys
 
 
-def test_a_key_lets_in_whoever_holds_it_also_after_a_restart(tmp_path: Path) -> None:
+def test_key_is_valid_after_a_restart(tmp_path: Path) -> None:
     text, made = Keys(tmp_path).create("ann", "editor", (Scope("shop"),), 5, now_ms=3)
     assert made.created_ms == 3
     found = Keys(tmp_path).find(text.encode())
@@ -25,7 +25,7 @@ def test_a_key_lets_in_whoever_holds_it_also_after_a_restart(tmp_path: Path) -> 
     )
 
 
-def test_nothing_on_disk_is_the_secret(tmp_path: Path) -> None:
+def test_secret_is_not_on_disk(tmp_path: Path) -> None:
     text, _ = Keys(tmp_path).create("ann", "viewer")
     secret = text.split("_", 2)[2].encode()
     for path in tmp_path.iterdir():

@@ -59,7 +59,7 @@ def test_every_route_has_a_row_in_the_table() -> None:
     assert {name(route) for route in ROUTES} == set(LOCKED)
 
 
-def test_with_a_token_every_route_admits_exactly_who_holds_it() -> None:
+def test_locked_route_admits_exactly_the_token_holder() -> None:
     with serving(NoDatabases(), token=Secret(TOKEN)) as client:
         for route in ROUTES:
             for caller, headers in CALLERS.items():
@@ -73,7 +73,7 @@ def test_with_a_token_every_route_admits_exactly_who_holds_it() -> None:
 
 
 @pytest.mark.slow
-def test_without_a_credential_nobody_learns_what_a_route_takes() -> None:
+def test_unauthenticated_request_does_not_reveal_routes() -> None:
     """Every path and query says the same as one that is not there."""
     paths = {route.path for route in ROUTES if route.access is not Access.OPEN and not route.rpc}
     queries = (
@@ -102,7 +102,7 @@ def test_without_a_credential_nobody_learns_what_a_route_takes() -> None:
                 assert found.status_code == 401 and found.json()["error"]["code"] == "unauthorized"
 
 
-def test_a_ticket_opens_only_what_takes_one() -> None:
+def test_ticket_is_accepted_only_on_ticket_routes() -> None:
     with serving(NoDatabases(), token=Secret(TOKEN)) as client:
         made = client.http.post("/api/v1/rpc", json=TICKET, headers=CALLERS["bearer"]).json()["result"]["ticket"]
         for method, path in (("POST", "/api/v1/rpc"), ("GET", "/"), ("GET", "/nowhere"), ("GET", "/metrics")):
@@ -112,7 +112,7 @@ def test_a_ticket_opens_only_what_takes_one() -> None:
         assert client.http.get(f"/api/v1/changes/main?ticket={made}&bogus=1").status_code == 400
 
 
-def test_with_a_token_an_unknown_path_is_locked_too() -> None:
+def test_unknown_path_needs_a_credential() -> None:
     with serving(NoDatabases(), token=Secret(TOKEN)) as client:
         assert client.http.get("/secret").status_code == 401
         assert client.http.get("/secret", headers=CALLERS["bearer"]).status_code == 404
@@ -201,7 +201,7 @@ def test_without_a_token_a_form_of_a_web_page_cannot_write() -> None:
         {"auth": True},
     ],
 )
-def test_a_door_without_a_lock_is_refused_at_start(settings: dict[str, Any]) -> None:
+def test_remote_address_without_a_credential_is_refused_at_start(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as found:
         Gate.of(ServeConfig(**settings))
     assert "HEADWATER_TOKEN" in found.value.hint
@@ -215,12 +215,12 @@ def test_a_short_pepper_is_refused_at_start(tmp_path: Path) -> None:
     Gate.of(ServeConfig(token=Secret(TOKEN), key_pepper=Secret("x" * 32)), tmp_path)
 
 
-def test_a_token_that_takes_long_to_guess_allows_any_address() -> None:
+def test_long_token_allows_any_address() -> None:
     Gate.of(ServeConfig(http="0.0.0.0:0", token=Secret("x" * 16), auth=True))
 
 
 @pytest.mark.parametrize("settings", [{"http": "0.0.0.0:0"}, {"grpc": "[::]:0"}, {"http": "example.org:0"}])
-def test_a_short_token_is_refused_where_others_may_try_it(settings: dict[str, Any]) -> None:
+def test_short_token_on_a_remote_address_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="shorter than 16") as found:
         Gate.of(ServeConfig(token=Secret("x" * 15), **settings))
     assert "openssl rand -hex 32" in found.value.hint

@@ -93,7 +93,7 @@ def masked(body: Any) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["revoked", "expired"])
 @pytest.mark.parametrize("kind", list(PATHS))
-def test_who_does_not_read_loses_its_connection_with_its_credential(
+def test_stalled_reader_is_disconnected_when_its_credential_ends(
     client: Client, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SlowReaderLimits, "linger_seconds", 0.1)
@@ -119,7 +119,7 @@ def open_streams(client: Client) -> float:
     return sum(float(line.split()[1]) for line in lines if line.startswith(("headwater_streams{", "headwater_pulls ")))
 
 
-def test_who_reads_is_told_before_and_whoever_else_is_there_stays(client: Client) -> None:
+def test_reader_gets_the_reason_when_its_credential_ends_and_others_stay(client: Client) -> None:
     tokens = [client.ok("security.token.create", name=name, role="owner") for name in ("goes", "stays")]
     path = "/api/v1/changes/main/t"
     with contextlib.ExitStack() as stack:

@@ -243,7 +243,7 @@ def test_what_is_outside_is_refused_in_the_same_words_whether_it_exists(world: W
     assert said("main", "b") == said("absent", "b")
 
 
-def test_nobody_hands_on_more_than_they_have(world: World) -> None:
+def test_created_key_cannot_exceed_its_creator(world: World) -> None:
     for params in ({"scopes": ["main"]}, {"scopes": ["shop.b"]}, {"scopes": ["shop"]}):
         answer = world.call(world.people["table"], "security.token.create", name="more", role="owner", **params)
         assert answer["error"]["code"] == "forbidden"
@@ -255,7 +255,7 @@ def test_nobody_hands_on_more_than_they_have(world: World) -> None:
     assert world.people["shop"].get("/").status_code == 200
 
 
-def test_scopes_that_name_nothing_are_told_of(world: World) -> None:
+def test_unknown_scopes_are_reported(world: World) -> None:
     def unknown(who: httpx.Client, *scopes: str) -> Any:
         made = world.call(who, "security.token.create", name="typo", scopes=list(scopes))["result"]
         assert made["scopes"] == sorted(scopes) and made["token"]
@@ -332,7 +332,7 @@ def test_a_ticket_ends_with_the_key_that_made_it(world: World) -> None:
 
 
 @pytest.mark.parametrize("end", ["revoked", "expired"])
-def test_a_remembered_304_is_forgotten_with_its_key(world: World, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_304_ends_with_its_key(world: World, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made, client = _key(world, **({"expires_in_seconds": 600} if end == "expired" else {}))
     path = f"/api/v1/q/{world.prepared('SELECT k, v FROM b')}"
     deadline = time.monotonic() + PATIENCE
@@ -348,7 +348,7 @@ def test_a_remembered_304_is_forgotten_with_its_key(world: World, end: str, monk
     client.close()
 
 
-def test_nothing_secret_is_shown(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_secrets_do_not_appear_in_answers_or_logs(world: World, caplog: pytest.LogCaptureFixture) -> None:
     token = world.keys["shop"]["token"]
     secret = token.split("_", 2)[2]
     shown = [world.admin.get("/metrics").text, world.admin.get("/").text]

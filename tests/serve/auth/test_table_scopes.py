@@ -181,7 +181,7 @@ def test_a_query_of_somebody_else_is_refused_too(world: World, sql: str) -> None
             assert not any(name in json.dumps(answer) for name in HIDDEN), answer
 
 
-def test_whoever_is_held_to_no_tables_is_told_as_before(world: World) -> None:
+def test_caller_without_table_scopes_gets_full_errors(world: World) -> None:
     answer = world.call(world.admin, "query.select", sql="SELECT * FROM payrolly")
     assert answer["error"]["code"] == "invalid_request" and "no such table" in answer["error"]["message"]
     for method in ("query.select", "sql.exec", "query.prepare", "query.explain"):
@@ -275,7 +275,7 @@ def test_no_answer_names_what_the_caller_may_not_see(world: World) -> None:
 
 
 @pytest.mark.parametrize("db", ["nowhere", "shop"])
-def test_whoever_sees_a_database_is_still_helped(world: World, db: str) -> None:
+def test_caller_who_sees_a_database_gets_a_hint(world: World, db: str) -> None:
     world.call(
         world.admin,
         "schema.create_table",

@@ -79,7 +79,7 @@ def refusal(world: World, **how: Any) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("headers", [{}, {"authorization": "Bearer no"}, {"x-api-key": "no"}], ids=str)
-def test_nobody_comes_in_without_a_credential(world: World, headers: dict[str, str]) -> None:
+def test_socket_without_a_credential_is_refused(world: World, headers: dict[str, str]) -> None:
     status, body = refusal(world, headers=headers)
     assert (status, body["code"]) == (401, "unauthorized")
 
@@ -107,7 +107,7 @@ def test_a_page_of_another_origin_is_refused(world: World) -> None:
     client.close()
 
 
-def test_without_a_lock_only_pages_of_this_machine_come_in(tmp_path: Path) -> None:
+def test_unlocked_server_admits_only_local_pages(tmp_path: Path) -> None:
     with Whole(tmp_path) as files, serving(files) as client:
         open_world = World(client)
         for origin in ("https://evil.example", "null"):

@@ -44,12 +44,12 @@ async def settled(inbox: Inbox, texts: list[str]) -> tuple[int, list[str | None]
     return held, taken
 
 
-def test_an_inbox_holds_so_many_and_keeps_their_order() -> None:
+def test_inbox_is_bounded_and_ordered() -> None:
     texts = [str(number) for number in range(3 * MOST_WAITING)]
     assert asyncio.run(settled(Inbox(), texts)) == (MOST_WAITING, texts)
 
 
-def test_an_inbox_holds_so_many_bytes_and_one_message_more() -> None:
+def test_inbox_is_bounded_in_bytes() -> None:
     texts = ["x" * (MOST_BYTES // 3)] * 9
     assert asyncio.run(settled(Inbox(), texts)) == (4, texts)
     large = ["y" * (5 * MOST_BYTES), "z"]
@@ -119,7 +119,7 @@ def test_a_flood_of_requests_whose_answers_nobody_reads_is_answered_later(client
     gateway.close()
 
 
-def test_a_statement_that_takes_long_holds_up_its_own_socket_only(client: Client) -> None:
+def test_slow_statement_blocks_only_its_own_socket(client: Client) -> None:
     slow, other = (GatewayClient(str(client.http.base_url)) for _ in range(2))
     long = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000000) SELECT count(*) FROM n"
     asked = [slow.send("sql", {"query": long}), slow.send("ping")]

@@ -89,7 +89,7 @@ def test_before_the_first_put_there_is_nothing_and_no_table(store: Store) -> Non
     assert "kv" not in store.files.get("main").describe()
 
 
-def test_what_was_put_is_got_until_it_is_deleted(store: Store) -> None:
+def test_put_value_is_returned_until_it_is_deleted(store: Store) -> None:
     assert store.put(b"a", b"1") == 1
     assert store.get(b"a") == b"1"
     assert store.get(b"a", "default") == b"1", "an alias of main"
@@ -114,7 +114,7 @@ def test_the_table_is_an_ordinary_one(store: Store) -> None:
     assert store.files.rows("SELECT * FROM kv") == [(b"k", b"v", 1_005_000)]
 
 
-def test_a_batch_is_one_transaction_and_its_last_word_counts(store: Store) -> None:
+def test_batch_is_one_transaction_and_the_last_entry_of_a_key_wins(store: Store) -> None:
     entries = [Entry(b"a", b"1"), Entry(b"b", b"2"), Entry(b"a", b"3")]
     assert store.run(lambda kv: kv.put(EDIT, "main", entries)) == 3
     assert store.run(lambda kv: kv.get_many(EDIT, "main", [b"b", b"x", b"a"])) == [b"2", None, b"3"]
@@ -124,7 +124,7 @@ def test_a_batch_is_one_transaction_and_its_last_word_counts(store: Store) -> No
     assert store.get(b"c") is None
 
 
-def test_a_value_ends_at_its_time_to_the_millisecond(store: Store) -> None:
+def test_value_expires_at_its_millisecond(store: Store) -> None:
     store.put(b"short", b"1", 2)
     store.put(b"long", b"2")
     store.clock.now += 1_999
@@ -139,7 +139,7 @@ def test_a_value_ends_at_its_time_to_the_millisecond(store: Store) -> None:
     assert store.get(b"short") == b"4", "put for good, it does not end"
 
 
-def test_what_has_ended_is_swept_by_a_later_put(store: Store) -> None:
+def test_expired_value_is_swept_by_a_later_put(store: Store) -> None:
     for place in range(5):
         store.put(b"%d" % place, b"", 1)
     store.clock.now += SWEEP_MS
@@ -147,7 +147,7 @@ def test_what_has_ended_is_swept_by_a_later_put(store: Store) -> None:
     assert store.files.rows("SELECT key FROM kv") == [(b"new",)]
 
 
-def test_more_than_a_sweep_deletes_at_once_goes_too(store: Store) -> None:
+def test_sweep_deletes_more_than_one_batch(store: Store) -> None:
     entries = [Entry(b"%d" % place, b"", 1) for place in range(2_500)]
     store.put_all(entries)
     store.clock.now += 1_000
@@ -167,7 +167,7 @@ def test_a_put_is_answered_although_the_sweep_after_it_fails(store: Store) -> No
 
 
 @pytest.mark.slow
-def test_a_read_of_many_has_an_end(store: Store) -> None:
+def test_read_of_many_keys_is_limited(store: Store) -> None:
     store.put(b"k", bytes(1 << 20))
     most = MOST_BYTES // ((1 << 20) + 1)
     assert store.run(lambda kv: kv.get_many(EDIT, "main", [b"k"] * most)) == [bytes(1 << 20)] * most
@@ -192,7 +192,7 @@ def test_a_scan_gives_every_key_of_a_prefix_in_order(store: Store, fresh_seed: s
         assert store.scan(prefix, 3) == wanted[:3], prefix
 
 
-def test_roles_scopes_and_namespaces_are_held(store: Store) -> None:
+def test_roles_scopes_and_namespaces_are_checked(store: Store) -> None:
     store.files.create("other")
     store.put(b"a", b"1")
     assert store.get(b"a", "other") is None, "each namespace has keys of its own"
@@ -215,7 +215,7 @@ def test_roles_scopes_and_namespaces_are_held(store: Store) -> None:
     assert store.run(lambda kv: kv.put(elsewhere, "other", [Entry(b"x", b"y")])) == 1, "the table is made for it"
 
 
-def test_a_table_of_that_name_and_another_shape_is_left_alone(store: Store) -> None:
+def test_table_kv_of_another_shape_is_refused(store: Store) -> None:
     store.files.run("CREATE TABLE kv (key TEXT PRIMARY KEY, value TEXT)")
     store.files.run("INSERT INTO kv VALUES ('a', 'b')")
     calls: list[Callable[[], Any]] = [
@@ -225,6 +225,6 @@ def test_a_table_of_that_name_and_another_shape_is_left_alone(store: Store) -> N
         store.scan,
     ]
     for call in calls:
-        with pytest.raises(InvalidRequest, match="keys and values"):
+        with pytest.raises(InvalidRequest, match="key-value table"):
             call()
     assert store.files.rows("SELECT * FROM kv") == [("a", "b")]

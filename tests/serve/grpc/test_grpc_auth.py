@@ -136,7 +136,7 @@ def test_every_method_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(("path", "fields", "may"), CALLS, ids=lambda each: each if isinstance(each, str) else "")
-def test_a_method_refuses_exactly_those_who_may_not(
+def test_method_refuses_exactly_the_callers_without_the_right(
     world: World, path: str, fields: dict[str, Any], may: frozenset[str]
 ) -> None:
     asked = world.fields(fields)
@@ -146,7 +146,7 @@ def test_a_method_refuses_exactly_those_who_may_not(
 
 
 @pytest.mark.parametrize("path", sorted(all_methods() | {"no.such.Service/Method"}))
-def test_without_a_credential_nobody_learns_anything(world: World, path: str) -> None:
+def test_unauthenticated_call_gets_the_same_error_everywhere(world: World, path: str) -> None:
     for metadata in (
         (),
         (("authorization", "Bearer wrong"),),
@@ -165,7 +165,7 @@ def test_without_a_credential_nobody_learns_anything(world: World, path: str) ->
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 @pytest.mark.parametrize("kind", ["admin", "key", "jwt"])
-def test_any_credential_by_either_header(world: World, header: str, kind: str) -> None:
+def test_every_credential_is_accepted_in_either_header(world: World, header: str, kind: str) -> None:
     """With SochDB's gate JWTs are tried first, and API keys never."""
     signed = jwt.encode({"sub": "ann", "role": "Viewer", "exp": int(time.time()) + 600}, SECRET, "HS256")
     token = {"admin": ADMIN, "key": world.tokens["all"], "jwt": signed}[kind]
@@ -173,7 +173,7 @@ def test_any_credential_by_either_header(world: World, header: str, kind: str) -
         assert list(caller.call(f"{SUBSCRIPTIONS}/ListSubscriptions").subscriptions) == []
 
 
-def test_an_expired_token_is_called_so(world: World) -> None:
+def test_expired_token_is_reported_as_expired(world: World) -> None:
     token = jwt.encode({"sub": "ann", "exp": int(time.time()) - 600}, SECRET, "HS256")
     with world.caller(token) as caller:
         failure = caller.refusal(f"{KV}/Get", key=b"k")
@@ -181,7 +181,7 @@ def test_an_expired_token_is_called_so(world: World) -> None:
     assert failure.details() == "Authentication token has expired."
 
 
-def test_what_is_missing_is_named(world: World) -> None:
+def test_forbidden_call_names_the_missing_right(world: World) -> None:
     with world.caller(world.tokens["viewer"]) as caller:
         failure = caller.refusal(f"{KV}/Put", **SHOP, key=b"k")
         assert failure.details() == "Insufficient permissions. Required capability: Write"
@@ -192,7 +192,7 @@ def test_what_is_missing_is_named(world: World) -> None:
             assert failure.details() == f"Access denied to namespace '{namespace}' for tenant 'main'"
 
 
-def test_a_limit_says_when_to_come_again() -> None:
+def test_rate_limit_error_has_a_retry_delay() -> None:
     """SochDB makes the trailer, and forgets to send it."""
     error = LimitExceeded("too many", retry_after_ms=250)
     assert errors.text(error) == "Rate limit exceeded. Retry after 250ms."
@@ -201,7 +201,7 @@ def test_a_limit_says_when_to_come_again() -> None:
     assert errors.text(Forbidden("no")) == "no"
 
 
-def test_without_a_lock_everybody_is_anonymous(tmp_path: Path) -> None:
+def test_unlocked_server_treats_callers_as_anonymous(tmp_path: Path) -> None:
     with Whole(tmp_path) as files, serving(files) as client:
         for metadata in ((), (("authorization", "Bearer whatever"),)):
             with calling(client, *metadata) as caller:
@@ -259,7 +259,7 @@ def test_a_stream_ends_with_its_credential(world: World, end: str, method: str, 
         assert caller.refusal(f"{KV}/Get", **SHOP).code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_scope_holds_for_a_key_of_another_table(world: World) -> None:
+def test_watch_of_all_tables_needs_scopes_for_all(world: World) -> None:
     """Who watches one key of every table needs them all."""
     with world.caller(world.tokens["table"]) as caller:
         failure = caller.refusal(f"{SUBSCRIPTIONS}/WatchKey", **SHOP, key=encode_key((1,)))

@@ -54,7 +54,7 @@ def now(channel: grpc.Channel) -> Any:
 # --- what is told ------------------------------------------------------------------------------------------------
 
 
-def test_numbers_are_those_of_the_design() -> None:
+def test_proto_numbers_match_the_design() -> None:
     fields = message("headwater.v1.ChangeFeedEvent").DESCRIPTOR.fields
     assert {each.name: each.number for each in fields} == {
         "value": 1,
@@ -85,14 +85,14 @@ def test_catch_up_then_steady_then_live(files: Whole, channel: grpc.Channel) -> 
         assert at(base.ts) < times[0] < times[1] < times[2]
 
 
-def test_without_diff_there_is_no_previous_value(files: Whole, channel: grpc.Channel) -> None:
+def test_feed_without_diff_has_no_previous_value(files: Whole, channel: grpc.Channel) -> None:
     with Feed(channel, base_offset=0) as feed:
         files.run("INSERT INTO t VALUES (1, 'a')")
         files.run("DELETE FROM t")
         assert not any(each.HasField("prev_value") for each in values(feed.until(head(files))))
 
 
-def test_the_base_itself_is_not_told(files: Whole, channel: grpc.Channel) -> None:
+def test_change_at_the_base_is_not_sent(files: Whole, channel: grpc.Channel) -> None:
     files.run("INSERT INTO t VALUES (1, 'a')")
     files.run("INSERT INTO t VALUES (2, 'b')")
     with Feed(channel, spans=[span("t")], base_offset=0) as feed:
@@ -105,7 +105,7 @@ def test_the_base_itself_is_not_told(files: Whole, channel: grpc.Channel) -> Non
         assert values(feed.until(head(files))) == [second]
 
 
-def test_a_base_ahead_of_our_clock_holds_back_what_comes_before_it(files: Whole, channel: grpc.Channel) -> None:
+def test_base_ahead_of_the_clock_skips_earlier_changes(files: Whole, channel: grpc.Channel) -> None:
     base = now(channel).ts
     ahead = made("Timestamp", ms=base.ms + 30_000)
     with Feed(channel, spans=[span("t")], base=ahead) as feed:
@@ -113,7 +113,7 @@ def test_a_base_ahead_of_our_clock_holds_back_what_comes_before_it(files: Whole,
         assert values(feed.until(head(files))) == []
 
 
-def test_transactions_are_told_by_their_id_and_time(files: Whole, client: Client, channel: grpc.Channel) -> None:
+def test_changes_of_a_transaction_share_id_and_time(files: Whole, client: Client, channel: grpc.Channel) -> None:
     with Feed(channel, base_offset=head(files)) as feed:
         tx = client.ok("tx.begin")["tx"]
         for table in ("t", "u", "t"):
@@ -126,7 +126,7 @@ def test_transactions_are_told_by_their_id_and_time(files: Whole, client: Client
     assert len({at(each.ts) for each in found[:3]}) == 1 and at(found[3].ts) > at(found[0].ts)
 
 
-def test_a_changed_key_is_a_delete_and_an_insert(files: Whole, channel: grpc.Channel) -> None:
+def test_changed_key_is_a_delete_and_an_insert(files: Whole, channel: grpc.Channel) -> None:
     files.run("INSERT INTO t VALUES (1, 'a')")
     with Feed(channel, base_offset=head(files), with_diff=True) as feed:
         files.run("UPDATE t SET k = 7")
@@ -136,7 +136,7 @@ def test_a_changed_key_is_a_delete_and_an_insert(files: Whole, channel: grpc.Cha
     assert old.offset == new.offset and old.ts == new.ts
 
 
-def test_an_open_transaction_holds_up_nobody(files: Whole, client: Client, channel: grpc.Channel) -> None:
+def test_open_transaction_does_not_block_feeds(files: Whole, client: Client, channel: grpc.Channel) -> None:
     files.run("INSERT INTO t VALUES (1, 'a')")
     opened = client.ok("tx.begin")["tx"]
     client.ok("sql.exec", sql="UPDATE t SET v = 'open' WHERE k = 1", tx=opened)
@@ -153,7 +153,7 @@ def test_an_open_transaction_holds_up_nobody(files: Whole, client: Client, chann
 # --- spans -------------------------------------------------------------------------------------------------------
 
 
-def test_only_the_spans_asked_for_are_told(files: Whole, channel: grpc.Channel) -> None:
+def test_feed_sends_only_the_requested_spans(files: Whole, channel: grpc.Channel) -> None:
     spans = [span("t", KEY[10], KEY[20]), span("t", KEY[15], KEY[30]), span("u")]
     with Feed(channel, spans=spans, base_offset=head(files)) as feed:
         files.run("INSERT INTO t VALUES (9, 0), (10, 0), (17, 0), (29, 0), (31, 0)")
@@ -174,7 +174,7 @@ def test_only_the_spans_asked_for_are_told(files: Whole, channel: grpc.Channel) 
 
 
 @pytest.mark.parametrize("value", [{"t": "i64", "v": 5}, 5])
-def test_a_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel, value: Any) -> None:
+def test_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel, value: Any) -> None:
     keys = json.dumps({"prefix": [value]})
     with Feed(channel, spans=[span("t", keys=keys)], base_offset=head(files)) as feed:
         files.run("INSERT INTO t VALUES (4, 0), (5, 0), (6, 0)")
@@ -184,14 +184,14 @@ def test_a_single_row_is_watched_by_its_key(files: Whole, channel: grpc.Channel,
         assert of.table == "t" and of.start_key == KEY[5] < of.end_key <= KEY[6]
 
 
-def test_bounds_of_values_hold_both(files: Whole, channel: grpc.Channel) -> None:
+def test_value_bounds_are_inclusive(files: Whole, channel: grpc.Channel) -> None:
     keys = json.dumps({"lower_bound": [{"t": "i64", "v": 5}], "upper_bound": [{"t": "i64", "v": 7}]})
     with Feed(channel, spans=[span("t", keys=keys)], base_offset=head(files)) as feed:
         files.run("INSERT INTO t SELECT value, 0 FROM json_each('[4, 5, 6, 7, 8]')")
         assert [each.key for each in values(feed.until(head(files)))] == [KEY[5], KEY[6], KEY[7]]
 
 
-def test_a_whole_database_has_tables_to_come(files: Whole, channel: grpc.Channel) -> None:
+def test_feed_of_a_database_includes_new_tables(files: Whole, channel: grpc.Channel) -> None:
     with Feed(channel, base_offset=head(files)) as feed:
         files.run("CREATE TABLE late(k INTEGER PRIMARY KEY)")
         files.run("INSERT INTO late VALUES (1)")
@@ -204,7 +204,7 @@ def test_a_whole_database_has_tables_to_come(files: Whole, channel: grpc.Channel
 # --- checkpoints -------------------------------------------------------------------------------------------------
 
 
-def test_every_span_has_its_checkpoint_and_the_stream_the_least(files: Whole, channel: grpc.Channel) -> None:
+def test_each_span_has_a_checkpoint_and_the_stream_the_lowest(files: Whole, channel: grpc.Channel) -> None:
     with Feed(channel, spans=[span("t", KEY[1], KEY[5]), span("u")], base_offset=head(files)) as feed:
         feed.upto("steady_state")
         first, second, resolved = [next(iter(feed)).checkpoint for _ in range(3)]
@@ -213,7 +213,7 @@ def test_every_span_has_its_checkpoint_and_the_stream_the_least(files: Whole, ch
     assert at(resolved.ts) == min(at(first.ts), at(second.ts))
 
 
-def test_only_resolved_leaves_those_of_spans_out(files: Whole, channel: grpc.Channel) -> None:
+def test_only_resolved_omits_checkpoints_of_spans(files: Whole, channel: grpc.Channel) -> None:
     with Feed(channel, spans=[span("t")], base_offset=head(files), only_resolved=True) as feed:
         assert kinds(feed.upto("checkpoint")) == ["steady_state", "checkpoint"]
         assert not feed.upto("checkpoint")[-1].checkpoint.HasField("span")
@@ -261,7 +261,7 @@ def test_idle_spans_advance_and_values_are_followed_by_a_checkpoint(files: Whole
         assert at(value.ts) > idle[-1] and at(events[-1].checkpoint.ts) >= at(value.ts)
 
 
-def test_a_checkpoint_does_not_part_a_transaction(files: Whole, channel: grpc.Channel) -> None:
+def test_checkpoint_does_not_split_a_transaction(files: Whole, channel: grpc.Channel) -> None:
     files.run("INSERT INTO t SELECT value, '' FROM json_each('[1,2,3,4,5,6,7,8,9]')")
     start = head(files)
     for number in range(15):
@@ -285,7 +285,7 @@ def test_reconnect_from_the_last_checkpoint_misses_nothing(files: Whole, channel
             assert [each.key for each in values(feed.until(head(files)))] == [KEY[2]]
 
 
-def test_output_sorted_by_time_is_a_matter_of_buffering(files: Whole, channel: grpc.Channel) -> None:
+def test_events_up_to_a_checkpoint_can_be_sorted_by_time(files: Whole, channel: grpc.Channel) -> None:
     """What came before a checkpoint, sorted, is all there is up to its time, in order."""
     with Feed(channel, base_offset=head(files)) as feed:
         for number in range(20):
@@ -306,7 +306,7 @@ def test_output_sorted_by_time_is_a_matter_of_buffering(files: Whole, channel: g
 # --- ranged deletes and shapes -----------------------------------------------------------------------------------
 
 
-def test_a_dropped_table_is_one_ranged_delete(files: Whole, channel: grpc.Channel) -> None:
+def test_dropped_table_is_one_range_delete(files: Whole, channel: grpc.Channel) -> None:
     files.run("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
     spans = [span("t", KEY[1], KEY[5]), span("u")]
     with Feed(channel, spans=spans, base_offset=head(files)) as feed:
@@ -327,7 +327,7 @@ def test_deletes_of_single_rows_stay_single(files: Whole, channel: grpc.Channel)
         assert sorted(kinds(feed.until(head(files)))[:3]) == ["steady_state", "value", "value"]
 
 
-def test_a_new_column_is_told_and_the_stream_goes_on(files: Whole, channel: grpc.Channel) -> None:
+def test_new_column_is_reported_and_the_stream_continues(files: Whole, channel: grpc.Channel) -> None:
     with Feed(channel, spans=[span("t")], base_offset=head(files)) as feed:
         files.run("ALTER TABLE t ADD COLUMN w")
         files.run("INSERT INTO t VALUES (1, 'a', 'x')")
@@ -337,7 +337,7 @@ def test_a_new_column_is_told_and_the_stream_goes_on(files: Whole, channel: grpc
     assert [row(each) for each in values(events)] == [{"k": 1, "v": "a", "w": "x"}]
 
 
-def test_rows_that_changed_unseen_end_the_stream_before_them(files: Whole, channel: grpc.Channel) -> None:
+def test_uncaptured_changes_end_the_stream(files: Whole, channel: grpc.Channel) -> None:
     files.run("INSERT INTO t VALUES (1, 'a')")
     with Feed(channel, base_offset=head(files)) as feed:
         files.run("INSERT INTO t VALUES (2, 'b')")
@@ -377,7 +377,7 @@ def test_rows_of_a_version_and_the_feed_after_it_are_the_table(files: Whole, cli
 # --- base --------------------------------------------------------------------------------------------------------
 
 
-def test_a_base_before_the_horizon_is_told_the_threshold(files: Whole, channel: grpc.Channel) -> None:
+def test_base_before_the_horizon_gets_the_threshold(files: Whole, channel: grpc.Channel) -> None:
     base = now(channel)
     files.run("INSERT INTO t SELECT value, 0 FROM json_each('[1,2,3,4,5,6,7,8,9,10]')")
     for number in range(30):
@@ -400,7 +400,7 @@ def test_a_base_before_the_horizon_is_told_the_threshold(files: Whole, channel: 
         assert feed.failure()[0][-1].error.reason == event.error.BASE_TOO_OLD
 
 
-def test_another_generation_is_another_history(files: Whole, channel: grpc.Channel) -> None:
+def test_base_of_another_generation_is_refused(files: Whole, channel: grpc.Channel) -> None:
     base = now(channel)
     with Feed(channel, base=base.ts, generation="another") as feed:
         events, failure = feed.failure()
@@ -457,7 +457,7 @@ def test_what_makes_no_sense_is_refused_by_its_status(channel: grpc.Channel, fie
 # --- ends --------------------------------------------------------------------------------------------------------
 
 
-def test_a_stopping_server_says_its_last_checkpoint(files: Whole) -> None:
+def test_stopping_server_sends_a_last_checkpoint(files: Whole) -> None:
     with serving(files) as client:
         channel = grpc.insecure_channel(client.server.grpc_address)
         feed = Feed(channel, spans=[span("t")])
@@ -472,7 +472,7 @@ def test_a_stopping_server_says_its_last_checkpoint(files: Whole) -> None:
     channel.close()
 
 
-def test_a_dropped_database_ends_its_feeds(files: Whole, channel: grpc.Channel) -> None:
+def test_dropped_database_ends_its_feeds(files: Whole, channel: grpc.Channel) -> None:
     files.create("other")
     files.run("CREATE TABLE o(k INTEGER PRIMARY KEY)", db="other")
     with Feed(channel, db="other", spans=[span("o")]) as feed:
@@ -482,7 +482,7 @@ def test_a_dropped_database_ends_its_feeds(files: Whole, channel: grpc.Channel) 
     assert events[-1].error.reason == events[-1].error.REMOVED and failure.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_split_range_ends_its_feed_with_those_that_have_its_keys(
+def test_split_range_ends_its_feed_and_names_the_new_ranges(
     files: Whole, client: Client, channel: grpc.Channel
 ) -> None:
     files.run("INSERT INTO t SELECT value, 0 FROM json_each('[1,2,3,40,50,60]')")

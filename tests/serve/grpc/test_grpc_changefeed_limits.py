@@ -55,7 +55,7 @@ def filled(files: Whole, rows: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
+def test_stalled_change_feed_is_cut_off(tmp_path: Path) -> None:
     with served(tmp_path, slow_consumer_seconds=3.0) as (files, client, channel):
         filled(files, 3_000)
         with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
@@ -73,7 +73,7 @@ def test_a_reader_that_takes_nothing_is_cut_off(tmp_path: Path) -> None:
             assert len(values(feed.upto("steady_state"))) == 3_000
 
 
-def test_a_reader_that_stays_behind_is_told_so_after_a_last_checkpoint(tmp_path: Path) -> None:
+def test_lagging_reader_gets_a_last_checkpoint_and_an_error(tmp_path: Path) -> None:
     """It reads, but is never done: each page has been overtaken by another commit when the next is asked for."""
     with served(tmp_path, slow_consumer_seconds=0.001) as (files, client, channel):
         log = files.database("main").log
@@ -94,7 +94,7 @@ def test_a_reader_that_stays_behind_is_told_so_after_a_last_checkpoint(tmp_path:
 
 
 @pytest.mark.slow
-def test_a_reconnect_loop_is_told_to_wait(tmp_path: Path) -> None:
+def test_reconnect_loop_gets_a_retry_delay(tmp_path: Path) -> None:
     with served(tmp_path, catchup_budget=1_000) as (files, client, channel):
         filled(files, 2_000)
         with Feed(channel, metadata=ADMIN, base_offset=0) as feed:
@@ -116,7 +116,7 @@ def test_a_reconnect_loop_is_told_to_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_one_catch_up_waits_for_another_of_the_same_caller(tmp_path: Path) -> None:
+def test_second_catch_up_of_a_caller_waits(tmp_path: Path) -> None:
     with served(tmp_path, catchups=1, slow_consumer_seconds=60.0) as (files, client, channel):
         filled(files, 3_000)
         first = Feed(channel, metadata=ADMIN, base_offset=0)
@@ -158,7 +158,7 @@ def test_scopes(tmp_path: Path, scope: str, fields: Any, status: str | None) -> 
                 assert not events and failure.code() is grpc.StatusCode[status]
 
 
-def test_a_range_of_a_table_of_others_is_none(tmp_path: Path) -> None:
+def test_range_outside_the_scope_is_not_found(tmp_path: Path) -> None:
     with served(tmp_path) as (_, client, channel):
         (one,) = client.ok("pull.ranges", table="u")["ranges"]
         token = client.ok("security.token.create", name="x", role="viewer", scopes=["main.t"])["token"]
@@ -267,6 +267,6 @@ def test_feeds_are_streams_of_the_server(tmp_path: Path) -> None:
         (LogDamaged("x"), "INTERNAL"),
     ],
 )
-def test_the_reason_and_the_status_say_the_same(error: HeadwaterError, reason: str) -> None:
+def test_reason_and_status_of_an_error_agree(error: HeadwaterError, reason: str) -> None:
     told = failure_event(error).error
     assert told.Reason.Name(told.reason) == reason and told.retryable == error.retryable

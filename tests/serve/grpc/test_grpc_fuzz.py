@@ -173,7 +173,7 @@ def run(client: Client, path: str, count: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("path", all_methods())
-def test_a_method_answers_whatever_comes(client: Client, path: str) -> None:
+def test_method_answers_random_requests(client: Client, path: str) -> None:
     run(client, path, 25, SEED)
 
 

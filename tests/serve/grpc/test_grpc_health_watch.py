@@ -26,7 +26,7 @@ class Context:
         self.found.append(message.status)
 
 
-def test_watcher_that_reads_nothing_holds_up_nobody() -> None:
+def test_stalled_health_watcher_does_not_block_others() -> None:
     async def main() -> None:
         health = _Health(cast(Limits, None))
         reads, stalled = Context(), Context(reads=False)

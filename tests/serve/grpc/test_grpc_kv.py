@@ -92,7 +92,7 @@ def test_batches(caller: Caller) -> None:
     ]
 
 
-def test_what_a_batch_is_answered_with_has_an_end(caller: Caller) -> None:
+def test_batch_get_answer_is_limited(caller: Caller) -> None:
     put(caller, b"k", bytes(1 << 20))
     failure = caller.refusal(f"{KV}/BatchGet", keys=[b"k"] * 60)
     assert failure.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "values are larger" in failure.details()
@@ -148,7 +148,7 @@ def test_large_message_is_decoded_in_a_thread(caller: Caller, monkeypatch: pytes
     assert threads[0].startswith("headwater-read") and not threads[1].startswith("headwater-read")
 
 
-def test_a_batch_is_put_whole_or_not_at_all(caller: Caller) -> None:
+def test_batch_put_is_atomic(caller: Caller) -> None:
     entries = [{"key": b"a", "value": b"1"}, {"key": b"b", "value": b"2", "ttl_seconds": 2**63}]
     assert caller.refusal(f"{KV}/BatchPut", entries=entries).code() is grpc.StatusCode.INVALID_ARGUMENT
     assert get(caller, b"a") is None
@@ -164,17 +164,17 @@ def test_namespaces_are_databases(files: Whole, caller: Caller) -> None:
         assert caller.refusal(f"{KV}/{method}", namespace="absent").code() is grpc.StatusCode.NOT_FOUND, method
 
 
-def test_a_table_of_the_name_that_is_not_ours_is_left_alone(files: Whole, caller: Caller) -> None:
+def test_user_table_named_kv_is_not_used(files: Whole, caller: Caller) -> None:
     files.run("CREATE TABLE kv(id INTEGER PRIMARY KEY, note TEXT)")
     failure = caller.refusal(f"{KV}/Put", key=b"a", value=b"1")
     assert (
         failure.code() is grpc.StatusCode.INVALID_ARGUMENT
-        and "rename" in dict(failure.trailing_metadata())["headwater-hint"]
+        and "Rename" in dict(failure.trailing_metadata())["headwater-hint"]
     )
     assert files.rows("SELECT * FROM kv") == []
 
 
-def test_puts_side_by_side(caller: Caller) -> None:
+def test_concurrent_puts_all_succeed(caller: Caller) -> None:
     def write(name: int) -> None:
         for number in range(25):
             put(caller, b"%d.%d" % (name, number), b"x")

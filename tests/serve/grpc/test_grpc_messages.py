@@ -31,7 +31,7 @@ for kinds in zip(*found):
 """
 
 
-def test_a_message_has_one_class_whoever_asks_first() -> None:
+def test_message_has_one_class_for_all_threads() -> None:
     """Two of them do not fit into each other: a feed that was written by two threads failed."""
     done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

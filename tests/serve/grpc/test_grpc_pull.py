@@ -97,7 +97,7 @@ def puller(files: Whole) -> Iterator[Puller]:
         made.channel.close()
 
 
-def test_names_and_numbers_are_those_of_the_seed() -> None:
+def test_proto_names_and_numbers_match_the_original() -> None:
     for name, fields in NUMBERS.items():
         described = message(f"headwater.v1.{name}").DESCRIPTOR
         assert {each.name: (each.number, each.type) for each in described.fields if each.name in fields} == fields
@@ -105,7 +105,7 @@ def test_names_and_numbers_are_those_of_the_seed() -> None:
     assert {each.name: each.number for each in kinds.values} == {"WRITE": 0, "DELETE": 1}
 
 
-def test_rows_come_in_pages_and_the_last_page_says_so(puller: Puller) -> None:
+def test_rows_are_paged_and_the_last_page_is_marked(puller: Puller) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     found, last, pages = [], b"", 0
@@ -121,7 +121,7 @@ def test_rows_come_in_pages_and_the_last_page_says_so(puller: Puller) -> None:
     assert answer.snapshot_data[-1].key == encode_key((60,))
 
 
-def test_the_rows_are_those_of_the_version_whatever_came_since(puller: Puller, files: Whole) -> None:
+def test_snapshot_rows_exclude_later_changes(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     files.run("DELETE FROM t WHERE k > 3")
@@ -129,7 +129,7 @@ def test_the_rows_are_those_of_the_version_whatever_came_since(puller: Puller, f
     assert [json.loads(each.value)["k"] for each in puller.rows(one, version).snapshot_data] == list(range(1, 61))
 
 
-def test_changes_carry_what_was_before_and_mark_their_transactions(puller: Puller, files: Whole) -> None:
+def test_changes_have_old_rows_and_transaction_marks(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     files.run("UPDATE t SET v = 'x' WHERE k IN (1, 2)")
@@ -163,7 +163,7 @@ def test_changes_carry_what_was_before_and_mark_their_transactions(puller: Pulle
     assert len({each.ts for each in answer.log_data}) == 3
 
 
-def test_a_page_of_the_log_may_end_inside_a_transaction_and_its_last_is_marked(puller: Puller, files: Whole) -> None:
+def test_log_page_may_split_a_transaction_and_marks_its_end(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     after = puller.register(one)
     files.run("UPDATE t SET v = 'x' WHERE k <= 10")
@@ -175,7 +175,7 @@ def test_a_page_of_the_log_may_end_inside_a_transaction_and_its_last_is_marked(p
     assert marks == [False] * 9 + [True]
 
 
-def test_a_range_sees_only_its_own_keys(puller: Puller, files: Whole) -> None:
+def test_range_gets_only_its_own_keys(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     puller.client.ok("pull.split", table="t", range=one.id, epoch=1, at=encode_key((31,)).hex())
     low, high = puller.ranges()
@@ -193,7 +193,7 @@ def test_a_range_sees_only_its_own_keys(puller: Puller, files: Whole) -> None:
     assert [len(puller.rows(each, version).snapshot_data) for each in (low, high)] == [30, 30]
 
 
-def test_an_epoch_of_before_is_answered_with_the_ranges_of_now(puller: Puller) -> None:
+def test_stale_epoch_returns_the_current_ranges(puller: Puller) -> None:
     (one,) = puller.ranges()
     puller.client.ok("pull.split", table="t", range=one.id, epoch=1, at=encode_key((31,)).hex())
     now = puller.ranges()
@@ -206,14 +206,14 @@ def test_an_epoch_of_before_is_answered_with_the_ranges_of_now(puller: Puller) -
 
 
 @pytest.mark.parametrize("id", [0, 999, 2**64 - 1])
-def test_a_range_that_never_was_is_not_found(puller: Puller, id: int) -> None:
+def test_unknown_range_is_not_found(puller: Puller, id: int) -> None:
     puller.ranges()
     for method in ("CdcRegister", "CdcPullSnapshot", "CdcPullLog"):
         answer = puller.call(method, range_id=id, subscriber_name="me")
         assert answer.error.range_not_found.range_id == id
 
 
-def test_keys_of_elsewhere_are_out_of_bound(puller: Puller) -> None:
+def test_keys_outside_the_range_are_out_of_bound(puller: Puller) -> None:
     (one,) = puller.ranges()
     puller.client.ok("pull.split", table="t", range=one.id, epoch=1, at=encode_key((31,)).hex())
     low, high = puller.ranges()
@@ -226,7 +226,7 @@ def test_keys_of_elsewhere_are_out_of_bound(puller: Puller) -> None:
     assert [json.loads(each.value)["k"] for each in part.snapshot_data] == [3, 4, 5] and part.end
 
 
-def test_who_is_not_registered_pulls_no_rows(puller: Puller) -> None:
+def test_unregistered_subscriber_gets_no_rows(puller: Puller) -> None:
     (one,) = puller.ranges()
     version = puller.register(one, "me")
     answer = puller.call("CdcPullSnapshot", current_snapshot_version=version, **puller.of(one, "you"))
@@ -235,7 +235,7 @@ def test_who_is_not_registered_pulls_no_rows(puller: Puller) -> None:
     assert puller.rows(one, version).error.HasField("not_owner")
 
 
-def test_a_log_that_forgot_says_so(puller: Puller, files: Whole) -> None:
+def test_evicted_log_is_reported(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     puller.client.ok("pull.release", table="t", subscriber="me")
@@ -268,7 +268,7 @@ def test_lease_of_another_caller_is_not_owned(files: Whole, tmp_path: Path) -> N
             each.channel.close()
 
 
-def test_a_table_that_was_altered_goes_on_at_the_last_key_as_of_another_version(puller: Puller, files: Whole) -> None:
+def test_altered_table_continues_at_the_last_key_with_a_new_version(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     first = puller.rows(one, version, limit=10)
@@ -287,7 +287,7 @@ def test_a_table_that_was_altered_goes_on_at_the_last_key_as_of_another_version(
     assert {each["k"]: each["v"] for each in values.values()} == dict(files.rows("SELECT k, v FROM t"))
 
 
-def test_a_table_that_was_replaced_needs_its_rows_anew(puller: Puller, files: Whole) -> None:
+def test_replaced_table_needs_a_new_snapshot(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     files.run("UPDATE t SET v = 'x' WHERE k = 1")
@@ -299,7 +299,7 @@ def test_a_table_that_was_replaced_needs_its_rows_anew(puller: Puller, files: Wh
     assert puller.log(one, version + 1).error.snapshot_expired.reason == "table_dropped"
 
 
-def test_an_open_transaction_blocks_nobody(puller: Puller, files: Whole) -> None:
+def test_open_transaction_does_not_block_pulls(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     opened = puller.client.ok("tx.begin")["tx"]
@@ -312,7 +312,7 @@ def test_an_open_transaction_blocks_nobody(puller: Puller, files: Whole) -> None
     assert [each.key for each in puller.log(one, version).log_data] == [encode_key((2,))]
 
 
-def test_a_pull_of_the_log_waits_for_news(puller: Puller, files: Whole) -> None:
+def test_log_pull_waits_for_new_changes(puller: Puller, files: Whole) -> None:
     (one,) = puller.ranges()
     version = puller.register(one)
     fields = {**puller.of(one), "last_log_index": version, "wait_ms": 30_000}
@@ -348,7 +348,7 @@ def test_what_makes_no_sense_is_refused_by_its_status(puller: Puller, method: st
     assert failure.value.code() is wanted.get(list(fields)[-1], grpc.StatusCode.INVALID_ARGUMENT)
 
 
-def test_ranges_larger_than_anything_are_refused(puller: Puller) -> None:
+def test_oversized_range_target_is_refused(puller: Puller) -> None:
     with pytest.raises(grpc.RpcError) as failure:
         puller.ranges(target_bytes=2**63)
     assert failure.value.code() is grpc.StatusCode.INVALID_ARGUMENT

@@ -73,14 +73,14 @@ def services(found: grpc.Channel, **more: Any) -> list[str]:
     return sorted(each.name for each in answer.list_services_response.service)
 
 
-def test_health_is_open_to_everybody() -> None:
+def test_health_needs_no_credential() -> None:
     with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
         answer = health_pb2_grpc.HealthStub(found).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
 @pytest.mark.parametrize("metadata", [(), (("authorization", "Bearer wrong"),), (("x-api-key", "T"),)])
-def test_nobody_learns_of_a_method_without_a_credential(metadata: Any) -> None:
+def test_unauthenticated_call_does_not_reveal_methods(metadata: Any) -> None:
     with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
         for path in ("/sochdb.v1.KvService/Get", "/no.such/Method"):
             with pytest.raises(grpc.RpcError) as failure:
@@ -98,7 +98,7 @@ def test_reflection_lists_the_services(metadata: Any) -> None:
         assert "grpc.health.v1.Health" in services(found, metadata=metadata)
 
 
-def test_an_unknown_method_is_unimplemented() -> None:
+def test_unknown_method_is_unimplemented() -> None:
     with serving(NoDatabases()) as client, channel(client) as found:
         with pytest.raises(grpc.RpcError) as failure:
             found.unary_unary("/no.such/Method")(b"", timeout=PATIENCE)
@@ -111,7 +111,7 @@ def test_an_unknown_method_is_unimplemented() -> None:
         assert dict(failure.value.trailing_metadata())["headwater-code"] == "not_supported"
 
 
-def test_who_need_not_say_who_they_are_is_not_told_what_there_is() -> None:
+def test_unknown_health_method_does_not_reveal_services() -> None:
     with serving(NoDatabases(), **LOCKED) as client, channel(client) as found:
         with pytest.raises(grpc.RpcError) as failure:
             found.unary_unary("/grpc.health.v1.Health/Nothing")(b"", timeout=PATIENCE)
@@ -134,19 +134,19 @@ def test_an_address_that_others_reach_needs_a_credential() -> None:
     Gate.of(ServeConfig(grpc="0.0.0.0:0", token=Secret("t" * 16)))
 
 
-def test_where_it_listens() -> None:
+def test_grpc_address_follows_the_settings() -> None:
     assert grpc_address(ServeConfig()) == "127.0.0.1:7172"
     assert grpc_address(ServeConfig(http="127.0.0.1:0")) == "127.0.0.1:0"
     assert grpc_address(ServeConfig(http="127.0.0.1:0", grpc="127.0.0.1:9")) == "127.0.0.1:9"
     assert grpc_address(ServeConfig(grpc="off")) is None
 
 
-def test_off_is_off() -> None:
+def test_grpc_off_opens_no_port() -> None:
     with serving(NoDatabases(), grpc="off") as client:
         assert client.server.grpc_addresses == []
 
 
-def test_the_compiled_protos_are_those_of_the_files(tmp_path: Path) -> None:
+def test_compiled_protos_match_the_proto_files(tmp_path: Path) -> None:
     files = sorted(str(path) for path in Path(str(FOLDER)).glob("*.proto"))
     made = tmp_path / "protos.bin"
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", str(FOLDER), f"--descriptor_set_out={made}", *files]

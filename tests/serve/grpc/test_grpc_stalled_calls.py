@@ -55,7 +55,7 @@ def until(is_so: Any) -> None:
         assert time.monotonic() < end, "it never came to be"
 
 
-def test_a_message_that_waits_too_long_is_the_end_and_no_other() -> None:
+def test_only_a_message_unread_for_too_long_ends_the_call() -> None:
     async def main() -> None:
         stalls = Stalls(2.0)  # a busy machine may hold the loop up for a moment
         stuck, quiet, busy = Pouring(), Pouring(), Pouring()
@@ -75,7 +75,7 @@ def test_a_message_that_waits_too_long_is_the_end_and_no_other() -> None:
 
 
 @pytest.mark.slow
-def test_a_subscriber_that_reads_nothing_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_subscriber_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls, "GRACE_SECONDS", 0.1)
     with (
         Whole(tmp_path, log=LogConfig(flush_ms=5)) as files,
@@ -111,7 +111,7 @@ class Counted:
         self.ends.append(status)
 
 
-def test_who_leaves_during_a_message_is_no_defect(caplog: pytest.LogCaptureFixture) -> None:
+def test_disconnect_during_a_message_is_not_logged_as_an_error(caplog: pytest.LogCaptureFixture) -> None:
     counted: Any = Counted()
 
     async def main() -> None:
@@ -125,7 +125,7 @@ def test_who_leaves_during_a_message_is_no_defect(caplog: pytest.LogCaptureFixtu
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_change_feed_whose_last_words_are_not_taken_is_cut_off(tmp_path: Path) -> None:
+def test_change_feed_with_an_unread_last_message_is_cut_off(tmp_path: Path) -> None:
     async def main(files: Whole) -> None:
         api, bridge = Api.over(files), Bridge(threads=2)
         api.feeds = files.open_feeds()

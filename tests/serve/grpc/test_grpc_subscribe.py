@@ -30,7 +30,7 @@ def short(event: Any) -> tuple[int, str, Any, Any]:
     return event.operation, event.table, image(event.before_value), image(event.after_value)
 
 
-def test_every_change_with_both_images(files: Whole, caller: Caller) -> None:
+def test_change_event_has_both_images(files: Whole, caller: Caller) -> None:
     reader, began = caller.subscribe(), time.time()
     files.run("INSERT INTO t VALUES (1, 'a')")
     files.run("UPDATE t SET v = 'b'")
@@ -56,7 +56,7 @@ def test_changes_of_one_transaction_share_its_id(files: Whole, caller: Caller) -
     assert one == two != three and one > 0
 
 
-def test_nothing_before_the_commit_and_nothing_of_what_was_rolled_back(client: Client, caller: Caller) -> None:
+def test_uncommitted_and_rolled_back_changes_are_not_sent(client: Client, caller: Caller) -> None:
     reader = caller.subscribe()
     for end in ("tx.rollback", "tx.commit"):
         tx = client.ok("tx.begin")["tx_id"]
@@ -67,7 +67,7 @@ def test_nothing_before_the_commit_and_nothing_of_what_was_rolled_back(client: C
     assert found.sequence == 3  # what was rolled back took no number
 
 
-def test_sequences_have_no_holes_however_many_write(client: Client, files: Whole, caller: Caller) -> None:
+def test_concurrent_writers_leave_no_gaps_in_sequences(client: Client, files: Whole, caller: Caller) -> None:
     """SochDB numbers rows when they are written, so that commits side by side come out of order."""
     reader = caller.subscribe()
 
@@ -85,7 +85,7 @@ def test_sequences_have_no_holes_however_many_write(client: Client, files: Whole
     assert len({event.txn_id for event in found}) == 1000
 
 
-def test_a_schema_change_has_its_ddl(files: Whole, caller: Caller) -> None:
+def test_schema_change_event_has_its_ddl(files: Whole, caller: Caller) -> None:
     reader = caller.subscribe()
     files.run("ALTER TABLE t ADD COLUMN w")
     files.run("INSERT INTO t VALUES (1, 2, 3)")
@@ -95,7 +95,7 @@ def test_a_schema_change_has_its_ddl(files: Whole, caller: Caller) -> None:
     assert image(row.after_value) == {"k": 1, "v": 2, "w": 3}
 
 
-def test_the_key_that_an_update_took_away_is_told(files: Whole, caller: Caller) -> None:
+def test_update_of_a_key_reports_the_old_key(files: Whole, caller: Caller) -> None:
     files.run("INSERT INTO t VALUES (1, 2)")
     reader = caller.subscribe()
     files.run("UPDATE t SET k = 9")
@@ -106,7 +106,7 @@ def test_the_key_that_an_update_took_away_is_told(files: Whole, caller: Caller) 
 # --- from where on -------------------------------------------------------------------------------------------------
 
 
-def test_zero_is_only_what_is_new(files: Whole, caller: Caller) -> None:
+def test_start_sequence_zero_sends_only_new_changes(files: Whole, caller: Caller) -> None:
     files.run("INSERT INTO t VALUES (1, 'old')")
     reader = caller.subscribe(start_sequence=0)
     files.run("INSERT INTO t VALUES (2, 'new')")
@@ -114,7 +114,7 @@ def test_zero_is_only_what_is_new(files: Whole, caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("start", [1, 3, 5, 6])
-def test_a_start_is_the_first_that_is_delivered(files: Whole, caller: Caller, start: int) -> None:
+def test_start_sequence_is_the_first_one_delivered(files: Whole, caller: Caller, start: int) -> None:
     """SochDB begins with the one behind it, so that who follows its documentation loses one."""
     files.run("INSERT INTO t VALUES (1, 1), (2, 2), (3, 3)")
     reader = caller.subscribe(start_sequence=start)
@@ -123,14 +123,14 @@ def test_a_start_is_the_first_that_is_delivered(files: Whole, caller: Caller, st
 
 
 @pytest.mark.parametrize("start", [4, 2**62, 2**64 - 1])
-def test_a_start_that_was_never_given_out_is_refused(caller: Caller, start: int) -> None:
+def test_start_sequence_ahead_of_the_log_is_refused(caller: Caller, start: int) -> None:
     failure = caller.refusal(SUBSCRIBE, start_sequence=start)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert failure.details() == f"start_sequence {start} lies beyond the latest sequence 2"
     assert "offset" not in dict(failure.trailing_metadata())["headwater-hint"].lower()
 
 
-def test_what_was_evicted_is_an_overrun(tmp_path: Path) -> None:
+def test_evicted_start_sequence_is_an_overrun(tmp_path: Path) -> None:
     """SochDB takes it for a timeout and tries again for ever."""
     with (
         Whole(tmp_path, log=LogConfig(flush_ms=5, retention_events=3)) as files,
@@ -148,7 +148,7 @@ def test_what_was_evicted_is_an_overrun(tmp_path: Path) -> None:
         assert [event.sequence for event in caller.subscribe(start_sequence=3).take(3)] == [3, 4, 5]
 
 
-def test_who_reads_too_slowly_is_told(tmp_path: Path) -> None:
+def test_slow_subscriber_receives_an_overrun(tmp_path: Path) -> None:
     with (
         Whole(tmp_path, log=LogConfig(flush_ms=5, retention_events=3)) as files,
         serving(files) as client,
@@ -163,7 +163,7 @@ def test_who_reads_too_slowly_is_told(tmp_path: Path) -> None:
         assert failure.details().startswith("CDC overrun: requested seq ")
 
 
-def test_silence_is_no_end(files: Whole, caller: Caller) -> None:
+def test_idle_stream_stays_open(files: Whole, caller: Caller) -> None:
     """Nothing comes where nothing happens; how long to wait is for the reader to say."""
     call = caller.channel.unary_stream(f"/{SUBSCRIBE}")(b"", timeout=0.3)
     with pytest.raises(grpc.RpcError) as failure:
@@ -177,7 +177,7 @@ def test_silence_is_no_end(files: Whole, caller: Caller) -> None:
 # --- which changes -------------------------------------------------------------------------------------------------
 
 
-def test_tables_are_told_apart(files: Whole, caller: Caller) -> None:
+def test_subscription_of_a_table_gets_only_its_changes(files: Whole, caller: Caller) -> None:
     one, both = caller.subscribe(tables=["u"]), caller.subscribe(tables=["u", "t"])
     files.run("INSERT INTO t VALUES (1, 1)")
     files.run("INSERT INTO u VALUES (2, 2)")
@@ -185,7 +185,7 @@ def test_tables_are_told_apart(files: Whole, caller: Caller) -> None:
     assert [event.table for event in both.take(2)] == ["t", "u"]
 
 
-def test_a_whole_batch_of_others_is_passed_over(files: Whole, caller: Caller) -> None:
+def test_batch_without_matching_changes_is_skipped(files: Whole, caller: Caller) -> None:
     """SochDB only moves past what matches: a batch of others is read again for ever."""
     numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2000)"
     files.run(f"{numbers} INSERT INTO t SELECT i, i FROM n")
@@ -195,7 +195,7 @@ def test_a_whole_batch_of_others_is_passed_over(files: Whole, caller: Caller) ->
         assert found.sequence == 2003, size
 
 
-def test_a_quiet_filter_does_not_fall_off_a_busy_log(tmp_path: Path) -> None:
+def test_filter_without_matches_is_not_evicted_from_a_busy_log(tmp_path: Path) -> None:
     with (
         Whole(tmp_path, log=LogConfig(flush_ms=5, retention_events=20)) as files,
         serving(files) as client,
@@ -231,14 +231,14 @@ def test_operations(files: Whole, caller: Caller, asked: list[int], wanted: list
 
 
 @pytest.mark.parametrize("odd", [0, 5, -1, 2**31 - 1])
-def test_an_operation_that_there_is_not_is_refused(caller: Caller, odd: int) -> None:
+def test_unknown_operation_is_refused(caller: Caller, odd: int) -> None:
     """SochDB drops it, and lets everything through where none is left."""
     failure = caller.refusal(SUBSCRIBE, operations=[INSERT, odd])
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert str(odd) in failure.details()
 
 
-def test_a_predicate_is_held(files: Whole, caller: Caller) -> None:
+def test_predicate_filters_changes(files: Whole, caller: Caller) -> None:
     """SochDB takes it and lets everything through."""
     reader = caller.subscribe(tables=["t"], where_predicate="v > 10")
     files.run("INSERT INTO t VALUES (1, 5)")
@@ -266,7 +266,7 @@ def test_a_predicate_is_held(files: Whole, caller: Caller) -> None:
         {"where_predicate": "v > 1"},
     ],
 )
-def test_a_predicate_that_cannot_be_held_is_refused(caller: Caller, fields: dict[str, Any]) -> None:
+def test_unsupported_predicate_is_refused(caller: Caller, fields: dict[str, Any]) -> None:
     failure = caller.refusal(SUBSCRIBE, **fields)
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "`where_predicate`" in failure.details()
@@ -274,7 +274,7 @@ def test_a_predicate_that_cannot_be_held_is_refused(caller: Caller, fields: dict
         assert "`tables`" in dict(failure.trailing_metadata())["headwater-hint"]
 
 
-def test_a_predicate_whose_column_goes_ends_the_stream(files: Whole, caller: Caller) -> None:
+def test_dropped_column_of_a_predicate_ends_the_stream(files: Whole, caller: Caller) -> None:
     reader = caller.subscribe(tables=["t"], where_predicate="v > 1")
     files.run("ALTER TABLE t RENAME COLUMN v TO w")
     files.run("INSERT INTO t VALUES (1, 2)")
@@ -282,7 +282,7 @@ def test_a_predicate_whose_column_goes_ends_the_stream(files: Whole, caller: Cal
     assert failure.code() is grpc.StatusCode.INVALID_ARGUMENT and "does not fit" in failure.details()
 
 
-def test_a_namespace_sees_its_own_changes_only(files: Whole, caller: Caller) -> None:
+def test_namespace_gets_only_its_own_changes(files: Whole, caller: Caller) -> None:
     """SochDB keeps the name and delivers everybody's."""
     files.create("other")
     files.run("CREATE TABLE t(k INTEGER PRIMARY KEY, v)", db="other")

@@ -55,7 +55,7 @@ def test_a_key_is_watched(files: Whole, caller: Caller) -> None:
     assert [event.sequence for event in found][:3] == [7, 8, 9] and found[0].timestamp_us > 1e15
 
 
-def test_a_key_of_ones_own_table_kv_is_watched(files: Whole, caller: Caller) -> None:
+def test_key_of_a_user_table_named_kv_is_watched(files: Whole, caller: Caller) -> None:
     files.run("CREATE TABLE kv(k INTEGER PRIMARY KEY, v)")
     reader = caller.watch(table="kv", key=encode_key((1,)))
     files.run("INSERT INTO kv VALUES (2, 'x')")
@@ -63,7 +63,7 @@ def test_a_key_of_ones_own_table_kv_is_watched(files: Whole, caller: Caller) -> 
     assert [seen(event) for event in reader.take(1)] == [(INSERT, None, "mine")]
 
 
-def test_without_a_table_the_key_is_watched_in_all(files: Whole, caller: Caller) -> None:
+def test_watch_without_a_table_covers_all_tables(files: Whole, caller: Caller) -> None:
     reader = caller.watch(key=encode_key((1,)))
     files.run("INSERT INTO t VALUES (1, 't'), (2, 'x')")
     files.run("INSERT INTO u VALUES (1, 'u'), (2, 'x')")
@@ -81,7 +81,7 @@ def test_without_a_table_the_key_is_watched_in_all(files: Whole, caller: Caller)
     ]
 
 
-def test_without_a_key_all_of_a_table_are_watched(files: Whole, caller: Caller) -> None:
+def test_watch_without_a_key_covers_the_table(files: Whole, caller: Caller) -> None:
     one, all_of_them = caller.watch(table="u"), caller.watch()
     files.run("INSERT INTO t VALUES (1, 't')")
     files.run("INSERT INTO u VALUES (7, 'u')")
@@ -89,7 +89,7 @@ def test_without_a_key_all_of_a_table_are_watched(files: Whole, caller: Caller) 
     assert [seen(event) for event in all_of_them.take(2)] == [(INSERT, None, "t"), (INSERT, None, "u")]
 
 
-def test_a_key_of_pairs_is_watched_before_there_is_any(caller: Caller) -> None:
+def test_key_is_watched_before_the_table_kv_exists(caller: Caller) -> None:
     reader = caller.watch(table="kv", key=b"user:1")
     subscriber = caller.subscribe(tables=["kv"], operations=[INSERT, UPDATE, DELETE])
     caller.call(f"{KV}/Put", key=b"user:2", value=b"\xff\0")
@@ -105,7 +105,7 @@ def test_a_key_of_pairs_is_watched_before_there_is_any(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("key", [b"not a key", encode_key((1, 2)), b"\x30text without an end"])
-def test_bytes_that_are_no_key_of_the_table_are_refused(caller: Caller, key: bytes) -> None:
+def test_watch_of_an_invalid_key_is_refused(caller: Caller, key: bytes) -> None:
     assert caller.refusal(WATCH, table="t", key=key).code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -127,11 +127,11 @@ def test_keys_are_what_events_carry(files: Whole, caller: Caller) -> None:
 # --- what is open --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_listed_where_nothing_is_open(caller: Caller) -> None:
+def test_list_without_open_subscriptions_is_empty(caller: Caller) -> None:
     assert list(caller.call(LIST).subscriptions) == []
 
 
-def test_a_subscription_is_listed_while_it_is_open(files: Whole, caller: Caller) -> None:
+def test_open_subscription_is_listed(files: Whole, caller: Caller) -> None:
     files.create("other")
     one = caller.subscribe(tables=["t"], start_sequence=2)
     two = caller.subscribe(namespace="other")
@@ -152,7 +152,7 @@ def test_a_subscription_is_listed_while_it_is_open(files: Whole, caller: Caller)
     until(lambda: not caller.call(LIST).subscriptions)
 
 
-def test_a_cancelled_stream_ends_well(files: Whole, caller: Caller) -> None:
+def test_cancelled_stream_ends_without_an_error(files: Whole, caller: Caller) -> None:
     one, two = caller.subscribe(), caller.subscribe()
     answer = caller.call(CANCEL, subscription_id="sub-1")
     assert (answer.success, answer.error) == (True, "")
@@ -165,12 +165,12 @@ def test_a_cancelled_stream_ends_well(files: Whole, caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("id", ["nonexistent", "", "sub-99", "sub_0000000000000000"])
-def test_what_is_not_open_is_not_cancelled(caller: Caller, id: str) -> None:
+def test_unknown_subscription_is_not_cancelled(caller: Caller, id: str) -> None:
     answer = caller.call(CANCEL, subscription_id=id)
     assert (answer.success, answer.error) == (False, f"Subscription '{id}' not found")
 
 
-def test_a_reader_that_does_not_read_is_cancelled_too(files: Whole, caller: Caller) -> None:
+def test_stalled_reader_is_cancelled(files: Whole, caller: Caller) -> None:
     reader = caller.subscribe()
     for _ in range(20):
         files.run("INSERT INTO t(v) VALUES (hex(zeroblob(500000)))")
@@ -178,7 +178,7 @@ def test_a_reader_that_does_not_read_is_cancelled_too(files: Whole, caller: Call
     assert len(reader.rest()) < 20 and reader.call.code() is grpc.StatusCode.OK
 
 
-def test_a_client_that_leaves_is_not_served_any_more(client: Client, files: Whole, caller: Caller) -> None:
+def test_disconnected_client_ends_its_stream(client: Client, files: Whole, caller: Caller) -> None:
     """SochDB polls for ever for who watches a key."""
     readers = [caller.watch(table="t"), caller.subscribe()]
     feeds = client.server._api.feeding()
@@ -191,7 +191,7 @@ def test_a_client_that_leaves_is_not_served_any_more(client: Client, files: Whol
 # --- ends ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_sends_readers_elsewhere(files: Whole) -> None:
+def test_stopping_server_ends_streams_as_unavailable(files: Whole) -> None:
     with serving(files) as client, calling(client) as caller:
         readers = [caller.subscribe(), caller.watch()]
         files.run("INSERT INTO t VALUES (1, 1)")
@@ -202,7 +202,7 @@ def test_a_stop_sends_readers_elsewhere(files: Whole) -> None:
     assert {failure.code() for failure in failures} == {grpc.StatusCode.UNAVAILABLE}
 
 
-def test_a_stream_ends_with_its_database(client: Client, files: Whole, caller: Caller) -> None:
+def test_dropped_database_ends_its_streams(client: Client, files: Whole, caller: Caller) -> None:
     files.create("other")
     reader = caller.subscribe(namespace="other")
     client.ok("schema.drop_database", db="other")
@@ -210,7 +210,7 @@ def test_a_stream_ends_with_its_database(client: Client, files: Whole, caller: C
     assert failure.code() is grpc.StatusCode.NOT_FOUND and "other" in failure.details()
 
 
-def test_places_are_counted(files: Whole) -> None:
+def test_streams_count_toward_the_limit_per_client(files: Whole) -> None:
     with (
         serving(files, max_streams_per_client=2) as client,
         calling(client) as caller,

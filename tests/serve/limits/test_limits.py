@@ -51,13 +51,13 @@ def is_refused(response: httpx.Response) -> dict[str, Any]:
 # --- callers -----------------------------------------------------------------------------------------------------
 
 
-def test_by_default_nobody_is_held_back() -> None:
+def test_default_settings_do_not_limit_requests() -> None:
     with serving(NoDatabases()) as client:
         for _ in range(300):
             client.ok("system.ping")
 
 
-def test_who_asks_too_often_is_told_when_to_come_again_on_every_route_but_health() -> None:
+def test_rate_limit_applies_to_every_route_but_health() -> None:
     with serving(NoDatabases(), rate=SLOW, burst=3) as client:
         for _ in range(3):
             client.ok("system.ping")
@@ -76,13 +76,13 @@ def test_who_asks_too_often_is_told_when_to_come_again_on_every_route_but_health
             assert client.http.get(path).status_code in (200, 503)
 
 
-def test_tokens_come_back() -> None:
+def test_tokens_are_refilled() -> None:
     with serving(NoDatabases(), rate=1000.0, burst=1) as client:
         found = [client.http.post("/api/v1/rpc", json=PING).status_code for _ in range(50)]
         assert found[0] == 200 and set(found) <= {200, 429} and found.count(200) > 1
 
 
-def test_each_key_has_tokens_of_its_own_and_guesses_have_those_of_their_address(tmp_path: Path) -> None:
+def test_keys_have_own_rates_and_guesses_share_their_address(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"token": Secret("admin"), "rate": SLOW, "burst": 3}) as client:
 
         def ask(token: str, method: str = "system.ping", **params: Any) -> httpx.Response:
@@ -97,7 +97,7 @@ def test_each_key_has_tokens_of_its_own_and_guesses_have_those_of_their_address(
         assert ask("admin").status_code == 429, "of the three two made keys"
 
 
-def test_a_304_that_is_remembered_counts_too(tmp_path: Path) -> None:
+def test_cached_304_counts_toward_the_rate(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"rate": SLOW, "burst": 20}) as client:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)")
         id = client.ok("query.prepare", sql="SELECT id FROM t")["query_id"]
@@ -106,7 +106,7 @@ def test_a_304_that_is_remembered_counts_too(tmp_path: Path) -> None:
         assert found == [304] * 17 + [429] * 23
 
 
-def test_frames_of_the_gateway_that_cannot_be_read_count_too(tmp_path: Path) -> None:
+def test_invalid_gateway_frames_count_toward_the_rate(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"rate": SLOW, "burst": 6}) as client:
         with connect(f"ws{client.server.url[4:]}/api/v1/ws", proxy=None) as socket:
             told = []
@@ -153,7 +153,7 @@ def is_exhausted(failure: Any) -> None:
     assert told["headwater-code"] == "limit_exceeded" and told["headwater-hint"]
 
 
-def test_grpc_is_held_back_too_but_for_health() -> None:
+def test_rate_limit_applies_to_grpc_but_not_to_health() -> None:
     with serving(NoDatabases(), rate=SLOW, burst=2) as client, channel_to(client) as channel:
         for _ in range(2):
             assert asked(channel).code() is grpc.StatusCode.UNAVAILABLE  # it has no ranges
@@ -161,7 +161,7 @@ def test_grpc_is_held_back_too_but_for_health() -> None:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
 
 
-def test_who_watches_health_takes_a_place() -> None:
+def test_health_watch_counts_as_a_stream() -> None:
     """It needs no credential, so nothing else would hold it back."""
     with serving(NoDatabases(), token=Secret("t"), max_streams_per_client=3) as client, contextlib.ExitStack() as stack:
         watches = []
@@ -194,7 +194,7 @@ def test_guesses_over_grpc_count_by_address() -> None:
 
 
 @pytest.mark.slow
-def test_a_message_that_is_too_large_is_refused_in_our_own_words() -> None:
+def test_oversized_message_is_refused_with_our_error() -> None:
     with serving(NoDatabases(), max_body_bytes=2048) as client, channel_to(client) as channel:
         found: Any = asked(channel, table="t" * 3000)
         assert found.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and "2048" in found.details()
@@ -211,7 +211,7 @@ def two(**quotas: Any) -> dict[str, Any]:
     return {"databases": (DatabaseConfig("a", "", (), tuple(quotas.items())), DatabaseConfig("b", ""))}
 
 
-def test_requests_for_a_database_are_counted_however_they_name_it(tmp_path: Path) -> None:
+def test_requests_count_for_the_database_they_name(tmp_path: Path) -> None:
     with opened(tmp_path, **two(rate=SLOW, burst=12)) as client:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="a")  # 1
         id = client.ok("query.prepare", sql="SELECT id FROM t", db="a")["query_id"]  # 2
@@ -250,7 +250,7 @@ def test_requests_for_a_database_are_counted_however_they_name_it(tmp_path: Path
         assert databases.rows("SELECT id FROM t", db="a") == [(1,)], "what was refused changed nothing"
 
 
-def test_a_range_counts_for_the_database_of_its_table(tmp_path: Path) -> None:
+def test_range_requests_count_for_the_database(tmp_path: Path) -> None:
     with opened(tmp_path, **two(rate=SLOW, burst=4)) as client, channel_to(client) as channel:
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="a")
         (one,) = client.ok("pull.ranges", db="a", table="t")["ranges"]
@@ -265,7 +265,7 @@ def test_a_range_counts_for_the_database_of_its_table(tmp_path: Path) -> None:
         is_exhausted(failure.value)
 
 
-def test_who_has_no_business_in_a_database_takes_nothing_of_it(tmp_path: Path) -> None:
+def test_caller_without_scope_does_not_use_the_quota(tmp_path: Path) -> None:
     with opened(tmp_path, serve={"token": Secret("admin")}, **two(rate=SLOW, burst=3)) as client:
         make = {"id": 7, "method": "security.token.create", "params": {"name": "b", "role": "owner", "scopes": ["b"]}}
         token = client.http.post("/api/v1/rpc", json=make, headers=ADMIN).json()["result"]["token"]
@@ -278,7 +278,7 @@ def test_who_has_no_business_in_a_database_takes_nothing_of_it(tmp_path: Path) -
             assert client.http.post("/api/v1/rpc", json=ask, headers=ADMIN).status_code == expected
 
 
-def test_names_that_are_no_databases_leave_nothing_behind(tmp_path: Path) -> None:
+def test_unknown_database_names_are_not_stored(tmp_path: Path) -> None:
     with opened(tmp_path, quotas=QuotasConfig(rate=1000.0)) as client:
         for n in range(50):
             client.error("sql.exec", sql="SELECT 1", db=f"x{n}")
@@ -286,7 +286,7 @@ def test_names_that_are_no_databases_leave_nothing_behind(tmp_path: Path) -> Non
         assert 'db="x' not in client.http.get("/metrics").text
 
 
-def test_streams_and_waiting_polls_of_a_database_have_an_end(tmp_path: Path) -> None:
+def test_streams_and_waiting_polls_of_a_database_are_limited(tmp_path: Path) -> None:
     with opened(tmp_path, **two(max_streams=2)) as client:
         for db in "ab":
             client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db=db)
@@ -305,7 +305,7 @@ def test_streams_and_waiting_polls_of_a_database_have_an_end(tmp_path: Path) -> 
                 assert stream.status_code == 200
 
 
-def test_subscriptions_of_a_database_have_an_end(tmp_path: Path) -> None:
+def test_subscriptions_of_a_database_are_limited(tmp_path: Path) -> None:
     with opened(tmp_path, **two(max_subscriptions=2)) as client:
         for db in "ab":
             client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db=db)
@@ -320,7 +320,7 @@ def test_subscriptions_of_a_database_have_an_end(tmp_path: Path) -> None:
         assert len(client.ok("cdc.list", db="a")["subscriptions"]) == 2
 
 
-def test_a_database_that_is_made_later_has_the_quotas_that_were_set(tmp_path: Path) -> None:
+def test_database_created_later_has_its_configured_quotas(tmp_path: Path) -> None:
     with opened(tmp_path, quotas=QuotasConfig(max_subscriptions=1), **two()) as client:
         client.ok("schema.create_database", db="c")
         client.rows("CREATE TABLE t(id INTEGER PRIMARY KEY)", db="c")
@@ -328,7 +328,7 @@ def test_a_database_that_is_made_later_has_the_quotas_that_were_set(tmp_path: Pa
         assert client.error("cdc.subscribe_table", db="c", table="t")["code"] == "limit_exceeded"
 
 
-def test_a_notification_that_is_refused_is_as_silent_as_any(tmp_path: Path) -> None:
+def test_rate_limited_notification_gets_no_answer(tmp_path: Path) -> None:
     with opened(tmp_path, **two(rate=SLOW, burst=1)) as client:
         ask = json.dumps({"method": "sql.exec", "params": {"sql": "SELECT 1", "db": "a"}})
         for _ in range(3):

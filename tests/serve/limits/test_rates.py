@@ -19,7 +19,7 @@ def buckets(rate: float, burst: int, most: int = 100) -> tuple[Buckets, Clock]:
     return Buckets(rate, burst, most=most, clock=clock), clock
 
 
-def test_a_burst_is_granted_and_then_one_for_each_token() -> None:
+def test_burst_is_granted_and_then_one_per_token() -> None:
     found, clock = buckets(10, 3)
     assert [found.take("a") for _ in range(3)] == [0, 0, 0]
     wait = found.take("a")
@@ -31,14 +31,14 @@ def test_a_burst_is_granted_and_then_one_for_each_token() -> None:
     assert [found.take("a") for _ in range(3)] == [0, 0, 0] and found.take("a") > 0
 
 
-def test_each_key_has_its_own() -> None:
+def test_each_key_has_its_own_bucket() -> None:
     found, _ = buckets(1, 1)
     assert [found.take("a"), found.take("b")] == [0, 0]
     assert found.take("a") > 0 and found.take("b") > 0
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_over_any_stretch_no_more_is_granted_than_rate_and_burst(seed: int) -> None:
+def test_requests_in_any_interval_stay_within_rate_and_burst(seed: int) -> None:
     print("seed", seed)
     chance = random.Random(seed)
     rate, burst = chance.choice([0.5, 3, 50]), chance.randint(1, 8)
@@ -55,7 +55,7 @@ def test_over_any_stretch_no_more_is_granted_than_rate_and_burst(seed: int) -> N
     assert len(granted) > burst
 
 
-def test_full_buckets_are_forgotten_first() -> None:
+def test_full_buckets_are_evicted_first() -> None:
     found, clock = buckets(1, 5, most=10)
     for n in range(9):
         found.take(n)
@@ -67,20 +67,20 @@ def test_full_buckets_are_forgotten_first() -> None:
     assert len(found) <= 10 and found.take("busy") > 0, "who asks now is not forgotten for those who asked before"
 
 
-def test_there_are_never_more_than_there_is_room_for() -> None:
+def test_number_of_buckets_is_bounded() -> None:
     found, _ = buckets(1, 5, most=10)
     for n in range(1000):
         assert found.take(n) == 0
         assert len(found) <= 10
 
 
-def test_the_refusal_says_when_to_come_again() -> None:
+def test_rate_limit_error_has_the_wait_time() -> None:
     error = too_often("by 'a'", 0.5, 1.2304, "Ask less.")
     assert error.extra["retry_after_ms"] == 1231 and "1231" in error.hint and "0.5" in error.message
     assert too_often("", 1, 1e-9, "").extra["retry_after_ms"] == 1
 
 
-def test_an_address_of_ipv6_stands_for_its_network() -> None:
+def test_ipv6_address_counts_as_its_network() -> None:
     assert place_of("10.0.0.1") == "10.0.0.1"
     assert place_of("2001:db8:1:2:3::4") == place_of("2001:db8:1:2::9") != place_of("2001:db8:1:3::9")
     assert place_of("::ffff:10.0.0.1") == "10.0.0.1"

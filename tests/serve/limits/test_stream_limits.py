@@ -6,7 +6,7 @@ from headwater.errors import LimitExceeded
 from headwater.serve.limits.stream_limits import Places
 
 
-def test_a_client_has_so_many_places_and_no_more() -> None:
+def test_client_over_its_stream_limit_is_refused() -> None:
     places = Places(2)
     with places.take("a"), places.take("a"):
         with pytest.raises(LimitExceeded) as refused, places.take("a"):
@@ -18,7 +18,7 @@ def test_a_client_has_so_many_places_and_no_more() -> None:
         pass
 
 
-def test_addresses_of_one_customer_share_their_places() -> None:
+def test_addresses_of_one_ipv6_network_share_the_limit() -> None:
     places = Places(2)
     with places.take("2001:db8:1:2::1"), places.take("2001:db8:1:2:ffff::9"):
         with pytest.raises(LimitExceeded), places.take("2001:db8:1:2::3"):
@@ -30,7 +30,7 @@ def test_addresses_of_one_customer_share_their_places() -> None:
         pass
 
 
-def test_a_place_is_given_back_after_an_error() -> None:
+def test_stream_is_uncounted_after_an_error() -> None:
     places = Places(1)
     with pytest.raises(RuntimeError), places.take("a"):
         raise RuntimeError

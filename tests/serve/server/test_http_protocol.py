@@ -88,7 +88,7 @@ def test_a_header_without_an_end_is_refused(client: Client) -> None:
         assert not found or found.startswith(b"HTTP/1.1 431 ")
 
 
-def test_a_large_head_within_the_limit_is_served_and_the_next_one_counts_anew(client: Client) -> None:
+def test_large_head_within_the_limit_is_served_and_the_next_one_is_counted_from_zero(client: Client) -> None:
     large = {"x": "a" * (LIMIT - 1000)}
     for _ in range(3):
         assert client.http.get("/healthz", headers=large).status_code == 200
@@ -125,7 +125,7 @@ def test_a_head_that_ended_in_time_is_not_given_up(client: Client, monkeypatch: 
 
 
 @pytest.mark.parametrize("said", [b"", b"\r\n", b"\r\n\r\n"])
-def test_who_asks_nothing_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connection_is_closed(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headwater.serve.server.server.KEEP_ALIVE_SECONDS", 0.05)
     closed = contextlib.suppress(ConnectionError)  # it may be by now
     with serving(NoDatabases()) as client, connected(client) as open, closed:
@@ -136,7 +136,7 @@ def test_who_asks_nothing_is_let_go(said: bytes, monkeypatch: pytest.MonkeyPatch
 # --- what it says ----------------------------------------------------------------------------------------
 
 
-def test_what_is_no_request_is_a_problem(client: Client) -> None:
+def test_malformed_request_gets_a_problem_response(client: Client) -> None:
     status, problem = asked(client, b"\x16\x03\x01 nonsense\r\n\r\n")
     assert (status, problem["code"]) == (400, "invalid_request") and problem["hint"]
 
@@ -155,9 +155,7 @@ def test_what_is_no_request_is_a_problem(client: Client) -> None:
         ("//evil.example/", "127.0.0.1", 404),
     ],
 )
-def test_the_authority_of_the_target_counts_more_than_the_host(
-    client: Client, target: str, host: str, status: int
-) -> None:
+def test_authority_in_the_target_replaces_the_host(client: Client, target: str, host: str, status: int) -> None:
     found, _ = asked(client, f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
     assert found == status
 
@@ -181,7 +179,7 @@ def test_a_body_that_does_not_end_is_given_up(client: Client, part: bytes, monke
     assert status == problem["status"] == 408 and problem["code"] == "invalid_request" and problem["hint"]
 
 
-def test_a_body_nobody_waits_for_is_given_up_too(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_body_after_the_response_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BoundedHttp, "body_seconds", 0.05)
     with connected(client) as open:
         open.sendall(b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 50\r\n\r\n{")
@@ -233,7 +231,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("setting", ["max_connections", "max_connections_per_client"])
-def test_a_connection_too_many_is_refused_but_asks_for_health(setting: str) -> None:
+def test_connection_over_the_limit_may_request_health_only(setting: str) -> None:
     with serving(NoDatabases(), **{setting: 3}) as client:
         client.ok("system.ping")  # keeps its connection
         with connected(client), connected(client):
@@ -254,7 +252,7 @@ def test_a_connection_too_many_is_refused_but_asks_for_health(setting: str) -> N
             assert open.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_far_too_many_are_cut_off_unasked() -> None:
+def test_connection_over_the_reserve_is_closed() -> None:
     with serving(NoDatabases(), max_connections=1) as client:
         client.ok("system.ping")
         held = [connected(client) for _ in range(RESERVE)]
@@ -269,7 +267,7 @@ def test_far_too_many_are_cut_off_unasked() -> None:
 
 
 @pytest.mark.slow
-def test_an_answer_that_nobody_reads_is_given_up(tmp_path: Path) -> None:
+def test_unread_answer_is_given_up(tmp_path: Path) -> None:
     with Whole(tmp_path) as databases, serving(databases, stall_seconds=0.2) as client:
         body = json.dumps({"sql": "SELECT printf('%.4000000c', 'x')"}).encode()
         ask = b"POST /api/v1/sql/exec HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
@@ -312,7 +310,7 @@ def test_trailer_behind_a_body_is_no_header() -> None:
         assert asked(client, head + chunk + credential + b"\r\n")[0] == 401
 
 
-def test_what_is_no_http_fills_no_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests_do_not_fill_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(5):
         assert asked(client, b"\x16\x03\x01 hello\r\n\r\n")[0] == 400
     assert len([each for each in caplog.records if "Invalid HTTP request" in each.message]) <= 1

@@ -97,7 +97,7 @@ def test_many_threads_lose_nothing() -> None:
     run(main)
 
 
-def test_too_many_waiting_calls_are_told_to_come_back() -> None:
+def test_too_many_waiting_calls_are_busy() -> None:
     async def main(bridge: Bridge) -> None:
         release = threading.Event()
         held = [asyncio.create_task(bridge.call(release.wait, 20)) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_too_many_waiting_calls_are_told_to_come_back() -> None:
     run(main, most=3)
 
 
-def test_caller_with_its_share_of_waiting_calls_is_told_to_come_back_and_others_are_not() -> None:
+def test_caller_with_its_share_of_waiting_calls_is_busy_and_others_are_not() -> None:
     async def main(bridge: Bridge) -> None:
         release = threading.Event()
 

@@ -77,7 +77,7 @@ def in_loop(client: Client, call: Callable[[], Any]) -> Any:
     return asyncio.run_coroutine_threadsafe(run(), client.loop).result(PATIENCE)
 
 
-def test_both_ports_speak_tls_and_nothing_else(authority: Authority, trusted: ssl.SSLContext) -> None:
+def test_both_ports_accept_only_tls(authority: Authority, trusted: ssl.SSLContext) -> None:
     with serving(NoDatabases(), **settings(authority)) as client:
         assert client.server.url.startswith("https://127.0.0.1:")
         assert httpx.get(client.server.url + "/healthz", verify=trusted).json() == {"status": "ok"}
@@ -90,7 +90,7 @@ def test_both_ports_speak_tls_and_nothing_else(authority: Authority, trusted: ss
             health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
 
 
-def test_what_is_older_than_1_2_is_refused(authority: Authority, trusted: ssl.SSLContext) -> None:
+def test_tls_before_1_2_is_refused(authority: Authority, trusted: ssl.SSLContext) -> None:
     tls = Tls.of(ServeConfig(**settings(authority)))
     assert tls is not None and tls.context.minimum_version is ssl.TLSVersion.TLSv1_2
     with serving(NoDatabases(), **settings(authority)) as client:
@@ -120,7 +120,7 @@ def test_grpc_clients_show_a_certificate_of_the_authority(authority: Authority, 
         assert httpx.get(client.server.url + "/healthz", verify=trusted).status_code == 200, "HTTP asks for none"
 
 
-def test_http_clients_do_too_where_that_is_asked(authority: Authority, trusted: ssl.SSLContext) -> None:
+def test_http_clients_need_a_certificate_if_configured(authority: Authority, trusted: ssl.SSLContext) -> None:
     friend = authority.issue("friend")
     asked = settings(authority, tls_ca=str(authority.file), tls_http_clients=True)
     with serving(NoDatabases(), **asked) as client:
@@ -133,7 +133,7 @@ def test_http_clients_do_too_where_that_is_asked(authority: Authority, trusted: 
 # --- at the start ------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_served_is_refused_with_a_remedy(authority: Authority, tmp_path: Path) -> None:
+def test_invalid_tls_settings_are_refused_with_a_hint(authority: Authority, tmp_path: Path) -> None:
     certificate, key = authority.issue()
     other = authority.issue("other")[1]
     rubbish, locked = tmp_path / "rubbish", tmp_path / "locked"
@@ -158,7 +158,7 @@ def test_what_cannot_be_served_is_refused_with_a_remedy(authority: Authority, tm
         assert "secret" not in str(found.value)
 
 
-def test_a_key_that_others_may_read_is_told_of(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_key_readable_by_others_is_logged(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     asked = settings(authority)
     Tls.of(ServeConfig(**asked))
     assert not caplog.records
@@ -167,7 +167,7 @@ def test_a_key_that_others_may_read_is_told_of(authority: Authority, caplog: pyt
     assert "chmod 600" in caplog.text
 
 
-def test_a_certificate_without_a_key_asks_for_one(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_certificate_without_a_key_is_refused(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     certificate, _ = authority.issue()
     certificate.chmod(0o644)  # it is public
     with pytest.raises(ConfigError, match="contains no private key") as found:
@@ -175,9 +175,7 @@ def test_a_certificate_without_a_key_asks_for_one(authority: Authority, caplog: 
     assert "--tls-key" in found.value.hint and not caplog.records
 
 
-def test_an_address_that_others_reach_without_tls_is_told_of(
-    authority: Authority, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_remote_address_without_tls_is_logged(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     def told(**more: Any) -> bool:
         caplog.clear()
         server = Server(ServeConfig(token=Secret("t" * 16), grpc="off", **more), Api.over(NoDatabases()))
@@ -222,7 +220,7 @@ def test_a_new_certificate_is_shown_to_new_connections(authority: Authority, tru
         watching.cancel()
 
 
-def test_a_broken_one_leaves_the_old_one_in_place(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+def test_broken_certificate_keeps_the_old_one(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     asked = settings(authority)
     other = authority.issue("other")
     with serving(NoDatabases(), **asked) as client:
@@ -235,7 +233,7 @@ def test_a_broken_one_leaves_the_old_one_in_place(authority: Authority, caplog: 
             Path(file).write_bytes(content)
             caplog.clear()
             assert not in_loop(client, client.server.reload)
-            assert "the old one is kept" in caplog.text
+            assert "the old one remains in use" in caplog.text
             assert shown(client) == "server"
             assert healthy(client, authority.file)
             Path(file).write_bytes(before)
@@ -266,7 +264,7 @@ with asyncio.Runner(loop_factory=loop_factory()) as runner:
 
 
 @pytest.mark.slow
-def test_sighup_reads_the_files_again(authority: Authority) -> None:
+def test_sighup_reloads_the_certificate(authority: Authority) -> None:
     certificate, key = authority.issue()
     words = [sys.executable, "-c", PROGRAM, str(Path(__file__).parents[3]), str(certificate), str(key)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
@@ -280,7 +278,7 @@ def test_sighup_reads_the_files_again(authority: Authority) -> None:
             assert "reloaded" in process.stdout.readline()
         key.write_text("")
         os.kill(process.pid, signal.SIGHUP)
-        assert "the old one is kept" in process.stdout.readline()
+        assert "the old one remains in use" in process.stdout.readline()
         context = ssl.create_default_context(cafile=authority.file)
         assert httpx.get(url + "/healthz", verify=context).status_code == 200
         os.kill(process.pid, signal.SIGTERM)

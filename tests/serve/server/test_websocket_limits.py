@@ -178,7 +178,7 @@ def test_a_flood_of_control_frames_closes_the_connection(client: Client, opcode:
 
 
 @pytest.mark.slow
-def test_pongs_that_nobody_reads_take_no_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_pongs_take_no_memory(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket_protocol, "MAX_CONTROL_FRAMES", NO_LIMIT)
     inherited, unread, largest = FramedWebSocket.handle_ping, [0], [0]
 
